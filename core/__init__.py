@@ -1,0 +1,1 @@
+"""What every room shares: errors, geometry, layout, dtypes and config. Never imports torch."""

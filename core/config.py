@@ -1,0 +1,91 @@
+"""Strict configuration sections, read from TOML with `--set section.key=value` overrides, and errors that help.
+
+Every section is a pydantic model that refuses unknown keys; a wrong key is answered with the nearest right one.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of every configuration section: immutable, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+S = TypeVar("S", bound="Section")
+
+
+def load_toml(path: Path, schema: type[S], overrides: Iterable[str] = ()) -> S:
+    """Reads a TOML file into `schema`, with `section.key=value` overrides laid over it.
+
+    Raises:
+        ConfigError: the file cannot be read or does not fit the schema; the message names file, key and what fits.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read the configuration {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    for override in overrides:
+        _apply_override(data, override)
+    return parse(data, schema, str(path))
+
+
+def parse(data: Mapping[str, Any], schema: type[S], where: str) -> S:
+    """Validates plain data; ConfigError lists every problem, one per line, each with its key and what would be right."""
+    try:
+        return schema.model_validate(dict(data))
+    except ValidationError as error:
+        problems = [_describe(item, schema) for item in error.errors()]
+        raise ConfigError(f"{where}: " + "; ".join(problems) + ".") from error
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise ConfigError(f"--set {override!r} is not of the form section.key=value.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    table = data
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section.")
+    table[parts[-1]] = value
+
+
+def _describe(item: Any, schema: type[BaseModel]) -> str:
+    location = [str(part) for part in item["loc"]]
+    key = ".".join(location) or "the file"
+    if item["type"] == "extra_forbidden":
+        known = _keys_at(schema, location[:-1])
+        near = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        return f"unknown key {key!r}; {hint}"
+    if item["type"] == "missing":
+        return f"{key!r} is missing"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    return f"{key!r} = {item['input']!r}: {message}" if location else message
+
+
+def _keys_at(schema: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        field = schema.model_fields.get(part)
+        annotation = field.annotation if field else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        schema = annotation
+    return list(schema.model_fields)

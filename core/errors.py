@@ -1,0 +1,126 @@
+"""Every error that a user, a file or a client can cause.
+
+    TkError                     exit 1   INTERNAL
+    |- ConfigError              exit 2   INVALID_ARGUMENT      a wrong key or value in a config, or wrong usage
+    |- ParallelError            exit 2   INVALID_ARGUMENT      a layout that does not fit the model or the world
+    |- CheckpointError          exit 3   FAILED_PRECONDITION   a checkpoint that cannot be used
+    |  |- ManifestError                                        metadata that breaks the format's rules
+    |  |- ShardMissing                                         a file or a chunk that should be there and is not
+    |  |- ShardCorrupt                                         bytes that do not match their checksum
+    |  |- ShapeMismatch                                        tensors that do not fit the model
+    |  `- NotCommitted                                         a save that never finished
+    |- RequestError             exit 2   INVALID_ARGUMENT
+    |  |- InvalidRequest                                       a field with a value that cannot be served
+    |  |- PromptTooLong                                        more tokens than the model or the cache can hold
+    |  `- Cancelled             exit 1   CANCELLED             given up by the caller
+    |- Overloaded               exit 1   RESOURCE_EXHAUSTED    a full queue; try again later
+    `- WorkerDied               exit 1   UNAVAILABLE           a rank or worker process that is gone
+
+A message says what is wrong, where, and what would be right. gRPC statuses are kept as names, so that this module
+needs no grpc.
+"""
+
+from typing import ClassVar
+
+
+class TkError(Exception):
+    """Base of all errors that end a command in one readable paragraph.
+
+    Attributes:
+        exit_code: what the command line exits with.
+        grpc_status: name of the gRPC status that the server answers with.
+    """
+
+    exit_code: ClassVar[int] = 1
+    grpc_status: ClassVar[str] = "INTERNAL"
+
+
+class ConfigError(TkError):
+    """A configuration or command line that cannot be carried out."""
+
+    exit_code = 2
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class ParallelError(TkError):
+    """A parallel layout that does not fit the model, the batch or the number of ranks."""
+
+    exit_code = 2
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class CheckpointError(TkError):
+    """A checkpoint that cannot be found, read or trusted."""
+
+    exit_code = 3
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class ManifestError(CheckpointError):
+    """Checkpoint metadata that is malformed or contradicts itself."""
+
+
+class ShardMissing(CheckpointError):
+    """A file, tensor or chunk that the metadata promises and the folder lacks."""
+
+
+class ShardCorrupt(CheckpointError):
+    """Bytes that do not match their recorded checksum."""
+
+
+class ShapeMismatch(CheckpointError):
+    """Stored tensors whose names or shapes are not those of the model."""
+
+
+class NotCommitted(CheckpointError):
+    """A step folder whose save never finished."""
+
+
+class RequestError(TkError):
+    """A request that the inference engine cannot carry out."""
+
+    exit_code = 2
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class InvalidRequest(RequestError):
+    """A request field with a value that can never be served.
+
+    Attributes:
+        field: the offending field, as spelled on the wire ("sampling.top_p"), or "" if no single one.
+    """
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class PromptTooLong(InvalidRequest):
+    """A prompt that, with its new tokens, can never fit the model's length or the KV cache."""
+
+
+class Cancelled(RequestError):
+    """A request given up by its caller."""
+
+    exit_code = 1
+    grpc_status = "CANCELLED"
+
+
+class Overloaded(TkError):
+    """A full queue. The same request may succeed later.
+
+    Attributes:
+        retry_after: seconds after which trying again makes sense.
+    """
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class WorkerDied(TkError):
+    """A training rank or an inference worker that exited or stopped answering."""
+
+    grpc_status = "UNAVAILABLE"

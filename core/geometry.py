@@ -1,0 +1,131 @@
+"""Boxes: n-dimensional intervals on plain integers, the one word in which train, checkpoint and infer say who holds what."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """An axis-aligned block of a tensor's elements: `offset[d] <= index[d] < offset[d] + shape[d]` in every dim.
+
+    A box of no dims holds one element (a scalar); a box with a zero in its shape holds none.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def whole(shape: Sequence[int]) -> "Box":
+        """The box of a whole tensor of that shape."""
+        return Box((0,) * len(shape), tuple(shape))
+
+    @staticmethod
+    def from_bounds(bounds: Sequence[Sequence[int]]) -> "Box":
+        """The inverse of `bounds()`."""
+        return Box(tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds))
+
+    def bounds(self) -> list[list[int]]:
+        """[[low, high), ...] per dim, as written in a checkpoint."""
+        return [[low, low + extent] for low, extent in zip(self.offset, self.shape, strict=True)]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        """One past the last index, per dim."""
+        return tuple(low + extent for low, extent in zip(self.offset, self.shape, strict=True))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index into an array of the whole tensor."""
+        return tuple(slice(low, low + extent) for low, extent in zip(self.offset, self.shape, strict=True))
+
+    def intersect(self, other: "Box") -> "Box | None":
+        """The elements in both boxes, or None if there are none."""
+        offset = tuple(map(max, self.offset, other.offset))
+        shape = tuple(min(a, b) - low for a, b, low in zip(self.end, other.end, offset, strict=True))
+        return Box(offset, shape) if all(extent > 0 for extent in shape) else None
+
+    def contains(self, other: "Box") -> bool:
+        """Whether every element of `other` is in this box."""
+        return all(a <= b for a, b in zip(self.offset, other.offset, strict=True)) and all(
+            a >= b for a, b in zip(self.end, other.end, strict=True)
+        )
+
+    def relative_to(self, origin: "Box") -> "Box":
+        """The same elements, counted from `origin`'s first one: an index into an array that holds just `origin`."""
+        return Box(tuple(a - b for a, b in zip(self.offset, origin.offset, strict=True)), self.shape)
+
+    def flat_range(self, inner: "Box") -> tuple[int, int] | None:
+        """[start, stop) of `inner` in this box's row-major order, or None where `inner` is not one contiguous run."""
+        relative = inner.relative_to(self)
+        start = 0
+        for low, extent in zip(relative.offset, self.shape, strict=True):
+            start = start * extent + low
+        seen_partial = False  # after the first dim that is cut, leading dims must have extent 1
+        for part, extent in zip(reversed(inner.shape), reversed(self.shape), strict=True):
+            if seen_partial and part != 1:
+                return None
+            seen_partial = seen_partial or part != extent
+        return start, start + inner.size
+
+
+def flat_to_boxes(box: Box, start: int, stop: int) -> Iterator[Box]:
+    """Cuts the row-major range [start, stop) of `box` into boxes, in order; at most 2 * ndim - 1 of them.
+
+    Each is contiguous in the row-major order of `box`, and one follows where the other ends.
+    """
+    if start >= stop:
+        return
+    if not box.shape:
+        yield box
+        return
+    row = math.prod(box.shape[1:])
+    first, last = start // row, (stop - 1) // row
+    head, tail = start - first * row, stop - last * row
+    if first == last and (head or tail < row):
+        yield from _within_row(box, first, head, tail)
+        return
+    if head:
+        yield from _within_row(box, first, head, row)
+        first += 1
+    full = last + 1 if tail == row else last
+    if full > first:
+        yield Box((box.offset[0] + first, *box.offset[1:]), (full - first, *box.shape[1:]))
+    if tail < row:
+        yield from _within_row(box, last, 0, tail)
+
+
+def _within_row(box: Box, row: int, start: int, stop: int) -> Iterator[Box]:
+    for part in flat_to_boxes(Box(box.offset[1:], box.shape[1:]), start, stop):
+        yield Box((box.offset[0] + row, *part.offset), (1, *part.shape))
+
+
+def find_overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
+    """Two of the boxes that share an element, or None. Sweeps along the first dim: O(n log n + pairs abreast)."""
+    open_boxes: list[Box] = []
+    for box in sorted((b for b in boxes if b.size), key=lambda b: b.offset):
+        if not box.shape:
+            if open_boxes:
+                return open_boxes[0], box
+            open_boxes.append(box)
+            continue
+        open_boxes = [other for other in open_boxes if other.end[0] > box.offset[0]]
+        for other in open_boxes:
+            if other.intersect(box):
+                return other, box
+        open_boxes.append(box)
+    return None
+
+
+def covers_exactly(boxes: Sequence[Box], whole: Box) -> bool:
+    """Whether the boxes hold every element of `whole` once and nothing else."""
+    return (
+        all(whole.contains(box) for box in boxes if box.size)
+        and sum(box.size for box in boxes) == whole.size
+        and find_overlap(boxes) is None
+    )

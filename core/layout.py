@@ -1,0 +1,385 @@
+"""Who owns what: the only statement of which rank holds, updates and saves which boxes of which tensor.
+
+The optimizer, the save plan, reshard and `tk plan` all ask here. Inputs are plain data: a table of `TensorSpec`, one
+per stored tensor, declared by an architecture, and a `Layout`. No torch and no processes; a layout is a value.
+
+Floors of meaning, each built on the one before:
+    split_box      the box of a tensor that tensor-parallel rank r holds
+    local_params   the parameters of one (pp, tp) position: row-stacked boxes, possibly padded
+    buckets        those parameters laid end to end in flat buffers, as ZeRO cuts them
+    shards         the ranges of a bucket that one data-parallel rank updates
+    owned          the ranges that one rank saves: every logical element of every slot exactly once over the world
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from .errors import ParallelError
+from .geometry import Box
+
+NEVER_CUT = 2**18  # elements; smaller tensors (1 MiB of fp32) are dealt whole to one replica
+SHARD_ALIGNMENT = 32  # elements; keeps every rank's shard on a 64-byte boundary, in bf16 too
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How tensor parallelism cuts a tensor along `dim`.
+
+    Attributes:
+        unit: elements along `dim` that stay together (head_dim for q, k and v).
+        rule: "exact": tp divides the units; "pad": the last ranks may hold fewer, padded to equal shapes;
+            "replicate": as exact, and where tp exceeds the units each is held by tp / units neighbouring ranks.
+        of: the config key that counts the units, for messages.
+    """
+
+    dim: int
+    unit: int = 1
+    rule: Literal["exact", "pad", "replicate"] = "exact"
+    of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One logical tensor, as the architecture's Hugging Face files name and orient it.
+
+    Attributes:
+        layer: index of its decoder layer, or which end of the pipeline it lives on.
+        param: FQN of the module parameter that holds it, if that fuses several tensors as stacked rows; "" = `name`.
+        alias: name of the tensor it shares its values with (tied embeddings): held, never stored.
+        init: how training fills it at step 0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: Split | None = None
+    layer: int | Literal["first", "last"] = "first"
+    param: str = ""
+    alias: str = ""
+    init: Literal["normal", "ones", "zeros"] = "normal"
+
+
+Table = Sequence[TensorSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinates:
+    """A rank's place in the mesh."""
+
+    pp: int
+    dp: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a model and its optimizer are spread over ranks; mesh order pp, dp (replicate, shard), tp; tp fastest.
+
+    Attributes:
+        virtual_stages: model chunks per pipeline rank.
+        shard_size: ranks of a ZeRO group, a divisor of dp (hybrid sharding); 0 = all of dp.
+        zero: ZeRO stage 0 to 3.
+        bucket_size: elements of a flat bucket, at which the next one is begun.
+        sharding: "flat" cuts buckets into equal ranges; "dim0" (FSDP's rule) is reserved.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    virtual_stages: int = 1
+    shard_size: int = 0
+    zero: int = 0
+    bucket_size: int = 2**24
+    sharding: Literal["flat", "dim0"] = "flat"
+
+    def __post_init__(self) -> None:
+        for key in ("tp", "pp", "dp", "virtual_stages", "bucket_size"):
+            if getattr(self, key) < 1:
+                raise ParallelError(f"{key} = {getattr(self, key)}; it must be 1 or more.")
+        if self.zero not in (0, 1, 2, 3):
+            raise ParallelError(f"zero stage = {self.zero}; it must be 0, 1, 2 or 3.")
+        if self.shard_size and self.dp % self.shard_size:
+            raise ParallelError(f"dp % shard_size = {self.dp} % {self.shard_size} must be 0; use a divisor of dp.")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.pp * self.dp * self.tp
+
+    @property
+    def group_size(self) -> int:
+        """Ranks over which one copy of the optimizer state is spread (1 at stage 0)."""
+        return 1 if self.zero == 0 else self.shard_size or self.dp
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a global rank stands."""
+        return Coordinates(rank // (self.dp * self.tp), rank // self.tp % self.dp, rank % self.tp)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a manifest; `Layout(**data)` reads it back."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One logical box inside a local parameter.
+
+    Attributes:
+        start: elements of the parameter's flat buffer before it; the box lies there contiguously in row-major order.
+        owner: whether this (pp, tp) position is the lowest that holds the box, so saves it and counts its norm.
+        num_holders: neighbouring tensor-parallel ranks with this very box of a split tensor (replicated kv heads),
+            over which its gradient is summed; 1 for a tensor that is not split.
+    """
+
+    tensor: TensorSpec
+    box: Box
+    start: int
+    owner: bool
+    num_holders: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LocalParam:
+    """A parameter as one (pp, tp) position holds it: pieces stacked along dim 0, rows beyond them are padding."""
+
+    name: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements, padding included."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters laid end to end in one flat buffer.
+
+    Attributes:
+        decay: whether they take weight decay (tensors of 2 or more dims do).
+        offsets: where each parameter begins, in elements.
+        size: elements, padded so that every rank of a group takes an equal, aligned range.
+    """
+
+    decay: bool
+    params: tuple[LocalParam, ...]
+    offsets: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A run of one logical box that a data-parallel rank updates.
+
+    Attributes:
+        bucket: index of the bucket.
+        start: elements before it in this rank's range of the bucket.
+        flat: [a, b) in the row-major order of `piece.box`.
+    """
+
+    bucket: int
+    start: int
+    piece: Piece
+    flat: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What a rank saves: `flat` elements of a box (None = all of it) of one slot of a tensor."""
+
+    tensor: str
+    slot: str
+    box: Box
+    flat: tuple[int, int] | None = None
+
+
+def split_box(spec: TensorSpec, tp: int, rank: int) -> Box:
+    """The box of `spec` that tensor-parallel rank `rank` of `tp` holds.
+
+    Raises:
+        ParallelError: tp does not fit the tensor.
+    """
+    split = spec.split
+    if split is None:
+        return Box.whole(spec.shape)
+    extent = spec.shape[split.dim]
+    units = extent // split.unit
+    if split.rule == "pad":
+        per_rank = -(-units // tp)
+        low, high = min(rank * per_rank, units), min((rank + 1) * per_rank, units)
+    elif split.rule == "replicate" and units < tp and tp % units == 0:
+        low = rank * units // tp
+        high = low + 1
+    elif units % tp == 0:
+        low, high = rank * units // tp, (rank + 1) * units // tp
+    else:
+        raise ParallelError(_indivisible(spec, split, units, tp))
+    offset, shape = [0] * len(spec.shape), list(spec.shape)
+    offset[split.dim], shape[split.dim] = low * split.unit, (high - low) * split.unit
+    return Box(tuple(offset), tuple(shape))
+
+
+def _indivisible(spec: TensorSpec, split: Split, units: int, tp: int) -> str:
+    fits = [n for n in range(1, units + 1) if units % n == 0]
+    return (
+        f"tp = {tp} does not fit {spec.name}: {split.of or 'its units'} % tp = {units} % {tp} = {units % tp}, and it "
+        f"must be 0. Use tp = {' or '.join(map(str, fits[:8]))}{', ...' if len(fits) > 8 else ''}."
+    )
+
+
+def _num_holders(spec: TensorSpec, tp: int) -> int:
+    if spec.split is None or spec.split.rule != "replicate":
+        return 1
+    return max(1, tp * spec.split.unit // spec.shape[spec.split.dim])
+
+
+def _is_owner(spec: TensorSpec, tp: int, rank: int) -> bool:
+    if spec.alias:
+        return False
+    return rank == 0 if spec.split is None else rank % _num_holders(spec, tp) == 0
+
+
+def num_layers(table: Table) -> int:
+    """Decoder layers in a table."""
+    return max((spec.layer + 1 for spec in table if isinstance(spec.layer, int)), default=0)
+
+
+def pipeline_rank(spec: TensorSpec, layers: int, layout: Layout) -> int:
+    """The pipeline rank that holds a tensor: chunks of consecutive layers, dealt round-robin over the ranks."""
+    if spec.layer == "first":
+        return 0
+    if spec.layer == "last":
+        return layout.pp - 1
+    chunks = layout.pp * layout.virtual_stages
+    if layers < chunks:
+        raise ParallelError(f"pp x virtual_stages = {chunks} needs at least that many layers; the model has {layers}.")
+    return ((spec.layer + 1) * chunks - 1) // layers % layout.pp
+
+
+def local_params(table: Table, layout: Layout, pp: int, tp: int) -> tuple[LocalParam, ...]:
+    """The parameters that position (pp, tp) holds, in the table's order.
+
+    A tied tensor is a parameter of its own only where its original is on another pipeline rank.
+    """
+    layers = num_layers(table)
+    here = {spec.name for spec in table if pipeline_rank(spec, layers, layout) == pp}
+    members: dict[str, list[TensorSpec]] = {}
+    for spec in table:
+        if spec.name in here and spec.alias not in here:
+            members.setdefault(spec.param or spec.name, []).append(spec)
+    return tuple(_local_param(name, specs, layout.tp, tp) for name, specs in members.items())
+
+
+def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> LocalParam:
+    pieces: list[Piece] = []
+    start = 0
+    for spec in specs:
+        box = split_box(spec, tp, rank)
+        pieces.append(Piece(spec, box, start, _is_owner(spec, tp, rank), _num_holders(spec, tp)))
+        start += box.size
+    first = specs[0]
+    shape = list(pieces[0].box.shape)
+    if len(specs) > 1:
+        shape[0] = sum(piece.box.shape[0] for piece in pieces)
+    elif first.split and first.split.rule == "pad":
+        if first.split.dim != 0:
+            raise ParallelError(f"{first.name}: only rows can be padded, not dim {first.split.dim}.")
+        shape[0] = -(-first.shape[0] // tp)
+    return LocalParam(name, tuple(shape), tuple(pieces))
+
+
+def buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
+    """Lays parameters into flat buckets, last parameter first: backward finishes them in that order."""
+    result: list[Bucket] = []
+    for decay in (True, False):
+        members: list[LocalParam] = []
+        for param in reversed(params):
+            if (len(param.shape) >= 2) != decay:
+                continue
+            if members and sum(p.size for p in members) + param.size > layout.bucket_size:
+                result.append(_bucket(decay, members, layout.group_size))
+                members = []
+            members.append(param)
+        if members:
+            result.append(_bucket(decay, members, layout.group_size))
+    return tuple(result)
+
+
+def _bucket(decay: bool, params: list[LocalParam], group_size: int) -> Bucket:
+    offsets, end = [], 0
+    for param in params:
+        offsets.append(end)
+        end += param.size
+    quantum = group_size * SHARD_ALIGNMENT
+    return Bucket(decay, tuple(params), tuple(offsets), -(-end // quantum) * quantum)
+
+
+def shards(parts: Sequence[Bucket], group_size: int, group_rank: int) -> tuple[Shard, ...]:
+    """What member `group_rank` of a ZeRO group updates: its equal range of every bucket, padding left out."""
+    result: list[Shard] = []
+    for index, bucket in enumerate(parts):
+        length = bucket.size // group_size
+        low, high = group_rank * length, (group_rank + 1) * length
+        for param, offset in zip(bucket.params, bucket.offsets, strict=True):
+            for piece in param.pieces:
+                begin = offset + piece.start
+                a, b = max(low, begin), min(high, begin + piece.box.size)
+                if a < b:
+                    result.append(Shard(index, a - low, piece, (a - begin, b - begin)))
+    return tuple(result)
+
+
+def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weight",)) -> tuple[Owned, ...]:
+    """What a rank saves of each slot. Over the world, every logical element of every slot has exactly one owner.
+
+    Weights held by all of dp are dealt out: as whole tensors at tp = 1 (so that the folder is a valid Hugging Face
+    one), by equal flat ranges otherwise. Sharded slots are saved as they lie, without gathering.
+
+    Args:
+        slots: "weight" and the optimizer's own, such as "master", "exp_avg", "exp_avg_sq".
+    """
+    at = layout.coordinates(rank)
+    params = local_params(table, layout, at.pp, at.tp)
+    whole = [(piece, (0, piece.box.size)) for param in params for piece in param.pieces if piece.owner]
+    group = layout.group_size
+    mine = [
+        (shard.piece, shard.flat)
+        for shard in shards(buckets(params, layout), group, at.dp % group)
+        if shard.piece.owner
+    ]
+    result: list[Owned] = []
+    for slot in slots:
+        if slot == "weight" and layout.zero < 3:
+            runs = _deal(whole, layout.dp, at.dp, cut=layout.tp > 1)
+        elif layout.zero == 0:
+            runs = _deal(whole, layout.dp, at.dp, cut=True)
+        else:
+            runs = _deal(mine, layout.dp // group, at.dp // group, cut=True)
+        for piece, (a, b) in runs:
+            flat = None if (a, b) == (0, piece.box.size) else (a, b)
+            result.append(Owned(piece.tensor.name, slot, piece.box, flat))
+    return tuple(result)
+
+
+Run = tuple[Piece, tuple[int, int]]
+
+
+def _deal(runs: Sequence[Run], num_replicas: int, replica: int, cut: bool) -> list[Run]:
+    """The share of `replica`: large runs cut into equal parts, the others whole to whoever has least so far."""
+    mine: list[Run] = []
+    small: list[Run] = []
+    for piece, (a, b) in runs:
+        if cut and b - a >= NEVER_CUT and num_replicas > 1:
+            low, high = (a + (b - a) * i // num_replicas for i in (replica, replica + 1))
+            mine.append((piece, (low, high)))
+        elif b > a:
+            small.append((piece, (a, b)))
+    loads = [0] * num_replicas
+    for piece, (a, b) in sorted(small, key=lambda run: run[1][0] - run[1][1]):
+        lightest = loads.index(min(loads))
+        loads[lightest] += b - a
+        if lightest == replica:
+            mine.append((piece, (a, b)))
+    return mine

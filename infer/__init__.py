@@ -1,0 +1,1 @@
+"""Inference: engine, workers, Python API, gRPC server and client."""

@@ -1,0 +1,49 @@
+"""Initial weights as a function of (logical name, seed) alone: every layout starts from the same model."""
+
+import hashlib
+
+import torch
+
+from ..core.geometry import Box
+from ..core.layout import TensorSpec
+from .decoder import Decoder
+
+BLOCK = 2**20  # elements drawn from one generator
+
+
+def initialize_weights(decoder: Decoder, seed: int) -> None:
+    """Fills every parameter in place: norms with ones, the rest with normal noise of std `initializer_range`."""
+    std = decoder.config.initializer_range
+    with torch.no_grad():
+        for local in decoder.local_params():
+            flat = decoder.get_parameter(local.name).view(-1).zero_()
+            for piece in local.pieces:
+                values = initial_values(piece.tensor, piece.box, seed, std)
+                flat[piece.start : piece.start + piece.box.size].copy_(values.reshape(-1))
+
+
+def initial_values(spec: TensorSpec, box: Box, seed: int, std: float) -> torch.Tensor:
+    """The box's initial values, fp32 on the CPU.
+
+    The tensor's row-major elements are drawn in blocks of 2^20, each from a generator seeded by (seed, name, block), so
+    a box costs the rows it touches and no rank needs to talk to another.
+    """
+    if spec.init != "normal":
+        return torch.full(box.shape, 1.0 if spec.init == "ones" else 0.0)
+    if not box.size:
+        return torch.empty(box.shape)
+    row = 1
+    for extent in spec.shape[1:]:
+        row *= extent
+    start, stop = box.offset[0] * row, box.end[0] * row
+    blocks = range(start // BLOCK, (stop - 1) // BLOCK + 1)
+    drawn = torch.cat([_draw(spec.name, seed, block) for block in blocks])
+    first = start - blocks[0] * BLOCK
+    rows = drawn[first : first + stop - start].view(box.shape[0], *spec.shape[1:])
+    return rows[(slice(None), *box.slices[1:])] * std
+
+
+def _draw(name: str, seed: int, block: int) -> torch.Tensor:
+    digest = hashlib.sha256(f"{seed}/{block}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.randn(BLOCK, generator=generator)

@@ -1,0 +1,1 @@
+"""Parallelism on plain local tensors: process groups, collectives, autograd functions and layers."""
