@@ -41,7 +41,7 @@ def load_toml(path: Path, schema: type[S], overrides: Iterable[str] = ()) -> S:
 
 
 def parse(data: Mapping[str, Any], schema: type[S], where: str) -> S:
-    """Validates plain data; ConfigError lists every problem, one per line, each with its key and what would be right."""
+    """Validates plain data; ConfigError lists every problem, each with its key and what would be right."""
     try:
         return schema.model_validate(dict(data))
     except ValidationError as error:

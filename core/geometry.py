@@ -1,4 +1,4 @@
-"""Boxes: n-dimensional intervals on plain integers, the one word in which train, checkpoint and infer say who holds what."""
+"""Boxes: n-dimensional intervals on plain integers, the word in which train, checkpoint and infer say who holds what."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

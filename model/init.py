@@ -1,6 +1,7 @@
 """Initial weights as a function of (logical name, seed) alone: every layout starts from the same model."""
 
 import hashlib
+import math
 
 import torch
 
@@ -32,18 +33,17 @@ def initial_values(spec: TensorSpec, box: Box, seed: int, std: float) -> torch.T
         return torch.full(box.shape, 1.0 if spec.init == "ones" else 0.0)
     if not box.size:
         return torch.empty(box.shape)
-    row = 1
-    for extent in spec.shape[1:]:
-        row *= extent
+    row = math.prod(spec.shape[1:])
+    total = math.prod(spec.shape)
     start, stop = box.offset[0] * row, box.end[0] * row
     blocks = range(start // BLOCK, (stop - 1) // BLOCK + 1)
-    drawn = torch.cat([_draw(spec.name, seed, block) for block in blocks])
+    drawn = torch.cat([_draw(spec.name, seed, block, min(BLOCK, total - block * BLOCK)) for block in blocks])
     first = start - blocks[0] * BLOCK
     rows = drawn[first : first + stop - start].view(box.shape[0], *spec.shape[1:])
     return rows[(slice(None), *box.slices[1:])] * std
 
 
-def _draw(name: str, seed: int, block: int) -> torch.Tensor:
+def _draw(name: str, seed: int, block: int, size: int) -> torch.Tensor:
     digest = hashlib.sha256(f"{seed}/{block}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.randn(BLOCK, generator=generator)
+    return torch.randn(size, generator=generator)

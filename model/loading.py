@@ -1,13 +1,17 @@
 """From a checkpoint of any layout into a rank's parameters."""
 
 from collections.abc import Callable
+from types import MappingProxyType
 
 import torch
 
 from ..checkpoint.reader import Checkpoint
+from ..core.dtypes import BF16, FP16, FP32
 from ..core.errors import ShapeMismatch
 from ..core.layout import TensorSpec
 from .decoder import Decoder
+
+_DTYPES = MappingProxyType({torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16})
 
 
 def load_weights(decoder: Decoder, checkpoint: Checkpoint, on_bytes: Callable[[int], None] = lambda _: None) -> None:
@@ -29,10 +33,7 @@ def load_weights(decoder: Decoder, checkpoint: Checkpoint, on_bytes: Callable[[i
             parameter = decoder.get_parameter(local.name)
             flat = parameter.view(-1).zero_()
             for piece in local.pieces:
-                slot = "weight"
-                if parameter.dtype == torch.float32 and "master" in checkpoint.tensors[piece.tensor.name].slots:
-                    slot = "master"
-                values = checkpoint.read(piece.tensor.name, piece.box, slot).torch()
+                values = checkpoint.read(piece.tensor.name, piece.box, dtype=_DTYPES[parameter.dtype]).torch()
                 flat[piece.start : piece.start + piece.box.size].copy_(values.reshape(-1))
                 on_bytes(values.nbytes)
 

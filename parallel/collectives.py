@@ -57,7 +57,7 @@ def broadcast(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def tree_sum(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Adds a power-of-two number of tensors as one fixed binary tree, so that the bits do not depend on who held what."""
+    """Adds a power-of-two number of tensors as one fixed binary tree: its bits do not depend on who held what."""
     while len(parts) > 1:
         parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]

@@ -34,9 +34,9 @@ class _ReduceFromGroup(torch.autograd.Function):
 
 def copy_to_group(x: torch.Tensor, group: Group) -> torch.Tensor:
     """The paper's f: replicated in, replicated out; backward sums partial gradients into a replicated one."""
-    return x if group.size == 1 else _CopyToGroup.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    return x if group.size == 1 else _CopyToGroup.apply(x, group)  # type: ignore[no-untyped-call]
 
 
 def reduce_from_group(x: torch.Tensor, group: Group) -> torch.Tensor:
     """The paper's g: partial in, replicated out (their sum); backward hands the replicated gradient on."""
-    return x if group.size == 1 else _ReduceFromGroup.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    return x if group.size == 1 else _ReduceFromGroup.apply(x, group)  # type: ignore[no-untyped-call]

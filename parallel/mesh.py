@@ -68,8 +68,11 @@ class Mesh:
             layout,
             layout.coordinates(rank),
             Group(dist.group.WORLD, rank, world),
-            *(_axis(mesh, name) for name in ("pp", "dp_replicate", "dp_shard", "tp")),
-            _neighbours(layout, rank, num_kv_heads),
+            pp=_axis(mesh, "pp"),
+            replicate=_axis(mesh, "dp_replicate"),
+            shard=_axis(mesh, "dp_shard"),
+            tp=_axis(mesh, "tp"),
+            kv_heads=_neighbours(layout, rank, num_kv_heads),
         )
 
 

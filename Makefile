@@ -1,0 +1,63 @@
+# One command each; every target sets up what it needs once and is quick the second time. `make help` lists them.
+# From a bare machine: Python >= 3.11 with venv and pip, nothing else.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench proto gpu-check wheels clean
+
+# The first interpreter that runs and is new enough: python3, where it is, is the one the machine's wheels are for.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo "$$p" && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+LINK := .build/tk
+# Two cores, one process each; what a test itself starts shares them.
+WORKERS ?= -n 2 --dist worksteal
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- set-up -------------------------------------------------------------------------------------------------------
+$(READY): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "tk needs Python 3.11 or newer with venv and pip (Debian: apt install python3-venv)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The repository root under the package's name: what mypy, protoc and an uninstalled python see as `tk`.
+$(LINK):
+	@mkdir -p .build && ln -sfn .. $@
+
+# ---- what it is for -----------------------------------------------------------------------------------------------
+demo: $(READY) ## corpus -> train -> checkpoint -> reshard -> serve -> text, on this machine (ARGS="--out DIR")
+	@$(BIN)/tk demo $(ARGS)
+
+test: $(READY) $(LINK) ## every test that this machine can run (ARGS="tests/core -k box")
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(ARGS)
+
+check: $(READY) $(LINK) ## format, lint, types, import floors
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@MYPYPATH=.build $(BIN)/mypy -p tk
+	@$(BIN)/python -m pytest --quiet tests/house/test_floors.py
+
+bench: $(READY) ## every benchmark in benchmarks/, one after the other
+	@set -e; for f in benchmarks/bench_*.py; do echo "== $$f"; $(BIN)/python "$$f" $(ARGS); done
+
+# ---- generated code -----------------------------------------------------------------------------------------------
+# The generator lives in an environment of its own: its protobuf is older than the one that we run with.
+proto: $(READY) $(LINK) ## write proto/v1/*_pb2* from the .proto
+	@scripts/proto $(BIN)/python
+
+# ---- machines with a GPU ------------------------------------------------------------------------------------------
+wheels: $(READY) ## fill .build/wheels with what a GPU machine without network may lack
+	@$(BIN)/python scripts/gpu_wheels.py
+
+gpu-check: ## everything that needs CUDA, with this machine's own python and no installation
+	@$(or $(GPU_PYTHON),python3) scripts/gpu_check.py $(ARGS)
+
+clean: ## remove what was built, .venv included; runs/ stays
+	rm -rf $(VENV) .build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,35 @@
+"""Finding the checkpoint that a CKPT argument means: a step folder, a run folder, or a Hugging Face folder."""
+
+from pathlib import Path
+
+from ..core.errors import CheckpointError, NotCommitted
+from . import hf
+from .manifest import COMMIT, MANIFEST, PARTS
+from .reader import Checkpoint
+from .run_folder import RunFolder
+
+
+def open_any(path: Path) -> Checkpoint:
+    """Opens what `path` means; see `Checkpoint.open`."""
+    if not path.is_dir():
+        kind = "is a file" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {kind}; a checkpoint is a step folder, a run folder or a Hugging Face folder.")
+    if is_step(path):
+        return Checkpoint.open_step(path)
+    run = RunFolder(path)
+    if run.steps():
+        found = run.newest()
+        if found.checkpoint is None:
+            raise NotCommitted(f"{path} has no usable step. {' '.join(found.skipped)}")
+        return found.checkpoint
+    if hf.is_hugging_face(path):
+        return Checkpoint.open_hugging_face(path)
+    raise CheckpointError(
+        f"{path} holds no checkpoint: neither a {MANIFEST} (a step), step-* folders (a run), nor {hf.INDEX} or "
+        f"{hf.SINGLE} (Hugging Face)."
+    )
+
+
+def is_step(path: Path) -> bool:
+    """Whether a folder bears any mark of a tk step; such a folder is never read as a Hugging Face one."""
+    return any((path / name).exists() for name in (MANIFEST, COMMIT, PARTS))

@@ -1,0 +1,197 @@
+"""The manifest: everything about a step but its bytes; its SHA-256, in COMMIT, is the checkpoint's identity."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, get_args
+
+from ..core import dtypes
+from ..core.errors import ManifestError, ParallelError
+from ..core.layout import Layout, Split, TensorSpec
+from . import json_strict as strict
+from .safetensors_file import MAX_DIMS
+
+FORMAT: Final = "tk"
+VERSION: Final = 1
+MANIFEST: Final = "manifest.json"
+COMMIT: Final = "COMMIT"
+PARTS: Final = "parts"
+MAX_MANIFEST: Final = 2**28  # bytes
+MAX_PART: Final = 2**26  # bytes
+
+_KEYS: Final = (
+    "format", "version", "step", "layout", "tensors", "aliases", "param_groups", "resume", "files", "parts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A logical tensor: its shape, how tensor parallelism cuts it, its layer, and the dtype code of each slot."""
+
+    shape: tuple[int, ...]
+    slots: Mapping[str, str]
+    split: Split | None = None
+    layer: int | str = "first"
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """Bytes and SHA-256 of a small file."""
+
+    size: int
+    sha256: str
+
+    @staticmethod
+    def of(data: bytes) -> "FileDigest":
+        """The digest of a file with that content."""
+        return FileDigest(len(data), hashlib.sha256(data).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A step's metadata.
+
+    Attributes:
+        layout: how it was saved; readers need no layout, it is a fact about the past.
+        aliases: tied tensors, held but never stored: name -> name of the tensor whose values they share.
+        param_groups: the optimizer's groups, each with "params", a list of tensor names.
+        resume: layout-free state of the run, as `train/` gave it.
+        files: side files such as config.json; parts: chunk tables, by name inside parts/.
+    """
+
+    step: int
+    layout: Layout
+    tensors: Mapping[str, StoredTensor]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    param_groups: tuple[Mapping[str, Any], ...] = ()
+    resume: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, FileDigest] = field(default_factory=dict)
+    parts: Mapping[str, FileDigest] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The content of manifest.json."""
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "step": self.step,
+            "layout": self.layout.to_json(),
+            "tensors": {name: _tensor_to_json(tensor) for name, tensor in self.tensors.items()},
+            "aliases": dict(self.aliases),
+            "param_groups": [dict(group) for group in self.param_groups],
+            "resume": dict(self.resume),
+            "files": {name: asdict(digest) for name, digest in self.files.items()},
+            "parts": {name: asdict(digest) for name, digest in self.parts.items()},
+        }
+        return strict.dump(document)
+
+    @staticmethod
+    def parse(data: bytes, what: str) -> "Manifest":
+        """Reads a manifest; ManifestError, beginning with `what`, where it breaks a rule."""
+        document = strict.mapping(strict.parse(data, what), what)
+        if document.get("format") != FORMAT or document.get("version") != VERSION:
+            raise ManifestError(
+                f"{what} has format {str(document.get('format'))[:40]!r}, version {str(document.get('version'))[:40]}; "
+                f"this tk reads {FORMAT!r}, version {VERSION}."
+            )
+        strict.members(document, what, _KEYS)
+        tensors = {
+            strict.text(name, f"{what}: tensors"): _tensor_from_json(value, f"{what}: {name}")
+            for name, value in strict.mapping(document["tensors"], f"{what}: tensors").items()
+        }
+        return Manifest(
+            step=strict.integer(document["step"], f"{what}: step"),
+            layout=_layout(document["layout"], f"{what}: layout"),
+            tensors=tensors,
+            aliases=_aliases(document["aliases"], tensors, f"{what}: aliases"),
+            param_groups=_groups(document["param_groups"], tensors, f"{what}: param_groups"),
+            resume=strict.mapping(document["resume"], f"{what}: resume"),
+            files=_digests(document["files"], f"{what}: files"),
+            parts=_digests(document["parts"], f"{what}: parts"),
+        )
+
+    @property
+    def table(self) -> tuple[TensorSpec, ...]:
+        """The stored tensors as `core.layout` wants them: enough to say who owns what at any unsharded layout."""
+        return tuple(
+            TensorSpec(name, tensor.shape, tensor.split, tensor.layer)  # type: ignore[arg-type]  # checked on parsing
+            for name, tensor in self.tensors.items()
+        )
+
+
+def _tensor_to_json(tensor: StoredTensor) -> dict[str, Any]:
+    split = None if tensor.split is None else asdict(tensor.split)
+    return {"shape": list(tensor.shape), "split": split, "layer": tensor.layer, "slots": dict(tensor.slots)}
+
+
+def _tensor_from_json(value: Any, what: str) -> StoredTensor:
+    found = strict.members(value, what, ("shape", "split", "layer", "slots"))
+    shape = tuple(strict.integer(extent, f"{what}: shape") for extent in strict.array(found["shape"], f"{what}: shape"))
+    if len(shape) > MAX_DIMS or math.prod(shape) > strict.MAX_INT:
+        raise ManifestError(f"{what}: a shape of {len(shape)} dims and {math.prod(shape)} elements is refused.")
+    layer = found["layer"]
+    if layer not in ("first", "last"):
+        strict.integer(layer, f"{what}: layer", 0, 2**20)
+    slots = strict.mapping(found["slots"], f"{what}: slots")
+    for slot, code in slots.items():
+        strict.text(slot, f"{what}: slots", 64)
+        dtypes.by_code(strict.text(code, f"{what}: slot {slot}", 16))
+    if "weight" not in slots:
+        raise ManifestError(f"{what} has no slot 'weight'.")
+    return StoredTensor(shape, slots, _split(found["split"], shape, f"{what}: split"), layer)
+
+
+def _split(value: Any, shape: tuple[int, ...], what: str) -> Split | None:
+    if value is None:
+        return None
+    found = strict.members(value, what, ("dim", "unit", "rule", "of"))
+    dim = strict.integer(found["dim"], f"{what}: dim", 0, len(shape) - 1)
+    unit = strict.integer(found["unit"], f"{what}: unit", 1)
+    rule = found["rule"]
+    rules = get_args(Split.__annotations__["rule"])
+    if rule not in rules or shape[dim] % unit or shape[dim] == 0:
+        raise ManifestError(f"{what}: {found} cannot cut shape {list(shape)}; rules are {', '.join(rules)}.")
+    return Split(dim, unit, rule, strict.text(found["of"], f"{what}: of"))
+
+
+def _layout(value: Any, what: str) -> Layout:
+    found = strict.members(value, what, [item.name for item in fields(Layout)])
+    for key, number in found.items():
+        if key != "sharding":
+            strict.integer(number, f"{what}: {key}", 0, 2**40)
+    if found["sharding"] not in ("flat", "dim0"):
+        raise ManifestError(f"{what}: sharding must be flat or dim0.")
+    try:
+        return Layout(**found)
+    except ParallelError as error:
+        raise ManifestError(f"{what}: {error}") from error
+
+
+def _aliases(value: Any, tensors: Mapping[str, StoredTensor], what: str) -> dict[str, str]:
+    found = strict.mapping(value, what)
+    for alias, name in found.items():
+        if alias in tensors or not isinstance(name, str) or name not in tensors:
+            raise ManifestError(f"{what}: {alias[:80]!r} must be no stored tensor and name one.")
+        strict.text(alias, what)
+    return found
+
+
+def _groups(value: Any, tensors: Mapping[str, StoredTensor], what: str) -> tuple[dict[str, Any], ...]:
+    groups = []
+    for group in strict.array(value, what):
+        params = strict.array(strict.mapping(group, what).get("params"), f"{what}: params")
+        unknown = [name for name in params if not isinstance(name, str) or name not in tensors]
+        if unknown:
+            raise ManifestError(f"{what}: {str(unknown[0])[:80]!r} is no tensor of this checkpoint.")
+        groups.append(group)
+    return tuple(groups)
+
+
+def _digests(value: Any, what: str) -> dict[str, FileDigest]:
+    result = {}
+    for name, item in strict.mapping(value, what).items():
+        strict.file_name(name, what)
+        found = strict.members(item, f"{what}: {name}", ("size", "sha256"))
+        size = strict.integer(found["size"], f"{what}: {name}: size")
+        result[name] = FileDigest(size, strict.digest(found["sha256"], f"{what}: {name}: sha256"))
+    return result

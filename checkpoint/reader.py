@@ -1,0 +1,282 @@
+"""Reading a checkpoint of either kind: open, look, read any box of any tensor and slot, every byte checked."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+from ..core import dtypes
+from ..core.dtypes import DType
+from ..core.errors import NotCommitted, ShapeMismatch, ShardCorrupt, ShardMissing
+from ..core.geometry import Box
+from ..core.layout import Layout, TensorSpec
+from . import hf, storage
+from . import json_strict as strict
+from .chunk import BLOCK, Chunk, ChunkIndex, Part, index_chunks
+from .manifest import COMMIT, MANIFEST, MAX_MANIFEST, MAX_PART, PARTS, FileDigest, Manifest, StoredTensor
+from .region import Region, as_bytes, copy_region, shared_span
+
+if TYPE_CHECKING:
+    import torch
+
+    from .verify import Report
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """Values as stored: `dtype` says what they are, also where numpy has no such dtype (bf16, fp8)."""
+
+    values: dtypes.Array
+    dtype: DType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents; 1-D for a flat range."""
+        return self.values.shape
+
+    def numpy(self) -> dtypes.Array:
+        """The values; formats that numpy lacks as bit patterns in unsigned integers (bf16: uint16)."""
+        return self.values
+
+    def torch(self) -> "torch.Tensor":
+        """The values as a tensor of the true dtype, sharing memory."""
+        import torch
+
+        names = {"BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+        if self.dtype.code in names:
+            bits = np.dtype(f"i{self.dtype.itemsize}")
+            return torch.from_numpy(self.values.view(bits)).view(names[self.dtype.code])
+        return torch.from_numpy(self.values)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open checkpoint; only metadata is held.
+
+    Attributes:
+        path: the step folder or Hugging Face folder.
+        tensors: by logical name, tied names too; each with `.shape` and `.slots` (slot -> dtype code).
+        chunks: (tensor, slot) -> where its bytes are.
+        manifest: None for a Hugging Face folder.
+        manifest_sha256: the checkpoint's identity; of the index (or the only file's header) for a Hugging Face folder.
+        skipped: why newer steps of the run folder were passed over.
+    """
+
+    path: Path
+    tensors: Mapping[str, StoredTensor]
+    aliases: Mapping[str, str]
+    chunks: ChunkIndex
+    manifest: Manifest | None
+    manifest_sha256: str
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+
+    @staticmethod
+    def open(path: str | Path) -> "Checkpoint":
+        """Opens a step folder, the newest good step of a run folder, or a Hugging Face folder.
+
+        Raises:
+            CheckpointError: there is nothing usable; the message says why for each step looked at.
+        """
+        from .locate import open_any
+
+        return open_any(Path(path))
+
+    @staticmethod
+    def open_step(folder: Path, skipped: tuple[str, ...] = ()) -> "Checkpoint":
+        """Opens a step folder: COMMIT, manifest, parts, sizes and cover are checked, tensor data is not read."""
+        manifest, digest = _committed_manifest(folder)
+        parts = {name: _read_part(folder, name, known) for name, known in manifest.parts.items()}
+        check_sizes(folder, parts)
+        shapes = {name: tensor.shape for name, tensor in manifest.tensors.items()}
+        slots = {name: tensor.slots for name, tensor in manifest.tensors.items()}
+        chunks = index_chunks(list(parts.values()), shapes, slots)
+        tensors = dict(manifest.tensors) | {alias: manifest.tensors[name] for alias, name in manifest.aliases.items()}
+        return Checkpoint(folder, tensors, manifest.aliases, chunks, manifest, digest, parts, skipped)
+
+    @staticmethod
+    def open_hugging_face(folder: Path) -> "Checkpoint":
+        """Opens a Hugging Face folder."""
+        found = hf.open_folder(folder)
+        tensors = found.tensors | {alias: found.tensors[name] for alias, name in found.aliases.items()}
+        return Checkpoint(folder, tensors, found.aliases, found.chunks, None, found.digest)
+
+    @property
+    def step(self) -> int:
+        """The training step; 0 for a Hugging Face folder."""
+        return self.manifest.step if self.manifest else 0
+
+    @property
+    def layout(self) -> Layout:
+        """The layout it was saved at."""
+        return self.manifest.layout if self.manifest else Layout()
+
+    @property
+    def resume(self) -> Mapping[str, Any]:
+        """The run's state beside tensors, as `train/` saved it; empty where there is none."""
+        return self.manifest.resume if self.manifest else {}
+
+    @property
+    def param_groups(self) -> tuple[Mapping[str, Any], ...]:
+        """The optimizer's groups, each with "params", a list of names."""
+        return self.manifest.param_groups if self.manifest else ()
+
+    @property
+    def table(self) -> tuple[TensorSpec, ...]:
+        """The stored tensors; without split rules for a Hugging Face folder."""
+        if self.manifest:
+            return self.manifest.table
+        return tuple(TensorSpec(name, self.tensors[name].shape) for name, _ in self.chunks)
+
+    def config(self) -> dict[str, Any]:
+        """The content of config.json.
+
+        Raises:
+            ShardMissing: the folder has none.
+        """
+        names = [hf.CONFIG] if self.manifest is None else [name for name in self.manifest.files if name == hf.CONFIG]
+        data = self.side_files(names).get(hf.CONFIG)
+        if data is None:
+            raise ShardMissing(f"{self.path} has no {hf.CONFIG}.")
+        return strict.mapping(strict.parse(data, hf.CONFIG), str(self.path / hf.CONFIG))
+
+    def side_files(self, names: Sequence[str] | None = None) -> dict[str, bytes]:
+        """Config, tokenizer and such (all if None are named), checked against the manifest where there is one."""
+        if self.manifest is None:
+            return hf.read_side_files(self.path, names)
+        wanted = {name: self.manifest.files[name] for name in names or self.manifest.files}
+        return {name: read_known(self.path / name, digest, hf.MAX_SIDE_FILE) for name, digest in wanted.items()}
+
+    def read(
+        self,
+        name: str,
+        box: Box | None = None,
+        slot: str = "weight",
+        flat: tuple[int, int] | None = None,
+        dtype: DType | None = None,
+    ) -> StoredArray:
+        """Reads part of a tensor. Every 16 MiB block that is touched is read whole and checked, if it has a checksum.
+
+        Args:
+            name: logical name; a tied name reads the tensor it is tied to.
+            box: which elements; None = all.
+            slot: "weight" or one of the optimizer's.
+            flat: [a, b) of the row-major order of the box, given as a 1-D array.
+            dtype: what to cast to. fp32 of slot "weight" is taken from "master" where there is one.
+
+        Raises:
+            ShardMissing: no such tensor or slot.
+            ShardCorrupt: a checksum does not match; names tensor, file and block.
+            ShapeMismatch: the box or the range is outside the tensor.
+        """
+        name, slot, stored = self.resolve(name, slot, dtype)
+        shape = self.tensors[name].shape
+        box = Box.whole(shape) if box is None else box
+        region = Region.of(box, flat)
+        inside = len(box.shape) == len(shape) and Box.whole(shape).contains(box)
+        if not inside or not 0 <= region.start <= region.stop <= box.size:
+            raise ShapeMismatch(f"{name} has shape {list(shape)}; box {box.bounds()}, range {flat} is not in it.")
+        values = np.empty(region.size, stored.numpy)
+        for chunk in self.chunks[name, slot]:
+            self._read_chunk(chunk, stored, region, values)
+        values = dtypes.cast(values, stored, dtype or stored, name)
+        return StoredArray(values if flat is not None else values.reshape(box.shape), dtype or stored)
+
+    def resolve(self, name: str, slot: str, dtype: DType | None) -> tuple[str, str, DType]:
+        """The stored tensor, slot and dtype that a read comes from."""
+        name = self.aliases.get(name, name)
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ShardMissing(f"{self.path} has no tensor {name!r}.")
+        if slot == "weight" and dtype == dtypes.FP32 and "master" in tensor.slots:
+            slot = "master"
+        if slot not in tensor.slots:
+            raise ShardMissing(f"{self.path} has no slot {slot!r} of {name}; it has {', '.join(tensor.slots)}.")
+        return name, slot, dtypes.by_code(tensor.slots[slot])
+
+    def data_path(self, file: str) -> Path:
+        """The path of one of the checkpoint's data files."""
+        return self.path / file if self.manifest else hf.data_path(self.path, file)
+
+    def verify(self, on_bytes: Callable[[int], None] = lambda _: None) -> "Report":
+        """Reads and checks every byte; `on_bytes` is told as it goes."""
+        from .verify import verify
+
+        return verify(self, on_bytes)
+
+    def _read_chunk(self, chunk: Chunk, dtype: DType, target: Region, values: dtypes.Array) -> None:
+        """Copies what `target` shares with a chunk into `values`, block by block."""
+        source = chunk.region
+        span = shared_span(source, target)
+        if span is None:
+            return
+        per_block = BLOCK // dtype.itemsize
+        low, high = span[0] - source.start, span[1] - source.start
+        if chunk.crc is not None:  # whole blocks, so that each can be checked
+            low, high = low // per_block * per_block, min(-(-high // per_block) * per_block, source.size)
+        same_box = source.box == target.box
+        with storage.reading(self.data_path(chunk.file)) as fd:
+            for first in range(low, high, per_block):
+                last = min(first + per_block, high)
+                piece = Region(source.box, source.start + first, source.start + last)
+                direct = same_box and target.start <= piece.start and piece.stop <= target.stop
+                if not direct and shared_span(piece, target) is None:
+                    continue
+                at = piece.start - target.start
+                memory = values[at : at + piece.size] if direct else np.empty(piece.size, dtype.numpy)
+                self._read_block(fd, chunk, as_bytes(memory), first * dtype.itemsize)
+                if not direct:
+                    copy_region(values, target, memory, piece)
+
+    def _read_block(self, fd: int, chunk: Chunk, memory: memoryview, start: int) -> None:
+        path = self.data_path(chunk.file)
+        storage.read_exact(fd, memory, chunk.offset + start, path)
+        if chunk.crc is not None and crc32(memory) != chunk.crc[start // BLOCK]:
+            raise corrupt(path, chunk, start // BLOCK)
+
+
+def corrupt(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:
+    """The error for a block whose bytes are not those that were written."""
+    start = chunk.offset + block * BLOCK
+    return ShardCorrupt(
+        f"{path}: block {block} of {chunk.tensor}, slot {chunk.slot} (bytes {start} to "
+        f"{min(start + BLOCK, chunk.offset + chunk.nbytes)}) does not match its checksum; restore the file from a copy "
+        f"or use another step."
+    )
+
+
+def read_known(path: Path, known: FileDigest, max_bytes: int) -> bytes:
+    """A small file whose size and SHA-256 are on record; ShardCorrupt if it has changed."""
+    data = storage.read_small(path, max_bytes)
+    if FileDigest.of(data) != known:
+        raise ShardCorrupt(f"{path} is not the file that was saved: its SHA-256 differs from the manifest's.")
+    return data
+
+
+def check_sizes(folder: Path, parts: Mapping[str, Part]) -> None:
+    """Every data file is there with its recorded size."""
+    for part in parts.values():
+        for name, known in part.files.items():
+            with storage.reading(folder / name) as fd:
+                size = storage.file_size(fd)
+            if size != known.size:
+                raise ShardCorrupt(f"{folder / name} has {size} bytes; {known.size} were written.")
+
+
+def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
+    if not (folder / COMMIT).exists():
+        raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")
+    wanted = storage.read_small(folder / COMMIT, 4096).decode(errors="replace").strip()
+    data = storage.read_small(folder / MANIFEST, MAX_MANIFEST)
+    digest = FileDigest.of(data).sha256
+    if digest != wanted:
+        raise NotCommitted(f"{folder / MANIFEST} does not match {COMMIT}: it is damaged or belongs to another save.")
+    return Manifest.parse(data, str(folder / MANIFEST)), digest
+
+
+def _read_part(folder: Path, name: str, known: FileDigest) -> Part:
+    path = folder / PARTS / name
+    return Part.parse(read_known(path, known, MAX_PART), str(path))

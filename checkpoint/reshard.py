@@ -1,0 +1,157 @@
+"""Rewriting a checkpoint for another layout, weights and optimizer state, in memory that the model does not grow."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..core import dtypes
+from ..core.dtypes import DType
+from ..core.errors import ConfigError, ShapeMismatch
+from ..core.layout import Layout, Table
+from . import hf, storage
+from .chunk import Part
+from .commit import hugging_face_index, seal
+from .copy import run_copy
+from .manifest import PARTS, Manifest, StoredTensor
+from .plan import CopyPlan, plan_copy, select
+from .reader import Checkpoint
+from .target import check_target, new_folder
+from .writer import part_name, put_part
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the copy is to be.
+
+    Attributes:
+        layout: tp and pp of the target; data parallelism and ZeRO are facts of a run, so they stay 1 and 0.
+        dtype: of the weights; None = as stored.
+        plain: leave out manifest, COMMIT, parts and the mark in the files: a bare Hugging Face folder.
+        force: replace a checkpoint that is at the target.
+    """
+
+    layout: Layout
+    dtype: DType | None = None
+    weights_only: bool = False
+    plain: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A copy about to be made: everything but the bytes."""
+
+    source: Checkpoint
+    target: Path
+    options: Options
+    plan: CopyPlan
+    manifest: Manifest
+
+    def run(self, on_bytes: Callable[[int], None] = lambda _: None) -> Path:
+        """Makes the target folder; nothing of it is there before all of it is.
+
+        Args:
+            on_bytes: told how many bytes of the source are done, of `plan.bytes_read`.
+
+        Raises:
+            ShardCorrupt: the source is damaged; names tensor, file and block.
+        """
+        with new_folder(self.target, self.source.path, self.options.force) as folder:
+            parts = run_copy(self.plan, self.source, folder, on_bytes)
+            finish_folder(folder, self.manifest, parts, side_files(self.source, self.options.dtype), self.options.plain)
+        return self.target
+
+
+def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, table: Table | None = None) -> Prepared:
+    """Plans a copy without touching the target.
+
+    Args:
+        table: the architecture's tensors, for a Hugging Face folder, which does not say how its tensors may be cut.
+
+    Raises:
+        ConfigError: the target is taken, or a Hugging Face folder is to be cut without a table.
+        ParallelError: the layout does not fit a tensor.
+        ShapeMismatch: the table's tensors are not the source's.
+    """
+    check_target(Path(target), source.path, options.force)
+    layout = options.layout
+    if layout.dp > 1 or layout.zero:
+        raise ConfigError("A reshard's target has no data parallelism or ZeRO: any run reads any checkpoint.")
+    if table is None:
+        if source.manifest is None and layout.world_size > 1:
+            raise ConfigError(
+                f"{source.path} does not say how its tensors may be cut; its architecture's table is needed."
+            )
+        table, aliases = source.table, dict(source.aliases)
+    else:
+        aliases = {spec.name: spec.alias for spec in table if spec.alias}
+        table = tuple(spec for spec in table if not spec.alias)
+        _check_table(source, table, aliases)
+    selections = select(source.tensors, [spec.name for spec in table], options.dtype, options.weights_only)
+    plan = plan_copy(source.chunks, table, layout, selections, marked=not options.plain)
+    slots: dict[str, dict[str, str]] = {spec.name: {} for spec in table}
+    for chosen in selections:
+        slots[chosen.tensor][chosen.slot] = chosen.target_dtype.code
+    tensors = {spec.name: StoredTensor(spec.shape, slots[spec.name], spec.split, spec.layer) for spec in table}
+    manifest = Manifest(source.step, layout, tensors, aliases)
+    if not options.weights_only:
+        manifest = replace(manifest, param_groups=source.param_groups, resume=source.resume)
+    return Prepared(source, Path(target), options, plan, manifest)
+
+
+def reshard(
+    source: str | Path,
+    target: str | Path,
+    *,
+    layout: Layout,
+    dtype: DType | None = None,
+    weights_only: bool = False,
+    force: bool = False,
+    table: Table | None = None,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> Path:
+    """Writes `source` (any CKPT) at `layout` as the new step folder `target`: `prepare_reshard` and `run` in one."""
+    options = Options(layout, dtype, weights_only, force=force)
+    return prepare_reshard(Checkpoint.open(source), target, options, table).run(on_bytes)
+
+
+def finish_folder(folder: Path, manifest: Manifest, parts: list[Part], files: dict[str, bytes], plain: bool) -> None:
+    """Puts everything but tensor data into a folder, durably: parts, side files, index, manifest and COMMIT."""
+    if plain:
+        files |= hugging_face_index(parts, {name: tensor.shape for name, tensor in manifest.tensors.items()})
+        for name, data in files.items():
+            storage.write_small(folder / name, data)
+        storage.fsync_dir(folder)
+        return
+    storage.make_dirs(folder / PARTS)
+    for part in parts:
+        put_part(folder, part)
+    seal(folder, manifest, {part_name(part.writer): part.to_bytes() for part in parts}, files)
+
+
+def side_files(source: Checkpoint, dtype: DType | None) -> dict[str, bytes]:
+    """The source's config, tokenizer and such; the config says the new dtype if there is one."""
+    files = {name: data for name, data in source.side_files().items() if name != hf.INDEX}
+    if dtype is not None and hf.CONFIG in files:
+        config = source.config()
+        names = {dtypes.FP32: "float32", dtypes.BF16: "bfloat16", dtypes.FP16: "float16"}
+        config["torch_dtype" if "torch_dtype" in config else "dtype"] = names[dtype]
+        files[hf.CONFIG] = json.dumps(config, indent=2).encode()
+    return files
+
+
+def _check_table(source: Checkpoint, table: Table, aliases: dict[str, str]) -> None:
+    wanted = {spec.name: spec.shape for spec in table}
+    stored = {name for name, _ in source.chunks}
+    for name, shape in wanted.items():
+        if name not in stored or source.tensors[name].shape != shape:
+            found = list(source.tensors[name].shape) if name in stored else "none"
+            raise ShapeMismatch(
+                f"{source.path}: {name} should have shape {list(shape)} by its config.json; found {found}."
+            )
+    unknown = sorted(stored - set(wanted) - set(aliases))
+    if unknown:
+        raise ShapeMismatch(
+            f"{source.path} holds {unknown[0]}, which its architecture does not have; it would be lost."
+        )

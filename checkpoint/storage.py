@@ -1,0 +1,175 @@
+"""Every touch of a checkpoint's files and folders goes through here, so that tests can inject faults in one place."""
+
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..core.errors import CheckpointError, ManifestError, ShardCorrupt, ShardMissing
+
+
+def open_read(path: Path, follow_links: bool = False) -> int:
+    """A descriptor for reading a regular file.
+
+    Raises:
+        ShardMissing: there is no such file.
+        CheckpointError: it is a folder, a device, or a link where links are not followed.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        raise ShardMissing(f"{path} is missing.") from None
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be opened: {error.strerror}. It must be a regular, readable file."
+        ) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CheckpointError(f"{path} is not a regular file.")
+    return fd
+
+
+def open_new(path: Path) -> int:
+    """A descriptor for writing a file that must not exist yet."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+
+def close(fd: int) -> None:
+    """Closes a descriptor."""
+    os.close(fd)
+
+
+def file_size(fd: int) -> int:
+    """Bytes in an open file."""
+    return os.fstat(fd).st_size
+
+
+def pread(fd: int, buffer: memoryview, offset: int) -> int:
+    """Reads into `buffer` until it is full or the file ends; the number of bytes read."""
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
+def pwrite(fd: int, data: memoryview, offset: int) -> None:
+    """Writes all of `data` at `offset`."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+def fsync(fd: int) -> None:
+    """Makes a file's bytes durable."""
+    os.fsync(fd)
+
+
+def fsync_dir(path: Path) -> None:
+    """Makes a folder's entries durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Moves a file over `target`, or a folder to where none (or an empty one) is."""
+    os.rename(source, target)
+
+
+def link(source: Path, target: Path) -> None:
+    """Gives a file a second name."""
+    os.link(source, target)
+
+
+def make_dirs(path: Path) -> None:
+    """Makes a folder and those above it; no error if it is there."""
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder and all in it."""
+    shutil.rmtree(path)
+
+
+def list_names(path: Path) -> list[str]:
+    """Names in a folder, sorted; none if there is no such folder."""
+    try:
+        return sorted(os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def lock_exclusive(path: Path) -> int | None:
+    """Locks a file (made if missing) until its descriptor is closed or the process dies; None if another holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def overwrite(fd: int, data: bytes) -> None:
+    """Replaces the content of an open file in place; only for the lock, whose content is a note to people."""
+    os.ftruncate(fd, 0)
+    pwrite(fd, memoryview(data), 0)
+
+
+@contextmanager
+def reading(path: Path, follow_links: bool = False) -> Iterator[int]:
+    """A descriptor for reading, closed at the end."""
+    fd = open_read(path, follow_links)
+    try:
+        yield fd
+    finally:
+        close(fd)
+
+
+def read_exact(fd: int, buffer: memoryview, offset: int, path: Path) -> None:
+    """Fills `buffer` from `offset`; ShardCorrupt if the file ends before."""
+    count = pread(fd, buffer, offset)
+    if count != len(buffer):
+        raise ShardCorrupt(f"{path} ends at byte {offset + count}; bytes up to {offset + len(buffer)} are needed.")
+
+
+def read_small(path: Path, max_bytes: int, follow_links: bool = False) -> bytes:
+    """A whole small file; ManifestError if it is larger than `max_bytes`."""
+    with reading(path, follow_links) as fd:
+        size = file_size(fd)
+        if size > max_bytes:
+            raise ManifestError(f"{path} has {size} bytes; at most {max_bytes} are accepted.")
+        data = bytearray(size)
+        read_exact(fd, memoryview(data), 0, path)
+        return bytes(data)
+
+
+def write_small(path: Path, data: bytes) -> None:
+    """A new small file, durable; its folder's entry is not."""
+    fd = open_new(path)
+    try:
+        pwrite(fd, memoryview(data), 0)
+        fsync(fd)
+    finally:
+        close(fd)
+
+
+def replace_small(path: Path, data: bytes, attempt: str) -> None:
+    """A small file that appears whole or not at all, durable with its folder's entry."""
+    aside = path.with_name(f"{path.name}.tmp-{attempt}")
+    aside.unlink(missing_ok=True)
+    write_small(aside, data)
+    rename(aside, path)
+    fsync_dir(path.parent)

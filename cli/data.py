@@ -1,0 +1,51 @@
+"""`tk data`: text into token files."""
+
+import time
+from pathlib import Path
+
+import click
+
+from ..core.progress import format_bytes, format_seconds, progress_bar
+
+
+@click.group()
+def data() -> None:
+    """Turn text into token files."""
+
+
+@data.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option("--tokenizer", "tokenizer_folder", required=True, metavar="T", help="Folder with tokenizer.json.")
+@click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Token folder to make.")
+@click.option("--force", is_flag=True, help="Replace DIR if it is a token folder.")
+def prepare(inputs: tuple[str, ...], tokenizer_folder: str, out: Path, force: bool) -> None:
+    """Tokenize INPUTs into one token folder for `tk train`.
+
+    An INPUT is a text file (one document), a .jsonl file (a document per line, {"text": ...}), a folder of such files,
+    or the word stdlib: the sources of Python's standard library.
+
+    \b
+    Example:
+      tk tokenizer train books/ --vocab-size 8192 --out tokenizer
+      tk data prepare books/ more.jsonl --tokenizer tokenizer --out tokens
+    """
+    from ..model.tokenizer import Tokenizer
+    from ..train.data.prepare import prepare_tokens
+    from ..train.data.publish import refuse_existing
+    from ..train.data.sources import find_corpus
+    from ..train.data.token_file import FILES
+
+    replaceable = FILES if force else frozenset()
+    refuse_existing(out, replaceable)
+    tokenizer = Tokenizer.from_folder(tokenizer_folder)
+    corpus = find_corpus(inputs)
+    start = time.monotonic()
+    with progress_bar("tokenizing", corpus.num_bytes, show=format_bytes) as bar:
+        tokens = prepare_tokens(corpus.documents(bar.advance), tokenizer, out, replaceable)
+    if corpus.skipped:
+        click.echo(f"skipped {len(corpus.skipped)} files that are no UTF-8 text, {corpus.skipped[0]} first", err=True)
+    meta = tokens.meta
+    click.echo(
+        f"{out}: {meta.num_tokens:,} tokens of {meta.num_documents:,} documents ({format_bytes(corpus.num_bytes)}) "
+        f"in {format_seconds(time.monotonic() - start)}"
+    )

@@ -1,0 +1,63 @@
+"""`tk inspect`: what a checkpoint holds."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..core.progress import format_bytes
+from .common import print_json
+from .reshard import open_checkpoint
+
+
+@click.command(epilog="Example: tk inspect runs/demo")
+@click.argument("path", metavar="CKPT", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def inspect(path: Path, as_json: bool) -> None:
+    """Show the step, layout, files and tensors of CKPT. Tensor data is not read."""
+    from ..checkpoint.inspect import describe
+
+    summary = describe(open_checkpoint(path))
+    if as_json:
+        print_json(summary)
+        return
+    for line in _head(summary):
+        click.echo(line)
+    for line in _tree(summary["tensors"]):
+        click.echo(line)
+    for alias, name in summary["aliases"].items():
+        click.echo(f"{alias} = {name}")
+
+
+def _head(summary: dict[str, Any]) -> list[str]:
+    layout = summary["layout"]
+    sizes = ", ".join(f"{slot} {format_bytes(size)}" for slot, size in summary["slot_bytes"].items())
+    lines = [
+        f"{summary['path']} ({'tk checkpoint' if summary['kind'] == 'tk' else 'Hugging Face folder'})",
+        f"parameters  {summary['parameters']:,}",
+        f"slots       {sizes}",
+        f"files       {len(summary['files'])}, {format_bytes(sum(summary['files'].values()))}",
+        f"identity    {summary['manifest_sha256']}",
+    ]
+    if summary["kind"] == "tk":
+        saved = f"tp {layout['tp']}, pp {layout['pp']}, dp {layout['dp']}, ZeRO {layout['zero']}"
+        lines[1:1] = [f"step        {summary['step']}", f"saved at    {saved}"]
+    return [*lines, ""]
+
+
+def _tree(tensors: dict[str, dict[str, Any]]) -> list[str]:
+    """One line per tensor under the dotted prefixes it shares with the line before."""
+    lines: list[str] = []
+    before: list[str] = []
+    for name, tensor in tensors.items():
+        words = name.split(".")
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(words, before, strict=False)) if a != b), min(len(words), len(before))
+        )
+        for depth in range(min(shared, len(words) - 1), len(words) - 1):
+            lines.append(f"{'  ' * depth}{words[depth]}")
+        shape = " x ".join(map(str, tensor["shape"])) or "scalar"
+        slots = ", ".join(f"{slot} {code}" for slot, code in tensor["slots"].items())
+        lines.append(f"{'  ' * (len(words) - 1)}{words[-1]}  {shape}  {slots}  {format_bytes(tensor['bytes'])}")
+        before = words
+    return lines

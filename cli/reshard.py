@@ -1,0 +1,113 @@
+"""`tk reshard`: a checkpoint rewritten for another layout."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..core.progress import format_bytes, format_seconds, progress_bar
+from .common import print_json
+
+if TYPE_CHECKING:
+    from ..checkpoint.reader import Checkpoint
+    from ..checkpoint.reshard import Prepared
+    from ..core.layout import Table
+
+
+@click.command(epilog="Example: tk reshard runs/demo runs/demo-tp4 --tp 4")
+@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
+@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.option("--tp", type=click.IntRange(1), required=True, help="Tensor-parallel ranks of the target.")
+@click.option("--pp", type=click.IntRange(1), default=1, show_default=True, help="Pipeline ranks of the target.")
+@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Of the weights; as stored if not given.")
+@click.option("--weights-only", is_flag=True, help="Leave out optimizer state and what a run needs to resume.")
+@click.option("--dry-run", is_flag=True, help="Print the files that would be written, and stop.")
+@click.option("--force", is_flag=True, help="Replace a checkpoint at DST, once the new one is complete.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def reshard(
+    source: Path,
+    target: Path,
+    tp: int,
+    pp: int,
+    dtype: str | None,
+    weights_only: bool,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Rewrite SRC (a step folder, a run folder or a Hugging Face folder) as the step folder DST.
+
+    Weights and optimizer state are kept bit for bit unless --dtype changes the weights. Memory does not grow with the
+    model; DST appears complete or not at all.
+    """
+    from ..checkpoint import Options, prepare_reshard
+    from ..core.dtypes import by_name
+    from ..core.layout import Layout
+
+    checkpoint = open_checkpoint(source)
+    options = Options(Layout(tp=tp, pp=pp), by_name(dtype) if dtype else None, weights_only, force=force)
+    table = _architecture_table(checkpoint) if checkpoint.manifest is None else None
+    prepared = prepare_reshard(checkpoint, target, options, table)
+    run_or_show(prepared, "reshard", dry_run, as_json)
+
+
+def open_checkpoint(path: Path) -> "Checkpoint":
+    """Opens a CKPT argument and says on stderr why newer steps were skipped."""
+    from ..checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(path)
+    for reason in checkpoint.skipped:
+        click.echo(f"warning: {reason}", err=True)
+    return checkpoint
+
+
+def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -> None:
+    """Carries out a prepared copy with a progress bar, or shows its plan."""
+    plan = prepared.plan
+    summary: dict[str, Any] = {
+        "source": str(prepared.source.path),
+        "target": str(prepared.target),
+        "layout": prepared.options.layout.to_json(),
+        "bytes_read": plan.bytes_read,
+        "bytes_written": plan.bytes_written,
+        "files": {file.name: file.size for files in plan.files for file in files},
+    }
+    if dry_run:
+        _show_plan(summary, as_json)
+        return
+    start, done = time.monotonic(), 0
+    with progress_bar(verb, plan.bytes_read, show=format_bytes) as bar:
+
+        def advance(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            bar.advance(num_bytes, f"{done / 1e9 / max(time.monotonic() - start, 1e-6):.2f} GB/s")
+
+        prepared.run(advance)
+    summary["seconds"] = seconds = time.monotonic() - start
+    if as_json:
+        print_json(summary)
+        return
+    speed = plan.bytes_read / 1e9 / max(seconds, 1e-6)
+    click.echo(
+        f"{prepared.target}: {format_bytes(plan.bytes_written)} in {len(summary['files'])} files, "
+        f"{format_seconds(seconds)}, {speed:.2f} GB/s"
+    )
+
+
+def _show_plan(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(summary)
+        return
+    click.echo(f"would read  {format_bytes(summary['bytes_read'])} from {summary['source']}")
+    click.echo(f"would write {format_bytes(summary['bytes_written'])} to {summary['target']}:")
+    for name, size in summary["files"].items():
+        click.echo(f"  {name}  {format_bytes(size)}")
+
+
+def _architecture_table(checkpoint: "Checkpoint") -> "Table":
+    from ..model.config import ModelConfig
+    from ..model.registry import tensor_table
+
+    return tensor_table(ModelConfig.from_json(checkpoint.config()))

@@ -1,0 +1,88 @@
+"""`tk serve`: a checkpoint behind a gRPC port."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..core.progress import format_bytes
+from .common import ByteSize
+
+if TYPE_CHECKING:
+    from ..infer.events import ModelInfo
+
+EXIT_INTERRUPTED = 130
+
+
+@click.command(epilog="Example: tk serve runs/demo --kv-dtype int8 --port 0")
+@click.argument("checkpoint", metavar="CKPT", type=click.Path(path_type=Path))
+@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="0 takes a free port.")
+@click.option("--dtype", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", help="auto: as stored.")
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["auto", "fp32", "bf16", "int8"]),
+    default="auto",
+    help="Of the KV cache; auto: the compute dtype.",
+)
+@click.option("--kv-memory", type=ByteSize(), help="Size of the KV cache per rank, as 512MiB.")
+@click.option("--kv-blocks", type=click.IntRange(1), help="The same in blocks.")
+@click.option("--max-model-len", type=click.IntRange(1), help="Most tokens of prompt and output together.")
+@click.option("--max-running", type=click.IntRange(1), help="Most sequences computed at the same time.")
+@click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
+@click.option(
+    "--drain-timeout", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish in."
+)
+@click.option("--default-max-new-tokens", type=click.IntRange(1), help="For requests that set none.")
+@click.option("--insecure", is_flag=True, help="Allow a --host that other machines reach, without any protection.")
+def serve(
+    checkpoint: Path,
+    host: str,
+    port: int,
+    drain_timeout: float,
+    default_max_new_tokens: int | None,
+    insecure: bool,
+    **engine_values: Any,
+) -> None:
+    """Serve CKPT (a step folder, a run folder or a Hugging Face folder) as tk.v1.Generation over gRPC.
+
+    Prints `ready HOST:PORT` on stdout once requests are taken. SIGTERM or Ctrl-C lets the live requests finish and
+    exits 0; a second one ends at once.
+    """
+    from ..infer.engine import Engine
+    from ..infer.options import EngineOptions
+    from ..infer.server.app import ServerOptions, serve_until_signal
+
+    server_options = ServerOptions(
+        host=host,
+        port=port,
+        drain_timeout=drain_timeout,
+        default_max_new_tokens=default_max_new_tokens,
+        insecure=insecure,
+    )
+    server_options.validate()
+    given = {name: value for name, value in engine_values.items() if value is not None}
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    engine = Engine.start(EngineOptions(checkpoint, **given))
+    try:
+        for line in _allocated(engine.info):
+            click.echo(line, err=True)
+        orderly = serve_until_signal(engine, server_options, on_ready=lambda address: click.echo(f"ready {address}"))
+    finally:
+        engine.close()
+    if not orderly:
+        click.get_current_context().exit(EXIT_INTERRUPTED)
+
+
+def _allocated(info: "ModelInfo") -> list[str]:
+    """What is served and what it takes."""
+    num_tokens = info.num_blocks * info.block_size
+    return [
+        f"model      {info.name} ({info.architecture}), step {info.step}, {info.manifest_sha256[:12]}",
+        f"ranks      tp {info.tp}, weights {info.weight_dtype}, computing in {info.dtype}",
+        f"kv cache   {info.kv_dtype}, {info.num_blocks} blocks of {info.block_size} tokens, "
+        f"{format_bytes(num_tokens * info.kv_bytes_per_token)} in all",
+        f"limits     {info.max_model_len} tokens per request, {info.max_running} running at a time",
+    ]

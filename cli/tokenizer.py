@@ -1,0 +1,47 @@
+"""`tk tokenizer`: a vocabulary from text."""
+
+import time
+from pathlib import Path
+
+import click
+
+from ..core.progress import format_bytes, format_seconds, progress_bar
+
+
+@click.group()
+def tokenizer() -> None:
+    """Train a byte-level BPE tokenizer."""
+
+
+@tokenizer.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option("--vocab-size", required=True, type=int, metavar="N", help="Tokens in all, 257 or more.")
+@click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Tokenizer folder to make.")
+@click.option("--force", is_flag=True, help="Replace DIR if it is a tokenizer folder.")
+def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> None:
+    """Train a byte-level BPE tokenizer on INPUTs.
+
+    An INPUT is a text file, a .jsonl file (a document per line, {"text": ...}), a folder of such files, or the word
+    stdlib: the sources of Python's standard library. DIR gets tokenizer.json and tokenizer_config.json, which
+    transformers reads too.
+
+    \b
+    Example:
+      tk tokenizer train books/ --vocab-size 8192 --out tokenizer
+    """
+    from ..model.tokenizer import SIDE_FILES
+    from ..train.data.publish import refuse_existing
+    from ..train.data.sources import find_corpus
+    from ..train.data.tokenizer_training import train_byte_level_bpe
+
+    replaceable = frozenset(SIDE_FILES if force else ())
+    refuse_existing(out, replaceable)
+    corpus = find_corpus(inputs)
+    start = time.monotonic()
+    with progress_bar("training the tokenizer", corpus.num_bytes, show=format_bytes) as bar:
+        trained = train_byte_level_bpe(corpus.documents(bar.advance), vocab_size, out, replaceable)
+    if corpus.skipped:
+        click.echo(f"skipped {len(corpus.skipped)} files that are no UTF-8 text, {corpus.skipped[0]} first", err=True)
+    click.echo(f"{out}: {trained.vocab_size:,} tokens, in {format_seconds(time.monotonic() - start)}")
+    if trained.vocab_size < vocab_size:
+        click.echo(f"the text has no more than that to learn: {vocab_size:,} were asked for", err=True)

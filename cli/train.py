@@ -1,0 +1,55 @@
+"""`tk train`: one training run, on local ranks of its own or inside torchrun."""
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+
+@click.command(epilog="Example: tk train examples/tiny.toml --set train.steps=50 --set parallel.tp=2 --nproc 4")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Overrides one key of the file.")
+@click.option(
+    "--nproc", type=click.IntRange(1), help="Local ranks to start; tp x dp of the configuration if not given."
+)
+@click.option(
+    "--resume",
+    default="auto",
+    show_default=True,
+    metavar="auto|never|CKPT",
+    help="auto: from the run folder's newest good step; never: only in a folder without steps; or a checkpoint.",
+)
+@click.option("--dry-run", is_flag=True, help="Check everything that needs no rank, print the plan, and stop.")
+@click.pass_context
+def train(
+    ctx: click.Context, config: Path, overrides: tuple[str, ...], nproc: int | None, resume: str, dry_run: bool
+) -> None:
+    """Trains the model that CONFIG (TOML) describes and saves checkpoints in its run folder.
+
+    The first Ctrl-C ends the running step, saves and exits 130; the second ends at once. Under torchrun (RANK and
+    WORLD_SIZE set) this process joins that job as one rank.
+    """
+    from ..core.config import load_toml
+    from ..core.layout import local_params
+    from ..model.registry import tensor_table
+    from ..train.config import TrainConfig
+    from ..train.launch import Launcher
+    from ..train.plan import describe
+
+    loaded = load_toml(config, TrainConfig, overrides)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        from ..train.worker import run_rank
+
+        loaded.layout(int(os.environ["WORLD_SIZE"]))
+        ctx.exit(run_rank(loaded, resume))
+    layout = loaded.layout(nproc)
+    vocab_size = loaded.model.vocab_size or loaded.data.vocab_size
+    table = tensor_table(loaded.model.model_copy(update={"vocab_size": vocab_size}))
+    params = local_params(table, layout, 0, 0)  # refuses a tp that does not fit, before any process is started
+    if dry_run:
+        click.echo(describe(loaded, layout, params))
+        return
+    arguments = [json.dumps(loaded.model_dump(mode="json")), resume]
+    logs = loaded.run_folder / "logs"
+    ctx.exit(Launcher("tk.train.worker", arguments, layout.world_size, logs, loaded.train.stop_timeout).run())

@@ -1,0 +1,44 @@
+"""`tk verify`: every byte of a checkpoint checked."""
+
+import time
+from pathlib import Path
+
+import click
+
+from ..core.progress import format_bytes, format_seconds, progress_bar
+from .common import print_json
+from .reshard import open_checkpoint
+
+EXIT_DAMAGED = 3
+
+
+@click.command(epilog="Example: tk verify runs/demo")
+@click.argument("path", metavar="CKPT", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
+    """Read every byte of CKPT and compare it with the checksums taken when it was written.
+
+    Exits with 3 if anything is wrong, naming tensor, file and block.
+    """
+    checkpoint = open_checkpoint(path)
+    total = sum(chunk.nbytes for chunks in checkpoint.chunks.values() for chunk in chunks)
+    start = time.monotonic()
+    with progress_bar("verify", total if checkpoint.manifest else 0, show=format_bytes) as bar:
+        report = checkpoint.verify(bar.advance)
+    seconds = time.monotonic() - start
+    if as_json:
+        print_json(report.to_json() | {"seconds": seconds})
+    else:
+        for problem in report.problems:
+            click.echo(f"error: {problem.message}", err=True)
+        if not report.has_checksums:
+            click.echo(f"{report.path}: headers and sizes of {report.num_files} files are right; it has no checksums")
+        elif report.ok:
+            speed = report.num_bytes / 1e9 / max(seconds, 1e-6)
+            click.echo(
+                f"{report.path}: {format_bytes(report.num_bytes)} in {report.num_files} files are as written "
+                f"({format_seconds(seconds)}, {speed:.2f} GB/s)"
+            )
+    if not report.ok:
+        ctx.exit(EXIT_DAMAGED)

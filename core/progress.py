@@ -1,0 +1,139 @@
+"""Long work shown on a terminal as a bar, elsewhere as plain lines; and sizes and durations in words."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol, TextIO
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+PLAIN_INTERVAL_SECONDS: Final = 5.0
+
+
+def format_bytes(num_bytes: int | float) -> str:
+    """A size in binary units with three significant digits: 1536 -> "1.5 KiB"."""
+    size, unit = float(num_bytes), 0
+    while abs(size) >= 1023.5 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 or abs(size) >= 99.5 else f"{size:.3g} {_UNITS[unit]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people: 0.0123 -> "12 ms", 3.21 -> "3.2 s", 75 -> "1 min 15 s", 7260 -> "2 h 01 min"."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class Progress(Protocol):
+    """A running piece of work with a known end."""
+
+    def advance(self, amount: int = 1, status: str = "") -> None:
+        """Count `amount` more units as done; `status` says how it goes ("loss 3.21, lr 1e-3")."""
+
+
+@contextmanager
+def progress_bar(
+    description: str, total: int, *, done: int = 0, show: Callable[[int], str] = str, stream: TextIO | None = None
+) -> Iterator[Progress]:
+    """Show long work on stderr: a bar with the time left on a terminal, plain lines every few seconds elsewhere.
+
+    Args:
+        description: what is being done.
+        total: units of work in all.
+        done: units that were done before.
+        show: how to write a number of units (`format_bytes` for bytes).
+        stream: where to show it; stderr if None.
+    """
+    stream = stream or sys.stderr
+    if stream.isatty():
+        with _terminal_bar(description, total, done, show, stream) as bar:
+            yield bar
+    else:
+        lines = PlainProgress(description, total, done=done, show=show, stream=stream)
+        yield lines
+        lines.finish()
+
+
+class PlainProgress:
+    """Progress as lines of text, at most one per interval, and always one for the end."""
+
+    def __init__(
+        self,
+        description: str,
+        total: int,
+        *,
+        done: int = 0,
+        show: Callable[[int], str] = str,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        interval: float = PLAIN_INTERVAL_SECONDS,
+    ) -> None:
+        self.description, self.total, self.done, self.show = description, total, done, show
+        self.stream, self.clock, self.interval = stream, clock, interval
+        self.first_done, self.start = done, clock()
+        self.printed_at, self.printed_done, self.status = self.start, -1, ""
+
+    def advance(self, amount: int = 1, status: str = "") -> None:
+        """Count `amount` more units; print a line if the last one is an interval ago."""
+        self.done += amount
+        self.status = status or self.status
+        if self.clock() - self.printed_at >= self.interval:
+            self._print()
+
+    def finish(self) -> None:
+        """Print where the work ended, unless the last line says it already."""
+        if self.printed_done != self.done:
+            self._print()
+
+    def _print(self) -> None:
+        self.printed_at, self.printed_done = self.clock(), self.done
+        elapsed, new = self.printed_at - self.start, self.done - self.first_done
+        parts = [f"{self.description}: {self.show(self.done)} of {self.show(self.total)}"]
+        if self.status:
+            parts.append(self.status)
+        if self.done >= self.total:
+            parts.append(f"took {format_seconds(elapsed)}")
+        elif new > 0:
+            parts.append(f"{format_seconds(elapsed / new * (self.total - self.done))} left")
+        print(", ".join(parts), file=self.stream, flush=True)
+
+
+@contextmanager
+def _terminal_bar(
+    description: str, total: int, done: int, show: Callable[[int], str], stream: TextIO
+) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TextColumn("{task.fields[status]}", style="dim"),
+        TimeRemainingColumn(),
+    )
+
+    class TerminalBar:
+        """The rich bar behind the two-line interface of `Progress`."""
+
+        def __init__(self, bar: RichProgress) -> None:
+            self.bar, self.done, self.status = bar, done, ""
+            self.task: TaskID = bar.add_task(description, total=total, completed=done, amount=self.amount(), status="")
+
+        def amount(self) -> str:
+            return f"{show(self.done)}/{show(total)}"
+
+        def advance(self, amount: int = 1, status: str = "") -> None:
+            self.done += amount
+            self.status = status or self.status
+            self.bar.update(self.task, completed=self.done, amount=self.amount(), status=self.status)
+
+    with RichProgress(*columns, console=Console(file=stream)) as bar:
+        yield TerminalBar(bar)

@@ -1,0 +1,144 @@
+"""What `generate` returns, the same from `LLM` and from `Client`, and the gathering of events into it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from .events import Delta, Done, Event, Failed, Finished, FinishReason, Started, Timing, TokenLogprob, Usage
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One complete sample.
+
+    Attributes:
+        index: which of the n samples.
+        text: its final text.
+        token_ids: every sampled token, EOS and stop tokens included.
+        finish_reason: why it ended.
+        logprobs: one per token id if asked for, else empty.
+        matched: the stop string or token id that ended it, if one did.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] = ()
+    matched: str | int | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completed request; `text`, `token_ids`, `finish_reason`, `logprobs` and `matched` are those of sample 0.
+
+    Attributes:
+        request_id: the request's name.
+        seed: of its noise, given or drawn; the same seed gives the same text again.
+        choices: all n samples in order.
+        usage: tokens of the whole request.
+        timing: seconds of the whole request.
+        prompt_logprobs: one per token of the prompt if asked for, else empty.
+    """
+
+    request_id: str
+    seed: int
+    choices: tuple[Choice, ...]
+    usage: Usage
+    timing: Timing
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choices[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        return self.choices[0].logprobs
+
+    @property
+    def matched(self) -> str | int | None:
+        return self.choices[0].matched
+
+
+@dataclass
+class _Sample:
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+class CompletionBuilder:
+    """Gathers the events of one request. Feed it everything up to Done, then take `completion()`."""
+
+    def __init__(self) -> None:
+        self._started: Started | None = None
+        self._samples: dict[int, _Sample] = {}
+
+    def add(self, event: Event) -> None:
+        """Take in one event; raises the error of a Failed one."""
+        match event:
+            case Started():
+                self._started = event
+            case Delta():
+                sample = self._samples.setdefault(event.index, _Sample())
+                sample.texts.append(event.text)
+                sample.token_ids.extend(event.token_ids)
+                sample.logprobs.extend(event.logprobs)
+            case Finished():
+                self._samples.setdefault(event.index, _Sample()).finished = event
+            case Failed():
+                raise event.error
+            case Done():
+                pass
+
+    def completion(self) -> Completion:
+        """The completed request."""
+        assert self._started is not None, "a completion is asked for before its request was started"
+        choices, ends = [], []
+        for index in sorted(self._samples):
+            sample = self._samples[index]
+            assert sample.finished is not None, f"a completion is asked for before sample {index} was finished"
+            ends.append(sample.finished)
+            choices.append(_choice(index, sample, sample.finished))
+        return Completion(
+            request_id=self._started.request_id,
+            seed=self._started.seed,
+            choices=tuple(choices),
+            usage=_whole_usage([end.usage for end in ends]),
+            timing=_whole_timing([end.timing for end in ends]),
+            prompt_logprobs=self._started.prompt_logprobs,
+        )
+
+
+def _choice(index: int, sample: _Sample, finished: Finished) -> Choice:
+    return Choice(
+        index=index,
+        text="".join(sample.texts),
+        token_ids=tuple(sample.token_ids),
+        finish_reason=finished.reason,
+        logprobs=tuple(sample.logprobs),
+        matched=finished.matched,
+    )
+
+
+def _whole_usage(usages: Sequence[Usage]) -> Usage:
+    """The prompt counts once, new tokens of all samples together."""
+    return replace(usages[0], completion_tokens=sum(usage.completion_tokens for usage in usages))
+
+
+def _whole_timing(timings: Sequence[Timing]) -> Timing:
+    return Timing(
+        queue_seconds=min(timing.queue_seconds for timing in timings),
+        first_token_seconds=min(timing.first_token_seconds for timing in timings),
+        total_seconds=max(timing.total_seconds for timing in timings),
+        preemptions=max(timing.preemptions for timing in timings),
+    )

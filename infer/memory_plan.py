@@ -1,0 +1,141 @@
+"""What a rank will hold, worked out before anything is allocated."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..core import dtypes
+from ..core.errors import ConfigError
+from ..core.layout import Layout, local_params
+from ..core.progress import format_bytes
+from ..model.config import ModelConfig
+from ..model.registry import tensor_table
+from .options import EngineOptions
+
+KV_SHARE: Final = 0.3  # of the free memory, where nobody says how large the cache is
+SCALE_BYTES: Final = 4  # of an int8 vector
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes per rank, and the cache that fits.
+
+    Attributes:
+        weight_bytes: of the rank with most.
+        block_bytes: keys and values of one block over all layers, on one rank.
+        num_blocks: that requests can use.
+        max_model_len: tokens that one sequence can have.
+    """
+
+    tp: int
+    dtype: str
+    kv_dtype: str
+    weight_bytes: int
+    block_bytes: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """The cache of one rank, null block included."""
+        return (self.num_blocks + 1) * self.block_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token over all layers and ranks."""
+        return self.block_bytes * self.tp // self.block_size
+
+    def table(self) -> str:
+        """For people, one line per part."""
+        lines = (
+            ("weights", self.dtype, self.weight_bytes, ""),
+            ("KV cache", self.kv_dtype, self.kv_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
+            ("total", "", self.weight_bytes + self.kv_bytes, f"on each of {self.tp} ranks"),
+        )
+        return "\n".join(f"{what:<10}{kind:<6}{format_bytes(size):>10}  {note}".rstrip() for what, kind, size, note in lines)
+
+
+def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtype: str) -> MemoryPlan:
+    """Sizes weights and cache.
+
+    Args:
+        dtype, kv_dtype: with "auto" resolved.
+
+    Raises:
+        ParallelError: tp does not divide the model.
+        ConfigError: the cache cannot hold a block, or `max_model_len` is more than model or cache can hold.
+    """
+    table, layout = tensor_table(config), Layout(tp=options.tp)
+    itemsize = dtypes.by_name(dtype).itemsize
+    ranks = (local_params(table, layout, 0, rank) for rank in range(options.tp))
+    weight_bytes = max(sum(math.prod(param.shape) for param in params) for params in ranks) * itemsize
+    block_bytes = _block_bytes(config, options, kv_dtype)
+    longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    num_blocks = _num_blocks(options, weight_bytes, block_bytes, longest)
+    _check_length(config, options, num_blocks)
+    return MemoryPlan(
+        tp=options.tp,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        weight_bytes=weight_bytes,
+        block_bytes=block_bytes,
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        max_model_len=min(longest, num_blocks * options.block_size),
+    )
+
+
+def free_memory() -> int:
+    """Bytes that this machine, or this container, can still give out."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current"))
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
+
+
+def _block_bytes(config: ModelConfig, options: EngineOptions, kv_dtype: str) -> int:
+    if kv_dtype == "int8":
+        vector_bytes = config.head_dim + SCALE_BYTES
+    else:
+        vector_bytes = config.head_dim * dtypes.by_name(kv_dtype).itemsize
+    num_kv_heads = max(1, config.num_key_value_heads // options.tp)
+    return 2 * config.num_hidden_layers * num_kv_heads * options.block_size * vector_bytes
+
+
+def _num_blocks(options: EngineOptions, weight_bytes: int, block_bytes: int, longest: int) -> int:
+    if options.kv_blocks is not None:
+        return options.kv_blocks
+    memory = options.kv_memory
+    wanted = math.inf
+    if memory is None:
+        memory = int(KV_SHARE * max(0, free_memory() - options.tp * weight_bytes)) // options.tp
+        wanted = options.max_running * -(-longest // options.block_size)
+    num_blocks = min(memory // block_bytes - 1, wanted)  # one more is the null block
+    if num_blocks < 1:
+        raise ConfigError(
+            f"{format_bytes(memory)} for the KV cache of a rank is too little: two blocks of {options.block_size} tokens "
+            f"take {format_bytes(2 * block_bytes)}. Give kv_memory more, or take a smaller model or block_size."
+        )
+    return int(num_blocks)
+
+
+def _check_length(config: ModelConfig, options: EngineOptions, num_blocks: int) -> None:
+    if options.max_model_len is None:
+        return
+    capacity = num_blocks * options.block_size
+    if options.max_model_len > config.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len = {options.max_model_len} is more than the model's max_position_embeddings = "
+            f"{config.max_position_embeddings}."
+        )
+    if options.max_model_len > capacity:
+        raise ConfigError(
+            f"max_model_len = {options.max_model_len} is more than the KV cache's {num_blocks} blocks of "
+            f"{options.block_size} = {capacity} tokens. Give the cache more blocks or memory."
+        )

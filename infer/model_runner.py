@@ -1,0 +1,84 @@
+"""Carries out step plans on one rank: forward passes in tiles of fixed size, logits of the wanted rows, the sampler."""
+
+import torch
+
+from ..model.config import ModelConfig
+from ..model.decoder import Decoder
+from ..parallel.collectives import all_gather
+from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
+from ..parallel.mesh import Group
+from .kv_cache import KVCache
+from .paged_attention import PagedAttention
+from .row_tiles import Tile, agreeing_sizes, cut
+from .sampler import run_sampler
+from .step_plan import StepPlan, StepResult, spans_within
+
+MAX_HEAD_ROWS = 64  # rows of logits at a time; the head is wide
+
+
+def num_slices(config: ModelConfig, tp: int, dtype: torch.dtype) -> int:
+    """Into how many fixed slices row-parallel sums are cut, 1 for none.
+
+    fp32: the same bits at every tp that divides it. Else only where more than two ranks would sum in an order that
+    depends on a row's place in the batch.
+    """
+    if dtype == torch.float32:
+        fits = [n for n in (8, 4, 2) if config.num_attention_heads % n == 0 and config.intermediate_size % n == 0]
+        return fits[0] if fits and fits[0] % tp == 0 else 1
+    return tp if tp in (4, 8, 16, 32, 64) else 1
+
+
+class ModelRunner:
+    """One rank's model and cache.
+
+    Args:
+        decoder: with its weights loaded.
+        max_batched_tokens: tokens of a step at most.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache, tp: Group, max_batched_tokens: int) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self.tp = tp
+        self.vocab_size = decoder.config.vocab_size
+        self.num_heads = decoder.config.num_attention_heads // tp.size
+        first_layer = decoder.model.layers[0]
+        linears = [m for m in first_layer.modules() if isinstance(m, ColumnParallelLinear | RowParallelLinear)]
+        dtype = linears[0].weight.dtype
+        with torch.inference_mode():
+            inner = [(linear, linear.weight.shape[1]) for linear in linears]
+            self.sizes = agreeing_sizes(inner, dtype, max_batched_tokens, tp)
+            head = [(decoder.logits, decoder.config.hidden_size)]
+            self.head_sizes = agreeing_sizes(head, dtype, MAX_HEAD_ROWS, tp)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult | None:
+        """Computes a step, keys and values included; rank 0 returns what the sampler chose, the others None."""
+        wanted = torch.from_numpy(plan.rows.token.astype("int64"))
+        hidden = []
+        for tile in cut(len(plan.tokens), self.sizes):
+            hidden_TD = self._forward(plan, tile)
+            inside = (wanted >= tile.first) & (wanted < tile.stop)
+            hidden.append(hidden_TD[wanted[inside] - tile.first])
+        logits_RV = self._logits(torch.cat(hidden))
+        return run_sampler(logits_RV, plan.rows) if self.tp.rank == 0 else None
+
+    def _forward(self, plan: StepPlan, tile: Tile) -> torch.Tensor:
+        part = slice(tile.first, tile.stop)
+        tokens, positions = torch.zeros(2, tile.size, dtype=torch.int64)
+        tokens[: tile.stop - tile.first] = torch.from_numpy(plan.tokens[part])
+        positions[: tile.stop - tile.first] = torch.from_numpy(plan.positions[part])
+        slots = torch.from_numpy(plan.slots[part].astype("int64"))
+        attention = PagedAttention(self.cache, spans_within(plan, tile.first, tile.stop), slots, self.num_heads)
+        return self.decoder(tokens, positions, attention)  # type: ignore[no-any-return]
+
+    def _logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        """Raw logits in fp32, gathered over the ranks, without padding of the vocabulary."""
+        pieces = [torch.empty(0, self.vocab_size)]
+        for tile in cut(len(hidden_RD), self.head_sizes):
+            num_rows = tile.stop - tile.first
+            padded_RD = hidden_RD.new_zeros(tile.size, hidden_RD.shape[-1])
+            padded_RD[:num_rows] = hidden_RD[tile.first : tile.stop]
+            whole_RV = torch.cat(all_gather(self.decoder.logits(padded_RD), self.tp), dim=-1)
+            pieces.append(whole_RV[:num_rows, : self.vocab_size].float())
+        return torch.cat(pieces)

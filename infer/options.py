@@ -1,0 +1,69 @@
+"""What an engine is started with: which checkpoint, on how many ranks, with how much cache and how many requests."""
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Final
+
+from ..core.errors import ConfigError
+
+DTYPES: Final = ("fp32", "bf16", "fp16")
+KV_DTYPES: Final = ("fp32", "bf16", "fp16", "int8")
+ATTENTION_TILE: Final = 256  # tokens; keys and values are read in tiles of so many, whatever the batch
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Everything that `Engine.start` needs; the values of "None" are chosen from the model and the machine.
+
+    Attributes:
+        checkpoint: a step folder, a run folder (its newest committed step) or a Hugging Face folder.
+        tp: tensor-parallel ranks, one process each.
+        dtype: of weights and activations; "auto" is as stored.
+        kv_dtype: of the KV cache; "auto" is `dtype`.
+        kv_blocks: blocks of the cache; None lets `kv_memory` decide.
+        kv_memory: bytes of the cache on each rank; None fits `max_running` sequences into 30 % of the free memory.
+        block_size: tokens per block, a divisor of 256.
+        max_model_len: prompt and new tokens of one sequence; None is what the model and the cache can hold.
+        max_running: sequences that are computed at the same time.
+        max_queued: sequences that may wait beside them; more are refused with Overloaded.
+        max_batched_tokens: tokens computed in one step, which bounds how long a long prompt holds up the others.
+        start_timeout: seconds that the workers may take to load.
+        step_timeout: seconds after which a worker that does not answer counts as dead.
+    """
+
+    checkpoint: Path
+    _: KW_ONLY
+    tp: int = 1
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    kv_blocks: int | None = None
+    kv_memory: int | None = None
+    block_size: int = 32
+    max_model_len: int | None = None
+    max_running: int = 64
+    max_queued: int = 1024
+    max_batched_tokens: int = 512
+    start_timeout: float = 600.0
+    step_timeout: float = 300.0
+
+    def validate(self) -> None:
+        """Raises ConfigError for the first value that no model could be served with."""
+        for name in ("tp", "kv_blocks", "kv_memory", "max_model_len", "max_running", "max_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} = {value}; it must be 1 or more.")
+        if self.max_queued < 0:
+            raise ConfigError(f"max_queued = {self.max_queued}; it must be 0 or more.")
+        for name, known in (("dtype", DTYPES), ("kv_dtype", KV_DTYPES)):
+            value = getattr(self, name)
+            if value not in ("auto", *known):
+                raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")
+        if self.block_size < 1 or ATTENTION_TILE % self.block_size:
+            raise ConfigError(f"block_size = {self.block_size}; it must be a power of two up to {ATTENTION_TILE}.")
+        if self.max_running > self.max_batched_tokens:
+            raise ConfigError(
+                f"max_running = {self.max_running} is more than max_batched_tokens = {self.max_batched_tokens}; every "
+                "running sequence needs a token of each step. Lower the first or raise the second."
+            )
+        if self.kv_blocks is not None and self.kv_memory is not None:
+            raise ConfigError("kv_blocks and kv_memory both say how large the KV cache is; give one of them.")

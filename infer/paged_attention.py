@@ -1,0 +1,222 @@
+"""Causal attention over the paged cache, whose bits depend on nothing but the tokens before a query.
+
+Keys and values are read in tiles of 256 tokens counted from the sequence's start, queries of a kv head in tiles of 16
+rows. Every product therefore has the same shape, whoever else is in the batch and however a prompt was cut, and the
+tiles of a row are merged in order by an fp32 online softmax (Milakov and Gimelshein, arXiv 1805.02867; tiles as in
+FlashAttention, arXiv 2205.14135). A tile that a row may not see changes none of its bits.
+
+Letters: T tokens, H query heads, K kv heads, G = H / K, E head dim, S decoding sequences, Q query tiles, R = 16 rows,
+C = 256 keys, N independent pieces of work (kv heads, of one sequence or of many).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from .kv_cache import KVCache
+from .options import ATTENTION_TILE
+from .step_plan import Span
+
+QUERY_ROWS: Final = 16
+_LOWEST: Final = -3e38  # the maximum of nothing: finite, so that differences are never NaN
+_MAX_READ: Final = 2**23  # elements of keys in fp32 that decoding gathers at once
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGroup:
+    """Consecutive tiles of all decoding sequences that reach them: multiplied together, merged in order.
+
+    Attributes:
+        counts: sequences of each tile, which are the first so many.
+        sequence: of each (tile, sequence) pair.
+        hidden: which keys a pair may not see.
+    """
+
+    counts: tuple[int, ...]
+    sequence: torch.Tensor
+    pages: torch.Tensor
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    """Spans of one token, longest context first."""
+
+    tokens: torch.Tensor
+    groups: tuple[_DecodeGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """A span of several tokens: where it lies, the position of each query row, the pages of each tile."""
+
+    first: int
+    length: int
+    positions_QR: torch.Tensor
+    tile_pages: tuple[torch.Tensor, ...]
+
+
+class PagedAttention:
+    """What one forward pass needs to know about its spans, worked out once for all layers.
+
+    Args:
+        spans: of the pass's tokens; tokens in no span are padding and get zeros.
+        slots_T: where the tokens' keys and values go (see StepPlan), without padding.
+        num_heads: query heads of this rank.
+    """
+
+    def __init__(self, cache: KVCache, spans: Sequence[Span], slots_T: torch.Tensor, num_heads: int) -> None:
+        self.cache = cache
+        self.num_kv_heads, self.head_dim = cache.num_kv_heads, cache.head_dim
+        self.group = num_heads // cache.num_kv_heads
+        self.blocks_per_tile = ATTENTION_TILE // cache.block_size
+        self.num_tokens = len(slots_T)
+        self.lines = cache.lines(slots_T)
+        self.begun = cache.begun(slots_T)
+        single = sorted((span for span in spans if span.stop - span.start == 1), key=lambda span: -span.stop)
+        self.decode = self._plan_decode(single) if single else None
+        self.prefills = tuple(self._plan_prefill(span) for span in spans if span.stop - span.start > 1)
+
+    def __call__(self, layer: int, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKE: torch.Tensor) -> torch.Tensor:
+        """Appends the keys and values, then attends; returns [T, H, E] in the queries' dtype."""
+        self.cache.append(layer, self.lines, self.begun, k_TKE[: self.num_tokens], v_TKE[: self.num_tokens])
+        q_TKGE = (q_THE.float() * self.head_dim**-0.5).unflatten(1, (self.num_kv_heads, self.group))
+        out_TKGE = torch.zeros(q_TKGE.shape)
+        if self.decode is not None:
+            self._run_decode(layer, self.decode, q_TKGE, out_TKGE)
+        for span in self.prefills:
+            self._run_prefill(layer, span, q_TKGE, out_TKGE)
+        return out_TKGE.flatten(1, 2).to(q_THE.dtype)
+
+    def _plan_decode(self, spans: Sequence[Span]) -> _Decode:
+        tables = [self._tiles(span) for span in spans]
+        limit = max(1, _MAX_READ // (ATTENTION_TILE * self.num_kv_heads * self.head_dim))
+        groups: list[_DecodeGroup] = []
+        pairs: list[tuple[int, int]] = []  # (tile, sequence)
+        for tile in range(len(tables[0])):
+            here = [(tile, i) for i, table in enumerate(tables) if tile < len(table)]
+            if pairs and len(pairs) + len(here) > limit:
+                groups.append(self._plan_group(spans, tables, pairs))
+                pairs = []
+            pairs += here
+        groups.append(self._plan_group(spans, tables, pairs))
+        return _Decode(torch.tensor([span.first for span in spans]), tuple(groups))
+
+    def _plan_group(
+        self, spans: Sequence[Span], tables: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]
+    ) -> _DecodeGroup:
+        tiles = [tile for tile, _ in pairs]
+        visible_P = torch.tensor([spans[i].stop - tile * ATTENTION_TILE for tile, i in pairs])
+        hidden_PC = torch.arange(ATTENTION_TILE) >= visible_P.unsqueeze(-1)
+        return _DecodeGroup(
+            counts=tuple(tiles.count(tile) for tile in range(tiles[0], tiles[-1] + 1)),
+            sequence=torch.tensor([i for _, i in pairs]),
+            pages=self.cache.pages(torch.stack([tables[i][tile] for tile, i in pairs])),
+            hidden=hidden_PC.repeat_interleave(self.num_kv_heads, dim=0)[:, None, None, :],
+        )
+
+    def _plan_prefill(self, span: Span) -> _Prefill:
+        length = span.stop - span.start
+        num_rows = -(-length * self.group // QUERY_ROWS) * QUERY_ROWS
+        positions = (span.start + torch.arange(num_rows) // self.group).clamp_max(span.stop - 1)
+        pages = tuple(self.cache.pages(blocks.unsqueeze(0)) for blocks in self._tiles(span))
+        return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), pages)
+
+    def _tiles(self, span: Span) -> torch.Tensor:
+        """The block table cut into tiles, [tiles, blocks per tile], padded with the null block."""
+        num_tiles = -(-span.stop // ATTENTION_TILE)
+        used = -(-span.stop // self.cache.block_size)
+        table = torch.zeros(num_tiles * self.blocks_per_tile, dtype=torch.int64)
+        table[:used] = torch.from_numpy(span.block_table[:used].astype("int64"))
+        return table.view(num_tiles, self.blocks_per_tile)
+
+    def _run_decode(self, layer: int, plan: _Decode, q_TKGE: torch.Tensor, out_TKGE: torch.Tensor) -> None:
+        q_SKQRE = _query_tiles(q_TKGE[plan.tokens])
+        softmax = OnlineSoftmax()
+        for part in plan.groups:
+            k_NCE, v_NCE = self.cache.read(layer, part.pages, self.blocks_per_tile)
+            partial = _attend(q_SKQRE[part.sequence].flatten(0, 1), k_NCE, v_NCE, part.hidden)
+            done = 0
+            for count in part.counts:
+                rows = slice(done * self.num_kv_heads, (done + count) * self.num_kv_heads)
+                softmax.merge(partial.part(rows), (slice(count * self.num_kv_heads),))
+                done += count
+        rows_SKNE = softmax.result().flatten(1, 2).unflatten(0, (-1, self.num_kv_heads))
+        out_TKGE[plan.tokens] = rows_SKNE[:, :, : self.group]
+
+    def _run_prefill(self, layer: int, plan: _Prefill, q_TKGE: torch.Tensor, out_TKGE: torch.Tensor) -> None:
+        span = slice(plan.first, plan.first + plan.length)
+        q_KQRE = _query_tiles(q_TKGE[span].transpose(0, 1).flatten(1, 2))
+        softmax = OnlineSoftmax()
+        for tile, pages in enumerate(plan.tile_pages):
+            begin = tile * ATTENTION_TILE
+            unseeing = int((plan.positions_QR[:, -1] < begin).sum())  # query tiles that end before this one
+            k_KCE, v_KCE = self.cache.read(layer, pages, self.blocks_per_tile)
+            hidden_QRC = begin + torch.arange(ATTENTION_TILE) > plan.positions_QR[unseeing:].unsqueeze(-1)
+            partial = _attend(q_KQRE[:, unseeing:], k_KCE, v_KCE, hidden_QRC)
+            softmax.merge(partial, (slice(None), slice(unseeing, None)))
+        rows_KNE = softmax.result().flatten(1, 2)[:, : plan.length * self.group]
+        out_TKGE[span] = rows_KNE.unflatten(1, (plan.length, self.group)).transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Softmax over some keys: each row's largest score, sum of exp(score - largest), and values weighted by those."""
+
+    largest: torch.Tensor  # [N, Q, R, 1]
+    total: torch.Tensor  # [N, Q, R, 1]
+    values: torch.Tensor  # [N, Q, R, E]
+
+    def part(self, rows: slice) -> "Partial":
+        """Rows of the first dim."""
+        return Partial(self.largest[rows], self.total[rows], self.values[rows])
+
+
+class OnlineSoftmax:
+    """Merges partial results over consecutive tiles of keys. The first one covers every row."""
+
+    def __init__(self) -> None:
+        self._state: Partial | None = None
+
+    def merge(self, new: Partial, where: tuple[slice, ...]) -> None:
+        """Adds keys that the rows `where` see."""
+        if self._state is None:
+            self._state = new
+            return
+        old_largest, old_total, old_values = (
+            x[where] for x in (self._state.largest, self._state.total, self._state.values)
+        )
+        largest = torch.maximum(old_largest, new.largest)
+        keep, add = torch.exp(old_largest - largest), torch.exp(new.largest - largest)
+        self._state.total[where] = old_total * keep + new.total * add
+        self._state.values[where] = old_values * keep + new.values * add
+        self._state.largest[where] = largest
+
+    def result(self) -> torch.Tensor:
+        """The attention's output, [N, Q, R, E]."""
+        assert self._state is not None
+        return self._state.values / self._state.total
+
+
+def _attend(q_NQRE: torch.Tensor, k_NCE: torch.Tensor, v_NCE: torch.Tensor, hidden: torch.Tensor) -> Partial:
+    """Attention of query tiles to one tile of keys each; `hidden` broadcasts to [N, Q, R, C]."""
+    scores_NQRC = _products(q_NQRE, k_NCE.transpose(1, 2)).masked_fill_(hidden, -torch.inf)
+    largest_NQR1 = scores_NQRC.amax(dim=-1, keepdim=True).clamp_min_(_LOWEST)
+    weights_NQRC = scores_NQRC.sub_(largest_NQR1).exp_()
+    return Partial(largest_NQR1, weights_NQRC.sum(dim=-1, keepdim=True), _products(weights_NQRC, v_NCE))
+
+
+def _products(a_NQRX: torch.Tensor, b_NXY: torch.Tensor) -> torch.Tensor:
+    """[N, Q, R, X] by [N, X, Y] -> [N, Q, R, Y], as N Q products of one shape; b is not copied."""
+    if a_NQRX.shape[1] == 1:
+        return torch.bmm(a_NQRX.squeeze(1), b_NXY).unsqueeze(1)
+    pieces = [torch.bmm(a_QRX, b_XY.expand(len(a_QRX), -1, -1)) for a_QRX, b_XY in zip(a_NQRX, b_NXY, strict=True)]
+    return torch.stack(pieces)
+
+
+def _query_tiles(q_NE: torch.Tensor) -> torch.Tensor:
+    """[..., n, E] -> [..., Q, 16, E], the last rows zero."""
+    missing = -q_NE.shape[-2] % QUERY_ROWS
+    return torch.nn.functional.pad(q_NE, (0, 0, 0, missing)).unflatten(-2, (-1, QUERY_ROWS))

@@ -1,0 +1,64 @@
+"""How many rows the model's matrix products get at a time, so that a row's bits do not depend on its batch mates.
+
+A CPU's matrix product picks its kernel, and with it the order of its sums, by its number of rows: fp32 differs below
+16 rows or where threads share the inner dim, bf16 at several borders that vary with the shape. So a step's rows are
+padded and cut to a few fixed sizes, and before serving each size is compared, bit for bit, with the smallest on the
+very layers that will run. Sizes that differ are not used on this machine.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from ..parallel.collectives import all_gather
+from ..parallel.mesh import Group
+
+SMALLEST: Final = 16
+CANDIDATES: Final = (SMALLEST, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+MOST_WASTE: Final = 1.5  # a tile may be so many times the rows that are left
+
+Layer = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows [first, stop), to be padded to `size`."""
+
+    first: int
+    stop: int
+    size: int
+
+
+def cut(num_rows: int, sizes: Sequence[int]) -> list[Tile]:
+    """Covers `num_rows` with tiles of the given ascending sizes, few of them and none mostly empty."""
+    tiles: list[Tile] = []
+    first = 0
+    while first < num_rows:
+        left = num_rows - first
+        size = next((size for size in sizes if left <= size <= max(SMALLEST, MOST_WASTE * left)), 0)
+        size = size or max(size for size in sizes if size <= left)
+        tiles.append(Tile(first, min(first + size, num_rows), size))
+        first += size
+    return tiles
+
+
+def agreeing_sizes(layers: Sequence[tuple[Layer, int]], dtype: torch.dtype, most: int, tp: Group) -> tuple[int, ...]:
+    """The sizes at which every layer gives a row the bits that it gives among 16; called by every rank.
+
+    Args:
+        layers: functions of [rows, D], each with its D.
+        most: rows that will ever be wanted at once.
+    """
+    sizes = [size for size in CANDIDATES if size <= most] or [SMALLEST]
+    generator = torch.Generator().manual_seed(0)
+    agree = torch.ones(len(sizes), dtype=torch.int32)
+    for layer, width in layers:
+        x_ND = torch.randn(sizes[-1], width, generator=generator).to(dtype)
+        whole = x_ND[: len(x_ND) // SMALLEST * SMALLEST]
+        expected = torch.cat([layer(x_16D.contiguous()) for x_16D in whole.split(SMALLEST)])
+        for i, size in enumerate(sizes):
+            agree[i] &= torch.equal(layer(x_ND[:size].contiguous()), expected[:size])
+    everywhere = torch.stack(all_gather(agree, tp)).amin(dim=0)
+    return tuple(size for size, ok in zip(sizes, everywhere.tolist(), strict=True) if ok or size == SMALLEST)

@@ -1,0 +1,135 @@
+"""From logits to tokens, in the order that WIRE.md fixes: bias, penalties, temperature, top-k, top-p, min-p.
+
+Letters: R rows, V vocabulary, K candidates of a row. Every row's result depends on that row alone.
+"""
+
+import numpy as np
+import torch
+
+from .philox import gumbel
+from .step_plan import NO_LOGPROBS, SAMPLE, Array, Rows, StepResult
+
+
+def run_sampler(logits_RV: torch.Tensor, rows: Rows) -> StepResult:
+    """Chooses a token for every row whose target is SAMPLE, and scores the tokens of all rows that ask for it.
+
+    Args:
+        logits_RV: raw logits in fp32, without padding of the vocabulary.
+    """
+    finite_R = torch.isfinite(logits_RV).all(dim=-1)
+    token_ids_R = torch.from_numpy(rows.target.astype(np.int64))
+    chosen = np.flatnonzero(rows.target == SAMPLE)
+    if len(chosen):
+        everything = len(chosen) == len(rows)
+        picked_RV = logits_RV.clone() if everything else logits_RV[torch.from_numpy(chosen)]
+        token_ids_R[torch.from_numpy(chosen)] = choose(picked_RV, rows, chosen)
+    logprob, rank, top_ids, top_logprobs = _score(logits_RV, token_ids_R, rows)
+    return StepResult(
+        token_ids=token_ids_R.numpy().astype(np.int32),
+        finite=finite_R.numpy().astype(np.uint8),
+        logprob=logprob,
+        rank=rank,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+    )
+
+
+def choose(logits_RV: torch.Tensor, rows: Rows, chosen: Array) -> torch.Tensor:
+    """One token id per row of `logits_RV` (overwritten), which are the rows `chosen` of `rows`; int64 [R]."""
+    _add_bias(logits_RV, rows, chosen)
+    _penalize(logits_RV, rows, chosen)
+    result_R = torch.argmax(logits_RV, dim=-1)  # the first, so the lowest id, of equals
+    random = np.flatnonzero(rows.temperature[chosen] > 0)
+    filtered = (rows.top_k[chosen] > 0) | (rows.top_p[chosen] < 1) | (rows.min_p[chosen] > 0)
+    for wants_filter in (False, True):
+        local = random[filtered[random] == wants_filter]
+        if len(local):
+            which = chosen[local]
+            scaled_RV = logits_RV[torch.from_numpy(local)] / _column(rows.temperature[which])
+            scores_RK, ids_RK = _keep(scaled_RV, rows, which) if wants_filter else _keep_all(scaled_RV)
+            result_R[torch.from_numpy(local)] = _gumbel_max(scores_RK, ids_RK, rows, which)
+    return result_R
+
+
+def _add_bias(logits_RV: torch.Tensor, rows: Rows, chosen: Array) -> None:
+    place, entries = _entries(rows.bias_row, chosen)
+    if len(entries):
+        index = (place, torch.from_numpy(rows.bias_token[entries].astype(np.int64)))
+        logits_RV.index_put_(index, torch.from_numpy(rows.bias_value[entries]), accumulate=True)
+
+
+def _penalize(logits_RV: torch.Tensor, rows: Rows, chosen: Array) -> None:
+    """Repetition divides positive logits and multiplies negative ones (CTRL, arXiv 1909.05858); the others subtract."""
+    place, entries = _entries(rows.count_row, chosen)
+    if not len(entries):
+        return
+    row = rows.count_row[entries]
+    index = (place, torch.from_numpy(rows.count_token[entries].astype(np.int64)))
+    count = torch.from_numpy(rows.count_value[entries].astype(np.float32))
+    repetition = torch.from_numpy(rows.repetition_penalty[row])
+    values = logits_RV[index]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= torch.from_numpy(rows.presence_penalty[row]) * (count > 0)
+    values -= torch.from_numpy(rows.frequency_penalty[row]) * count
+    logits_RV[index] = values
+
+
+def _entries(entry_row: Array, chosen: Array) -> tuple[torch.Tensor, Array]:
+    """Which (row, token, value) entries belong to `chosen`, and the place of each one's row among them."""
+    entries = np.flatnonzero(np.isin(entry_row, chosen))
+    return torch.from_numpy(np.searchsorted(chosen, entry_row[entries])), entries
+
+
+def _keep_all(scaled_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return scaled_RV, torch.arange(scaled_RV.shape[-1]).unsqueeze(0)
+
+
+def _keep(scaled_RV: torch.Tensor, rows: Rows, which: Array) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores of the tokens that top-k, top-p and min-p keep (-inf for the rest) and their ids, most probable first."""
+    scores_RK, ids_RK = torch.sort(scaled_RV, dim=-1, descending=True, stable=True)
+    top_k = _column(rows.top_k[which])
+    place_K = torch.arange(scores_RK.shape[-1])
+    scores_RK.masked_fill_((top_k > 0) & (place_K >= top_k), -torch.inf)
+    probability_RK = torch.softmax(scores_RK.double(), dim=-1)
+    before_RK = probability_RK.cumsum(dim=-1) - probability_RK
+    top_p = _column(rows.top_p[which]).double()
+    dropped_RK = (before_RK >= top_p) & (top_p < 1)
+    dropped_RK |= probability_RK < _column(rows.min_p[which]).double() * probability_RK[:, :1]
+    dropped_RK[:, 0] = False
+    scores_RK.masked_fill_(dropped_RK, -torch.inf)
+    num_kept = int((scores_RK > -torch.inf).sum(dim=-1).max())
+    return scores_RK[:, : max(1, num_kept)], ids_RK[:, : max(1, num_kept)]
+
+
+def _gumbel_max(scores_RK: torch.Tensor, ids_RK: torch.Tensor, rows: Rows, which: Array) -> torch.Tensor:
+    """Draws from softmax(scores): argmax(scores + Gumbel noise), of which each token's part is its own."""
+    noise_RK = gumbel(
+        torch.from_numpy(rows.seed[which].view(np.int64)),
+        torch.from_numpy(rows.sample_index[which].astype(np.int64)),
+        torch.from_numpy(rows.new_number[which].astype(np.int64)),
+        ids_RK,
+    )
+    best_R1 = torch.argmax(scores_RK.double() + noise_RK, dim=-1, keepdim=True)
+    return ids_RK.expand(len(which), -1).gather(-1, best_R1).squeeze(-1)
+
+
+def _score(logits_RV: torch.Tensor, token_ids_R: torch.Tensor, rows: Rows) -> tuple[Array, Array, Array, Array]:
+    """Log-softmax of the raw logits at each row's token, its rank, and the most probable alternatives."""
+    num_rows, most = len(rows), max(0, int(rows.num_top.max(initial=0)))
+    logprob, rank = np.zeros(num_rows, np.float32), np.zeros(num_rows, np.int32)
+    top_ids, top_logprobs = np.zeros((num_rows, most), np.int32), np.zeros((num_rows, most), np.float32)
+    wanted = np.flatnonzero(rows.num_top != NO_LOGPROBS)
+    if len(wanted):
+        index = torch.from_numpy(wanted)
+        logprobs_RV = torch.log_softmax(logits_RV[index], dim=-1)
+        own_R1 = logprobs_RV.gather(-1, token_ids_R[index].unsqueeze(-1))
+        logprob[wanted] = own_R1.squeeze(-1).numpy()
+        rank[wanted] = 1 + (logprobs_RV > own_R1).sum(dim=-1).numpy()
+        top = torch.topk(logprobs_RV, min(most, logprobs_RV.shape[-1]), dim=-1)
+        top_ids[wanted, : top.indices.shape[-1]] = top.indices.numpy()
+        top_logprobs[wanted, : top.values.shape[-1]] = top.values.numpy()
+    return logprob, rank, top_ids, top_logprobs
+
+
+def _column(values: Array) -> torch.Tensor:
+    return torch.from_numpy(values).unsqueeze(-1)

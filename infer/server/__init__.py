@@ -1,0 +1,1 @@
+"""The gRPC server around an engine: the wire, its statuses, streams, health, reflection, and the way down."""

@@ -1,0 +1,173 @@
+"""The server as a whole: a port, an engine behind it, and an orderly way down."""
+
+import asyncio
+import ipaddress
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final
+
+import grpc
+
+from ...core.errors import ConfigError
+from ...proto.v1 import generation_pb2_grpc as pb_grpc
+from .engine_protocol import ServedEngine
+from .health import HEALTH_SERVICE, READINESS, Health
+from .reflection import add_reflection
+from .service import GenerationService
+
+MAX_REQUEST_BYTES: Final = 4 << 20
+MAX_RESPONSE_BYTES: Final = 16 << 20
+# Seconds for calls that are no requests (health watchers, reflection) to end by themselves once nothing is live.
+STOP_GRACE: Final = 0.5
+# Seconds for the engine to let go of aborted requests, which it does between two steps.
+ABORT_GRACE: Final = 5.0
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
+    ("grpc.so_reuseport", 0),  # two servers on one port are a mistake, to be told at once
+    # Clients that ping during a long decode are welcome; by default they are sent away and every call with them.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A client whose machine is gone says no goodbye: ask, so that its requests end.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How a server is reached and left.
+
+    Attributes:
+        host: address or name to listen on; without `insecure`, one that only this machine reaches.
+        port: 0 takes a free one.
+        drain_timeout: seconds that live requests have to end, once the server is asked to.
+        default_max_new_tokens: for requests that set none; None is up to the model's length.
+        insecure: listen on an address that others reach, with neither encryption nor authentication.
+    """
+
+    _: KW_ONLY
+    host: str = "127.0.0.1"
+    port: int = 50051
+    drain_timeout: float = 30.0
+    default_max_new_tokens: int | None = None
+    insecure: bool = False
+
+    def validate(self) -> None:
+        """Raises ConfigError for the first value that cannot be served with."""
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"port = {self.port}; it must be 0 (any free port) to 65535.")
+        if self.drain_timeout < 0:
+            raise ConfigError(f"drain_timeout = {self.drain_timeout:g}; it must be 0 seconds or more.")
+        if self.default_max_new_tokens is not None and self.default_max_new_tokens < 1:
+            raise ConfigError(f"default_max_new_tokens = {self.default_max_new_tokens}; it must be 1 or more.")
+        if not self.insecure and not _is_loopback(self.host):
+            raise ConfigError(
+                f"host = {self.host!r} can be reached from other machines, and this server has neither encryption nor "
+                "authentication. Listen on 127.0.0.1 behind a proxy, or accept the risk with --insecure."
+            )
+
+
+class Server:
+    """A gRPC server around an engine that is loaded. For one event loop; the engine is closed by whoever started it."""
+
+    def __init__(self, engine: ServedEngine, options: ServerOptions) -> None:
+        options.validate()
+        self._engine, self._options = engine, options
+        self._health = Health()
+        self._service = GenerationService(engine, options.default_max_new_tokens)
+        self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+        pb_grpc.add_GenerationServicer_to_server(self._service, self._server)
+        self._health.add_to(self._server)
+        add_reflection(self._server, (READINESS, HEALTH_SERVICE))
+
+    async def start(self) -> str:
+        """Listen and take requests; returns HOST:PORT. ConfigError if the address cannot be had."""
+        host, port = self._options.host, self._options.port
+        host = f"[{host}]" if ":" in host else host
+        try:
+            port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise ConfigError(f"Cannot listen on {host}:{port}: is it in use? --port 0 takes a free port.") from error
+        await self._server.start()
+        await self._health.set_ready()
+        loop = asyncio.get_running_loop()
+
+        def on_death() -> None:
+            asyncio.run_coroutine_threadsafe(self._health.set_dead(), loop)
+
+        self._engine.on_death(on_death)
+        return f"{host}:{port}"
+
+    async def drain(self) -> None:
+        """Take nothing new, and return when the live requests are done or the drain timeout has passed."""
+        self._service.start_draining()
+        await self._health.set_draining()
+        _LOG.info("draining: %d live requests, %g s at most", len(self._service.live), self._options.drain_timeout)
+        try:
+            await asyncio.wait_for(self._service.live.wait_empty(), self._options.drain_timeout)
+        except TimeoutError:
+            _LOG.warning("drain timeout: ending %d live requests", len(self._service.live))
+
+    async def stop(self) -> None:
+        """End what is still live, then every call and the port."""
+        self._service.start_draining()
+        self._service.end_live_requests()
+        await self._server.stop(STOP_GRACE)
+        with suppress(TimeoutError):  # a hung engine; closing it ends what is left
+            await asyncio.wait_for(self._service.live.wait_empty(), ABORT_GRACE)
+
+
+def serve_until_signal(engine: ServedEngine, options: ServerOptions, on_ready: Callable[[str], None]) -> bool:
+    """Serve until SIGTERM or Ctrl-C; a second one ends the draining that the first began.
+
+    Args:
+        engine: loaded; the caller closes it.
+        options: where to listen, how to leave.
+        on_ready: called with HOST:PORT once requests are taken.
+
+    Returns:
+        Whether the way down was orderly: True unless there was a second signal.
+    """
+    return asyncio.run(_serve(engine, options, on_ready))
+
+
+async def _serve(engine: ServedEngine, options: ServerOptions, on_ready: Callable[[str], None]) -> bool:
+    server = Server(engine, options)
+    first, second = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
+    try:
+        on_ready(await server.start())
+        await first.wait()
+        await _first_of(server.drain(), second.wait())
+    finally:
+        await server.stop()
+    return not second.is_set()
+
+
+async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Run all until one is done; cancel the others."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in done:
+        task.result()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

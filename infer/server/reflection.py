@@ -1,0 +1,55 @@
+"""gRPC reflection, v1alpha and v1: what tools like grpcurl read the services from.
+
+grpcio-reflection has v1alpha only. v1 is the same protocol under another package name, byte for byte, so v1 is answered
+by the same servicer, and its schema, which reflection shows too, is v1alpha's with the name changed.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+
+_V1ALPHA: Final = "grpc.reflection.v1alpha"
+_V1: Final = "grpc.reflection.v1"
+V1_SERVICE: Final = f"{_V1}.ServerReflection"
+
+
+def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
+    """Describe `services` (full names), and reflection itself, on this server."""
+    _register_v1_schema()
+    servicer = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME, V1_SERVICE))
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(V1_SERVICE, {"ServerReflectionInfo": handler}),)
+    )
+
+
+def _register_v1_schema() -> None:
+    """Make v1's schema known to protobuf, unless another library did."""
+    pool = descriptor_pool.Default()
+    try:
+        pool.FindFileContainingSymbol(V1_SERVICE)
+    except KeyError:
+        schema = descriptor_pb2.FileDescriptorProto()
+        reflection_pb2.DESCRIPTOR.CopyToProto(schema)
+        schema.name = schema.name.replace("v1alpha", "v1")
+        schema.package = _V1
+        schema.ClearField("options")
+        for message in schema.message_type:
+            for field in message.field:
+                if field.type_name:
+                    field.type_name = _in_v1(field.type_name)
+        for method in schema.service[0].method:
+            method.input_type, method.output_type = _in_v1(method.input_type), _in_v1(method.output_type)
+        pool.AddSerializedFile(schema.SerializeToString())
+
+
+def _in_v1(type_name: str) -> str:
+    return type_name.replace(f".{_V1ALPHA}.", f".{_V1}.")

@@ -1,0 +1,65 @@
+"""What is refused from the look of a request alone, before the engine sees it."""
+
+from typing import Final
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from ...core.errors import InvalidRequest
+from ...proto.v1 import generation_pb2 as pb
+from ..events import ModelInfo
+from .errors import NotBuilt, RoleMissing, UnknownModel
+
+# Fields of the wire that this version knows and cannot carry out.
+NOT_BUILT: Final = ("chat", "sampling.json_schema", "sampling.regex", "cache.bypass", "cache.salt")
+
+
+def check_request(request: pb.GenerateRequest, info: ModelInfo) -> None:
+    """Refuse unknown and unbuilt fields, another model, another's rights, and a missing prompt.
+
+    Raises:
+        InvalidRequest, NotBuilt, UnknownModel, RoleMissing.
+    """
+    refuse_unknown_fields(request)
+    for path in NOT_BUILT:
+        if _is_set(request, path):
+            raise NotBuilt(f"{path} is set, which this version of tk knows and cannot carry out yet; leave it unset.")
+    if request.model and request.model != info.name:
+        raise UnknownModel(f"Model {request.model!r} is not served here; leave it empty or ask for {info.name!r}.")
+    if request.priority > 0:
+        raise RoleMissing(f"priority is {request.priority}; above 0 it needs the role admin. Use 0 or less.")
+    if request.WhichOneof("prompt") is None:
+        raise InvalidRequest("The request has no prompt; set text or tokens.", field="prompt")
+
+
+def refuse_unknown_fields(message: Message, path: str = "") -> None:
+    """Raises InvalidRequest, naming path and number, if the message holds a field unknown to us, at any depth.
+
+    protobuf keeps a map entry with unknown fields of its own as an unknown field of the message around it.
+    """
+    for unknown in UnknownFieldSet(message):
+        field = message.DESCRIPTOR.fields_by_number.get(unknown.field_number)
+        name = f"{path}{unknown.field_number}" if field is None else f"{path}{field.name}"
+        raise InvalidRequest(
+            f"{message.DESCRIPTOR.full_name} holds field number {unknown.field_number} ({name}) in a way unknown to "
+            "this server, which may be older than the client; leave it unset.",
+            field=name,
+        )
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        if isinstance(value, Message):
+            refuse_unknown_fields(value, f"{path}{field.name}.")
+        else:
+            for index, item in enumerate(value):
+                refuse_unknown_fields(item, f"{path}{field.name}[{index}].")
+
+
+def _is_set(message: Message, path: str) -> bool:
+    """Whether the field is set: present if it has presence, not its type's zero otherwise."""
+    head, _, rest = path.partition(".")
+    if rest:
+        return message.HasField(head) and _is_set(getattr(message, head), rest)
+    if message.DESCRIPTOR.fields_by_name[head].has_presence:
+        return bool(message.HasField(head))
+    return bool(getattr(message, head))

@@ -1,0 +1,144 @@
+"""tk.v1.Generation over an engine: each call is checked, carried to the engine, and its events carried back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import grpc
+
+from ...core.errors import Cancelled, InvalidRequest
+from ...proto.v1 import generation_pb2 as pb
+from ...proto.v1 import generation_pb2_grpc as pb_grpc
+from ..completion import CompletionBuilder
+from ..events import Request
+from ..sampling_params import SamplingParams
+from ..wire import completion_to_wire, event_to_wire, model_info_to_wire, params_from_request
+from .engine_protocol import ServedEngine, ServedTokenizer
+from .errors import DeadlinePassed, Draining, NotBuilt, NoTokenizer
+from .request_ids import METADATA_KEY, LiveRequests, chosen_id
+from .requests import check_request, refuse_unknown_fields
+from .status import answered
+from .streams import EventStream
+
+
+class GenerationService(pb_grpc.GenerationServicer):
+    """The calls of tk.v1.Generation.
+
+    However a call ends (done, an error, a cancel, a deadline, a lost connection), its request ends in the engine too.
+
+    Attributes:
+        live: the requests that the engine works on.
+    """
+
+    def __init__(self, engine: ServedEngine, default_max_new_tokens: int | None = None) -> None:
+        self._engine = engine
+        self._default_max_new_tokens = default_max_new_tokens
+        self._draining = False
+        self.live = LiveRequests()
+
+    def start_draining(self) -> None:
+        """Refuse new requests from now on; the live ones go on."""
+        self._draining = True
+
+    def end_live_requests(self) -> None:
+        """End what is still live; its callers get UNAVAILABLE, and their handlers abort it in the engine."""
+        for stream in self.live.streams():
+            stream.interrupt(Draining("The server ended before the request did; ask another one."))
+
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        """See the .proto, here and below."""
+        async with answered(context), self._running(request, context) as stream:
+            async for event in stream:
+                await context.write(event_to_wire(event))
+
+    async def GenerateOnce(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> pb.GenerateResult:
+        async with answered(context), self._running(request, context) as stream:
+            builder = CompletionBuilder()
+            async for event in stream:
+                builder.add(event)
+            return completion_to_wire(builder.completion())
+
+    async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
+        async with answered(context):
+            raise NotBuilt("Score is known to this version of tk and not built yet.")
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenIds:
+        async with answered(context):
+            refuse_unknown_fields(request)
+            return pb.TokenIds(ids=await self._encode(request.text, request.no_special_tokens))
+
+    async def Detokenize(self, request: pb.TokenIds, context: grpc.aio.ServicerContext) -> pb.DetokenizeResponse:
+        async with answered(context):
+            refuse_unknown_fields(request)
+            text = await asyncio.to_thread(self._tokenizer().decode, list(request.ids), skip_special_tokens=False)
+            return pb.DetokenizeResponse(text=text)
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext) -> pb.ModelInfo:
+        async with answered(context):
+            refuse_unknown_fields(request)
+            return model_info_to_wire(self._engine.info)
+
+    @asynccontextmanager
+    async def _running(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[EventStream]:
+        """The request at work in the engine, for as long as the body runs."""
+        deadline = _deadline(context)
+        check_request(request, self._engine.info)
+        if self._draining:
+            raise Draining("The server is draining and takes no new requests; ask another one.")
+        request_id = chosen_id(request.request_id)
+        stream = self.live.open(request_id)
+        submitted = False
+        try:
+            await context.send_initial_metadata(((METADATA_KEY, request_id),))
+            engine_request = await self._engine_request(request, request_id, deadline)
+            self._engine.submit(engine_request, stream.push)
+            submitted = True
+            yield stream
+        except Cancelled as error:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlinePassed("The call's deadline passed before the request was complete.") from error
+            raise
+        finally:
+            stream.abandon()
+            if not submitted:
+                self.live.discard(request_id)
+            elif not stream.ended:
+                self._engine.abort(request_id)
+
+    async def _engine_request(self, request: pb.GenerateRequest, request_id: str, deadline: float | None) -> Request:
+        if request.WhichOneof("prompt") == "text":
+            prompt = await self._encode(request.text, request.no_special_tokens)
+        else:
+            prompt = list(request.tokens.ids)
+        if not prompt:
+            raise InvalidRequest("The prompt has no tokens; one is the least that can be continued.", field="prompt")
+        params = self._with_default_length(params_from_request(request), len(prompt))
+        return Request(request_id, tuple(prompt), params, priority=request.priority, deadline=deadline)
+
+    def _with_default_length(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """The server's own limit where the client set none; a default gives way to what the client did set."""
+        if params.max_new_tokens is not None or self._default_max_new_tokens is None:
+            return params
+        room = self._engine.info.max_model_len - num_prompt_tokens
+        length = min(max(self._default_max_new_tokens, params.min_new_tokens), room)
+        return replace(params, max_new_tokens=length) if length > 0 else params
+
+    async def _encode(self, text: str, no_special_tokens: bool) -> list[int]:
+        """On another thread: a long text takes longer than other calls should wait."""
+        return await asyncio.to_thread(self._tokenizer().encode, text, special_tokens=not no_special_tokens)
+
+    def _tokenizer(self) -> ServedTokenizer:
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise NoTokenizer("The served checkpoint has no tokenizer.json; send and read token ids instead of text.")
+        return tokenizer
+
+
+def _deadline(context: grpc.aio.ServicerContext) -> float | None:
+    """When the caller stops waiting, on the clock of time.monotonic()."""
+    remaining = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining

@@ -1,0 +1,80 @@
+"""From an error to the gRPC status that tells it: the code from the error's class, the details from the table here."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import Any, Final
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from ...core.errors import InvalidRequest, Overloaded, TkError
+from .errors import Draining
+
+ERROR_DOMAIN: Final = "tk.v1"
+# The text travels in a header, percent-encoded, next to its copy in the details; peers accept 8 KiB of headers in all.
+MAX_MESSAGE_CHARS: Final = 800
+_LOG: Final = logging.getLogger(__name__)
+
+
+def _field_violation(error: InvalidRequest) -> list[Any]:
+    violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=_text(error))
+    return [error_details_pb2.BadRequest(field_violations=[violation])]
+
+
+def _retry_info(error: Overloaded | Draining) -> list[Any]:
+    delay = duration_pb2.Duration()
+    delay.FromNanoseconds(round(error.retry_after * 1e9))
+    return [error_details_pb2.RetryInfo(retry_delay=delay)]
+
+
+def _full_queue(error: Overloaded) -> list[Any]:
+    violation = error_details_pb2.QuotaFailure.Violation(subject="queue", description=_text(error))
+    return [*_retry_info(error), error_details_pb2.QuotaFailure(violations=[violation])]
+
+
+_DETAILS: Final[Mapping[type[TkError], Callable[[Any], list[Any]]]] = MappingProxyType(
+    {InvalidRequest: _field_violation, Overloaded: _full_queue, Draining: _retry_info}
+)
+
+
+def status_of(error: Exception) -> status_pb2.Status:
+    """The google.rpc.Status of an error; whatever is no TkError is a fault of ours."""
+    name = error.grpc_status if isinstance(error, TkError) else "INTERNAL"
+    details = next((build(error) for kind, build in _DETAILS.items() if isinstance(error, kind)), [])
+    if name == "INTERNAL":
+        details = [error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=ERROR_DOMAIN)]
+    status = status_pb2.Status(code=grpc.StatusCode[name].value[0], message=_text(error))
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+@asynccontextmanager
+async def answered(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """End the call with the status of whatever error the body raises; a fault of ours is also logged."""
+    try:
+        yield
+    except TkError as error:
+        await _abort(context, error)
+    except grpc.aio.BaseError:  # the call is over already, by us or by the peer
+        raise
+    except Exception as error:
+        _LOG.exception("a call failed by a fault of the server")
+        await _abort(context, error)
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
+    status = rpc_status.to_status(status_of(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+def _text(error: Exception) -> str:
+    """What the client reads. The words of an unforeseen error may hold what is not the client's: the log has them."""
+    text = str(error) if isinstance(error, TkError) else f"A fault of the server ({type(error).__name__}); see its log."
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."

@@ -1,0 +1,134 @@
+"""The bridge from the engine's thread to an asyncio handler: one EventStream per request.
+
+The engine pushes and never waits. What a slow reader has not taken yet is kept small by joining deltas: at any time at
+most one open delta per sample is queued, whatever the number of tokens (long ones are closed at a size that fits a
+message, so memory grows with the text alone).
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...core.errors import TkError
+from ..events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
+
+# With 20 alternatives per token this is about a megabyte of message.
+MAX_TOKENS_PER_DELTA: Final = 1024
+
+
+@dataclass
+class _OpenDelta:
+    """A queued delta that later ones of its sample may still join."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def join(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+
+    def close(self) -> Delta:
+        return Delta(self.index, "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs))
+
+
+class EventStream:
+    """The events of one request, pushed by the engine's thread, iterated by one coroutine.
+
+    Iteration ends at Done and raises the error of Failed. Made on the event loop's thread.
+    """
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        """`on_end` is called on the loop, once, when the engine is done with the request, taken by a reader or not."""
+        self._loop = asyncio.get_running_loop()
+        self._on_end = on_end
+        self._ready = asyncio.Event()
+        self._lock = threading.Lock()  # guards all below
+        self._queue: deque[Started | _OpenDelta | Finished | Done | Failed] = deque()
+        self._open: dict[int, _OpenDelta] = {}
+        self._wake_due = False
+        self._ended = False
+        self._abandoned = False
+
+    def push(self, event: Event) -> None:
+        """Queue an event; any thread, never blocks. What follows the last event is dropped."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = isinstance(event, (Done, Failed))
+            if not self._abandoned:
+                self._enqueue(event)
+            elif not self._ended:
+                return
+            wake, self._wake_due = not self._wake_due, True
+        if wake:
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def interrupt(self, error: TkError) -> None:
+        """Let the reader find this error next, whatever the engine still sends. On the loop's thread."""
+        with self._lock:
+            self._queue.appendleft(Failed(error))
+        self._ready.set()
+
+    def abandon(self) -> None:
+        """No more reading: forget what is queued and what comes, but for the end."""
+        with self._lock:
+            self._abandoned = True
+            self._queue.clear()
+            self._open.clear()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine is done with the request."""
+        with self._lock:
+            return self._ended
+
+    def __aiter__(self) -> "EventStream":
+        return self
+
+    async def __anext__(self) -> Started | Delta | Finished:
+        event = await self._take()
+        match event:
+            case Done():
+                raise StopAsyncIteration
+            case Failed():
+                raise event.error
+            case _OpenDelta():
+                return event.close()
+        return event
+
+    async def _take(self) -> Started | _OpenDelta | Finished | Done | Failed:
+        while True:
+            with self._lock:
+                if self._queue:
+                    event = self._queue.popleft()
+                    if isinstance(event, _OpenDelta) and self._open.get(event.index) is event:
+                        del self._open[event.index]
+                    return event
+                self._ready.clear()
+            await self._ready.wait()
+
+    def _enqueue(self, event: Event) -> None:
+        if not isinstance(event, Delta):
+            self._queue.append(event)
+            return
+        delta = self._open.get(event.index)
+        if delta is None or len(delta.token_ids) + len(event.token_ids) > MAX_TOKENS_PER_DELTA:
+            delta = self._open[event.index] = _OpenDelta(event.index)
+            self._queue.append(delta)
+        delta.join(event)
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._wake_due = False
+            ended = self._ended
+        self._ready.set()
+        if ended:
+            self._on_end()

@@ -1,0 +1,162 @@
+"""The engine's side of its workers: start, talk, notice a death at once, end."""
+
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from ..core.errors import Cancelled, WorkerDied
+from .ipc import Frame, error_from, receive, send
+from .step_plan import StepPlan, StepResult
+
+EXIT_TIMEOUT: Final = 5.0  # seconds that a worker gets to end by itself
+
+
+class WorkerGroup:
+    """One process per tensor-parallel rank. All methods but `wake` are for the one thread that calls `start`.
+
+    That thread must live as long as the group: the kernel ends a worker with the thread that started it.
+    """
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[socket.socket] = []
+        self._wake_up, self._woken = socket.socketpair()
+        self._wake_up.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the ranks, in order."""
+        return tuple(process.pid for process in self._processes)
+
+    def start(self, job: Mapping[str, Any], tp: int, timeout: float) -> None:
+        """Starts `tp` ranks and waits until each has loaded.
+
+        Args:
+            job: what every rank is told; its rank, tp and the ranks' meeting place are added.
+
+        Raises:
+            TkError: what a worker reported, of its own class; WorkerDied if one ended without a word or took longer
+                than `timeout` seconds; Cancelled if `wake` was called.
+        """
+        deadline = time.monotonic() + timeout
+        with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
+            for rank in range(tp):
+                self._start_rank(rank, tp)
+                frame = Frame("start", {**job, "rank": rank, "tp": tp, "store": f"{folder}/store"})
+                send(self._connections[rank], frame)
+            loading = set(range(tp))
+            while loading:
+                spoken = self._wait_for_ranks(deadline)
+                if spoken is None:
+                    raise Cancelled("The engine was closed while it was starting.")
+                for rank in spoken:
+                    frame = self._receive(rank)
+                    if frame.op == "error":
+                        raise error_from(frame)
+                    loading.remove(rank)
+
+    def step(self, plan: StepPlan, timeout: float) -> StepResult:
+        """Has every rank carry out a plan; what rank 0 answers.
+
+        Raises:
+            WorkerDied: one is gone, reported a fault, or did not answer within `timeout` seconds.
+        """
+        frame = Frame("step", arrays=plan.arrays())
+        for connection in self._connections:
+            connection.settimeout(timeout)
+            send(connection, frame)
+        deadline = time.monotonic() + timeout
+        while True:
+            for rank in self._wait_for_ranks(deadline) or ():
+                answer = self._receive(rank)
+                if answer.op == "error":
+                    raise WorkerDied(str(error_from(answer)))
+                return StepResult.from_arrays(answer.arrays)
+
+    def sleep(self) -> None:
+        """Returns when `wake` is called. Raises WorkerDied as soon as a worker is gone."""
+        for rank in self._wait_for_ranks(None) or ():
+            raise WorkerDied(f"Inference rank {rank} spoke out of turn ({self._receive(rank).op}).")
+
+    def wake(self) -> None:
+        """Ends a `sleep` or `start`; lost if there is none. From any thread."""
+        with suppress(OSError):  # it is full of wake-ups already, or closed
+            self._wake_up.send(b"w")
+
+    def close(self, kill: bool = False) -> None:
+        """Ends all processes, which get a while to do so by themselves unless `kill`. Idempotent."""
+        for connection in self._connections:
+            connection.close()
+        deadline = time.monotonic() + (0.0 if kill else EXIT_TIMEOUT)
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+        self._selector.close()
+        self._wake_up.close()
+        self._woken.close()
+
+    def _start_rank(self, rank: int, tp: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", f"{__package__}.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # standard output is the command's own
+                pass_fds=[theirs.fileno()],
+                env=worker_environment(tp),
+                start_new_session=True,  # Ctrl-C is for the engine
+            )
+        self._processes.append(process)
+        self._connections.append(ours)
+        self._selector.register(ours, selectors.EVENT_READ, rank)
+
+    def _wait_for_ranks(self, deadline: float | None) -> list[int] | None:
+        """Ranks that have something to say; None if woken instead. Raises WorkerDied after the deadline."""
+        ready = self._selector.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise WorkerDied("The inference workers did not answer in time.")
+        ranks = [key.data for key, _ in ready if key.data is not None]
+        if not ranks:
+            with suppress(BlockingIOError):
+                self._woken.recv(4096)
+        return ranks or None
+
+    def _receive(self, rank: int) -> Frame:
+        frame = receive(self._connections[rank])
+        if frame is not None:
+            return frame
+        process = self._processes[rank]
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        how = "closed its connection" if process.returncode is None else _describe_exit(process.returncode)
+        raise WorkerDied(f"Inference rank {rank} (process {process.pid}) {how}; see its messages on stderr.")
+
+
+def worker_environment(tp: int) -> dict[str, str]:
+    """Variables of a worker: modules found where this process finds them, the cores shared out among the ranks."""
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "OMP_NUM_THREADS": str(max(1, cores // tp)),
+        "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this machine
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
+    }
+
+
+def _describe_exit(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,248 @@
+"""Text to token ids and back, over Hugging Face `tokenizers`: one reading of tokenizer.json for training and serving.
+
+Imports no torch: clients, data preparation and the server's own process use it.
+"""
+
+import codecs
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+import tokenizers
+
+from ..core.errors import CheckpointError, InvalidRequest
+
+# What belongs to a tokenizer in a model folder and goes along with every copy of it; only the first must be there.
+SIDE_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+def _byte_alphabet() -> Mapping[str, int]:
+    """The characters by which byte-level BPE writes bytes (GPT-2): printable ones as themselves, others from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return MappingProxyType(table)
+
+
+_BYTE_OF: Final = _byte_alphabet()
+
+
+@dataclass(frozen=True)
+class _Spelling:
+    """How the vocabulary writes bytes and spaces, as the decoder in tokenizer.json reads them.
+
+    Attributes:
+        byte_level: every character of a token stands for one byte.
+        byte_fallback: "<0x0A>" is the byte 10.
+        space: the character that stands for a space ("▁"), "" if none.
+    """
+
+    byte_level: bool = False
+    byte_fallback: bool = False
+    space: str = ""
+
+    @classmethod
+    def of(cls, decoder: Any) -> Self:
+        """Reads the "decoder" entry of tokenizer.json, sequences of decoders included."""
+        steps = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        kinds = {step["type"] for step in steps}
+        spaces = [step["replacement"] for step in steps if step["type"] == "Metaspace"]
+        spaces += [
+            step["pattern"]["String"]
+            for step in steps
+            if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
+        ]
+        return cls("ByteLevel" in kinds, "ByteFallback" in kinds, spaces[0] if spaces else "")
+
+    def fallback_byte(self, token: str) -> bytes | None:
+        """The byte that a token like "<0x0A>" stands for, None for any other token."""
+        if not (self.byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">")):
+            return None
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            return None
+
+    def to_bytes(self, token: str) -> bytes:
+        """The bytes of the text that the decoder makes of a token of the vocabulary."""
+        if self.byte_level:
+            spelled = [_BYTE_OF.get(char, -1) for char in token]
+            return token.encode() if -1 in spelled else bytes(spelled)
+        byte = self.fallback_byte(token)
+        if byte is not None:
+            return byte
+        return (token.replace(self.space, " ") if self.space else token).encode()
+
+
+class Tokenizer:
+    """A tokenizer.json with the special ids of the model folder it lies in.
+
+    Attributes:
+        folder: where it was read from; `SIDE_FILES` are its files.
+        sha256: of tokenizer.json.
+        vocab_size: highest token id + 1.
+        eos_token_id: the token that ends a document, from tokenizer_config.json; None if it names none.
+        eos_token_ids: the tokens that end generation: the union of config.json and generation_config.json; where
+            neither says, `eos_token_id` alone.
+    """
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.folder = folder
+        self.sha256 = hashlib.sha256(text.encode()).hexdigest()
+        self._backend = tokenizers.Tokenizer.from_str(text)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._spelling = _Spelling.of(json.loads(text).get("decoder"))
+        added = self._backend.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.vocab_size = max(self._backend.get_vocab().values(), default=-1) + 1
+        self.eos_token_id = self._document_end()
+        fallback = frozenset() if self.eos_token_id is None else frozenset({self.eos_token_id})
+        self.eos_token_ids = read_eos_token_ids(folder) or fallback
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> Self:
+        """Reads `folder`/tokenizer.json and the configs beside it.
+
+        Raises:
+            CheckpointError: there is no tokenizer.json, or one of the files is damaged.
+        """
+        path = Path(folder) / "tokenizer.json"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise CheckpointError(f"Cannot read the tokenizer {path}: {reason}.") from error
+        try:
+            return cls(path.parent, text)
+        except CheckpointError:
+            raise
+        except Exception as error:  # `tokenizers` raises bare Exception for whatever it cannot read
+            raise CheckpointError(f"{path} is damaged, or no tokenizer that this version reads: {error}.") from error
+
+    def _document_end(self) -> int | None:
+        path = self.folder / "tokenizer_config.json"
+        token = _read_json(path).get("eos_token")
+        if isinstance(token, dict):
+            token = token.get("content")
+        if token is None:
+            return None
+        token_id = self._backend.token_to_id(token) if isinstance(token, str) else None
+        if token_id is None:
+            raise CheckpointError(f"{path}: eos_token {token!r} is no token of the tokenizer.json beside it.")
+        return token_id
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with what tokenizer.json's post-processor adds if `special_tokens`.
+
+        Raises:
+            InvalidRequest: the text is not valid Unicode.
+        """
+        try:
+            return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
+        except TypeError as error:
+            raise InvalidRequest("The text has a lone surrogate; it must be valid Unicode.", field="text") from error
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text without added special tokens, on all cores."""
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; incomplete bytes become U+FFFD, unknown ids give nothing."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to the text: perhaps part of a character; b"" for an unknown id."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        token = self._backend.id_to_token(token_id)
+        return b"" if token is None else self._spelling.to_bytes(token)
+
+    def visible(self, ids: Iterable[int], keep_special_tokens: bool) -> list[int]:
+        """The ids that have a text: known ones, without special tokens unless they are kept."""
+        return [
+            token_id
+            for token_id in ids
+            if self._backend.id_to_token(token_id) is not None
+            and (keep_special_tokens or token_id not in self._special)
+        ]
+
+    def ends_complete(self, ids: Sequence[int]) -> bool:
+        """Whether no later token can change the text of `ids` (visible ones, at least one)."""
+        tokens = [self._backend.id_to_token(token_id) or "" for token_id in ids[-4:]]
+        if self._spelling.byte_level:  # no character has more than 4 bytes, no token fewer than 1
+            tail = codecs.getincrementaldecoder("utf-8")("replace")
+            tail.decode(b"".join(self._spelling.to_bytes(token) for token in tokens))
+            return not tail.getstate()[0]
+        # A run of byte tokens is decoded as a whole: if all of it is no UTF-8, every byte becomes U+FFFD.
+        return self._spelling.fallback_byte(tokens[-1]) is None
+
+
+class DetokenizerStream:
+    """Turns token ids, as they come, into pieces of text that together are the text of all of them.
+
+    Text lags its tokens while a later token could still change it (half a character). Special tokens are dropped unless
+    `keep_special_tokens`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, keep_special_tokens: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._keep_special_tokens = keep_special_tokens
+        self._context: list[int] = []  # the last token decoded: decoders strip the space of a first token only
+        self._pending: list[int] = []
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Takes the next tokens; returns the text that is certain by now, valid UTF-8, perhaps empty."""
+        known_incomplete = len(self._pending)
+        self._pending += self._tokenizer.visible(ids, self._keep_special_tokens)
+        for end in range(len(self._pending), known_incomplete, -1):
+            if self._tokenizer.ends_complete(self._pending[:end]):
+                return self._take(end)
+        return ""
+
+    def flush(self) -> str:
+        """The text held back, its incomplete bytes as U+FFFD. Ends the stream."""
+        return self._take(len(self._pending))
+
+    def _take(self, count: int) -> str:
+        ids, self._pending = self._pending[:count], self._pending[count:]
+        if not ids:
+            return ""
+        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
+        text = self._tokenizer.decode(self._context + ids, skip_special_tokens=False)
+        self._context = ids[-1:]
+        return text[len(before) :]
+
+
+def read_eos_token_ids(folder: Path) -> frozenset[int]:
+    """The ids that end generation: the union of config.json's and generation_config.json's `eos_token_id`.
+
+    Raises:
+        CheckpointError: one of the two is damaged, or its value is neither an id, a list of ids, nor null.
+    """
+    found: set[int] = set()
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        value = _read_json(path).get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+            raise CheckpointError(f"{path}: eos_token_id is {value!r}; it must be an id, a list of ids, or null.")
+        found.update(ids)
+    return frozenset(found)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; {} if there is no such file."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"Cannot read {path}: {error}.") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not {type(document).__name__}.")
+    return document

@@ -1,0 +1,44 @@
+"""Fill .build/wheels with every pinned package that a GPU machine without network may lack (`make wheels`).
+
+The machine brings its own torch, built for its driver; everything else is taken at the lock's version, so that
+`scripts/gpu_check.py` can complete whatever python it finds there.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WHEELS = ROOT / ".build" / "wheels"
+PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64")
+# What a machine for models has (torch built for its driver, and large wheels), and what only developers use.
+LEFT_OUT = frozenset(
+    {"torch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "numpy", "transformers"}
+    | {"setuptools", "ruff", "mypy", "mypy_extensions", "ast_serialize", "librt", "pathspec"}
+)
+
+
+def pins(lock: str) -> list[str]:
+    """The lock's `name==version` lines, without comments and without what is left out."""
+    lines = (line.strip() for line in lock.splitlines())
+    return [line for line in lines if line and line[0] != "#" and line.split("==")[0].lower() not in LEFT_OUT]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python-version", default="3.12", help="of the GPU machine (default 3.12)")
+    options = parser.parse_args()
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary=:all:", "--python-version", options.python_version]
+    for platform in PLATFORMS:
+        command += ["--platform", platform]
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    code = subprocess.run([*command, "--dest", str(WHEELS), *pins((ROOT / "requirements.lock").read_text())]).returncode
+    files = list(WHEELS.glob("*.whl"))
+    print(f"{WHEELS}: {len(files)} wheels, {sum(f.stat().st_size for f in files) / 2**20:.0f} MiB")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

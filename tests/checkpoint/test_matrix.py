@@ -1,0 +1,138 @@
+"""Any layout to any layout, bit for bit: what every rank reads, and what a reshard writes."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from saving import MIXED, STATES, assert_equal, cut, llama_table, save_step, true_values
+from tk.checkpoint import Checkpoint, reshard
+from tk.core import dtypes
+from tk.core import layout as core_layout
+from tk.core.layout import Layout, TensorSpec, owned
+
+LAYOUTS = [
+    *(Layout(tp=tp, dp=dp, zero=zero) for tp, dp, zero in product((1, 2, 4), (1, 2), (0, 1))),
+    Layout(tp=2, dp=2, zero=2, bucket_size=2000),
+    Layout(tp=2, dp=3, zero=3),
+    Layout(tp=1, pp=2, dp=2, zero=1, virtual_stages=2),
+    Layout(tp=4, pp=2, dp=1),
+    Layout(tp=2, pp=2, dp=4, zero=1, shard_size=2),
+    Layout(tp=1, dp=4, zero=3, bucket_size=5000),
+]
+
+
+def label(layout: Layout) -> str:
+    return f"tp{layout.tp}pp{layout.pp}x{layout.virtual_stages}dp{layout.dp}z{layout.zero}"
+
+
+@pytest.fixture(scope="module")
+def tensors() -> tuple[TensorSpec, ...]:
+    return llama_table()
+
+
+@pytest.fixture(scope="module")
+def truth(tensors: tuple[TensorSpec, ...]) -> dict[tuple[str, str], dtypes.Array]:
+    return {(s.name, slot): true_values(s, slot, code) for s in tensors if not s.alias for slot, code in MIXED.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cut_small_tensors() -> object:
+    """Deal small tensors by flat ranges too, as large ones are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core_layout, "NEVER_CUT", 512)
+        yield
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, tensors: tuple[TensorSpec, ...]) -> dict[Layout, Checkpoint]:
+    folder = tmp_path_factory.mktemp("matrix")
+    return {layout: Checkpoint.open(save_step(folder / label(layout), tensors, layout)) for layout in LAYOUTS}
+
+
+@pytest.mark.parametrize("source", LAYOUTS, ids=label)
+def test_every_rank_of_every_layout_reads_its_own(
+    source: Layout,
+    saved: dict[Layout, Checkpoint],
+    tensors: tuple[TensorSpec, ...],
+    truth: dict[tuple[str, str], dtypes.Array],
+) -> None:
+    checkpoint = saved[source]
+    assert checkpoint.layout == source
+    seen: set[object] = set()
+    for target in LAYOUTS:
+        for rank in range(target.world_size):
+            for item in owned(tensors, target, rank, list(MIXED)):
+                if item in seen:
+                    continue
+                seen.add(item)
+                found = checkpoint.read(item.tensor, item.box, item.slot, item.flat).numpy()
+                assert_equal(found.reshape(-1), cut(truth[item.tensor, item.slot], item))
+    assert len(seen) > len(truth)
+
+
+@pytest.mark.parametrize("source", LAYOUTS[::3], ids=label)
+@pytest.mark.parametrize("target", [Layout(), Layout(tp=2), Layout(tp=4, pp=2)], ids=label)
+def test_reshard(
+    source: Layout,
+    target: Layout,
+    saved: dict[Layout, Checkpoint],
+    tensors: tuple[TensorSpec, ...],
+    truth: dict[tuple[str, str], dtypes.Array],
+    tmp_path: Path,
+) -> None:
+    found = Checkpoint.open(reshard(saved[source].path, tmp_path / "new", layout=target))
+    assert found.verify().ok
+    assert found.layout == target
+    for (name, slot), values in truth.items():
+        assert_equal(found.read(name, slot=slot).numpy(), values)
+    wanted = {
+        (item.tensor, item.slot, item.box, item.flat)
+        for rank in range(target.world_size)
+        for item in owned(tensors, target, rank, list(MIXED))
+    }
+    stored = {(c.tensor, c.slot, c.box, c.flat) for chunks in found.chunks.values() for c in chunks}
+    assert stored == wanted
+
+
+def test_a_tied_name_reads_its_original(
+    saved: dict[Layout, Checkpoint], truth: dict[tuple[str, str], dtypes.Array]
+) -> None:
+    for checkpoint in saved.values():
+        assert_equal(checkpoint.read("lm_head.weight").numpy(), truth["model.embed_tokens.weight", "weight"])
+
+
+def test_an_untied_head_and_fp32_weights(tmp_path: Path) -> None:
+    table = llama_table(tied=False)
+    saved = save_step(tmp_path / "run", table, Layout(tp=2, dp=2, zero=1), STATES)
+    found = Checkpoint.open(reshard(saved, tmp_path / "new", layout=Layout(tp=4)))
+    for spec in table:
+        assert "master" not in found.tensors[spec.name].slots
+        for slot, code in STATES.items():
+            assert_equal(found.read(spec.name, slot=slot).numpy(), true_values(spec, slot, code))
+
+
+def test_fused_columns_of_a_transposed_tensor(tmp_path: Path) -> None:
+    """A tensor split along its last dim, with a scalar and a 3-D one beside it, whichever way they were cut."""
+    table = (
+        TensorSpec("attn", (12, 24), core_layout.Split(1, 4), 0),
+        TensorSpec("conv", (3, 8, 5), core_layout.Split(1), 0),
+        TensorSpec("scale", (), None, "last"),
+    )
+    saved = save_step(tmp_path / "run", table, Layout(tp=2, dp=3, zero=1), STATES)
+    for tp in (1, 2):
+        found = Checkpoint.open(reshard(saved, tmp_path / f"tp{tp}", layout=Layout(tp=tp)))
+        for spec in table:
+            assert_equal(found.read(spec.name, slot="exp_avg").numpy(), true_values(spec, "exp_avg", "F32"))
+
+
+def test_torch_sees_the_same_values(
+    saved: dict[Layout, Checkpoint], truth: dict[tuple[str, str], dtypes.Array]
+) -> None:
+    import torch
+
+    name = "model.layers.1.mlp.down_proj.weight"
+    found = saved[LAYOUTS[-1]].read(name).torch()
+    assert found.dtype == torch.bfloat16
+    assert np.array_equal(found.view(torch.int16).numpy().view(np.uint16), truth[name, "weight"])
+    assert saved[LAYOUTS[-1]].read(name, slot="exp_avg").torch().dtype == torch.float32

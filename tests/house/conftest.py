@@ -1,0 +1,36 @@
+"""The source tree as data: what the tests of the house walk over."""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("core", "parallel", "checkpoint", "proto", "model", "train", "infer", "cli")
+
+
+def package_files() -> Iterator[Path]:
+    """Every module of the package, as paths relative to the repository root; generated code is not ours to judge."""
+    for folder in (ROOT.glob("*.py"), *((ROOT / room).rglob("*.py") for room in ROOMS)):
+        yield from (path.relative_to(ROOT) for path in sorted(folder) if "_pb2" not in path.name)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def sources() -> list[Path]:
+    """Modules of the package, relative to the root."""
+    files = list(package_files())
+    assert len(files) > len(ROOMS)
+    return files
+
+
+@pytest.fixture(scope="session")
+def project() -> dict[str, Any]:
+    """pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())

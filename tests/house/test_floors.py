@@ -1,0 +1,121 @@
+"""Imports go down only, rooms of one floor never meet, and what must stay light loads no torch."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+FLOORS = {
+    "core": 0,
+    "parallel": 1,
+    "checkpoint": 1,
+    "proto": 1,
+    "model": 2,
+    "train": 3,
+    "infer": 3,
+    "cli": 4,
+}
+# Bytes, plans and policy: modules and whole rooms ("room.") that work without a deep-learning stack.
+WITHOUT_TORCH = ("core.", "checkpoint.", "proto.", "cli.", "train.data.")
+WITHOUT_TORCH_MODULES = frozenset({"", "__main__", "model", "model.tokenizer", "train", "infer", "infer.client"})
+POLICY = ("schedul", "allocator", "plan", "sampling_params", "events", "config")
+
+
+def dotted(path: Path) -> str:
+    """checkpoint/manifest.py -> "checkpoint.manifest", cli/__init__.py -> "cli", __init__.py -> ""."""
+    return ".".join(part for part in path.with_suffix("").parts if part != "__init__")
+
+
+def room_of(name: str) -> str:
+    return name.split(".")[0]
+
+
+def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    """(line, name below `tk`) of everything of ours that a module imports, inside functions too."""
+    package = ["tk", *path.parent.parts]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name.removeprefix("tk.")) for name in names if name.split(".")[0] == "tk")
+
+
+def broken_rules(path: Path, text: str) -> list[str]:
+    """What a module imports that its floor forbids, as readable lines."""
+    room = path.parts[0] if len(path.parts) > 1 else ""
+    if not room:
+        return []
+    wrong = []
+    for line, name in imports(path, text):
+        other = room_of(name)
+        if other == "__version__" or other == room:
+            continue
+        if FLOORS.get(other, 99) >= FLOORS[room]:
+            wrong.append(f"{path}:{line}: {room} (floor {FLOORS[room]}) must not import tk.{name}")
+    return wrong
+
+
+def test_imports_go_down_only(root: Path, sources: list[Path]) -> None:
+    wrong = [line for path in sources for line in broken_rules(path, (root / path).read_text())]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_rooms_use_relative_imports(root: Path, sources: list[Path]) -> None:
+    wrong = []
+    for path in sources:
+        for node in ast.walk(ast.parse((root / path).read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "tk":
+                wrong.append(f"{path}:{node.lineno}: import tk's own rooms relatively")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_rules_catch_what_they_are_for() -> None:
+    up = broken_rules(Path("core/box.py"), "from ..model import Llama")
+    beside = broken_rules(Path("train/loop.py"), "def f():\n    from ..infer.engine import Engine")
+    spelled_out = broken_rules(Path("parallel/mesh.py"), "import tk.checkpoint.manifest")
+    sideways_package = broken_rules(Path("infer/server/service.py"), "from ... import train")
+    assert [len(wrong) for wrong in (up, beside, spelled_out, sideways_package)] == [1, 1, 1, 1]
+    assert "train (floor 3) must not import tk.infer.engine.Engine" in beside[0]
+    fine = "from . import unit\nfrom ..core import errors\nfrom .. import __version__\nimport torch"
+    assert broken_rules(Path("infer/engine.py"), fine) == []
+
+
+def is_light(name: str) -> bool:
+    """Whether a module must load without torch: by room, by name, or because it is policy."""
+    if name in WITHOUT_TORCH_MODULES or any(f"{name}.".startswith(prefix) for prefix in WITHOUT_TORCH):
+        return True
+    return room_of(name) in {"train", "infer"} and any(word in name.split(".")[-1] for word in POLICY)
+
+
+IMPORT_ALL = """
+import importlib, sys, traceback
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ImportError("torch must not be imported here")
+
+sys.meta_path.insert(0, NoTorch())
+failed = 0
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except Exception:
+        failed += 1
+        print(f"--- importing {name}", traceback.format_exc(limit=-4), sep="\\n")
+sys.exit(failed > 0)
+"""
+
+
+def test_light_modules_load_no_torch(sources: list[Path]) -> None:
+    names = [dotted(path) for path in sources]
+    light = [f"tk.{name}".rstrip(".") for name in names if is_light(name) and name != "__main__"]
+    assert {"tk", "tk.core.errors", "tk.checkpoint", "tk.cli.main", "tk.infer.client"} <= set(light)
+    run = subprocess.run([sys.executable, "-c", IMPORT_ALL, *light], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr

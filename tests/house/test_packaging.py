@@ -1,0 +1,116 @@
+"""What is installed, what it needs, and what the lock pins."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tk
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+OUTSIDE = frozenset({"tests", "benchmarks", "docs", "examples", "scripts", "runs", "build"})
+
+
+def requirements(project: dict[str, Any]) -> dict[str, Requirement]:
+    return {canonicalize_name(r.name): r for r in map(Requirement, project["project"]["dependencies"])}
+
+
+def pins(root: Path) -> list[tuple[str, Version]]:
+    """(name, version) of each line of the lock, in its order."""
+    lines = (root / "requirements.lock").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return [(canonicalize_name(name), Version(version)) for name, version in pairs]
+
+
+def test_every_package_folder_is_listed(root: Path, project: dict[str, Any]) -> None:
+    rooms = [path for path in root.iterdir() if path.is_dir() and path.name[0] != "." and path.name not in OUTSIDE]
+    folders = [path.parent.relative_to(root) for room in rooms for path in room.rglob("__init__.py")]
+    found = {"tk", *(".".join(["tk", *folder.parts]) for folder in folders)}
+    assert found == set(project["tool"]["setuptools"]["packages"])
+
+
+def third_party(root: Path, sources: list[Path]) -> set[str]:
+    """Top-level names outside ours and the standard library that the package imports, in functions too."""
+    names = set()
+    for path in sources:
+        for node in ast.walk(ast.parse((root / path).read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names.add(node.module)
+    return {name for name in names if name.split(".")[0] not in sys.stdlib_module_names | {"tk"}}
+
+
+def test_what_is_imported_is_declared_and_the_other_way_round(
+    root: Path, sources: list[Path], project: dict[str, Any]
+) -> None:
+    homes = packages_distributions()
+    imported = third_party(root, sources)
+    # `google` is a namespace that two distributions share.
+    used = {"protobuf" for name in imported if name.startswith("google.protobuf")}
+    used |= {canonicalize_name(homes[top][0]) for name in imported if (top := name.split(".")[0]) != "google"}
+    # google.rpc's messages come with grpcio-status; protobuf's runtime is what the generated code imports.
+    assert used | {"protobuf"} == set(requirements(project))
+
+
+def test_every_dependency_has_its_reason(root: Path, project: dict[str, Any]) -> None:
+    reasons = (root / "docs" / "dependencies.md").read_text()
+    extras = [canonicalize_name(Requirement(r).name) for r in project["project"]["optional-dependencies"]["dev"]]
+    assert [name for name in [*requirements(project), *extras] if f"`{name}`" not in reasons] == []
+
+
+def test_the_lock_meets_the_declared_bounds(root: Path, project: dict[str, Any]) -> None:
+    locked = dict(pins(root))
+    wanted = [*requirements(project).values(), *map(Requirement, project["project"]["optional-dependencies"]["dev"])]
+    wrong = [str(r) for r in wanted if not r.specifier.contains(locked[canonicalize_name(r.name)], prereleases=True)]
+    assert wrong == []
+
+
+def test_the_lock_names_torch_first_and_no_cuda(root: Path) -> None:
+    names = [name for name, _ in pins(root)]
+    assert pins(root)[0] == ("torch", Version("2.13.0"))
+    assert [name for name in names if re.search("nvidia|cuda|triton", name)] == []
+    assert len(names) == len(set(names))
+
+
+def test_generated_code_runs_with_the_oldest_runtime_declared(root: Path, project: dict[str, Any]) -> None:
+    needs = {"protobuf": r"^# Protobuf Python Version: (\S+)$", "grpcio": r"^GRPC_GENERATED_VERSION = '(\S+)'$"}
+    generated = "\n".join(path.read_text() for path in sorted((root / "proto" / "v1").glob("*_pb2*.py")))
+    for name, pattern in needs.items():
+        versions = {Version(found) for found in re.findall(pattern, generated, re.MULTILINE)}
+        assert len(versions) == 1, f"{name}: run `make proto`"
+        assert requirements(project)[name].specifier.contains(max(versions))
+
+
+def test_the_wheel_holds_tk_and_nothing_else(root: Path, project: dict[str, Any], tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns(".*", "runs", "tests", "*.egg-info", "__pycache__", "build")
+    shutil.copytree(root, tmp_path / "source", ignore=ignored)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    command += ["--disable-pip-version-check", "--wheel-dir", str(tmp_path), str(tmp_path / "source")]
+    subprocess.run(command, check=True, env={**os.environ, "PIP_NO_INDEX": "1"})
+    (wheel,) = tmp_path.glob("tk_toolkit-*.whl")
+    assert wheel.name == f"tk_toolkit-{tk.__version__}-py3-none-any.whl"
+    files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    packages = project["tool"]["setuptools"]["packages"]
+    folders = {Path(*name.split(".")) for name in packages}
+    assert {Path(name).parent for name in files} <= folders
+    assert {"tk/py.typed", "tk/__main__.py", "tk/proto/v1/generation.proto", "tk/proto/v1/generation_pb2.pyi"} <= files
+
+
+def test_public_names_are_the_promised_ones() -> None:
+    promised = {"Checkpoint", "LLM", "SamplingParams", "Client", "Trainer", "TrainConfig"}
+    assert set(tk.__all__) == promised | {"__version__"}
+    homes = {"Checkpoint": "tk.checkpoint", "Trainer": "tk.train", "TrainConfig": "tk.train"}
+    for name in promised:
+        assert getattr(tk, name).__module__.startswith(homes.get(name, "tk.infer"))
+    with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
+        tk.Trainr  # noqa: B018

@@ -1,0 +1,66 @@
+"""Habits that keep the tree readable and its formats safe, checked over every module."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+PICKLING_MODULES = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"})
+# Calls that pickle behind a harmless name: torch's own files and its collectives over Python objects.
+PICKLING_CALLS = frozenset(
+    {"all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list"}
+    | {"recv_object_list"}
+)
+
+
+def test_no_file_is_long(root: Path, sources: list[Path]) -> None:
+    files = [*sources, *(path.relative_to(root) for path in (root / "tests").rglob("*.py"))]
+    lines = {str(path): len((root / path).read_text().splitlines()) for path in files}
+    assert {path: number for path, number in lines.items() if number > MAX_FILE_LINES} == {}
+
+
+def test_no_function_is_long(root: Path, sources: list[Path]) -> None:
+    long = {
+        f"{path}:{node.lineno} {node.name}": length
+        for path in sources
+        for node in ast.walk(ast.parse((root / path).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def pickling(text: str) -> list[str]:
+    """Where a module's source pickles or unpickles, as "line: what"."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import(names=names):
+                found += [f"{node.lineno}: import {n.name}" for n in names if n.name.split(".")[0] in PICKLING_MODULES]
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in PICKLING_MODULES:
+                found.append(f"{node.lineno}: from {module} import")
+            case ast.Attribute(value=ast.Name(id="torch"), attr=("load" | "save") as name):
+                found.append(f"{node.lineno}: torch.{name}")
+            case ast.Attribute(attr=name) | ast.Name(id=name) if name in PICKLING_CALLS:
+                found.append(f"{node.lineno}: {name}")
+    return found
+
+
+def test_nothing_is_pickled(root: Path, sources: list[Path]) -> None:
+    found = [f"{path}:{where}" for path in sources for where in pickling((root / path).read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "def f():\n    from pickle import loads",
+        "import torch\ntorch.save({}, 'x')",
+        "dist.all_gather_object(out, x)",
+    ],
+)
+def test_pickling_is_seen(text: str) -> None:
+    assert len(pickling(text)) == 1

@@ -1,0 +1,132 @@
+"""Tensor-parallel layers against torch's own on the whole weight: outputs and every gradient."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tk.core.layout import Layout
+from tk.parallel.collectives import tree_sum
+from tk.parallel.cross_entropy import IGNORED, vocab_parallel_cross_entropy
+from tk.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from tk.parallel.mesh import ALONE, Group, Mesh
+from tk.tests.rank_pool import RankPool
+from torch import nn
+
+CPU = torch.device("cpu")
+
+
+def _random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _tp() -> Group:
+    size = torch.distributed.get_world_size()
+    return Mesh.build(Layout(tp=size), "cpu", num_kv_heads=size).tp
+
+
+def _assert_close(actual: torch.Tensor | None, expected: torch.Tensor | None) -> None:
+    assert actual is not None
+    assert expected is not None
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def check_mlp() -> None:
+    """Column then row layer equals two whole linears, in output and in the gradients of input and weights."""
+    tp = _tp()
+    up, down = (nn.Linear(*shape, bias=False, dtype=torch.float64) for shape in ((8, 12), (12, 8)))
+    with torch.no_grad():
+        up.weight.copy_(_random(12, 8, seed=1))
+        down.weight.copy_(_random(8, 12, seed=2))
+    x = _random(5, 8, seed=3).double().requires_grad_()
+    mine = x.detach().clone().requires_grad_()
+    rows = slice(tp.rank * 12 // tp.size, (tp.rank + 1) * 12 // tp.size)
+    column = ColumnParallelLinear(8, 12 // tp.size, tp, dtype=torch.float64, device=CPU)
+    row = RowParallelLinear(12 // tp.size, 8, tp, dtype=torch.float64, device=CPU)
+    with torch.no_grad():
+        column.weight.copy_(up.weight[rows])
+        row.weight.copy_(down.weight[:, rows])
+    expected, actual = down(F.silu(up(x))), row(F.silu(column(mine)))
+    _assert_close(actual, expected)
+    expected.square().sum().backward()
+    actual.square().sum().backward()
+    _assert_close(mine.grad, x.grad)
+    _assert_close(column.weight.grad, up.weight.grad[rows] if up.weight.grad is not None else None)
+    _assert_close(row.weight.grad, down.weight.grad[:, rows] if down.weight.grad is not None else None)
+
+
+def check_fixed_tree() -> None:
+    """With fixed slices a row-parallel sum has the same bits as one process."""
+    tp = _tp()
+    weight, x = _random(16, 64, seed=4), _random(8, 64, seed=5)
+    columns = slice(tp.rank * 64 // tp.size, (tp.rank + 1) * 64 // tp.size)
+    whole = RowParallelLinear(64, 16, ALONE, dtype=torch.float32, device=CPU, num_slices=8)
+    part = RowParallelLinear(64 // tp.size, 16, tp, dtype=torch.float32, device=CPU, num_slices=8)
+    with torch.no_grad():
+        whole.weight.copy_(weight)
+        part.weight.copy_(weight[:, columns])
+        assert torch.equal(whole(x), part(x[:, columns]))
+        _assert_close(whole(x), F.linear(x, weight))
+
+
+def check_vocabulary(vocab_size: int) -> None:
+    """Embedding and cross entropy over a padded, split vocabulary equal torch's, gradients included."""
+    tp = _tp()
+    rows = -(-vocab_size // tp.size)
+    first = tp.rank * rows
+    table = nn.Parameter(_random(vocab_size, 6, seed=6))
+    embedding = VocabParallelEmbedding(rows, 6, tp, dtype=torch.float32, device=CPU)
+    part = table.detach()[first : first + rows]
+    with torch.no_grad():
+        embedding.weight.zero_()[: len(part)] = part
+    ids = torch.tensor([[0, vocab_size - 1, 3], [5, 5, vocab_size // 2]])
+    targets = torch.tensor([1, IGNORED, vocab_size - 1, 4, 0, IGNORED])
+    hidden, expected = embedding(ids), F.embedding(ids, table)
+    _assert_close(hidden, expected)
+    weights = torch.arange(1.0, 7.0)
+    logits = F.linear(expected.flatten(0, 1), table)
+    expected_losses = F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED)
+    (expected_losses * weights).sum().backward()
+
+    whole_hidden = hidden.detach().flatten(0, 1).requires_grad_()
+    local_logits = F.linear(whole_hidden, embedding.weight)
+    losses = vocab_parallel_cross_entropy(local_logits, targets, vocab_size, tp)
+    _assert_close(losses, expected_losses)
+    (losses * weights).sum().backward()
+    reference = F.embedding(ids, table.detach()).flatten(0, 1).requires_grad_()
+    other = F.cross_entropy(F.linear(reference, table.detach()), targets, reduction="none", ignore_index=IGNORED)
+    (other * weights).sum().backward()
+    assert whole_hidden.grad is not None
+    assert embedding.weight.grad is not None
+    summed = whole_hidden.grad.clone()
+    torch.distributed.all_reduce(summed)
+    _assert_close(summed, reference.grad)
+    assert not embedding.weight.grad[len(part) :].any(), "padded rows must get no gradient"
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_column_then_row_equals_two_linears(rank_pool: RankPool, world_size: int) -> None:
+    rank_pool.run(check_mlp, world_size)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_fixed_tree_has_one_process_bits(rank_pool: RankPool, world_size: int) -> None:
+    rank_pool.run(check_fixed_tree, world_size)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("vocab_size", [16, 13])
+def test_vocabulary_layers_equal_torch(rank_pool: RankPool, world_size: int, vocab_size: int) -> None:
+    rank_pool.run(check_vocabulary, world_size, vocab_size=vocab_size)
+
+
+def test_cross_entropy_of_one_process_equals_torch() -> None:
+    logits = _random(7, 11).requires_grad_()
+    mine = logits.detach().clone().requires_grad_()
+    targets = torch.tensor([0, 10, IGNORED, 3, 4, 5, 6])
+    F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED).backward()
+    vocab_parallel_cross_entropy(mine, targets, 11, ALONE).sum().backward()
+    _assert_close(mine.grad, logits.grad)
+
+
+def test_tree_sum_adds_in_a_fixed_order() -> None:
+    parts = [torch.tensor([value]) for value in (1e8, 1.0, -1e8, 1.0)]
+    assert tree_sum(parts).item() == 0.0, "pairs first: (1e8 + 1) + (-1e8 + 1) in fp32; from left to right it is 1"

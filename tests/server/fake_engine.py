@@ -1,0 +1,183 @@
+"""The two halves of the server tests: an engine that follows a script, and a server on a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tk.core.errors import Cancelled, TkError, WorkerDied
+from tk.infer.events import (
+    Delta,
+    Done,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    Request,
+    Started,
+    Timing,
+    Usage,
+)
+from tk.infer.server.app import Server, ServerOptions
+
+WAIT_SECONDS = 20.0
+
+INFO = ModelInfo(
+    name="fake",
+    architecture="llama",
+    step=7,
+    manifest_sha256="ab" * 32,
+    version="0.0.0",
+    api_revision=1,
+    tp=1,
+    dtype="fp32",
+    weight_dtype="fp32",
+    kv_dtype="int8",
+    block_size=16,
+    num_blocks=64,
+    max_model_len=128,
+    max_running=4,
+    max_top_logprobs=20,
+    vocab_size=256,
+    eos_token_ids=(0,),
+    kv_bytes_per_token=1024,
+)
+
+
+class ByteTokenizer:
+    """One token per byte; id 1 is the special token that begins a text."""
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        return [1] * special_tokens + list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return bytes(token for token in ids if not (skip_special_tokens and token == 1)).decode(errors="replace")
+
+
+def started(request: Request) -> Started:
+    return Started(
+        request.request_id, prompt_tokens=len(request.prompt), cached_tokens=0, seed=request.params.seed or 99
+    )
+
+
+def delta(text: str, index: int = 0) -> Delta:
+    return Delta(index, text, tuple(text.encode()))
+
+
+def finished(index: int = 0, reason: FinishReason = FinishReason.LENGTH, tokens: int = 3) -> Finished:
+    return Finished(index, reason, Usage(4, 0, tokens), Timing(0.1, 0.2, 0.3, 0))
+
+
+def whole_answer(request: Request) -> list[Event]:
+    """Every sample says "abc" in two deltas, samples interleaved."""
+    samples = range(request.params.n)
+    return [
+        started(request),
+        *(delta("ab", index) for index in samples),
+        *(delta("c", index) for index in samples),
+        *(finished(index) for index in samples),
+        Done(),
+    ]
+
+
+class FakeEngine:
+    """Answers each request by `script`, on one thread of its own; what the script leaves open, the test emits."""
+
+    def __init__(self, script: Callable[[Request], Sequence[Event]] = whole_answer, info: ModelInfo = INFO) -> None:
+        self.info = info
+        self.tokenizer: ByteTokenizer | None = ByteTokenizer()
+        self.script = script
+        self.refusal: TkError | None = None
+        self.requests: list[Request] = []
+        self.aborted: list[str] = []
+        self._sinks: dict[str, Callable[[Event], None]] = {}
+        self._death: list[Callable[[], None]] = []
+        self._changed = threading.Condition()
+        self._thread = ThreadPoolExecutor(1)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._sinks)
+
+    def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
+        with self._changed:
+            self.requests.append(request)
+            refusal = self.refusal
+            if refusal is None:
+                assert request.request_id not in self._sinks
+                self._sinks[request.request_id] = on_event
+            self._changed.notify_all()
+        if refusal is not None:
+            raise refusal
+        self.emit(request.request_id, *self.script(request))
+
+    def emit(self, request_id: str, *events: Event) -> None:
+        self._thread.submit(self._emit, request_id, events)
+
+    def abort(self, request_id: str) -> bool:
+        with self._changed:
+            self.aborted.append(request_id)
+            self._changed.notify_all()
+            live = request_id in self._sinks
+        self.emit(request_id, Failed(Cancelled("aborted")))
+        return live
+
+    def on_death(self, callback: Callable[[], None]) -> None:
+        self._death.append(callback)
+
+    def die(self) -> None:
+        self.refusal = WorkerDied("worker 0 is gone")
+        for request_id in list(self._sinks):
+            self.emit(request_id, Failed(self.refusal))
+        for callback in self._death:
+            self._thread.submit(callback)
+
+    def wait_for(self, condition: Callable[["FakeEngine"], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self), WAIT_SECONDS), "the engine never got there"
+
+    def settle(self) -> None:
+        """Return when all that was to be emitted is emitted."""
+        self._thread.submit(lambda: None).result(WAIT_SECONDS)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _emit(self, request_id: str, events: Sequence[Event]) -> None:
+        for event in events:
+            sink = self._sinks.get(request_id)
+            if sink is None:
+                return
+            if isinstance(event, (Done, Failed)):
+                with self._changed:
+                    del self._sinks[request_id]
+                    self._changed.notify_all()
+            sink(event)
+
+
+class ServerThread:
+    """A Server on a free loopback port, its event loop on a thread."""
+
+    def __init__(self, engine: FakeEngine, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.server = self.run(self._make(engine, ServerOptions(port=0, **options)))
+        self.target = self.run(self.server.start())
+
+    def run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_SECONDS)
+
+    def start(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self) -> None:
+        self.run(self.server.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT_SECONDS)
+        self._loop.close()
+
+    async def _make(self, engine: FakeEngine, options: ServerOptions) -> Server:
+        return Server(engine, options)

@@ -1,0 +1,175 @@
+"""The training configuration: every section and key of the TOML file, with defaults and checks (no torch)."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ..core.config import Section
+from ..core.errors import ParallelError
+from ..core.layout import Layout
+from ..model.config import ModelConfig
+
+
+class DataSource(Section):
+    """One token folder of a mixture."""
+
+    path: str
+    weight: float = Field(default=1.0, gt=0)
+
+
+class DataSection(Section):
+    """Where rows come from.
+
+    Attributes:
+        sources: token folders (`tk data prepare`), or the one word "stdlib": Python's own library, prepared on first
+            use under `cache`.
+        tokenizer: folder with tokenizer.json that goes into the checkpoint; "" takes the first source's own.
+        vocab_size: of the tokenizer that "stdlib" trains.
+        eval_fraction: held-out share of the rows, never trained on.
+        cache: where "stdlib" is prepared.
+    """
+
+    sources: Literal["stdlib"] | tuple[DataSource, ...] = "stdlib"
+    tokenizer: str = ""
+    vocab_size: int = Field(default=4096, ge=300)
+    eval_fraction: float = Field(default=0.02, gt=0, lt=0.5)
+    cache: str = "runs/stdlib"
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class TrainSection(Section):
+    """The run itself.
+
+    Attributes:
+        stop_timeout: seconds that ranks get to finish a step and save once asked to stop.
+    """
+
+    steps: int = Field(default=100, ge=1)
+    global_batch_size: int = Field(default=8, ge=1)
+    micro_batch_size: int = Field(default=4, ge=1)
+    seq_len: int = Field(default=256, ge=2)
+    seed: int = Field(default=0, ge=0)
+    log_every: int = Field(default=10, ge=1)
+    eval_every: int = Field(default=0, ge=0)
+    eval_rows: int = Field(default=32, ge=1)
+    stop_timeout: float = Field(default=120.0, gt=0)
+
+
+class OptimizerSection(Section):
+    """AdamW (arXiv 1711.05101) and the learning rate's course."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(default=1e-3, gt=0)
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    grad_clip: float = Field(default=1.0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: int = Field(default=0, ge=0)
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("betas")
+    @classmethod
+    def _in_range(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError("both betas must be in [0, 1)")
+        return value
+
+
+class PrecisionSection(Section):
+    """Number formats: parameters; their masters and the gradient reduction are fp32."""
+
+    params: Literal["fp32", "bf16"] = "fp32"
+
+
+class ParallelSection(Section):
+    """Ranks by mesh axis; dp = "auto" takes what tp leaves of the ranks that were started."""
+
+    tp: int = Field(default=1, ge=1)
+    dp: int | Literal["auto"] = "auto"
+    timeout_seconds: float = Field(default=600.0, gt=0)
+
+
+class ZeroSection(Section):
+    """Optimizer sharding (ZeRO, arXiv 1910.02054): 0 replicates the states over dp, 1 shards them."""
+
+    stage: Literal[0, 1] = 0
+    bucket_size: int = Field(default=2**24, ge=1)
+
+
+class CheckpointSection(Section):
+    """The run folder and which steps stay in it.
+
+    Attributes:
+        every: steps between saves; 0 = only at the end and when stopped.
+        keep: newest steps kept; 0 = all.
+        keep_every: steps divisible by it are never pruned; 0 = none.
+    """
+
+    dir: str
+    every: int = Field(default=0, ge=0)
+    keep: int = Field(default=2, ge=0)
+    keep_every: int = Field(default=0, ge=0)
+
+
+class TrainConfig(Section):
+    """One training run. `load_toml(path, TrainConfig, overrides)` reads it."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataSection = DataSection()
+    train: TrainSection = TrainSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    precision: PrecisionSection = PrecisionSection()
+    parallel: ParallelSection = ParallelSection()
+    zero: ZeroSection = ZeroSection()
+    checkpoint: CheckpointSection
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainConfig":
+        if self.train.seq_len > self.model.max_position_embeddings:
+            raise ValueError(
+                f"train.seq_len = {self.train.seq_len} exceeds model.max_position_embeddings = "
+                f"{self.model.max_position_embeddings}"
+            )
+        if self.optimizer.warmup_steps > self.train.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} exceeds train.steps = {self.train.steps}"
+            )
+        return self
+
+    @property
+    def run_folder(self) -> Path:
+        """Where steps and metrics.jsonl go."""
+        return Path(self.checkpoint.dir)
+
+    def layout(self, num_ranks: int | None) -> Layout:
+        """The layout over `num_ranks` ranks; None = as many as tp x dp asks for (dp "auto" is then 1).
+
+        Raises:
+            ParallelError: tp x dp is not that number.
+        """
+        tp, dp = self.parallel.tp, self.parallel.dp
+        if num_ranks is None:
+            num_ranks = tp * (1 if dp == "auto" else dp)
+        if dp == "auto":
+            if num_ranks % tp:
+                raise ParallelError(
+                    f"ranks % tp = {num_ranks} % {tp} must be 0: start a multiple of tp ranks, or change [parallel] tp."
+                )
+            dp = num_ranks // tp
+        if tp * dp != num_ranks:
+            raise ParallelError(
+                f"[parallel] tp x dp = {tp} x {dp} = {tp * dp} ranks, but {num_ranks} are to be started: change "
+                '--nproc, or set dp = "auto".'
+            )
+        return Layout(tp=tp, dp=dp, zero=self.zero.stage, bucket_size=self.zero.bucket_size)

@@ -1,0 +1,1 @@
+"""Text to rows of tokens: sources, tokenizer training, token files, and the packed rows of a training run. No torch."""

@@ -1,0 +1,62 @@
+"""Folders that appear whole or not at all: written aside, synced, renamed."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...core.errors import ConfigError
+
+
+def refuse_existing(path: Path, replaceable: Collection[str] = ()) -> None:
+    """Raises ConfigError unless `path` is free, an empty folder, or one that holds nothing but `replaceable` names."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ConfigError(f"{path} is a file; name a folder that is to be made.")
+    names = {entry.name for entry in path.iterdir()}
+    foreign = sorted(names - set(replaceable))
+    if foreign and replaceable:
+        raise ConfigError(f"{path} holds {foreign[0]!r}, which was not written by this command: it is left as it is.")
+    if foreign:
+        raise ConfigError(f"{path} exists already; name another folder, or pass --force to replace it.")
+
+
+@contextmanager
+def new_folder(path: Path, replaceable: Collection[str] = ()) -> Iterator[Path]:
+    """A folder to write into, which becomes `path` when the block ends well and is gone when it does not.
+
+    Args:
+        path: where it will be.
+        replaceable: names that an existing folder may hold to be replaced; none = only an empty one is.
+
+    Raises:
+        ConfigError: `path` is taken.
+    """
+    refuse_existing(path, replaceable)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    suffix = secrets.token_hex(4)
+    aside, old = (path.with_name(f".{path.name}.{word}-{suffix}") for word in ("tmp", "old"))
+    aside.mkdir()
+    try:
+        yield aside
+        for entry in (*aside.rglob("*"), aside):
+            _sync(entry)
+        refuse_existing(path, replaceable)
+        if path.exists():
+            path.rename(old)
+        aside.rename(path)
+        _sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,198 @@
+"""Token files: the tokens of many documents, one after another, memory-mapped.
+
+folder/tokens.bin    token ids, uint16 (vocabularies up to 65536) or uint32, little endian; eos ends each document
+folder/index.bin     num_documents + 1 offsets into tokens, int64, little endian: 0 first, num_tokens last
+folder/meta.json     what the other two hold, and their SHA-256
+folder/tokenizer.json ...   the tokenizer they were made with, so that the folder serves as its folder too
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import ConfigError
+from ...model.tokenizer import SIDE_FILES, Tokenizer
+
+FORMAT: Final = "tk-tokens"
+VERSION: Final = 1
+FILES: Final = frozenset({"tokens.bin", "index.bin", "meta.json", *SIDE_FILES})
+_HASH_CHUNK: Final = 1 << 24
+
+
+@dataclass(frozen=True)
+class TokenMeta:
+    """What meta.json says; `fingerprint` is a function of all the rest."""
+
+    vocab_size: int
+    dtype: str
+    num_tokens: int
+    num_documents: int
+    eos_token_id: int
+    tokenizer_sha256: str
+    tokens_sha256: str
+    index_sha256: str
+    format: str = FORMAT
+    version: int = VERSION
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the content: equal if and only if tokens, documents and tokenizer are."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads meta.json; ConfigError if it is missing, damaged or of another format."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{path.parent} is no token folder: it has no {path.name}; make one with `tk data prepare`."
+            ) from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}; prepare the data again.") from error
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise ConfigError(
+                f"{path} does not describe token files (format {FORMAT!r}); make some with `tk data prepare`."
+            )
+        if document.get("version") != VERSION:
+            raise ConfigError(f"{path}: version {document.get('version')!r} is not {VERSION}; prepare the data again.")
+        fingerprint = document.pop("fingerprint", None)
+        kinds = cls.__annotations__
+        if set(document) != set(kinds) or any(type(document[name]) is not kind for name, kind in kinds.items()):
+            raise ConfigError(f"{path} lacks some of {', '.join(kinds)}, or has others; prepare the data again.")
+        meta = cls(**document)
+        if meta.fingerprint != fingerprint or meta.dtype not in ("uint16", "uint32"):
+            raise ConfigError(f"{path} is damaged: its fingerprint does not fit the rest; prepare the data again.")
+        return meta
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of meta.json."""
+        return {**asdict(self), "fingerprint": self.fingerprint}
+
+
+class TokenFile:
+    """A token folder opened for reading.
+
+    Attributes:
+        folder: where it lies.
+        meta: sizes and hashes.
+        document_offsets: int64 [num_documents + 1], memory-mapped.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        """Opens and checks sizes and offsets; `verify` checks every byte.
+
+        Raises:
+            ConfigError: the folder is no token folder, or a file is missing, truncated or contradicts meta.json.
+        """
+        self.folder = Path(folder)
+        self.meta = TokenMeta.read(self.folder / "meta.json")
+        self._tokens = self._map("tokens.bin", np.dtype(self.meta.dtype).newbyteorder("<"), self.meta.num_tokens)
+        self.document_offsets = self._map("index.bin", np.dtype("<i8"), self.meta.num_documents + 1)
+        offsets = self.document_offsets
+        if offsets[0] != 0 or offsets[-1] != self.meta.num_tokens or bool(np.any(offsets[1:] <= offsets[:-1])):
+            raise ConfigError(
+                f"{self.folder / 'index.bin'} is damaged: offsets must rise from 0 to {self.meta.num_tokens}."
+            )
+
+    def _map(self, name: str, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
+        path, expected = self.folder / name, length * dtype.itemsize
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise ConfigError(f"Cannot read {path}: {error.strerror}; prepare the data again.") from error
+        if size != expected or size == 0:
+            raise ConfigError(f"{path} has {size} bytes; meta.json promises {expected}. Prepare the data again.")
+        return np.memmap(path, dtype=dtype, mode="r", shape=(length,))
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Tokens [start, stop) as int64.
+
+        Raises:
+            ConfigError: an id is outside the vocabulary: the file is damaged.
+        """
+        tokens = self._tokens[start:stop].astype(np.int64)
+        highest = int(tokens.max(initial=0))
+        if highest >= self.meta.vocab_size:
+            raise ConfigError(
+                f"{self.folder / 'tokens.bin'} is damaged: token {int(tokens.argmax()) + start} is {highest}, but the "
+                f"vocabulary has {self.meta.vocab_size}. Prepare the data again."
+            )
+        return tokens
+
+    def verify(self) -> None:
+        """Reads every byte; ConfigError naming the file that does not match its SHA-256."""
+        for name, expected in (("tokens.bin", self.meta.tokens_sha256), ("index.bin", self.meta.index_sha256)):
+            digest = hashlib.sha256()
+            with (self.folder / name).open("rb") as file:
+                while chunk := file.read(_HASH_CHUNK):
+                    digest.update(chunk)
+            if digest.hexdigest() != expected:
+                raise ConfigError(
+                    f"{self.folder / name} is damaged: its SHA-256 is not meta.json's. Prepare the data again."
+                )
+
+
+class TokenFileWriter:
+    """Writes the files of a token folder into a folder that exists; use as a context, then call `finish`."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, eos_token_id: int) -> None:
+        self.folder, self.tokenizer, self.eos_token_id = folder, tokenizer, eos_token_id
+        self.num_tokens = 0
+        self.num_documents = 0
+        self.dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
+        self._digests = {name: hashlib.sha256() for name in ("tokens.bin", "index.bin")}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._files = {name: stack.enter_context((self.folder / name).open("wb")) for name in self._digests}
+            self._stack = stack.pop_all()
+        self._write("index.bin", np.zeros(1, "<i8"))
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    def append(self, ids: Sequence[int]) -> None:
+        """Adds tokens to the current document."""
+        self._write("tokens.bin", np.asarray(ids, self.dtype))
+        self.num_tokens += len(ids)
+
+    def end_document(self) -> None:
+        """Ends the current document with eos."""
+        self.append([self.eos_token_id])
+        self._write("index.bin", np.asarray([self.num_tokens], "<i8"))
+        self.num_documents += 1
+
+    def _write(self, name: str, values: NDArray[Any]) -> None:
+        data = values.tobytes()
+        self._files[name].write(data)
+        self._digests[name].update(data)
+
+    def finish(self) -> TokenMeta:
+        """Writes meta.json; call it after the last document.
+
+        Raises:
+            ConfigError: there was no document.
+        """
+        if not self.num_documents:
+            raise ConfigError("The inputs have no text: nothing was written.")
+        meta = TokenMeta(
+            vocab_size=self.tokenizer.vocab_size,
+            dtype="uint16" if self.dtype.itemsize == 2 else "uint32",
+            num_tokens=self.num_tokens,
+            num_documents=self.num_documents,
+            eos_token_id=self.eos_token_id,
+            tokenizer_sha256=self.tokenizer.sha256,
+            tokens_sha256=self._digests["tokens.bin"].hexdigest(),
+            index_sha256=self._digests["index.bin"].hexdigest(),
+        )
+        (self.folder / "meta.json").write_text(json.dumps(meta.to_json(), indent=2) + "\n", encoding="utf-8")
+        return meta

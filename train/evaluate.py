@@ -1,0 +1,31 @@
+"""Loss on the held-out split, over the same layout as training."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..parallel.collectives import all_reduce
+from .data.batches import global_batch
+from .loss import loss_sum
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+def evaluate(trainer: "Trainer") -> float:
+    """Mean loss, nats per token, over the first `train.eval_rows` rows of the held-out split."""
+    options, mesh = trainer.config.train, trainer.mesh
+    rows = min(options.eval_rows, trainer.inputs.held_out.num_rows)
+    batch = global_batch(
+        trainer.inputs.held_out, 0, rows, mesh.coordinates.dp, mesh.layout.dp, options.micro_batch_size
+    )
+    sums = torch.zeros(2, dtype=torch.float64, device=trainer.device)
+    with torch.no_grad():
+        for micro in batch:
+            tokens, targets = (torch.from_numpy(part).to(trainer.device) for part in (micro.inputs, micro.targets))
+            sums[0] += loss_sum(trainer.decoder, tokens, targets)
+            sums[1] += int(micro.num_valid)
+    if mesh.tp.rank != 0:
+        sums.zero_()
+    loss, count = all_reduce(sums, mesh.world).tolist()
+    return float(loss / count)

@@ -1,0 +1,102 @@
+"""What a run reads before it starts: its data, opened, and the model's config completed by the tokenizer."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..core.errors import ConfigError
+from ..model.config import ModelConfig
+from ..model.tokenizer import SIDE_FILES, Tokenizer
+from ..parallel.collectives import all_reduce
+from ..parallel.mesh import Mesh
+from .config import TrainConfig
+from .data.dataset import PackedDataset
+from .data.stdlib import prepare_stdlib
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A run's inputs.
+
+    Attributes:
+        model: the configured shape with vocabulary and EOS ids of the tokenizer.
+        fingerprint: of everything that decides which tokens come when.
+        side_files: what goes beside the tensors into every checkpoint: config.json and the tokenizer's files.
+    """
+
+    model: ModelConfig
+    train: PackedDataset
+    held_out: PackedDataset
+    fingerprint: str
+    side_files: Mapping[str, bytes]
+
+
+def open_inputs(config: TrainConfig, mesh: Mesh, device: torch.device) -> Inputs:
+    """Opens data and tokenizer on every rank; rank 0 first prepares the standard library where it is asked for.
+
+    Raises:
+        ConfigError: data or tokenizer are missing, damaged or do not fit each other or the model.
+    """
+    options = config.data
+    if options.sources == "stdlib":
+        tokenizer_folder, sources = _stdlib(config, mesh, device)
+    elif options.tokenizer:
+        tokenizer_folder = Path(options.tokenizer)
+        sources = [(Path(source.path), source.weight) for source in options.sources]
+    else:
+        raise ConfigError(
+            "[data] tokenizer is missing: name the folder of the tokenizer that made the sources' tokens."
+        )
+    tokenizer = Tokenizer.from_folder(tokenizer_folder)
+    splits = [
+        PackedDataset(sources, config.train.seq_len, config.train.seed, split, options.eval_fraction)
+        for split in ("train", "held_out")
+    ]
+    _check_tokenizer(splits[0], tokenizer)
+    model = _complete(config, tokenizer)
+    return Inputs(model, splits[0], splits[1], splits[0].fingerprint, _side_files(model, tokenizer))
+
+
+def _stdlib(config: TrainConfig, mesh: Mesh, device: torch.device) -> tuple[Path, list[tuple[Path, float]]]:
+    cache, vocab_size = Path(config.data.cache), config.data.vocab_size
+    if mesh.world.rank == 0:
+        prepare_stdlib(cache, vocab_size)
+    all_reduce(torch.zeros((), device=device), mesh.world)  # nobody looks before it is there
+    prepared = prepare_stdlib(cache, vocab_size)
+    return prepared.tokenizer, [(prepared.tokens, 1.0)]
+
+
+def _check_tokenizer(dataset: PackedDataset, tokenizer: Tokenizer) -> None:
+    for source in dataset.sources:
+        if source.tokens.meta.tokenizer_sha256 != tokenizer.sha256:
+            raise ConfigError(
+                f"{source.tokens.folder} was not made with the tokenizer in {tokenizer.folder}: prepare it again with "
+                "that one (tk data prepare), or name the right [data] tokenizer."
+            )
+
+
+def _complete(config: TrainConfig, tokenizer: Tokenizer) -> ModelConfig:
+    vocab_size = config.model.vocab_size or tokenizer.vocab_size
+    if vocab_size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"[model] vocab_size = {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}; leave it out."
+        )
+    return config.model.model_copy(
+        update={
+            "vocab_size": vocab_size,
+            "eos_token_id": config.model.eos_token_id or tuple(sorted(tokenizer.eos_token_ids)),
+            "dtype": "bfloat16" if config.precision.params == "bf16" else "float32",
+        }
+    )
+
+
+def _side_files(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
+    files = {"config.json": json.dumps(model.to_json(), indent=2).encode()}
+    for name in SIDE_FILES:
+        path = tokenizer.folder / name
+        if path.exists():
+            files[name] = path.read_bytes()
+    return files

@@ -1,0 +1,23 @@
+"""The loss of a micro-batch as a sum, so that dividing by the global number of tokens is never a mean of means."""
+
+import torch
+import torch.nn.functional as F
+
+from ..model.decoder import Decoder
+from ..parallel.cross_entropy import vocab_parallel_cross_entropy
+
+
+def causal_attention(layer: int, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> torch.Tensor:
+    """Causal attention over the rows themselves: [B, L, H, E] -> [B, L, H, E]."""
+    group = q_BLHE.shape[-2] // k_BLKE.shape[-2]
+    q, k, v = (x.transpose(1, 2) for x in (q_BLHE, k_BLKE, v_BLKE))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1).transpose(1, 2)
+
+
+def loss_sum(decoder: Decoder, tokens_BL: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross entropy over valid targets, an fp32 scalar that is the same on every tensor-parallel rank."""
+    positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device).expand_as(tokens_BL)
+    hidden_BLD = decoder(tokens_BL, positions_BL, causal_attention)
+    logits_NV = decoder.logits(hidden_BLD.flatten(0, 1))
+    losses_N = vocab_parallel_cross_entropy(logits_NV, targets_BL.flatten(), decoder.config.vocab_size, decoder.tp)
+    return losses_N.sum()

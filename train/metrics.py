@@ -1,0 +1,90 @@
+"""metrics.jsonl, the run's record: one JSON line per logged step or evaluation; and what its figures are made of."""
+
+import json
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..model.config import ModelConfig
+from ..model.registry import tensor_table
+
+_PEAK_BF16_FLOPS = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "B200": 2250e12,
+}  # data sheets, dense
+
+
+class MetricsFile:
+    """Appends lines to `folder`/metrics.jsonl, each flushed at once.
+
+    Lines beyond `last_step` are cut when a run resumes: their steps will be made again.
+    """
+
+    def __init__(self, folder: Path, last_step: int) -> None:
+        path = folder / "metrics.jsonl"
+        kept = _lines_up_to(path, last_step) if path.exists() else []
+        path.write_text("".join(kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, **values: Any) -> None:
+        """Appends one line."""
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _lines_up_to(path: Path, last_step: int) -> list[str]:
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] <= last_step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # a line cut short by a crash
+    return kept
+
+
+def flops_per_token(config: ModelConfig, seq_len: int) -> float:
+    """Training flops per token: 6 per parameter that is multiplied, 6 layers x hidden x seq for causal attention."""
+    total = 0
+    for spec in tensor_table(config):
+        size = 1
+        for extent in spec.shape:
+            size *= extent
+        total += 0 if spec.name == "model.embed_tokens.weight" else size
+    return 6.0 * total + 6.0 * config.num_hidden_layers * config.hidden_size * seq_len
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Peak rate of one rank: the data sheet's on a known GPU, a measured matrix product elsewhere."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        known = next((flops for key, flops in _PEAK_BF16_FLOPS.items() if key in name), None)
+        if known is not None:
+            return known if dtype != torch.float32 else known / 2  # TF32 tensor cores
+    size = 1024
+    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    best = float("inf")
+    for _ in range(4):
+        start = time.perf_counter()
+        left @ right
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Most memory this rank has used: allocated on a GPU, resident on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,85 @@
+"""What training tells its reader: a progress bar and lines of metrics.jsonl, on rank 0."""
+
+import math
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..core.progress import Progress, progress_bar
+from ..parallel.collectives import all_reduce
+from .metrics import MetricsFile, flops_per_token, memory_bytes, peak_flops
+from .run_state import TrainState
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step showed, the same on every rank; `stop`: somebody was asked to stop."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    num_tokens: int
+    stop: bool
+
+
+class StepLog:
+    """A context in which steps move a progress bar and leave lines in the metrics file."""
+
+    def __init__(self, trainer: "Trainer", metrics: MetricsFile | None) -> None:
+        self.trainer = trainer
+        self.metrics = metrics
+        self.flops = flops_per_token(trainer.inputs.model, trainer.config.train.seq_len)
+        peak = torch.tensor(peak_flops(trainer.device, trainer.dtype), dtype=torch.float64, device=trainer.device)
+        self.peak = float(all_reduce(peak, trainer.mesh.world))
+        self.bar: Progress | None = None
+        self.open = ExitStack()
+        self.restart_clock()
+
+    def __enter__(self) -> "StepLog":
+        if self.metrics is not None:
+            steps = self.trainer.config.train.steps
+            self.bar = self.open.enter_context(progress_bar("train", steps, done=self.trainer.state.step))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.open.close()
+
+    def record(self, state: TrainState, result: StepResult, last: bool) -> None:
+        """Counts a step; writes a line for every `log_every` and for the last."""
+        self.steps += 1
+        self.tokens += result.num_tokens
+        seconds = time.perf_counter() - self.since
+        rate = self.tokens / seconds
+        if self.bar is not None:
+            self.bar.advance(1, f"loss {result.loss:.3f}, lr {result.lr:.2e}, {rate:,.0f} tokens/s")
+        if not (last or state.step % self.trainer.config.train.log_every == 0 or state.step == 1):
+            return
+        if self.metrics is not None:
+            self.metrics.write(
+                step=state.step,
+                loss=result.loss,
+                lr=result.lr,
+                grad_norm=result.grad_norm,
+                tokens=state.tokens,
+                tokens_per_second=rate,
+                mfu=self.flops * rate / self.peak,
+                step_seconds=seconds / self.steps,
+                memory_bytes=memory_bytes(self.trainer.device),
+            )
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Begins a new interval, so that saving and evaluating do not count as training time."""
+        self.since, self.steps, self.tokens = time.perf_counter(), 0, 0
+
+    def record_evaluation(self, step: int, loss: float) -> None:
+        """Writes an evaluation's line."""
+        if self.metrics is not None:
+            self.metrics.write(step=step, eval_loss=loss, eval_perplexity=math.exp(min(loss, 700.0)))
+        self.restart_clock()

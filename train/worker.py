@@ -1,0 +1,71 @@
+"""One training rank: `python -m tk.train.worker CONFIG-JSON RESUME`, started by the launcher or by torchrun."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ..core.config import parse
+from ..core.errors import TkError
+from ..parallel.mesh import Mesh
+from .config import TrainConfig
+from .launch import RENDEZVOUS_VARIABLE, write_error
+from .stop import StopRequest
+from .trainer import Trainer
+
+_PR_SET_PDEATHSIG = 1
+
+
+def run_rank(config: TrainConfig, resume: str) -> int:
+    """Joins the job that RANK and WORLD_SIZE name, trains, and returns an exit code.
+
+    Raises:
+        TkError: whatever ended training.
+    """
+    stop = StopRequest()
+    stop.install()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = _device()
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=os.environ.get(RENDEZVOUS_VARIABLE, "env://"),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=config.parallel.timeout_seconds),
+    )
+    try:
+        mesh = Mesh.build(config.layout(world), device.type, config.model.num_key_value_heads)
+        Trainer(config, mesh, device, resume=resume, stop=stop).fit()
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def main() -> int:
+    """The process's entry."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank outlives its launcher
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    try:
+        return run_rank(parse(json.loads(sys.argv[1]), TrainConfig, "the launcher's configuration"), sys.argv[2])
+    except TkError as error:
+        write_error(error, int(os.environ["RANK"]))
+        traceback.print_exc()
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
