@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core.progress import format_bytes
 from .common import ByteSize
 
 if TYPE_CHECKING:
@@ -67,8 +66,8 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     engine = Engine.start(EngineOptions(checkpoint, **given))
     try:
-        for line in _allocated(engine.info):
-            click.echo(line, err=True)
+        click.echo(_summary(engine.info), err=True)
+        click.echo(engine.memory.table(), err=True)
         orderly = serve_until_signal(engine, server_options, on_ready=lambda address: click.echo(f"ready {address}"))
     finally:
         engine.close()
@@ -76,13 +75,9 @@ def serve(
         click.get_current_context().exit(EXIT_INTERRUPTED)
 
 
-def _allocated(info: "ModelInfo") -> list[str]:
-    """What is served and what it takes."""
-    num_tokens = info.num_blocks * info.block_size
-    return [
-        f"model      {info.name} ({info.architecture}), step {info.step}, {info.manifest_sha256[:12]}",
-        f"ranks      tp {info.tp}, weights {info.weight_dtype}, computing in {info.dtype}",
-        f"kv cache   {info.kv_dtype}, {info.num_blocks} blocks of {info.block_size} tokens, "
-        f"{format_bytes(num_tokens * info.kv_bytes_per_token)} in all",
-        f"limits     {info.max_model_len} tokens per request, {info.max_running} running at a time",
-    ]
+def _summary(info: "ModelInfo") -> str:
+    step = f"step {info.step}, " if info.step else ""
+    return (
+        f"{info.name} ({info.architecture}), {step}{info.manifest_sha256[:12]}: "
+        f"{info.max_model_len} tokens per request, {info.max_running} requests at a time"
+    )

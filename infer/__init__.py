@@ -1,1 +1,35 @@
-"""Inference: engine, workers, Python API, gRPC server and client."""
+"""Inference: engine, workers, Python API, gRPC server and client. Nothing here imports torch but the workers."""
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import Client as Client
+    from .completion import Choice as Choice
+    from .completion import Completion as Completion
+    from .llm import LLM as LLM
+    from .sampling_params import SamplingParams as SamplingParams
+
+__all__ = ["LLM", "Choice", "Client", "Completion", "SamplingParams"]
+
+_HOMES = MappingProxyType(
+    {
+        "Choice": ".completion",
+        "Client": ".client",
+        "Completion": ".completion",
+        "LLM": ".llm",
+        "SamplingParams": ".sampling_params",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the module of a public name when it is first used (PEP 562): the client needs no engine."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

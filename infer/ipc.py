@@ -1,7 +1,7 @@
 """Frames between the engine and its workers: a JSON header and raw arrays over a socket pair. No pickle.
 
-    frame = u32 header bytes | u32 payload bytes | header (UTF-8 JSON) | payload
-    header = {"op": ..., "arrays": [[name, dtype, shape], ...], ...}; the payload is the arrays end to end.
+frame = u32 header bytes | u32 payload bytes | header (UTF-8 JSON) | payload
+header = {"op": ..., "arrays": [[name, dtype, shape], ...], ...}; the payload is the arrays end to end.
 """
 
 import json

@@ -54,7 +54,9 @@ class MemoryPlan:
             ("KV cache", self.kv_dtype, self.kv_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
             ("total", "", self.weight_bytes + self.kv_bytes, f"on each of {self.tp} ranks"),
         )
-        return "\n".join(f"{what:<10}{kind:<6}{format_bytes(size):>10}  {note}".rstrip() for what, kind, size, note in lines)
+        return "\n".join(
+            f"{what:<10}{kind:<6}{format_bytes(size):>10}  {note}".rstrip() for what, kind, size, note in lines
+        )
 
 
 def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtype: str) -> MemoryPlan:
@@ -119,8 +121,8 @@ def _num_blocks(options: EngineOptions, weight_bytes: int, block_bytes: int, lon
     num_blocks = min(memory // block_bytes - 1, wanted)  # one more is the null block
     if num_blocks < 1:
         raise ConfigError(
-            f"{format_bytes(memory)} for the KV cache of a rank is too little: two blocks of {options.block_size} tokens "
-            f"take {format_bytes(2 * block_bytes)}. Give kv_memory more, or take a smaller model or block_size."
+            f"{format_bytes(memory)} for the KV cache of a rank is too little: two blocks of {options.block_size} "
+            f"tokens take {format_bytes(2 * block_bytes)}. Give kv_memory more, or take a smaller model or block_size."
         )
     return int(num_blocks)
 

@@ -93,23 +93,19 @@ class SampleOutput:
         self.num_tokens += 1
         armed = self.num_tokens >= self._params.min_new_tokens
         text, stop = self._stop.push(self._stream.push([token]), armed)
-        ending = self._ending(token, stop)
-        if ending is not None and stop is None:
+        ending = self._ending(token) if stop is None else None
+        if ending is not None:
             rest, stop = self._stop.push(self._stream.flush(), armed)
-            text += rest
-            if stop is None:
-                text += self._stop.flush()
-            elif ending.reason is FinishReason.LENGTH:
-                ending = Ending(FinishReason.STOP_STRING, stop)
+            text += rest + ("" if stop else self._stop.flush())
+        if stop is not None:
+            ending = Ending(FinishReason.STOP_STRING, stop)
         return Delta(self.index, text, (token,), logprobs), ending
 
-    def _ending(self, token: int, stop: str | None) -> Ending | None:
+    def _ending(self, token: int) -> Ending | None:
         if token in self._eos_token_ids:
-            return Ending(FinishReason.EOS, token)
+            return Ending(FinishReason.EOS)
         if token in self._params.stop_token_ids:
             return Ending(FinishReason.STOP_TOKEN, token)
-        if stop is not None:
-            return Ending(FinishReason.STOP_STRING, stop)
         if self.num_tokens >= self._max_new_tokens:
             return Ending(FinishReason.LENGTH)
         return None

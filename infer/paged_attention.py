@@ -219,4 +219,5 @@ def _products(a_NQRX: torch.Tensor, b_NXY: torch.Tensor) -> torch.Tensor:
 def _query_tiles(q_NE: torch.Tensor) -> torch.Tensor:
     """[..., n, E] -> [..., Q, 16, E], the last rows zero."""
     missing = -q_NE.shape[-2] % QUERY_ROWS
-    return torch.nn.functional.pad(q_NE, (0, 0, 0, missing)).unflatten(-2, (-1, QUERY_ROWS))
+    padded: torch.Tensor = torch.nn.functional.pad(q_NE, (0, 0, 0, missing))
+    return padded.unflatten(-2, (-1, QUERY_ROWS))  # type: ignore[no-any-return]

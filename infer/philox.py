@@ -33,7 +33,9 @@ def philox4x32(counter: Words4, key: tuple[torch.Tensor, torch.Tensor]) -> Words
 def gumbel(
     seed_R: torch.Tensor, sample_index_R: torch.Tensor, new_number_R: torch.Tensor, token_ids_RK: torch.Tensor
 ) -> torch.Tensor:
-    """Standard Gumbel noise, float64 [R, K]: key = seed, counter = (sample index, number of the new token, token id, 0).
+    """Standard Gumbel noise, float64 [R, K].
+
+    Key = seed; counter = (sample index, number of the new token, token id, 0).
 
     Args:
         seed_R: int64 holding the bits of an unsigned 64-bit seed.

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +93,8 @@ def _serve() -> None:
 
 
 def _load(file: Path, name: str) -> Callable[..., Any]:
-    spec = spec_from_file_location(f"rank_pool_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    function: Callable[..., Any] = getattr(module, name)
+    path = file.resolve().relative_to(Path(__file__).resolve().parents[1]).with_suffix("")
+    function: Callable[..., Any] = getattr(import_module(".".join(("tk", *path.parts))), name)
     return function
 
 

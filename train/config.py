@@ -141,10 +141,6 @@ class TrainConfig(Section):
                 f"train.seq_len = {self.train.seq_len} exceeds model.max_position_embeddings = "
                 f"{self.model.max_position_embeddings}"
             )
-        if self.optimizer.warmup_steps > self.train.steps:
-            raise ValueError(
-                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} exceeds train.steps = {self.train.steps}"
-            )
         return self
 
     @property

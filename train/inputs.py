@@ -51,13 +51,12 @@ def open_inputs(config: TrainConfig, mesh: Mesh, device: torch.device) -> Inputs
             "[data] tokenizer is missing: name the folder of the tokenizer that made the sources' tokens."
         )
     tokenizer = Tokenizer.from_folder(tokenizer_folder)
-    splits = [
-        PackedDataset(sources, config.train.seq_len, config.train.seed, split, options.eval_fraction)
-        for split in ("train", "held_out")
-    ]
-    _check_tokenizer(splits[0], tokenizer)
+    seq_len, seed = config.train.seq_len, config.train.seed
+    train = PackedDataset(sources, seq_len, seed, "train", options.eval_fraction)
+    held_out = PackedDataset(sources, seq_len, seed, "eval", options.eval_fraction)
+    _check_tokenizer(train, tokenizer)
     model = _complete(config, tokenizer)
-    return Inputs(model, splits[0], splits[1], splits[0].fingerprint, _side_files(model, tokenizer))
+    return Inputs(model, train, held_out, train.fingerprint, _side_files(model, tokenizer))
 
 
 def _stdlib(config: TrainConfig, mesh: Mesh, device: torch.device) -> tuple[Path, list[tuple[Path, float]]]:

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -41,6 +43,7 @@ class Launcher:
         self.signal_seen: int | None = None
         self.kill_at: float | None = None
         self.ranks: list[subprocess.Popen[bytes]] = []
+        self.failures: dict[int, int] = {}  # rank -> exit code of those that failed by themselves, first one first
 
     def run(self) -> int:
         """Runs the job to its end.
@@ -57,17 +60,18 @@ class Launcher:
             with tempfile.TemporaryDirectory(prefix="tk-train-") as scratch:
                 try:
                     self._start(Path(scratch))
-                    failed = self._wait()
+                    self._wait()
                 finally:
                     self._kill()
-                if failed is not None and not self._killed_on_request():
-                    raise self._explain(failed, Path(scratch))
+                cut_short = any(rank.returncode < 0 for rank in self.ranks)
+                if self.failures and not (self.signal_seen and cut_short):
+                    raise self._explain(Path(scratch))
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         if self.signal_seen == signal.SIGINT:
             return 130
-        return 1 if self._killed_on_request() else 0
+        return 1 if cut_short else 0
 
     def _start(self, scratch: Path) -> None:
         threads = max(1, (os.cpu_count() or 1) // self.num_ranks)
@@ -91,20 +95,21 @@ class Launcher:
                     )
             self.ranks.append(process)
 
-    def _wait(self) -> int | None:
-        """Waits for all ranks. Returns the first one that failed, once its peers had time to notice."""
-        failed: int | None = None
+    def _wait(self) -> None:
+        """Waits until all ranks have ended; once one has failed, its peers get a moment to report and are killed."""
         while any(rank.poll() is None for rank in self.ranks):
-            if failed is None:
-                failed = next((i for i, rank in enumerate(self.ranks) if rank.poll() not in (None, 0)), None)
-                if failed is not None:
-                    self.kill_at = min(self.kill_at or float("inf"), time.monotonic() + GRACE_SECONDS)
+            self._note_failures()
+            if self.failures and self.kill_at is None:
+                self.kill_at = time.monotonic() + GRACE_SECONDS
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
-                self._kill()
+                return
             time.sleep(POLL_SECONDS)
-        return (
-            next((i for i, rank in enumerate(self.ranks) if rank.returncode != 0), None) if failed is None else failed
-        )
+        self._note_failures()
+
+    def _note_failures(self) -> None:
+        for number, rank in enumerate(self.ranks):
+            if rank.poll() not in (None, 0):
+                self.failures.setdefault(number, rank.returncode)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal_seen is not None:
@@ -117,9 +122,6 @@ class Launcher:
             if rank.poll() is None:
                 rank.send_signal(signal.SIGTERM)
 
-    def _killed_on_request(self) -> bool:
-        return self.signal_seen is not None and any(rank.returncode == -signal.SIGKILL for rank in self.ranks)
-
     def _kill(self) -> None:
         for rank in self.ranks:
             if rank.poll() is None:
@@ -127,30 +129,53 @@ class Launcher:
         for rank in self.ranks:
             rank.wait()
 
-    def _explain(self, failed: int, scratch: Path) -> TkError:
-        for rank in (failed, *range(self.num_ranks)):
-            report = scratch / f"error-{rank}.json"
-            if report.exists():
-                return read_error(report)
-        code = self.ranks[failed].returncode
+    def _explain(self, scratch: Path) -> TkError:
+        """The cause: an error that a rank understood, else a rank that was killed, else the first to fail."""
+        reports = [read_report(path) for path in sorted(scratch.glob("error-*.json"))]
+        understood = next((report for report in reports if report.is_understood), None)
+        if understood:
+            return understood.error
+        first = next(iter(self.failures))
+        killed = next((rank for rank, code in self.failures.items() if code < 0), first)
+        code = self.failures[killed]
+        if code >= 0 and reports:
+            return reports[0].error
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        where = f"; its output is in {self.log_folder / f'rank-{failed}.log'}" if failed else ""
-        return WorkerDied(f"Rank {failed} of {self.num_ranks} {how}{where}. Committed checkpoints are whole.")
+        return WorkerDied(
+            f"Rank {killed} of {self.num_ranks} {how}; logs are in {self.log_folder}. Committed checkpoints are whole: "
+            "the same command resumes from the newest."
+        )
 
 
-def write_error(error: TkError, rank: int) -> None:
-    """Leaves a rank's error for the launcher, if there is one."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rank said of its end; `is_understood`: a TkError, not the echo of a peer's end or a fault of ours."""
+
+    error: TkError
+    is_understood: bool
+
+
+def write_error(error: Exception, rank: int) -> None:
+    """Leaves a rank's error for the launcher, if there is one, and its traceback in the rank's output."""
+    trace = "".join(traceback.format_exception(error))
     folder = os.environ.get(ERROR_FOLDER_VARIABLE)
-    if folder:
+    if folder is None or rank != 0:
+        print(trace, file=sys.stderr)
+    if folder is not None:
         path = Path(folder) / f"error-{rank}.json"
         aside = path.with_suffix(".tmp")
-        aside.write_text(json.dumps({"class": type(error).__name__, "message": str(error)}), encoding="utf-8")
+        report = {"rank": rank, "class": type(error).__name__, "message": str(error), "traceback": trace}
+        aside.write_text(json.dumps(report), encoding="utf-8")
         aside.rename(path)
 
 
-def read_error(path: Path) -> TkError:
-    """The error that a rank left, with its class."""
+def read_report(path: Path) -> Report:
+    """A rank's report; the error carries the rank's traceback as a note, which `--debug` shows."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    kind = getattr(errors, data["class"], TkError)
-    error: TkError = kind(data["message"])
-    return error
+    kind = getattr(errors, data["class"], None)
+    is_understood = isinstance(kind, type) and issubclass(kind, TkError)
+    error = (
+        kind(data["message"]) if is_understood else TkError(f"Rank {data['rank']}: {data['class']}: {data['message']}")
+    )
+    error.add_note(data["traceback"])
+    return Report(error, is_understood)

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from datetime import timedelta
 
 import torch
@@ -61,10 +60,9 @@ def main() -> int:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         return run_rank(parse(json.loads(sys.argv[1]), TrainConfig, "the launcher's configuration"), sys.argv[2])
-    except TkError as error:
+    except Exception as error:  # the process's boundary: whatever it is, the launcher must be able to say it
         write_error(error, int(os.environ["RANK"]))
-        traceback.print_exc()
-        return error.exit_code
+        return error.exit_code if isinstance(error, TkError) else 1
 
 
 if __name__ == "__main__":

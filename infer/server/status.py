@@ -15,8 +15,8 @@ from ...core.errors import InvalidRequest, Overloaded, TkError
 from .errors import Draining
 
 ERROR_DOMAIN: Final = "tk.v1"
-# The text travels in a header, percent-encoded, next to its copy in the details; peers accept 8 KiB of headers in all.
-MAX_MESSAGE_CHARS: Final = 800
+# The text travels in headers three times (percent-encoded, and in the details): of 8 KiB that peers accept in all.
+MAX_MESSAGE_BYTES: Final = 1000
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -77,4 +77,7 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
 def _text(error: Exception) -> str:
     """What the client reads. The words of an unforeseen error may hold what is not the client's: the log has them."""
     text = str(error) if isinstance(error, TkError) else f"A fault of the server ({type(error).__name__}); see its log."
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."
+    raw = text.encode(errors="replace")
+    return (
+        raw.decode() if len(raw) <= MAX_MESSAGE_BYTES else raw[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "..."
+    )

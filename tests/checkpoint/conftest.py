@@ -1,14 +1,8 @@
-"""Makes `saving.py` importable, and the small model at hand."""
-
-import sys
-from pathlib import Path
+"""Fixtures of the checkpoint room."""
 
 import pytest
 from tk.core.layout import TensorSpec
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from saving import llama_table
+from tk.tests.checkpoint.saving import llama_table
 
 
 @pytest.fixture

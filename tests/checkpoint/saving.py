@@ -35,6 +35,7 @@ def llama_table(
             TensorSpec(f"{at}.self_attn.k_proj.weight", (kv_heads * head, hidden), kv, layer, qkv),
             TensorSpec(f"{at}.self_attn.v_proj.weight", (kv_heads * head, hidden), kv, layer, qkv),
             TensorSpec(f"{at}.self_attn.o_proj.weight", (hidden, hidden), Split(1, head), layer),
+            TensorSpec(f"{at}.post_attention_layernorm.weight", (hidden,), None, layer),
             TensorSpec(f"{at}.mlp.gate_proj.weight", (inner, hidden), Split(0), layer, gate_up),
             TensorSpec(f"{at}.mlp.up_proj.weight", (inner, hidden), Split(0), layer, gate_up),
             TensorSpec(f"{at}.mlp.down_proj.weight", (hidden, inner), Split(1), layer),

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from saving import MIXED, llama_table, save_step, true_values
 from tk.checkpoint import Checkpoint, Options, export_links, prepare_export, prepare_reshard, reshard
 from tk.core import dtypes
 from tk.core.errors import CheckpointError, ConfigError, ManifestError, ShapeMismatch, ShardMissing
 from tk.core.layout import Layout, TensorSpec
+from tk.tests.checkpoint.saving import MIXED, llama_table, save_step, true_values
 
 TABLE = llama_table(hidden=32, inner=48, heads=4, kv_heads=2, vocab=101, layers=2, tied=False)
 TIED = llama_table(hidden=32, inner=48, heads=4, kv_heads=2, vocab=101, layers=2, tied=True)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from saving import MIXED, STATES, assert_equal, cut, llama_table, save_step, true_values
 from tk.checkpoint import Checkpoint, reshard
 from tk.core import dtypes
 from tk.core import layout as core_layout
 from tk.core.layout import Layout, TensorSpec, owned
+from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, cut, llama_table, save_step, true_values
 
 LAYOUTS = [
     *(Layout(tp=tp, dp=dp, zero=zero) for tp, dp, zero in product((1, 2, 4), (1, 2), (0, 1))),

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from saving import MIXED, STATES, assert_equal, llama_table, save_step, true_values
 from tk.checkpoint import Checkpoint, Options, prepare_reshard
 from tk.checkpoint.copy import run_copy
 from tk.checkpoint.plan import select, tiles
@@ -15,6 +14,7 @@ from tk.core import dtypes
 from tk.core.dtypes import BF16, FP32
 from tk.core.geometry import Box
 from tk.core.layout import Layout, TensorSpec
+from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, llama_table, save_step, true_values
 
 
 @st.composite

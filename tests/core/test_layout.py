@@ -92,11 +92,9 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
         assert all(a + p.size <= b for a, b, p in zip(bucket.offsets, bucket.offsets[1:], bucket.params, strict=False))
         assert len({len(param.shape) >= 2 for param in bucket.params}) == 1
     runs = sorted(
-
-            (s.piece.tensor.name, *s.flat)
-            for rank in range(layout.group_size)
-            for s in shards(flat, layout.group_size, rank)
-
+        (s.piece.tensor.name, *s.flat)
+        for rank in range(layout.group_size)
+        for s in shards(flat, layout.group_size, rank)
     )
     sizes = {piece.tensor.name: piece.box.size for param in params for piece in param.pieces}
     for name, of_tensor in groupby(runs, key=lambda run: run[0]):

@@ -50,7 +50,11 @@ def byte_fallback_folder(documents: list[str], tmp_path_factory: pytest.TempPath
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.enable_truncation(3)  # stored settings that must not cut a prompt
     tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
+    names = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": {"__type": "AddedToken", "content": "</s>"},
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(names | {"clean_up_tokenization_spaces": False}))
     return folder
 

@@ -11,6 +11,7 @@ from tk.core.errors import InvalidRequest, Overloaded
 from tk.infer.events import Done
 from tk.infer.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
+from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started
 
 
@@ -105,7 +106,13 @@ def test_every_option_reaches_the_engine(stub: Any, engine: FakeEngine) -> None:
             "seed": 2**64 - 1,
             "n": 2,
         },
-        stopping={"max_new_tokens": 11, "min_new_tokens": 2, "stop": ["x", "yz"], "stop_token_ids": [4, 5], "ignore_eos": True},
+        stopping={
+            "max_new_tokens": 11,
+            "min_new_tokens": 2,
+            "stop": ["x", "yz"],
+            "stop_token_ids": [4, 5],
+            "ignore_eos": True,
+        },
         output={"logprobs": 0, "prompt_logprobs": 3, "keep_special_tokens": True, "include_stop": True},
     )
     stub.GenerateOnce(request, timeout=WAIT_SECONDS)
@@ -127,8 +134,6 @@ def test_server_default_of_new_tokens(engine: FakeEngine, default: int, given: i
     server = ServerThread(engine, default_max_new_tokens=default)
     try:
         with grpc.insecure_channel(server.target) as channel:
-            from tk.proto.v1.generation_pb2_grpc import GenerationStub
-
             stopping = {} if given is None else {"max_new_tokens": given}
             GenerationStub(channel).GenerateOnce(pb.GenerateRequest(text="hi", stopping=stopping), timeout=WAIT_SECONDS)
     finally:
@@ -190,8 +195,6 @@ def test_deadline_aborts_in_the_engine(stub: Any, engine: FakeEngine) -> None:
 @pytest.mark.parametrize("method", ["Generate", "GenerateOnce"])
 def test_lost_connection_aborts_in_the_engine(server: ServerThread, engine: FakeEngine, method: str) -> None:
     engine.script = lambda request: [started(request)]
-    from tk.proto.v1.generation_pb2_grpc import GenerationStub
-
     channel = grpc.insecure_channel(server.target)
     rpc = getattr(GenerationStub(channel), method)
     call = rpc(pb.GenerateRequest(text="hi")) if method == "Generate" else rpc.future(pb.GenerateRequest(text="hi"))
@@ -216,6 +219,28 @@ def test_engine_refusals_are_told_with_their_details(stub: Any, engine: FakeEngi
 
     engine.refusal = None
     assert stub.GenerateOnce(pb.GenerateRequest(text="hi", request_id="again")).choices[0].text == "abc"
+
+
+def test_a_slow_reader_never_holds_up_the_engine(stub: Any, engine: FakeEngine) -> None:
+    """Without joined deltas or with a bounded queue that blocks, the engine's thread would wait for the reader."""
+    num_deltas = 20_000
+    engine.script = lambda request: [started(request), *[delta("0123456789")] * num_deltas, finished(), Done()]
+    call = stub.Generate(pb.GenerateRequest(text="hi"), timeout=WAIT_SECONDS)
+    next(call)
+    engine.wait_for(lambda e: e.num_live == 0)
+    responses = list(call)
+    assert "".join(response.delta.text for response in responses) == "0123456789" * num_deltas
+    assert len(responses) < num_deltas
+
+
+def test_cancel_while_the_server_waits_for_a_slow_reader(stub: Any, engine: FakeEngine) -> None:
+    """Messages larger than the connection's window: the handler hangs in a write when the cancel comes."""
+    engine.script = lambda request: [started(request), *[delta("x" * 600_000), finished(index=1)] * 10]
+    call = stub.Generate(pb.GenerateRequest(text="hi"), timeout=WAIT_SECONDS)
+    next(call)
+    call.cancel()
+    engine.wait_for(lambda e: e.num_live == 0)
+    assert len(engine.aborted) == 1
 
 
 def test_worker_death_ends_streams_unavailable(stub: Any, engine: FakeEngine) -> None:

@@ -1,4 +1,4 @@
-"""Training a byte-level BPE tokenizer (Sennrich et al., arXiv 1508.07909; over bytes as in GPT-2): all text is known."""
+"""Training a byte-level BPE tokenizer (Sennrich et al., arXiv 1508.07909; over bytes, as GPT-2): all text is known."""
 
 import json
 from collections.abc import Collection, Iterable

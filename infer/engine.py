@@ -1,0 +1,295 @@
+"""The engine: takes requests from any thread, decides every step, has the workers compute it, sends the events.
+
+It needs no torch: the model lives in the worker processes (`worker.py`). One thread of its own owns them and runs the
+loop schedule -> plan -> compute -> take; the queues are shared with submitting threads under one lock.
+"""
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Final, Self
+
+import numpy as np
+
+from ..core.errors import Cancelled, InvalidRequest, TkError, WorkerDied
+from .events import Event, ModelInfo, Request
+from .live_request import LiveRequest, Served
+from .model_source import ModelSource
+from .options import EngineOptions
+from .scheduler import Chunk, Limits, Scheduler
+from .step_plan import Row, Rows, StepPlan
+from .workers import WorkerGroup
+
+MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
+
+
+class Engine:
+    """See DESIGN.md, section 5 of docs/architecture.md for the life of a request. Make one with `Engine.start`.
+
+    Attributes:
+        options: as given.
+        info: what is served.
+        tokenizer: None where the checkpoint has no tokenizer.json.
+        memory: bytes per rank.
+    """
+
+    def __init__(self, options: EngineOptions, source: ModelSource) -> None:
+        memory = source.memory
+        self.options = options
+        self.info: ModelInfo = source.info
+        self.tokenizer = source.tokenizer
+        self.memory = memory
+        self._source = source
+        self._served = Served(source.tokenizer, frozenset(source.info.eos_token_ids), memory.max_model_len)
+        limits = Limits(options.max_running, options.max_queued, options.max_batched_tokens, memory.max_model_len)
+        self._workers = WorkerGroup()
+        self._arrivals = itertools.count()
+        self._lock = threading.Lock()  # guards all below
+        self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size)
+        self._live: dict[str, LiveRequest] = {}
+        self._cancelled: list[str] = []
+        self._on_death: list[Callable[[], None]] = []
+        self._death: WorkerDied | None = None
+        self._closing = False
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="tk-engine", daemon=True)
+
+    @classmethod
+    def start(cls, options: EngineOptions) -> Self:
+        """Plans memory, starts the workers, and returns once they have loaded the model.
+
+        Raises:
+            ConfigError: options that fit neither each other nor the model.
+            ParallelError: tp does not divide the model.
+            CheckpointError: the checkpoint cannot be used.
+            WorkerDied: a worker ended without saying why.
+        """
+        options.validate()
+        engine = cls(options, ModelSource.open(options))
+        engine._thread.start()
+        try:
+            engine._ready.result()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    @property
+    def num_live(self) -> int:
+        """Requests that are waiting or running."""
+        with self._lock:
+            return len(self._live)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks of the KV cache that no request holds."""
+        with self._lock:
+            return self._scheduler.allocator.num_free
+
+    @property
+    def worker_process_ids(self) -> tuple[int, ...]:
+        """Of the ranks, in order."""
+        return self._workers.process_ids
+
+    def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
+        """Takes in a request, from any thread. Its events come on the engine's thread; the last is Done or Failed.
+
+        Args:
+            on_event: must neither block nor raise.
+
+        Raises:
+            InvalidRequest: a value that cannot be served, or a request id that is live.
+            PromptTooLong: prompt and new tokens can never fit.
+            Overloaded: the queue is full.
+            WorkerDied: a worker is gone.
+            Cancelled: the engine is closed.
+        """
+        self._validate(request)
+        seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
+        live = LiveRequest(request, next(self._arrivals), seed, self._served, on_event)
+        with self._lock:
+            if self._death is not None:
+                raise WorkerDied(str(self._death))
+            if self._closing:
+                raise Cancelled("The engine is closed.")
+            if request.request_id in self._live:
+                raise InvalidRequest(f"Request id {request.request_id!r} is live already.", field="request_id")
+            self._scheduler.add(live.sequences)
+            self._live[request.request_id] = live
+        self._workers.wake()
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request, from any thread: its sink gets Failed(Cancelled). False if there is none of that name."""
+        with self._lock:
+            if request_id not in self._live:
+                return False
+            self._cancelled.append(request_id)
+        self._workers.wake()
+        return True
+
+    def on_death(self, callback: Callable[[], None]) -> None:
+        """Has `callback` called once, on the engine's thread, when a worker dies; at once if one is dead."""
+        with self._lock:
+            if self._death is None:
+                self._on_death.append(callback)
+                return
+        callback()
+
+    def check(self) -> None:
+        """Raises AssertionError where the books on blocks and queues do not add up."""
+        with self._lock:
+            self._scheduler.check()
+
+    def close(self) -> None:
+        """Ends live requests with Cancelled, and the workers. Idempotent, from any thread."""
+        with self._lock:
+            self._closing = True
+        self._workers.wake()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _validate(self, request: Request) -> None:
+        vocab_size, params = self.info.vocab_size, request.params
+        params.validate(vocab_size)
+        if params.top_k > MAX_TOP_K:
+            raise InvalidRequest(f"sampling.top_k is {params.top_k}; it must be at most {MAX_TOP_K}.", "sampling.top_k")
+        if not request.prompt:
+            raise InvalidRequest("The prompt has no tokens; it must have one or more.", field="prompt")
+        wrong = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest(f"Token id {wrong} is not below the vocabulary's {vocab_size}.", field="prompt")
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequest(
+                "Stop strings need text, and the checkpoint has no tokenizer.json; use stop_token_ids.",
+                field="stopping.stop",
+            )
+
+    def _run(self) -> None:
+        """The engine's thread."""
+        end: TkError = Cancelled("The engine was closed.")
+        try:
+            self._workers.start(self._source.job(), self.options.tp, self.options.start_timeout)
+            self._ready.set_result(None)
+            while self._turn():
+                pass
+        except TkError as error:
+            end = error
+        except Exception as error:  # a mistake of ours: nobody may wait for ever because of it
+            end = WorkerDied(f"The engine failed: {type(error).__name__}: {error}")
+            end.__cause__ = error
+        finally:
+            self._end(end)
+
+    def _end(self, error: TkError) -> None:
+        callbacks: Sequence[Callable[[], None]] = ()
+        with self._lock:
+            self._closing = True
+            if isinstance(error, WorkerDied):
+                self._death, callbacks = error, self._on_death
+        self._workers.close(kill=not isinstance(error, Cancelled))
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            return
+        with self._lock:
+            live = list(self._live.values())
+        for request in live:
+            self._fail(request, error)
+        for callback in callbacks:
+            callback()
+
+    def _turn(self) -> bool:
+        """One step, or a sleep where there is nothing to do; False when the engine is to close."""
+        self._end_unwanted()
+        with self._lock:
+            if self._closing:
+                return False
+            chunks = self._scheduler.schedule()
+        if chunks:
+            self._step(chunks)
+        else:
+            self._workers.sleep()
+        return True
+
+    def _step(self, chunks: Sequence[Chunk]) -> None:
+        wanted: list[tuple[LiveRequest, Chunk, Row]] = []
+        first = 0
+        for chunk in chunks:
+            request = self._live[chunk.sequence.request_id]
+            wanted += [(request, chunk, row) for row in request.want(chunk, first)]
+            first += chunk.length
+        plan = make_plan(chunks, [row for _, _, row in wanted], self.memory.block_size)
+        touched = {chunk.sequence.request_id: self._live[chunk.sequence.request_id] for chunk in chunks}
+        for request in touched.values():
+            request.deliver()
+        result = self._workers.step(plan, self.options.step_timeout)
+        with self._lock:
+            for chunk in chunks:
+                self._scheduler.advance(chunk)
+        for index, (request, chunk, row) in enumerate(wanted):
+            if request.is_over:
+                continue
+            if not result.finite[index]:
+                self._fail(
+                    request, TkError(f"The model's logits for request {request.request.request_id} are not finite.")
+                )
+            elif request.take(chunk.sequence, row, result, index):
+                with self._lock:
+                    self._scheduler.finish(chunk.sequence)
+        for request in touched.values():
+            if request.is_over:
+                self._forget(request)
+            request.deliver()
+
+    def _end_unwanted(self) -> None:
+        """Ends requests that were aborted or whose deadline has passed."""
+        with self._lock:
+            cancelled, self._cancelled = self._cancelled, []
+            expired = {sequence.request_id for sequence in self._scheduler.expired(time.monotonic())}
+            aborted = [self._live[name] for name in dict.fromkeys(cancelled) if name in self._live]
+            late = [self._live[name] for name in expired if name not in cancelled]
+        for request in aborted:
+            self._fail(request, Cancelled(f"Request {request.request.request_id} was aborted."))
+        for request in late:
+            self._fail(request, Cancelled(f"The deadline of request {request.request.request_id} has passed."))
+
+    def _fail(self, request: LiveRequest, error: TkError) -> None:
+        self._forget(request)
+        request.fail(error)
+        request.deliver()
+
+    def _forget(self, request: LiveRequest) -> None:
+        with self._lock:
+            for sequence in request.sequences:
+                self._scheduler.finish(sequence)
+            self._live.pop(request.request.request_id, None)
+
+
+def make_plan(chunks: Sequence[Chunk], rows: Sequence[Row], block_size: int) -> StepPlan:
+    """Lays the chunks' tokens end to end, in order.
+
+    Args:
+        rows: with their indices among those tokens, ascending.
+    """
+    tokens: list[int] = []
+    positions, slots = [], []
+    widest = max(len(chunk.sequence.blocks) for chunk in chunks)
+    block_tables = np.zeros((len(chunks), widest), np.int32)
+    for i, chunk in enumerate(chunks):
+        stop = chunk.start + chunk.length
+        tokens += chunk.sequence.tokens[chunk.start : stop]
+        block_tables[i, : len(chunk.sequence.blocks)] = chunk.sequence.blocks
+        position = np.arange(chunk.start, stop, dtype=np.int32)
+        positions.append(position)
+        slots.append(block_tables[i, position // block_size] * block_size + position % block_size)
+    return StepPlan(
+        tokens=np.array(tokens, np.int32),
+        positions=np.concatenate(positions),
+        slots=np.concatenate(slots),
+        span_length=np.array([chunk.length for chunk in chunks], np.int32),
+        span_context=np.array([chunk.start + chunk.length for chunk in chunks], np.int32),
+        block_tables=block_tables,
+        rows=Rows.pack(rows),
+    )

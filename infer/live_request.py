@@ -1,0 +1,211 @@
+"""A request while the engine works on it: its samples, the events that are due, and to whom they go."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ..core.errors import TkError
+from ..model.tokenizer import Tokenizer
+from .events import Done, Event, Failed, Finished, Request, Started, Timing, TokenLogprob, TopLogprob, Usage
+from .output import Ending, SampleOutput
+from .scheduler import Chunk
+from .sequence import Sequence
+from .step_plan import NO_LOGPROBS, SAMPLE, Row, StepResult
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the requests of an engine share."""
+
+    tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+
+
+class LiveRequest:
+    """One submitted request. For the engine's thread alone.
+
+    Args:
+        arrival: order of submission.
+        seed: the request's own, or drawn.
+        on_event: the sink of its events.
+    """
+
+    def __init__(
+        self, request: Request, arrival: int, seed: int, served: Served, on_event: Callable[[Event], None]
+    ) -> None:
+        params, num_prompt = request.params, len(request.prompt)
+        max_new = served.max_model_len - num_prompt if params.max_new_tokens is None else params.max_new_tokens
+        max_new = max(1, max_new)  # a prompt that leaves no room is then refused as too long
+        eos_token_ids = frozenset[int]() if params.ignore_eos else served.eos_token_ids
+        self.request = request
+        self.seed = seed
+        self.sequences = tuple(
+            Sequence(
+                request_id=request.request_id,
+                index=index,
+                arrival=arrival,
+                params=params,
+                seed=seed,
+                tokens=list(request.prompt),
+                num_prompt=num_prompt,
+                max_tokens=num_prompt + max_new,
+                priority=request.priority,
+                deadline=request.deadline,
+            )
+            for index in range(params.n)
+        )
+        self._on_event = on_event
+        self._tokenizer = served.tokenizer
+        self._stopping = eos_token_ids.union(params.stop_token_ids)
+        self._outputs = [SampleOutput(i, params, served.tokenizer, eos_token_ids, max_new) for i in range(params.n)]
+        self._num_unfinished = params.n
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._submitted = time.monotonic()
+        self._scheduled: float | None = None
+        self._first_token = [0.0] * params.n
+        self._due: list[Event] = []
+        self._started = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its last event is due or delivered."""
+        return self._num_unfinished == 0
+
+    def want(self, chunk: Chunk, first: int) -> list[Row]:
+        """The logits wanted of a chunk whose tokens lie packed from `first`; notes that its step begins."""
+        sequence, stop = chunk.sequence, chunk.start + chunk.length
+        if self._scheduled is None:
+            self._scheduled = time.monotonic()
+        rows: list[Row] = []
+        num_top = self.request.params.prompt_logprobs
+        if num_top is None:
+            self._start()
+        elif sequence.index == 0:
+            if not self._prompt_logprobs:
+                self._prompt_logprobs.append(TokenLogprob(sequence.tokens[0], None, 0, self._bytes(sequence.tokens[0])))
+            known = len(self._prompt_logprobs)
+            rows += [
+                Row(token=first + position - 1 - chunk.start, target=sequence.tokens[position], num_top=num_top)
+                for position in range(max(chunk.start + 1, known), min(stop + 1, sequence.num_prompt))
+            ]
+        if chunk.is_last:
+            rows.append(sampling_row(sequence, first + chunk.length - 1, self._stopping))
+        return rows
+
+    def take(self, sequence: Sequence, row: Row, result: StepResult, index: int) -> bool:
+        """Takes what came of a row that `want` asked for, at `index` of the result.
+
+        Returns:
+            Whether the sequence is complete.
+        """
+        if row.target != SAMPLE:
+            self._prompt_logprobs.append(self._logprob(row, result, index))
+            return False
+        self._start()
+        token = int(result.token_ids[index])
+        sequence.append(token)
+        if sequence.num_new == 1:
+            self._first_token[sequence.index] = time.monotonic()
+        logprobs = () if row.num_top == NO_LOGPROBS else (self._logprob(row, result, index),)
+        delta, ending = self._outputs[sequence.index].push(token, logprobs)
+        self._due.append(delta)
+        if ending is not None:
+            self._finish(sequence, ending)
+        return ending is not None
+
+    def fail(self, error: TkError) -> None:
+        """Ends the request; nothing follows."""
+        self._num_unfinished = 0
+        self._started = True
+        self._due.append(Failed(error))
+
+    def deliver(self) -> None:
+        """Sends the events that are due. A sink that raises gets no more, and harms nobody else."""
+        if not self._started:
+            return
+        events, self._due = self._due, []
+        try:
+            for event in events:
+                self._on_event(event)
+        except Exception:
+            _LOG.exception("The sink of request %s failed; it gets no more events.", self.request.request_id)
+            self._on_event = _ignore
+
+    def _start(self) -> None:
+        if self._started:
+            return
+        self._started = True
+        num_prompt = len(self.request.prompt)
+        started = Started(self.request.request_id, num_prompt, 0, self.seed, tuple(self._prompt_logprobs))
+        self._due.insert(0, started)
+
+    def _finish(self, sequence: Sequence, ending: Ending) -> None:
+        now = time.monotonic()
+        timing = Timing(
+            queue_seconds=(self._scheduled or now) - self._submitted,
+            first_token_seconds=self._first_token[sequence.index] - self._submitted,
+            total_seconds=now - self._submitted,
+            preemptions=sequence.preemptions,
+        )
+        usage = Usage(sequence.num_prompt, 0, sequence.num_new)
+        self._due.append(Finished(sequence.index, ending.reason, usage, timing, ending.matched))
+        self._num_unfinished -= 1
+        if not self._num_unfinished:
+            self._due.append(Done())
+
+    def _logprob(self, row: Row, result: StepResult, index: int) -> TokenLogprob:
+        token = int(result.token_ids[index])
+        top = tuple(
+            TopLogprob(int(other), float(logprob), self._bytes(int(other)))
+            for other, logprob in zip(
+                result.top_ids[index, : row.num_top], result.top_logprobs[index, : row.num_top], strict=True
+            )
+        )
+        return TokenLogprob(token, float(result.logprob[index]), int(result.rank[index]), self._bytes(token), top)
+
+    def _bytes(self, token: int) -> bytes:
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
+
+
+def sampling_row(sequence: Sequence, token: int, stopping: frozenset[int]) -> Row:
+    """The row that chooses the sequence's next token.
+
+    Args:
+        token: index of its last token among the step's packed tokens.
+        stopping: ids that end it, banned until `min_new_tokens`.
+    """
+    params = sequence.params
+    bias = dict(params.logit_bias)
+    if sequence.num_new < params.min_new_tokens:
+        bias |= dict.fromkeys(stopping, -math.inf)
+    counts: dict[int, int] = {}
+    if params.repetition_penalty != 1:
+        counts = dict.fromkeys(sequence.tokens[: sequence.num_prompt], 0)
+    if counts or params.presence_penalty or params.frequency_penalty:
+        counts |= sequence.output_counts
+    return Row(
+        token=token,
+        num_top=NO_LOGPROBS if params.logprobs is None else params.logprobs,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=sequence.seed,
+        sample_index=sequence.index,
+        new_number=sequence.num_new,
+        bias=bias,
+        counts=counts,
+    )
+
+
+def _ignore(event: Event) -> None:
+    """The sink of nobody."""

@@ -1,0 +1,126 @@
+"""The engine as a plain Python object, for scripts and notebooks: prompts in, completions out."""
+
+import queue
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..core.errors import InvalidRequest
+from .completion import Completion, CompletionBuilder
+from .engine import Engine
+from .events import Delta, Done, Event, Failed, ModelInfo, Request
+from .options import EngineOptions
+from .prompts import Prompt, as_params, as_prompt, as_prompts
+from .sampling_params import SamplingParams
+
+
+class LLM:
+    """A model loaded on this machine; also a context manager, which closes it.
+
+    Works in scripts without a `__main__` guard, on stdin and in notebooks: the workers are started as processes of
+    their own, never by forking or by importing the caller's script.
+
+    Args:
+        path: a step folder, a run folder or a Hugging Face folder.
+        tp: tensor-parallel ranks.
+        dtype, kv_dtype: "auto" is as stored, and as the weights.
+        options: others of EngineOptions.
+
+    Raises:
+        TkError: the model cannot be served; see `Engine.start`.
+    """
+
+    def __init__(
+        self, path: str | Path, *, tp: int = 1, dtype: str = "auto", kv_dtype: str = "auto", **options: Any
+    ) -> None:
+        options.setdefault("max_queued", 2**31)  # a script waits for all of its prompts
+        self._engine = Engine.start(EngineOptions(Path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options))
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is loaded."""
+        return self._engine.info
+
+    @property
+    def engine(self) -> Engine:
+        """What does the work."""
+        return self._engine
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """One Completion per prompt, in order, all computed together.
+
+        Args:
+            prompts: a sequence of prompts, each a str or a list of token ids; a bare str or flat list is one prompt.
+            params: one SamplingParams for all, or one per prompt; None is the defaults.
+
+        Raises:
+            InvalidRequest: a prompt or a value that cannot be served; nothing is computed then.
+            WorkerDied: a worker is gone.
+        """
+        given = as_prompts(prompts)
+        requests = [self._request(one, how) for one, how in zip(given, as_params(params, len(given)), strict=True)]
+        builders = {request.request_id: CompletionBuilder() for request in requests}
+        events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
+        live: set[str] = set()
+        try:
+            for request in requests:
+                self._submit(request, events)
+                live.add(request.request_id)
+            while live:
+                name, event = events.get()
+                if isinstance(event, Done | Failed):
+                    live.discard(name)
+                builders[name].add(event)
+        finally:
+            for name in live:
+                self._engine.abort(name)
+        return [builder.completion() for builder in builders.values()]
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Delta]:
+        """The Deltas of one prompt as they are made; leaving the iterator early ends the request.
+
+        Raises:
+            InvalidRequest: the prompt or a value cannot be served.
+            WorkerDied: a worker is gone.
+        """
+        return self._stream(self._request(as_prompt(prompt), params or SamplingParams()))
+
+    def close(self) -> None:
+        """Ends the workers. Idempotent."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        if isinstance(prompt, str):
+            if self._engine.tokenizer is None:
+                raise InvalidRequest("The checkpoint has no tokenizer.json; give token ids.", field="prompt")
+            prompt = tuple(self._engine.tokenizer.encode(prompt))
+        return Request(uuid.uuid4().hex, prompt, params)
+
+    def _submit(self, request: Request, events: "queue.SimpleQueue[tuple[str, Event]]") -> None:
+        self._engine.submit(request, lambda event: events.put((request.request_id, event)))
+
+    def _stream(self, request: Request) -> Iterator[Delta]:
+        events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
+        self._submit(request, events)
+        try:
+            while not isinstance(event := events.get()[1], Done):
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Delta):
+                    yield event
+        finally:
+            self._engine.abort(request.request_id)

@@ -1,0 +1,96 @@
+"""What the engine knows about a checkpoint before a worker loads it: shape, tokenizer, dtypes, memory, identity."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .. import __version__
+from ..checkpoint import Checkpoint
+from ..core import dtypes
+from ..core.errors import ConfigError
+from ..model.config import ModelConfig
+from ..model.tokenizer import Tokenizer, read_eos_token_ids
+from .events import ModelInfo
+from .memory_plan import MemoryPlan, plan_memory
+from .options import DTYPES, EngineOptions
+from .sampling_params import MAX_TOP_LOGPROBS
+
+API_REVISION: Final = 1  # of tk.v1; raised when the wire gains something
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """An opened checkpoint and the decisions about serving it."""
+
+    options: EngineOptions
+    checkpoint: Checkpoint
+    memory: MemoryPlan
+    tokenizer: Tokenizer | None
+    info: ModelInfo
+
+    @staticmethod
+    def open(options: EngineOptions) -> "ModelSource":
+        """Reads metadata only.
+
+        Raises:
+            CheckpointError, ConfigError, ParallelError: see `Engine.start`.
+        """
+        checkpoint = Checkpoint.open(options.checkpoint)
+        config = ModelConfig.from_json(checkpoint.config(), str(checkpoint.path / "config.json"))
+        dtype = _stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype
+        kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
+        memory = plan_memory(config, options, dtype, kv_dtype)
+        has_tokenizer = (checkpoint.path / "tokenizer.json").exists()
+        tokenizer = Tokenizer.from_folder(checkpoint.path) if has_tokenizer else None
+        eos_token_ids = tokenizer.eos_token_ids if tokenizer else read_eos_token_ids(checkpoint.path)
+        info = ModelInfo(
+            name=_name(checkpoint),
+            architecture=config.architecture,
+            step=checkpoint.step,
+            manifest_sha256=checkpoint.manifest_sha256,
+            version=__version__,
+            api_revision=API_REVISION,
+            tp=options.tp,
+            dtype=dtype,
+            weight_dtype=dtype,
+            kv_dtype=kv_dtype,
+            block_size=memory.block_size,
+            num_blocks=memory.num_blocks,
+            max_model_len=memory.max_model_len,
+            max_running=options.max_running,
+            max_top_logprobs=MAX_TOP_LOGPROBS,
+            vocab_size=config.vocab_size,
+            eos_token_ids=tuple(sorted(eos_token_ids)),
+            kv_bytes_per_token=memory.kv_bytes_per_token,
+        )
+        return ModelSource(options, checkpoint, memory, tokenizer, info)
+
+    def job(self) -> dict[str, Any]:
+        """What every worker is told."""
+        return {
+            "checkpoint": str(self.checkpoint.path.absolute()),
+            "dtype": self.memory.dtype,
+            "kv_dtype": self.memory.kv_dtype,
+            "num_blocks": self.memory.num_blocks,
+            "block_size": self.memory.block_size,
+            "max_batched_tokens": self.options.max_batched_tokens,
+        }
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    """The dtype of most tensors."""
+    codes = Counter(tensor.slots["weight"] for tensor in checkpoint.tensors.values() if "weight" in tensor.slots)
+    code = codes.most_common(1)[0][0] if codes else "none"
+    names = {dtypes.by_name(name).code: name for name in DTYPES}
+    if code not in names:
+        raise ConfigError(
+            f"{checkpoint.path} stores its weights as {code}, which cannot be served as it is; say --dtype "
+            f"{' or '.join(DTYPES)}."
+        )
+    return names[code]
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    """The run's name for a step of a run, else the folder's."""
+    folder = checkpoint.path.resolve()
+    return folder.parent.name if folder.name.startswith("step-") else folder.name

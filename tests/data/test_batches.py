@@ -1,0 +1,40 @@
+"""Dealing: any dp and micro-batch size see the same rows, and what fills up does not count."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tk.train.data.batches import IGNORED, global_batch
+
+
+class CountedRows:
+    """Row i is i * 1000, i * 1000 + 1, ..."""
+
+    seq_len = 3
+
+    def row(self, index: int) -> NDArray[np.int64]:
+        return index * 1000 + np.arange(self.seq_len + 1, dtype=np.int64)
+
+
+@given(step=st.integers(0, 50), batch=st.integers(1, 20), dp=st.integers(1, 6), micro_batch_size=st.integers(1, 5))
+def test_ranks_together_have_the_batch(step: int, batch: int, dp: int, micro_batch_size: int) -> None:
+    ranks = [global_batch(CountedRows(), step, batch, rank, dp, micro_batch_size) for rank in range(dp)]
+    assert len({len(micro_batches) for micro_batches in ranks}) == 1, "ranks meet in collectives"
+    assert (len(ranks[0]) - 1) * dp * micro_batch_size < batch <= len(ranks[0]) * dp * micro_batch_size
+    seen = []
+    for micro in (micro for micro_batches in ranks for micro in micro_batches):
+        assert micro.inputs.shape == micro.targets.shape == (micro_batch_size, 3)
+        assert micro.inputs.dtype == micro.targets.dtype == np.int64
+        real = micro.targets[:, 0] != IGNORED
+        assert np.all(micro.targets[~real] == IGNORED)
+        assert np.all(micro.inputs[~real] == 0)
+        assert np.array_equal(micro.targets[real], micro.inputs[real] + 1)
+        assert micro.num_valid == 3 * real.sum()
+        seen += (micro.inputs[real, 0] // 1000).tolist()
+    assert sorted(seen) == list(range(step * batch, (step + 1) * batch))
+
+
+def test_one_rank_has_the_rows_in_order() -> None:
+    micro_batches = global_batch(CountedRows(), 2, 5, dp_rank=0, dp=1, micro_batch_size=2)
+    assert [micro.inputs[:, 0].tolist() for micro in micro_batches] == [[10000, 11000], [12000, 13000], [14000, 0]]
+    assert micro_batches[-1].targets.tolist() == [[14001, 14002, 14003], [IGNORED] * 3]

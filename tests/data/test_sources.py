@@ -1,0 +1,88 @@
+"""Documents from files, folders, JSON lines and the standard library."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tk.core.errors import ConfigError
+from tk.train.data.sources import find_corpus, stdlib_corpus
+
+
+def lines(path: Path, *items: object) -> Path:
+    path.write_text("".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in items))
+    return path
+
+
+def test_files_folders_and_lines(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a.py").write_text("print(1)\n")
+    (folder / "b.txt").write_bytes(b"\xef\xbb\xbfwith\r\na mark")
+    (folder / "empty.txt").write_text("")
+    (folder / "picture.png").write_bytes(b"\x89PNG\xff")
+    lines(folder / "c.jsonl", {"text": "one", "id": 7}, "", {"text": ""}, {"text": "two"})
+    for hidden in (".git", "__pycache__"):
+        (folder / hidden).mkdir()
+        (folder / hidden / "x.txt").write_text("hidden")
+    (folder / ".hidden.txt").write_text("hidden")
+    single = tmp_path / "single.txt"
+    single.write_text("single")
+
+    corpus = find_corpus([str(folder), single])
+    read: list[int] = []
+    documents = list(corpus.documents(read.append))
+    assert documents[-1] == "single"
+    assert sorted(documents) == sorted(["print(1)\n", "with\r\na mark", "one", "two", "single"])
+    assert documents.index("one") + 1 == documents.index("two")
+    assert corpus.skipped == [folder / "picture.png"]
+    assert sum(read) == corpus.num_bytes == sum(file.path.stat().st_size for file in corpus.files)
+
+
+def test_the_order_of_a_folder_depends_on_its_names_alone(tmp_path: Path) -> None:
+    names = [f"{number}.txt" for number in range(30)]
+    orders = []
+    for copy, order in (("a", names), ("b", names[::-1])):
+        (tmp_path / copy).mkdir()
+        for name in order:
+            (tmp_path / copy / name).write_text(name)
+        orders.append(list(find_corpus([tmp_path / copy]).documents()))
+    assert orders[0] == orders[1]
+    assert orders[0] != sorted(names), "the tail must be a sample, not the last in the alphabet"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["{", "[]", '{"txt": "a"}', '{"text": 1}', '"text"', "nonsense", '{"text": "\\ud800"}', "[" * 100_000],
+)
+def test_a_bad_line_is_named(tmp_path: Path, bad: str) -> None:
+    path = lines(tmp_path / "bad.jsonl", {"text": "fine"}, bad)
+    with pytest.raises(ConfigError) as refusal:
+        list(find_corpus([path]).documents())
+    assert f"{path}:2: " in str(refusal.value)
+
+
+def test_bad_inputs_are_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "table.parquet").write_bytes(b"PAR1")
+    binary = tmp_path / "binary.txt"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"no file or folder .*nowhere"):
+        find_corpus([tmp_path / "nowhere"])
+    with pytest.raises(ConfigError, match=r"No files in .*empty"):
+        find_corpus([tmp_path / "empty"])
+    for item in (tmp_path / "table.parquet", tmp_path):
+        with pytest.raises(ConfigError, match=r"table\.parquet: .*JSON lines"):
+            find_corpus([item])
+    with pytest.raises(ConfigError, match=r"binary\.txt as UTF-8"):
+        list(find_corpus([binary]).documents())
+
+
+def test_the_standard_library_is_a_real_corpus() -> None:
+    corpus = stdlib_corpus()
+    names = [file.path.name for file in corpus.files]
+    folders = {part for file in corpus.files for part in file.path.parts[-3:-1]}
+    assert {"argparse.py", "dataclasses.py", "heapq.py"} <= set(names)
+    assert not folders & {"test", "tests", "idle_test", "site-packages", "encodings", "pydoc_data"}
+    assert 200 < len(names) < 2000
+    assert 4e6 < corpus.num_bytes < 3e7
+    assert corpus.files == stdlib_corpus().files == find_corpus(["stdlib"]).files

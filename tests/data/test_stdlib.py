@@ -1,0 +1,36 @@
+"""The embedded corpus, whole: made in the time that the demo has for it, used again, and honest about damage."""
+
+import time
+from pathlib import Path
+
+import pytest
+from tk.core.errors import ConfigError
+from tk.model.tokenizer import Tokenizer
+from tk.train.data.dataset import PackedDataset
+from tk.train.data.stdlib import prepare_stdlib
+from tk.train.data.token_file import TokenFile
+from tk.train.data.unigram import unigram_entropy
+
+
+def test_prepare_stdlib(tmp_path: Path) -> None:
+    phases: dict[str, tuple[int, int]] = {}
+    start = time.process_time()  # of all threads: what else the machine does is not counted
+    prepared = prepare_stdlib(tmp_path, 2048, lambda phase, done, total: phases.update({phase: (done, total)}))
+    assert time.process_time() - start < 25, "the demo's share for data; about 6 s of CPU, 5 s on 2 cores"
+    assert list(phases) == ["tokenizer", "tokens"]
+    assert all(done == total > 4e6 for done, total in phases.values())
+
+    meta = TokenFile(prepared.tokens).meta
+    assert meta.vocab_size == Tokenizer.from_folder(prepared.tokenizer).vocab_size == 2048
+    assert meta.num_tokens > 1e6
+    held_out = PackedDataset([(prepared.tokens, 1.0)], 256, 0, "eval")
+    assert 5.0 < unigram_entropy(held_out) < 7.0, "nats: between trivial text and noise (log 2048 = 7.6)"
+
+    phases.clear()
+    assert prepare_stdlib(tmp_path, 2048) == prepared
+    assert phases == {}, "what is there is used"
+    tokens = bytearray((prepared.tokens / "tokens.bin").read_bytes())
+    tokens[1000] ^= 1
+    (prepared.tokens / "tokens.bin").write_bytes(tokens)
+    with pytest.raises(ConfigError, match=r"tokens\.bin is damaged.*can be deleted"):
+        prepare_stdlib(tmp_path, 2048)

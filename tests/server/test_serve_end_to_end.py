@@ -1,0 +1,212 @@
+"""`tk serve` as its own process over a real engine and a tiny model: from the ready line to the exit code."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tk.cli.generate import generate
+from tk.infer.client import Client
+from tk.infer.events import FinishReason
+from tk.infer.remote_errors import Unavailable
+from tk.infer.sampling_params import SamplingParams
+from tk.tests.server.tiny_model import MAX_LENGTH, write_tiny_model
+
+READY_SECONDS = 90.0
+WAIT_SECONDS = 60.0
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+
+
+class Serving:
+    """A `tk serve` process and, once it said so, its address."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "tk", "serve", *arguments, "--port", "0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.target = ""
+
+    def wait_ready(self) -> "Serving":
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], READY_SECONDS)
+        line = self.process.stdout.readline() if readable else ""
+        assert line.startswith("ready 127.0.0.1:"), line or self.end(signal.SIGKILL)
+        self.target = line.split()[1]
+        return self
+
+    def end(self, number: int) -> tuple[int, str, str]:
+        """Exit code, what was left of stdout, and stderr, after a signal."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str, str]:
+        stdout, stderr = self.process.communicate(timeout=WAIT_SECONDS)
+        return self.process.returncode, stdout, stderr
+
+    def worker_ids(self) -> list[int]:
+        """Process ids of its children."""
+        children = []
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = entry.read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == self.process.pid:
+                children.append(int(entry.parent.name))
+        return children
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def shared(model: Path) -> Iterator[Serving]:
+    """A server that tests leave as they find it."""
+    serving = Serving(str(model), "--kv-blocks", "64", "--kv-dtype", "int8").wait_ready()
+    yield serving
+    serving.close()
+
+
+@pytest.fixture
+def own(model: Path) -> Iterator[Serving]:
+    """A server for one test, that may end it."""
+    serving = Serving(str(model), "--kv-blocks", "64", "--drain-timeout", "45").wait_ready()
+    yield serving
+    serving.close()
+
+
+def test_together_and_alone_streamed_and_at_once_give_the_same_text(shared: Serving) -> None:
+    prompts = ["def main():", "import os", "x"]
+    with Client(shared.target) as client:
+        together = client.generate(prompts, GREEDY)
+        for prompt, completion in zip(prompts, together, strict=True):
+            deltas = list(client.stream(prompt, GREEDY))
+            assert "".join(delta.text for delta in deltas) == completion.text
+            assert [token for delta in deltas for token in delta.token_ids] == list(completion.token_ids)
+            assert len(completion.token_ids) == 12
+            assert completion.finish_reason is FinishReason.LENGTH
+            assert completion.usage.prompt_tokens == len(client.tokenize(prompt))
+        assert client.detokenize(client.tokenize("grüße")) == "grüße"
+        [letter] = client.tokenize("h")
+        assert client.detokenize([260, letter, 2**32 - 1]) == "h", "ids unknown to the tokenizer give no text"
+
+
+def test_model_info_is_what_was_asked_for(shared: Serving) -> None:
+    with Client(shared.target) as client:
+        info = client.model_info()
+    assert (info.name, info.architecture, info.tp) == ("tiny-llama", "llama", 1)
+    assert (info.dtype, info.kv_dtype, info.num_blocks) == ("fp32", "int8", 64)
+    assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (MAX_LENGTH, 264, (256,))
+    assert len(info.manifest_sha256) == 64
+
+
+def test_generate_command_streams_from_a_server(shared: Serving) -> None:
+    arguments = [shared.target, "--max-new-tokens", "12", "--temperature", "0"]
+    with Client(shared.target) as client:
+        [expected] = client.generate("import os", SamplingParams(temperature=0.0, max_new_tokens=12))
+    runner = CliRunner()
+    for result in (
+        runner.invoke(generate, [*arguments, "import os"]),
+        runner.invoke(generate, arguments, input="import os\n"),
+    ):
+        assert (result.exit_code, result.stdout) == (0, expected.text + "\n")
+    document = json.loads(runner.invoke(generate, [*arguments, "import os", "--json"]).stdout)
+    assert (document["text"], document["token_ids"]) == (expected.text, list(expected.token_ids))
+    assert document["model"]["kv_dtype"] == "int8"
+
+
+def test_sigterm_lets_a_live_stream_finish_and_exits_zero(own: Serving) -> None:
+    params = SamplingParams(temperature=0.0, max_new_tokens=400, ignore_eos=True)
+    with Client(own.target) as client:
+        deltas = client.stream("a", params)
+        tokens = list(next(deltas).token_ids)
+        own.process.send_signal(signal.SIGTERM)
+        for delta in deltas:
+            tokens += delta.token_ids
+    assert len(tokens) == 400
+    code, stdout, stderr = own.wait()
+    assert (code, stdout) == (0, ""), stderr
+    assert "draining: 1 live" in stderr
+
+
+def test_a_second_ctrl_c_ends_at_once(own: Serving) -> None:
+    """Sixteen long samples are live: the first signal alone would wait for them."""
+    stub_channel = grpc.insecure_channel(own.target)
+    watch = health_pb2_grpc.HealthStub(stub_channel).Watch(health_pb2.HealthCheckRequest(service="tk.v1.Generation"))
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    with Client(own.target) as client:
+        deltas = client.stream("a", SamplingParams(n=16, max_new_tokens=500, ignore_eos=True))
+        next(deltas)
+        own.process.send_signal(signal.SIGINT)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        code, _, stderr = own.end(signal.SIGINT)
+        assert code == 130, stderr
+        with pytest.raises(Unavailable):
+            list(deltas)
+    stub_channel.close()
+
+
+def test_a_killed_worker_ends_streams_and_readiness(own: Serving) -> None:
+    channel = grpc.insecure_channel(own.target)
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="tk.v1.Generation"))
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    [worker] = own.worker_ids()
+    with Client(own.target, max_attempts=1) as client:
+        deltas = client.stream("a", SamplingParams(n=16, max_new_tokens=500, ignore_eos=True))
+        next(deltas)
+        before = time.monotonic()
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            list(deltas)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert time.monotonic() - before < 5.0
+        with pytest.raises(Unavailable):
+            client.generate("a")
+    channel.close()
+    assert own.end(signal.SIGTERM)[0] == 0
+
+
+def test_ending_the_server_ends_its_workers(own: Serving) -> None:
+    workers = own.worker_ids()
+    assert len(workers) == 1
+    assert own.end(signal.SIGTERM)[0] == 0
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["{missing}"], 3, "missing"),
+        (["{model}", "--tp", "3"], 2, "tp"),
+        (["{model}", "--host", "0.0.0.0"], 2, "--insecure"),
+        (["{model}", "--kv-blocks", "4", "--kv-memory", "1MiB"], 2, "kv_memory"),
+        (["{model}", "--max-model-len", "100000"], 2, "100000"),
+        (["{model}", "--kv-dtype", "int3"], 2, "int3"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_one_paragraph(
+    model: Path, arguments: list[str], code: int, words: str
+) -> None:
+    serving = Serving(*(argument.format(model=model, missing=model / "missing") for argument in arguments))
+    try:
+        exit_code, stdout, stderr = serving.wait()
+    finally:
+        serving.close()
+    assert (exit_code, stdout) == (code, ""), stderr
+    assert words in stderr
+    assert "Traceback" not in stderr

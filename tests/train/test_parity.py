@@ -1,0 +1,114 @@
+"""Every layout gives the same model: losses, gradient norms, first gradients and final weights of one process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tk.checkpoint.reader import Checkpoint
+from tk.core.config import parse
+from tk.parallel.mesh import Mesh
+from tk.tests.rank_pool import RankPool
+from tk.train.config import TrainConfig
+from tk.train.trainer import Trainer
+
+from tk.tests.train.conftest import Configure
+
+LAYOUTS = {
+    "tp2": {"tp": 2, "dp": 1, "zero": 0},
+    "tp4, kv heads replicated": {"tp": 4, "dp": 1, "zero": 1},
+    "dp2": {"tp": 1, "dp": 2, "zero": 0},
+    "dp2 zero1": {"tp": 1, "dp": 2, "zero": 1},
+    "tp2 dp2": {"tp": 2, "dp": 2, "zero": 0},
+    "tp2 dp2 zero1": {"tp": 2, "dp": 2, "zero": 1},
+}
+
+
+def run_training(config: dict[str, Any]) -> dict[str, list[float]]:
+    """Trains on this rank, saving after step 1 and at the end; returns losses and gradient norms by step."""
+    parsed = parse(config, TrainConfig, "test")
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
+    mesh = Mesh.build(parsed.layout(world), "cpu", parsed.model.num_key_value_heads)
+    results: list[tuple[float, float]] = []
+    trainer = Trainer(parsed, mesh, on_step=lambda step, result: results.append((result.loss, result.grad_norm)))
+    trainer.fit()
+    return {"loss": [loss for loss, _ in results], "grad_norm": [norm for _, norm in results]}
+
+
+def _with_layout(config: dict[str, Any], layout: dict[str, int]) -> dict[str, Any]:
+    zero = config["zero"] | {"stage": layout["zero"]}
+    return config | {"parallel": {"tp": layout["tp"], "dp": layout["dp"]}, "zero": zero}
+
+
+def _assert_same_model(actual: Checkpoint, expected: Checkpoint, slot: str, own: float, total: float) -> None:
+    """|a - e| <= own |e| + total |all e| for every tensor."""
+    names = [name for name in expected.tensors if name not in expected.aliases]
+    values = {name: expected.read(name, slot=slot).numpy().astype(np.float64) for name in names}
+    everything = np.sqrt(sum((value**2).sum() for value in values.values()))
+    assert everything > 0
+    for name, value in values.items():
+        difference = np.linalg.norm(actual.read(name, slot=slot).numpy() - value)
+        assert difference <= own * np.linalg.norm(value) + total * everything, name
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_layouts_equal_one_process_in_fp32(
+    rank_pool: RankPool, configure: Configure, tmp_path: Path, tied: bool
+) -> None:
+    config = configure("one", checkpoint={"every": 1}, model={"tie_word_embeddings": tied})
+    expected = run_training(config)
+    assert len(expected["loss"]) == 20
+    assert expected["loss"][-1] < 0.8 * expected["loss"][0], "a model that does not learn shows nothing"
+    names = list(LAYOUTS) if not tied else ["tp2 dp2 zero1"]
+    for name in names:
+        layout = LAYOUTS[name]
+        mine = _with_layout(config | {"checkpoint": {"dir": str(tmp_path / name), "every": 1, "keep": 0}}, layout)
+        for result in rank_pool.run(run_training, layout["tp"] * layout["dp"], config=mine):
+            np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-5, err_msg=name)
+            np.testing.assert_allclose(result["grad_norm"], expected["grad_norm"], rtol=1e-4, err_msg=name)
+        # After one step exp_avg is (1 - beta1) x the clipped gradient.
+        steps = [(Checkpoint.open(tmp_path / run / "step-00000001")) for run in (name, "one")]
+        _assert_same_model(steps[0], steps[1], "exp_avg", 1e-5, 1e-7)
+        last = [(Checkpoint.open(tmp_path / run)) for run in (name, "one")]
+        assert last[0].step == last[1].step == 20
+        _assert_same_model(last[0], last[1], "weight", 1e-3, 1e-5)
+
+
+def test_bf16_layouts_equal_one_process_to_1e_3(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
+    config = configure("one", precision={"params": "bf16"})
+    expected = run_training(config)
+    layout = LAYOUTS["tp2 dp2 zero1"]
+    mine = _with_layout(config | {"checkpoint": {"dir": str(tmp_path / "many")}}, layout)
+    for result in rank_pool.run(run_training, 4, config=mine):
+        np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-3)
+    checkpoint = Checkpoint.open(tmp_path / "many")
+    tensor = checkpoint.tensors["model.layers.0.mlp.down_proj.weight"]
+    assert dict(tensor.slots) == {"weight": "BF16", "exp_avg": "F32", "exp_avg_sq": "F32", "master": "F32"}
+    weight = checkpoint.read("model.layers.0.mlp.down_proj.weight").torch()
+    master = checkpoint.read("model.layers.0.mlp.down_proj.weight", slot="master").torch()
+    assert torch.equal(weight, master.bfloat16())
+
+
+def test_a_run_continues_at_another_layout(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
+    config = configure("one")
+    expected = run_training(config)["loss"]
+    half = _with_layout(configure("moved", checkpoint={"every": 10}), LAYOUTS["tp2 dp2 zero1"])
+    rank_pool.run(run_training, 4, config=half)
+    for path in (tmp_path / "moved").glob("step-00000020*/COMMIT"):
+        path.unlink()  # as if the run had ended after step 10
+    back = _with_layout(configure("moved"), LAYOUTS["dp2 zero1"])
+    for result in rank_pool.run(run_training, 2, config=back):
+        np.testing.assert_allclose(result["loss"], expected[10:], rtol=1e-5)
+    assert Checkpoint.open(tmp_path / "moved").layout.tp == 1
+
+
+def test_the_same_layout_twice_is_bit_equal(rank_pool: RankPool, configure: Configure) -> None:
+    results = []
+    for run in ("first", "second"):
+        config = _with_layout(configure(run, train={"steps": 5}), LAYOUTS["tp2 dp2 zero1"])
+        results.append(rank_pool.run(run_training, 4, config=config))
+    assert json.dumps(results[0]) == json.dumps(results[1])
+    assert all(rank == results[0][0] for rank in results[0]), "ranks must report the same bits"

@@ -1,0 +1,179 @@
+"""`tk train` as a process: signals, resume, and what it says when something is wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tk.checkpoint.reader import Checkpoint
+from tk.checkpoint.run_folder import RunFolder
+
+from tk.tests.train.conftest import Configure
+
+WriteToml = Callable[..., Path]
+DEADLINE = 120.0
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tk", "train", *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+
+
+def _run(*arguments: str) -> tuple[int, str]:
+    process = _start(*arguments)
+    _, errors = process.communicate(timeout=DEADLINE)
+    return process.returncode, errors
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _losses(run: Path) -> list[tuple[int, float, float]]:
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in _metrics(run) if "loss" in line]
+
+
+def _wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not any(line["step"] >= step for line in _metrics(run)):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_ctrl_c_saves_and_the_resumed_run_is_bit_equal(
+    configure: Configure, write_toml: WriteToml, tmp_path: Path
+) -> None:
+    parallel = {"parallel": {"tp": 2}, "zero": {"stage": 1}}
+    whole = write_toml(configure("whole", train={"steps": 60}, **parallel), "whole.toml")
+    assert _run(str(whole))[0] == 0
+    config = write_toml(configure("stopped", train={"steps": 60}, **parallel), "stopped.toml")
+    process = _start(str(config))
+    _wait_for_step(tmp_path / "stopped", 5, process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE)
+    assert process.returncode == 130
+    stopped_at = Checkpoint.open(tmp_path / "stopped").step
+    assert 5 <= stopped_at < 60
+    assert _run(str(config))[0] == 0
+    assert _losses(tmp_path / "stopped") == _losses(tmp_path / "whole")
+    names = Checkpoint.open(tmp_path / "whole").tensors
+    whole_run, resumed = Checkpoint.open(tmp_path / "whole"), Checkpoint.open(tmp_path / "stopped")
+    for name in names:
+        for slot in ("weight", "exp_avg", "exp_avg_sq"):
+            same = whole_run.read(name, slot=slot).numpy() == resumed.read(name, slot=slot).numpy()
+            assert same.all(), (name, slot)
+
+
+def test_the_second_ctrl_c_ends_at_once_and_leaves_committed_steps(
+    configure: Configure, write_toml: WriteToml, tmp_path: Path
+) -> None:
+    config = write_toml(configure(train={"steps": 100_000}, parallel={"tp": 2}, checkpoint={"every": 3}))
+    process = _start(str(config))
+    _wait_for_step(tmp_path / "run", 8, process)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE)
+    assert process.returncode == 130
+    steps = RunFolder(tmp_path / "run").steps()
+    assert steps
+    for _, path in steps:
+        assert not Checkpoint.open(path).verify().problems
+    assert _run(str(config), "--set", f"train.steps={steps[-1][0] + 2}")[0] == 0, "the lock is free again"
+
+
+def test_sigterm_saves_and_exits_0(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
+    config = write_toml(configure(train={"steps": 100_000}))
+    process = _start(str(config))
+    _wait_for_step(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0
+    assert Checkpoint.open(tmp_path / "run").step >= 2
+
+
+def test_a_killed_rank_ends_the_job_with_its_name(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
+    config = write_toml(configure(train={"steps": 100_000}, parallel={"dp": 2}))
+    process = _start(str(config))
+    _wait_for_step(tmp_path / "run", 2, process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    rank_1 = next(child for child in children if b"RANK=1\0" in Path(f"/proc/{child}/environ").read_bytes())
+    os.kill(int(rank_1), signal.SIGKILL)
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1
+    assert "Rank 1 of 2 was killed by SIGKILL" in errors
+    assert not any(Path(f"/proc/{child}").exists() for child in children), "no rank outlives the job"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "message"),
+    [
+        (["train.stepz=3"], 2, "unknown key 'train.stepz'; did you mean 'steps'?"),
+        (["parallel.tp=3"], 2, "num_attention_heads % tp = 4 % 3 = 1"),
+        (["optimizer.lr=fast"], 2, "'optimizer.lr' = 'fast'"),
+        (["data.tokenizer=/nowhere"], 3, "Cannot read the tokenizer /nowhere/tokenizer.json"),
+        (["train.seq_len=128"], 2, "train.seq_len = 128 exceeds model.max_position_embeddings = 64"),
+        (["optimizer.lr=1e30", "optimizer.warmup_steps=0", "optimizer.schedule=constant"], 1, "must be finite"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_paragraph(
+    configure: Configure, write_toml: WriteToml, tmp_path: Path, overrides: list[str], code: int, message: str
+) -> None:
+    sets = [word for override in overrides for word in ("--set", override)]
+    returned, errors = _run(str(write_toml(configure())), *sets)
+    assert returned == code
+    assert message in errors
+    assert "Traceback" not in errors
+    assert not list((tmp_path / "run").glob("step-*")), "nothing half-written"
+
+
+def test_a_missing_config_and_a_wrong_resume_are_refused(
+    configure: Configure, write_toml: WriteToml, tmp_path: Path
+) -> None:
+    code, errors = _run(str(tmp_path / "absent.toml"))
+    assert code == 2
+    assert "absent.toml" in errors
+    config = write_toml(configure(train={"steps": 2}))
+    code, errors = _run(str(config), "--resume", str(tmp_path / "absent"))
+    assert code == 3
+    assert "does not exist" in errors
+    assert _run(str(config))[0] == 0
+    code, errors = _run(str(config), "--resume", "never", "--set", "train.steps=4")
+    assert code == 2
+    assert "--resume never" in errors
+    code, errors = _run(str(config), "--set", "train.seq_len=20", "--set", "train.steps=4")
+    assert code == 2
+    assert "was trained on other data" in errors
+
+
+def test_dry_run_starts_nothing(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
+    process = _start(str(write_toml(configure(parallel={"tp": 2}))), "--dry-run", "--nproc", "4")
+    output, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0
+    assert "tp 2 x dp 2 = 4 ranks" in output
+    assert not (tmp_path / "run").exists()
+
+
+def test_under_torchrun_it_joins_the_job(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
+    config = write_toml(configure(train={"steps": 3}, parallel={"tp": 2}))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tk"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [*command, "train", str(config)], capture_output=True, text=True, env=environment, timeout=DEADLINE
+    )
+    assert done.returncode == 0, done.stderr
+    assert [step for step, _, _ in _losses(tmp_path / "run")] == [1, 2, 3]
+    assert Checkpoint.open(tmp_path / "run").layout.tp == 2
