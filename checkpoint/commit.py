@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ..core.errors import CheckpointError, ShardMissing
 from ..core.geometry import Box
@@ -18,7 +18,7 @@ from .reader import check_sizes
 from .run_folder import LATEST
 from .writer import part_name
 
-_POLL_SECONDS = 0.02
+_MAX_POLL_SECONDS: Final = 0.5
 
 
 def commit(
@@ -66,7 +66,7 @@ def commit(
 def wait_for_parts(folder: Path, num_writers: int, timeout: float) -> dict[str, bytes]:
     """The content of every writer's part, once all are there; ShardMissing, naming them, if some stay away."""
     wanted = [part_name(writer) for writer in range(num_writers)]
-    deadline = time.monotonic() + timeout
+    deadline, pause = time.monotonic() + timeout, 0.01
     while True:
         missing = set(wanted) - set(storage.list_names(folder / PARTS))
         if not missing:
@@ -77,7 +77,8 @@ def wait_for_parts(folder: Path, num_writers: int, timeout: float) -> dict[str, 
                 f"{folder}: after {timeout:.0f} s {len(missing)} of {num_writers} writers have not finished: {named}. "
                 f"The step is not committed; look at the logs of those ranks."
             )
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, _MAX_POLL_SECONDS)  # a shared file system is not to be asked 100 times a second for long
 
 
 def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_files: Mapping[str, bytes]) -> Manifest:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ def parse(data: bytes, what: str, max_nodes: int = MAX_NODES) -> Any:
 
 
 def dump(document: Any) -> bytes:
-    """The one spelling in which tk writes JSON: UTF-8, one line per top-level key is not needed, so compact."""
+    """The one spelling in which tk writes JSON: compact, UTF-8."""
     return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -104,8 +105,7 @@ def file_name(value: Any, what: str) -> str:
 def _no_duplicates(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ManifestError(f"{what} has the key {twice[:80]!r} twice in one object.")
     return found
 

@@ -31,6 +31,11 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_aside(run: Path, step: int, attempt: str) -> Path:
+    """Where every rank of an attempt writes a step until it is committed; a pure function, so that all ranks agree."""
+    return run / f"{step_name(step)}.tmp-{attempt}"
+
+
 @dataclass(frozen=True, slots=True)
 class Newest:
     """The newest step that counts (None if no step does), and why each newer one was skipped."""
@@ -118,7 +123,7 @@ class LockedRun(RunFolder):
                 storage.rename(final, final.with_name(f"{final.name}.bad-{self.attempt}"))
             else:
                 raise CheckpointError(f"{final} is a good checkpoint and is not overwritten; use another run folder.")
-        folder = self.path / f"{final.name}.tmp-{self.attempt}"
+        folder = step_aside(self.path, step, self.attempt)
         storage.make_dirs(folder)
         return folder
 

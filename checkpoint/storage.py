@@ -95,6 +95,11 @@ def make_dirs(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
+def remove_file(path: Path) -> None:
+    """Removes a file, if it is there."""
+    path.unlink(missing_ok=True)
+
+
 def remove_tree(path: Path) -> None:
     """Removes a folder and all in it."""
     shutil.rmtree(path)
@@ -169,7 +174,7 @@ def write_small(path: Path, data: bytes) -> None:
 def replace_small(path: Path, data: bytes, attempt: str) -> None:
     """A small file that appears whole or not at all, durable with its folder's entry."""
     aside = path.with_name(f"{path.name}.tmp-{attempt}")
-    aside.unlink(missing_ok=True)
+    remove_file(aside)
     write_small(aside, data)
     rename(aside, path)
     fsync_dir(path.parent)

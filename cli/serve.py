@@ -52,7 +52,7 @@ def serve(
     """
     from ..infer.engine import Engine
     from ..infer.options import EngineOptions
-    from ..infer.server.app import ServerOptions, serve_until_signal
+    from ..infer.server.app import ServerOptions, check_address, serve_until_signal
 
     server_options = ServerOptions(
         host=host,
@@ -62,6 +62,7 @@ def serve(
         insecure=insecure,
     )
     server_options.validate()
+    check_address(server_options)
     given = {name: value for name, value in engine_values.items() if value is not None}
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     engine = Engine.start(EngineOptions(checkpoint, **given))

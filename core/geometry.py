@@ -106,15 +106,17 @@ def _within_row(box: Box, row: int, start: int, stop: int) -> Iterator[Box]:
 
 
 def find_overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
-    """Two of the boxes that share an element, or None. Sweeps along the first dim: O(n log n + pairs abreast)."""
+    """Two of the boxes that share an element, or None.
+
+    Sweeps along the dim in which most boxes begin at places of their own: O(n log n + pairs abreast).
+    """
+    filled = [box for box in boxes if box.size]
+    if not filled or not filled[0].shape:
+        return (filled[0], filled[1]) if len(filled) > 1 else None
+    sweep = max(range(len(filled[0].shape)), key=lambda dim: len({box.offset[dim] for box in filled}))
     open_boxes: list[Box] = []
-    for box in sorted((b for b in boxes if b.size), key=lambda b: b.offset):
-        if not box.shape:
-            if open_boxes:
-                return open_boxes[0], box
-            open_boxes.append(box)
-            continue
-        open_boxes = [other for other in open_boxes if other.end[0] > box.offset[0]]
+    for box in sorted(filled, key=lambda b: b.offset[sweep]):
+        open_boxes = [other for other in open_boxes if other.end[sweep] > box.offset[sweep]]
         for other in open_boxes:
             if other.intersect(box):
                 return other, box

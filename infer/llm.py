@@ -38,8 +38,7 @@ class LLM:
         options.setdefault("max_queued", 2**31)  # a script waits for all of its prompts
         self._engine = Engine.start(EngineOptions(Path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options))
 
-    @property
-    def info(self) -> ModelInfo:
+    def model_info(self) -> ModelInfo:
         """What is loaded."""
         return self._engine.info
 

@@ -54,14 +54,19 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult | None:
         """Computes a step, keys and values included; rank 0 returns what the sampler chose, the others None."""
+        logits_RV = self.logits(plan)
+        return run_sampler(logits_RV, plan.rows) if self.tp.rank == 0 else None
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Computes a step; the raw logits of its rows in fp32, the same on every rank, without vocabulary padding."""
         wanted = torch.from_numpy(plan.rows.token.astype("int64"))
         hidden = []
         for tile in cut(len(plan.tokens), self.sizes):
             hidden_TD = self._forward(plan, tile)
             inside = (wanted >= tile.first) & (wanted < tile.stop)
             hidden.append(hidden_TD[wanted[inside] - tile.first])
-        logits_RV = self._logits(torch.cat(hidden))
-        return run_sampler(logits_RV, plan.rows) if self.tp.rank == 0 else None
+        return self._head(torch.cat(hidden))
 
     def _forward(self, plan: StepPlan, tile: Tile) -> torch.Tensor:
         part = slice(tile.first, tile.stop)
@@ -72,8 +77,7 @@ class ModelRunner:
         attention = PagedAttention(self.cache, spans_within(plan, tile.first, tile.stop), slots, self.num_heads)
         return self.decoder(tokens, positions, attention)  # type: ignore[no-any-return]
 
-    def _logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Raw logits in fp32, gathered over the ranks, without padding of the vocabulary."""
+    def _head(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         pieces = [torch.empty(0, self.vocab_size)]
         for tile in cut(len(hidden_RD), self.head_sizes):
             num_rows = tile.stop - tile.first

@@ -103,14 +103,15 @@ def _keep(scaled_RV: torch.Tensor, rows: Rows, which: Array) -> tuple[torch.Tens
 
 def _gumbel_max(scores_RK: torch.Tensor, ids_RK: torch.Tensor, rows: Rows, which: Array) -> torch.Tensor:
     """Draws from softmax(scores): argmax(scores + Gumbel noise), of which each token's part is its own."""
-    noise_RK = gumbel(
-        torch.from_numpy(rows.seed[which].view(np.int64)),
-        torch.from_numpy(rows.sample_index[which].astype(np.int64)),
-        torch.from_numpy(rows.new_number[which].astype(np.int64)),
-        ids_RK,
+    ids_RK = ids_RK.expand(len(which), -1)
+    noise_RK = np.stack(
+        [
+            gumbel(int(rows.seed[row]), int(rows.sample_index[row]), int(rows.new_number[row]), ids_K.numpy())
+            for row, ids_K in zip(which, ids_RK, strict=True)
+        ]
     )
-    best_R1 = torch.argmax(scores_RK.double() + noise_RK, dim=-1, keepdim=True)
-    return ids_RK.expand(len(which), -1).gather(-1, best_R1).squeeze(-1)
+    best_R1 = torch.argmax(scores_RK.double() + torch.from_numpy(noise_RK), dim=-1, keepdim=True)
+    return ids_RK.gather(-1, best_R1).squeeze(-1)
 
 
 def _score(logits_RV: torch.Tensor, token_ids_R: torch.Tensor, rows: Rows) -> tuple[Array, Array, Array, Array]:

@@ -1,7 +1,31 @@
 """RMSNorm (arXiv 1910.07467), computed in fp32 whatever the weights are kept in."""
 
+from typing import Any
+
 import torch
 from torch import nn
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Its own backward: composed operators would keep and pass over several fp32 copies of the input."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+        wide_ND = x_ND.float()
+        scale_N1 = torch.rsqrt(wide_ND.square().mean(dim=-1, keepdim=True) + eps)
+        ctx.save_for_backward(x_ND, weight_D, scale_N1)
+        return weight_D * (wide_ND * scale_N1).to(x_ND.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x_ND, weight_D, scale_N1 = ctx.saved_tensors
+        normed_ND = x_ND.float() * scale_N1
+        grad_ND = grads[0].float()
+        product_ND = grad_ND * normed_ND
+        grad_weight_D = product_ND.flatten(0, -2).sum(dim=0)
+        mean_N1 = torch.matmul(product_ND, weight_D.float().unsqueeze(-1)) / x_ND.shape[-1]
+        grad_x_ND = grad_ND.mul_(weight_D.float()).sub_(normed_ND.mul_(mean_N1)).mul_(scale_N1)
+        return grad_x_ND.to(x_ND.dtype), grad_weight_D.to(weight_D.dtype), None
 
 
 class RMSNorm(nn.Module):
@@ -14,6 +38,4 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D], same dtype."""
-        wide_ND = x_ND.float()
-        scale_N1 = torch.rsqrt(wide_ND.square().mean(dim=-1, keepdim=True) + self.eps)
-        return self.weight * (wide_ND * scale_N1).to(x_ND.dtype)
+        return _RMSNorm.apply(x_ND, self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]

@@ -1,7 +1,7 @@
 """The training configuration: every section and key of the TOML file, with defaults and checks (no torch)."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -30,7 +30,7 @@ class DataSection(Section):
         cache: where "stdlib" is prepared.
     """
 
-    sources: Literal["stdlib"] | tuple[DataSource, ...] = "stdlib"
+    sources: Literal["stdlib"] | Annotated[tuple[DataSource, ...], Field(min_length=1)] = "stdlib"
     tokenizer: str = ""
     vocab_size: int = Field(default=4096, ge=300)
     eval_fraction: float = Field(default=0.02, gt=0, lt=0.5)

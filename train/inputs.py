@@ -43,13 +43,9 @@ def open_inputs(config: TrainConfig, mesh: Mesh, device: torch.device) -> Inputs
     options = config.data
     if options.sources == "stdlib":
         tokenizer_folder, sources = _stdlib(config, mesh, device)
-    elif options.tokenizer:
-        tokenizer_folder = Path(options.tokenizer)
-        sources = [(Path(source.path), source.weight) for source in options.sources]
     else:
-        raise ConfigError(
-            "[data] tokenizer is missing: name the folder of the tokenizer that made the sources' tokens."
-        )
+        sources = [(Path(source.path), source.weight) for source in options.sources]
+        tokenizer_folder = Path(options.tokenizer or options.sources[0].path)
     tokenizer = Tokenizer.from_folder(tokenizer_folder)
     seq_len, seed = config.train.seq_len, config.train.seed
     train = PackedDataset(sources, seq_len, seed, "train", options.eval_fraction)

@@ -12,7 +12,7 @@ import torch
 
 from ..checkpoint.commit import commit
 from ..checkpoint.reader import Checkpoint
-from ..checkpoint.run_folder import LockedRun, RunFolder, step_name
+from ..checkpoint.run_folder import LockedRun, RunFolder, step_aside, step_name
 from ..checkpoint.writer import write_part
 from ..core.errors import CheckpointError, ConfigError
 from ..parallel.collectives import broadcast
@@ -76,6 +76,8 @@ class RunState:
         if self.run:
             print(f"resuming from {checkpoint.path}", file=sys.stderr)
         state = dict(checkpoint.resume)
+        if not state:
+            raise CheckpointError(f"{checkpoint.path} holds weights only: nothing says where a run stood. Resume a step.")
         fingerprint = self.trainer.inputs.fingerprint
         if state.get("data_fingerprint") != fingerprint:
             raise ConfigError(
@@ -129,7 +131,7 @@ class RunState:
         trainer = self.trainer
         if self.run:
             self.run.begin_step(state.step)
-        folder = self.folder / f"{step_name(state.step)}.tmp-{self.attempt}"
+        folder = step_aside(self.folder, state.step, self.attempt)
         dtypes = slot_dtypes(trainer.optimizer, trainer.dtype)
         entries = [
             (item, dtypes[item.slot], partial(trainer.snapshot.values, item))

@@ -4,9 +4,10 @@ import asyncio
 import ipaddress
 import logging
 import signal
+import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final
 
 import grpc
@@ -58,6 +59,11 @@ class ServerOptions:
     default_max_new_tokens: int | None = None
     insecure: bool = False
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT, with brackets around an IPv6 host."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def validate(self) -> None:
         """Raises ConfigError for the first value that cannot be served with."""
         if not 0 <= self.port < 1 << 16:
@@ -71,6 +77,15 @@ class ServerOptions:
                 f"host = {self.host!r} can be reached from other machines, and this server has neither encryption nor "
                 "authentication. Listen on 127.0.0.1 behind a proxy, or accept the risk with --insecure."
             )
+
+
+def check_address(options: ServerOptions) -> None:
+    """Raises ConfigError if the address cannot be had just now: told before a model is loaded, not after."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        socket.create_server((options.host, options.port), family=family).close()
+    except OSError as error:
+        raise _not_ours(options, error) from error
 
 
 class Server:
@@ -88,21 +103,20 @@ class Server:
 
     async def start(self) -> str:
         """Listen and take requests; returns HOST:PORT. ConfigError if the address cannot be had."""
-        host, port = self._options.host, self._options.port
-        host = f"[{host}]" if ":" in host else host
         try:
-            port = self._server.add_insecure_port(f"{host}:{port}")
+            port = self._server.add_insecure_port(self._options.address)
         except RuntimeError as error:
-            raise ConfigError(f"Cannot listen on {host}:{port}: is it in use? --port 0 takes a free port.") from error
-        await self._server.start()
+            raise _not_ours(self._options, error) from error
         await self._health.set_ready()
+        await self._server.start()
         loop = asyncio.get_running_loop()
 
         def on_death() -> None:
+            _LOG.error("a worker is dead: nothing is served any more, restart this server")
             asyncio.run_coroutine_threadsafe(self._health.set_dead(), loop)
 
         self._engine.on_death(on_death)
-        return f"{host}:{port}"
+        return replace(self._options, port=port).address
 
     async def drain(self) -> None:
         """Take nothing new, and return when the live requests are done or the drain timeout has passed."""
@@ -150,6 +164,10 @@ async def _serve(engine: ServedEngine, options: ServerOptions, on_ready: Callabl
     finally:
         await server.stop()
     return not second.is_set()
+
+
+def _not_ours(options: ServerOptions, error: Exception) -> ConfigError:
+    return ConfigError(f"Cannot listen on {options.address}: {error}. Is it in use? --port 0 takes a free port.")
 
 
 async def _first_of(*works: Coroutine[Any, Any, object]) -> None:

@@ -26,7 +26,7 @@ def chosen_id(requested: str) -> str:
 
 
 class LiveRequests:
-    """The requests that the engine still works on, by name. For the event loop's thread only."""
+    """The requests that the engine works on or a handler answers, by name. For the event loop's thread only."""
 
     def __init__(self) -> None:
         self._streams: dict[str, EventStream] = {}
@@ -34,10 +34,10 @@ class LiveRequests:
         self._empty.set()
 
     def open(self, request_id: str) -> EventStream:
-        """A stream under this name, until the engine ends it or `discard` does; raises DuplicateRequest."""
+        """A stream under this name, until it closes or `discard` is called; raises DuplicateRequest."""
         if request_id in self._streams:
             raise DuplicateRequest(f"request_id {request_id!r} is in use by a live request; choose another.")
-        stream = self._streams[request_id] = EventStream(on_end=lambda: self.discard(request_id))
+        stream = self._streams[request_id] = EventStream(on_close=lambda: self.discard(request_id))
         self._empty.clear()
         return stream
 

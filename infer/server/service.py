@@ -29,7 +29,7 @@ class GenerationService(pb_grpc.GenerationServicer):
     However a call ends (done, an error, a cancel, a deadline, a lost connection), its request ends in the engine too.
 
     Attributes:
-        live: the requests that the engine works on.
+        live: the requests that the engine works on or that are being answered.
     """
 
     def __init__(self, engine: ServedEngine, default_max_new_tokens: int | None = None) -> None:
@@ -103,7 +103,7 @@ class GenerationService(pb_grpc.GenerationServicer):
                 raise DeadlinePassed("The call's deadline passed before the request was complete.") from error
             raise
         finally:
-            stream.abandon()
+            stream.leave()
             if not submitted:
                 self.live.discard(request_id)
             elif not stream.ended:

@@ -44,17 +44,18 @@ class EventStream:
     Iteration ends at Done and raises the error of Failed. Made on the event loop's thread.
     """
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        """`on_end` is called on the loop, once, when the engine is done with the request, taken by a reader or not."""
+    def __init__(self, on_close: Callable[[], None]) -> None:
+        """`on_close` is called on the loop, once, when the engine and the reader are both done with the request."""
         self._loop = asyncio.get_running_loop()
-        self._on_end = on_end
+        self._on_close = on_close
         self._ready = asyncio.Event()
         self._lock = threading.Lock()  # guards all below
         self._queue: deque[Started | _OpenDelta | Finished | Done | Failed] = deque()
         self._open: dict[int, _OpenDelta] = {}
         self._wake_due = False
         self._ended = False
-        self._abandoned = False
+        self._left = False
+        self._closed = False
 
     def push(self, event: Event) -> None:
         """Queue an event; any thread, never blocks. What follows the last event is dropped."""
@@ -62,7 +63,7 @@ class EventStream:
             if self._ended:
                 return
             self._ended = isinstance(event, (Done, Failed))
-            if not self._abandoned:
+            if not self._left:
                 self._enqueue(event)
             elif not self._ended:
                 return
@@ -77,12 +78,13 @@ class EventStream:
             self._queue.appendleft(Failed(error))
         self._ready.set()
 
-    def abandon(self) -> None:
-        """No more reading: forget what is queued and what comes, but for the end."""
+    def leave(self) -> None:
+        """The reader is done: forget what is queued and what comes, but for the end. On the loop's thread."""
         with self._lock:
-            self._abandoned = True
+            self._left = True
             self._queue.clear()
             self._open.clear()
+        self._close_if_over()
 
     @property
     def ended(self) -> bool:
@@ -128,7 +130,12 @@ class EventStream:
     def _wake(self) -> None:
         with self._lock:
             self._wake_due = False
-            ended = self._ended
         self._ready.set()
-        if ended:
-            self._on_end()
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        with self._lock:
+            if self._closed or not (self._ended and self._left):
+                return
+            self._closed = True
+        self._on_close()

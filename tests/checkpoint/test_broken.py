@@ -109,22 +109,22 @@ def test_damage_is_named_and_refused_on_every_way_out(step: Path, tmp_path: Path
 
 
 def test_a_large_tensor_is_checked_by_blocks(tmp_path: Path) -> None:
-    """Three blocks a rank: tiles and blocks do not line up with one another; column reads check them too."""
-    table = (TensorSpec("a", (3072, 7000), Split(1, 2), 0), TensorSpec("b", (5_000_001,), None, 0))
+    """Two blocks a rank: tiles and blocks do not line up with one another; column reads check them too."""
+    table = (TensorSpec("a", (1600, 7000), Split(1, 2), 0), TensorSpec("b", (4_500_001,), None, 0))
     saved = save_step(tmp_path / "run", table, Layout(tp=2), {"weight": "F32"})
     checkpoint = Checkpoint.open(saved)
     whole = checkpoint.read("a").numpy()
-    box = Box((1000, 3000), (1024, 2000))
+    box = Box((1000, 3000), (500, 2000))
     assert np.array_equal(checkpoint.read("a", box).numpy(), whole[box.slices])
     again = Checkpoint.open(reshard(saved, tmp_path / "tp4", layout=Layout(tp=4)))
     assert np.array_equal(again.read("a").numpy(), whole)
     assert again.verify().ok
     chunk = checkpoint.chunks["a", "weight"][1]
-    assert len(chunk.crc or ()) == 3
+    assert len(chunk.crc or ()) == 2
     flip(saved / chunk.file, chunk.offset + BLOCK + 5)
     assert [(p.tensor, p.block) for p in checkpoint.verify().problems] == [("a", 1)]
     checkpoint.read("a", Box((0, 3500), (100, 3500)))
-    for part in (None, Box((1500, 3600), (1, 1))):
+    for part in (None, Box((1300, 3600), (1, 1))):
         with pytest.raises(ShardCorrupt, match="block 1 of a"):
             checkpoint.read("a", part)
     with pytest.raises(ShardCorrupt, match="block 1 of a"):

@@ -38,7 +38,8 @@ def build(tied: bool = False) -> Any:
 def loaded(folder: Path) -> dict[str, torch.Tensor]:
     from transformers import LlamaForCausalLM
 
-    model, info = LlamaForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    found: Any = LlamaForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    model, info = found
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return dict(model.state_dict())
 

@@ -59,7 +59,7 @@ def test_places_in_a_box_and_in_the_tensor(case: tuple[tuple[int, ...], Region, 
         assert count_before(region.box, shape, place) == (whole < place).sum()
 
 
-@pytest.mark.parametrize("tile_bytes", [4, 100, 1000, 2**22])
+@pytest.mark.parametrize("tile_bytes", [60, 1000, 2**22])
 @pytest.mark.parametrize(
     ("source", "target"), [(Layout(tp=4, dp=2, zero=1), Layout()), (Layout(dp=3, zero=3), Layout(tp=2, pp=2))]
 )
@@ -72,7 +72,7 @@ def test_every_byte_passes_once_and_in_order(
     read: dict[object, int] = {}
     written: dict[object, int] = {}
     for tile in tiles(prepared.plan, tile_bytes):
-        assert tile.region.size * tile.job.selection.source_dtype.itemsize <= max(tile_bytes, 4)
+        assert tile.region.size * tile.job.selection.source_dtype.itemsize <= tile_bytes
         for pieces, ends, whole in (
             (tile.reads, read, [chunk.region for chunk in tile.job.sources]),
             (tile.writes, written, [target.entry.region for target in tile.job.targets]),

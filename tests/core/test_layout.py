@@ -2,6 +2,7 @@
 
 import math
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,7 +179,10 @@ def test_padded_rows_belong_to_nobody() -> None:
 
 def test_layers_go_to_pipeline_ranks_in_order_and_round_robin() -> None:
     table = tuple(TensorSpec(str(layer), (1,), None, layer) for layer in range(8))
-    place = lambda layout: [pipeline_rank(spec, num_layers(table), layout) for spec in table]  # noqa: E731
+
+    def place(layout: Layout) -> list[int]:
+        return [pipeline_rank(spec, num_layers(table), layout) for spec in table]
+
     assert place(Layout(pp=2)) == [0, 0, 0, 0, 1, 1, 1, 1]
     assert place(Layout(pp=2, virtual_stages=2)) == [0, 0, 1, 1, 0, 0, 1, 1]
     with pytest.raises(ParallelError, match="the model has 8"):
@@ -189,7 +193,7 @@ def test_layers_go_to_pipeline_ranks_in_order_and_round_robin() -> None:
     ("wrong", "message"),
     [({"tp": 0}, "tp = 0"), ({"zero": 4}, "zero stage = 4"), ({"dp": 4, "shard_size": 3}, "use a divisor of dp")],
 )
-def test_impossible_layouts(wrong: dict[str, int], message: str) -> None:
+def test_impossible_layouts(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ParallelError, match=message):
         Layout(**wrong)
 

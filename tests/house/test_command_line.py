@@ -121,6 +121,36 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert "--debug" in out
 
 
+# DESIGN's promises: scripts rely on these names. A command may offer more.
+PROMISED = {
+    "demo": {"--out"},
+    "train": {"--set", "--nproc", "--resume", "--dry-run"},
+    "data prepare": {"--tokenizer", "--out"},
+    "tokenizer train": {"--vocab-size", "--out"},
+    "reshard": {"--tp", "--pp", "--dtype", "--weights-only", "--dry-run", "--force"},
+    "export": {"--plain", "--link"},
+    "inspect": {"--json"},
+    "verify": {"--json"},
+    "serve": {"--tp", "--host", "--port", "--dtype", "--kv-dtype", "--kv-memory", "--kv-blocks", "--max-model-len"}
+    | {"--max-running", "--max-queued", "--drain-timeout", "--default-max-new-tokens", "--insecure"},
+    "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"},
+}
+
+
+@pytest.mark.parametrize("words", PROMISED)
+def test_promised_options_exist(words: str) -> None:
+    name, *inner = words.split()
+    command = COMMANDS[name].load()
+    for word in inner:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    assert {option for param in command.params for option in param.opts} >= PROMISED[words]
+
+
+def test_every_command_keeps_a_promise() -> None:
+    assert {words.split()[0] for words in PROMISED} == set(COMMANDS)
+
+
 HELP_MODULES = """
 import json, sys
 from tk.cli.main import main

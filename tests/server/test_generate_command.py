@@ -14,7 +14,7 @@ from tk.tests.server.fake_engine import FakeEngine, ServerThread
 def test_options_are_the_wires_and_text_goes_to_stdout(
     server: ServerThread, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = "--max-new-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.25 --seed 7".split()
+    options = ["--max-new-tokens", "9", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.25", "--seed", "7"]
     assert main(["generate", server.target, "hi", *options]) == 0
     assert capsys.readouterr().out == "abc\n"
     [request] = engine.requests

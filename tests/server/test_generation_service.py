@@ -1,5 +1,6 @@
 """The calls of tk.v1.Generation over a scripted engine: what reaches the engine, what comes back, how calls end."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -7,9 +8,10 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from tk.core.errors import InvalidRequest, Overloaded
-from tk.infer.events import Done
+from tk.core.errors import Cancelled, InvalidRequest, Overloaded
+from tk.infer.events import Done, Event, Failed
 from tk.infer.sampling_params import SamplingParams
+from tk.infer.server import service
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started
@@ -192,6 +194,16 @@ def test_deadline_aborts_in_the_engine(stub: Any, engine: FakeEngine) -> None:
     assert set(engine.aborted) == {"late"}
 
 
+def test_what_the_engine_ends_after_the_deadline_is_told_as_late(
+    stub: Any, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own clock hides this status, unless it is behind the server's."""
+    engine.script = lambda request: [started(request), Failed(Cancelled("too late"))]
+    assert refused(stub.Generate, pb.GenerateRequest(text="hi")).code() == grpc.StatusCode.CANCELLED
+    monkeypatch.setattr(service, "_deadline", lambda context: time.monotonic())
+    assert refused(stub.Generate, pb.GenerateRequest(text="hi")).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 @pytest.mark.parametrize("method", ["Generate", "GenerateOnce"])
 def test_lost_connection_aborts_in_the_engine(server: ServerThread, engine: FakeEngine, method: str) -> None:
     engine.script = lambda request: [started(request)]
@@ -235,7 +247,8 @@ def test_a_slow_reader_never_holds_up_the_engine(stub: Any, engine: FakeEngine) 
 
 def test_cancel_while_the_server_waits_for_a_slow_reader(stub: Any, engine: FakeEngine) -> None:
     """Messages larger than the connection's window: the handler hangs in a write when the cancel comes."""
-    engine.script = lambda request: [started(request), *[delta("x" * 600_000), finished(index=1)] * 10]
+    large: list[Event] = [delta("x" * 600_000), finished(index=1)]
+    engine.script = lambda request: [started(request), *large * 10]
     call = stub.Generate(pb.GenerateRequest(text="hi"), timeout=WAIT_SECONDS)
     next(call)
     call.cancel()

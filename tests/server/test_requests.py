@@ -1,5 +1,7 @@
 """Refusal of request fields that this server does not know, wherever they are."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,6 @@ def test_known_fields_pass(request_: pb.GenerateRequest) -> None:
 
 
 @pytest.mark.parametrize("kind", [pb.TokenizeRequest, pb.TokenIds, pb.GetModelInfoRequest])
-def test_every_request_message_is_checked(kind: type) -> None:
+def test_every_request_message_is_checked(kind: Any) -> None:
     with pytest.raises(InvalidRequest, match="number 77 "):
         refuse_unknown_fields(kind.FromString(UNKNOWN))

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tk.cli.generate import generate
+from tk.cli.main import main
 from tk.infer.client import Client
 from tk.infer.events import FinishReason
 from tk.infer.remote_errors import Unavailable
@@ -77,15 +78,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shared(model: Path) -> Iterator[Serving]:
     """A server that tests leave as they find it."""
-    serving = Serving(str(model), "--kv-blocks", "64", "--kv-dtype", "int8").wait_ready()
+    serving = Serving(str(model), "--kv-blocks", "64").wait_ready()
     yield serving
     serving.close()
 
 
 @pytest.fixture
-def own(model: Path) -> Iterator[Serving]:
-    """A server for one test, that may end it."""
-    serving = Serving(str(model), "--kv-blocks", "64", "--drain-timeout", "45").wait_ready()
+def own(model: Path, request: pytest.FixtureRequest) -> Iterator[Serving]:
+    """A server for one test, that may end it; one rank, or as many as the test's parameter says."""
+    tp = getattr(request, "param", 1)
+    serving = Serving(str(model), "--kv-blocks", "64", "--kv-dtype", "int8", "--tp", str(tp)).wait_ready()
     yield serving
     serving.close()
 
@@ -110,7 +112,7 @@ def test_model_info_is_what_was_asked_for(shared: Serving) -> None:
     with Client(shared.target) as client:
         info = client.model_info()
     assert (info.name, info.architecture, info.tp) == ("tiny-llama", "llama", 1)
-    assert (info.dtype, info.kv_dtype, info.num_blocks) == ("fp32", "int8", 64)
+    assert (info.dtype, info.kv_dtype, info.num_blocks) == ("fp32", "fp32", 64)
     assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (MAX_LENGTH, 264, (256,))
     assert len(info.manifest_sha256) == 64
 
@@ -127,18 +129,31 @@ def test_generate_command_streams_from_a_server(shared: Serving) -> None:
         assert (result.exit_code, result.stdout) == (0, expected.text + "\n")
     document = json.loads(runner.invoke(generate, [*arguments, "import os", "--json"]).stdout)
     assert (document["text"], document["token_ids"]) == (expected.text, list(expected.token_ids))
-    assert document["model"]["kv_dtype"] == "int8"
+    assert document["model"]["num_blocks"] == 64
+
+
+def test_generate_command_from_a_checkpoint_gives_the_servers_text(
+    model: Path, shared: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--max-new-tokens", "12", "--temperature", "0", "--json"]
+    documents = []
+    for source in (str(model), shared.target):
+        assert main(["generate", source, "import os", *options]) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    local, remote = documents
+    assert (local["text"], local["token_ids"]) == (remote["text"], remote["token_ids"])
+    assert local["model"]["manifest_sha256"] == remote["model"]["manifest_sha256"]
 
 
 def test_sigterm_lets_a_live_stream_finish_and_exits_zero(own: Serving) -> None:
-    params = SamplingParams(temperature=0.0, max_new_tokens=400, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_new_tokens=300, ignore_eos=True)
     with Client(own.target) as client:
         deltas = client.stream("a", params)
         tokens = list(next(deltas).token_ids)
         own.process.send_signal(signal.SIGTERM)
         for delta in deltas:
             tokens += delta.token_ids
-    assert len(tokens) == 400
+    assert len(tokens) == 300
     code, stdout, stderr = own.wait()
     assert (code, stdout) == (0, ""), stderr
     assert "draining: 1 live" in stderr
@@ -161,11 +176,12 @@ def test_a_second_ctrl_c_ends_at_once(own: Serving) -> None:
     stub_channel.close()
 
 
+@pytest.mark.parametrize("own", [2], indirect=True)
 def test_a_killed_worker_ends_streams_and_readiness(own: Serving) -> None:
     channel = grpc.insecure_channel(own.target)
     watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="tk.v1.Generation"))
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-    [worker] = own.worker_ids()
+    _, worker = own.worker_ids()
     with Client(own.target, max_attempts=1) as client:
         deltas = client.stream("a", SamplingParams(n=16, max_new_tokens=500, ignore_eos=True))
         next(deltas)

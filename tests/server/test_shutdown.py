@@ -7,8 +7,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tk.core.errors import ConfigError
-from tk.infer.events import Done
-from tk.infer.server.app import Server, ServerOptions
+from tk.infer.events import Done, Event
+from tk.infer.server.app import Server, ServerOptions, check_address
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started
@@ -45,6 +45,23 @@ def test_draining_refuses_new_requests_and_finishes_live_ones(
     assert engine.aborted == []
 
 
+def test_draining_waits_for_readers_that_the_engine_has_outrun(
+    server: ServerThread, stub: Any, engine: FakeEngine
+) -> None:
+    num_deltas, text = 20, "x" * 600_000
+    large: list[Event] = [delta(text)] * num_deltas
+    engine.script = lambda request: [started(request), *large, finished(), Done()]
+    call = stub.Generate(pb.GenerateRequest(text="hi"), timeout=WAIT_SECONDS)
+    next(call)
+    engine.wait_for(lambda e: e.num_live == 0)
+    engine.settle()
+    drained = server.start(server.server.drain())
+    assert stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=WAIT_SECONDS).name == "fake"
+    assert not drained.done()
+    assert sum(len(response.delta.text) for response in call) == num_deltas * len(text)
+    drained.result(WAIT_SECONDS)
+
+
 def test_what_outlives_the_drain_timeout_ends_unavailable(engine: FakeEngine) -> None:
     engine.script = lambda request: [started(request)]
     server = ServerThread(engine, drain_timeout=0.05)
@@ -74,8 +91,19 @@ def test_a_port_in_use_is_a_config_error(engine: FakeEngine, server: ServerThrea
     async def start() -> None:
         await Server(engine, ServerOptions(port=port)).start()
 
-    with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*in use"):
+    told = rf"127\.0\.0\.1:{port}.*in use"
+    with pytest.raises(ConfigError, match=told):
         server.run(start())
+    with pytest.raises(ConfigError, match=told):
+        check_address(ServerOptions(port=port))
+
+
+def test_a_free_address_passes_and_stays_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    for _ in range(2):
+        check_address(ServerOptions(port=port))
+    assert ServerOptions(host="::1", port=port).address == f"[::1]:{port}"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])

@@ -17,7 +17,7 @@ def read_all(events: Sequence[Event]) -> list[Started | Delta | Finished]:
     """What a reader that comes after all was pushed gets."""
 
     async def read() -> list[Started | Delta | Finished]:
-        stream = EventStream(on_end=lambda: None)
+        stream = EventStream(on_close=lambda: None)
         for event in events:
             stream.push(event)
         return [event async for event in stream]
@@ -49,7 +49,7 @@ def test_joined_deltas_keep_one_logprob_per_token_and_a_bounded_size() -> None:
 
 def test_a_reader_that_keeps_up_gets_every_delta_by_itself() -> None:
     async def run() -> list[str]:
-        stream = EventStream(on_end=lambda: None)
+        stream = EventStream(on_close=lambda: None)
         texts = []
         for text in ("a", "b", "c"):
             threading.Thread(target=stream.push, args=(delta(text),)).start()
@@ -63,7 +63,7 @@ def test_a_reader_that_keeps_up_gets_every_delta_by_itself() -> None:
 
 def test_failure_comes_after_what_was_pushed_before_it() -> None:
     async def run() -> list[str]:
-        stream = EventStream(on_end=lambda: None)
+        stream = EventStream(on_close=lambda: None)
         for event in (delta("a"), Failed(WorkerDied("gone")), delta("never")):
             stream.push(event)
         first = await anext(stream)
@@ -77,44 +77,43 @@ def test_failure_comes_after_what_was_pushed_before_it() -> None:
 
 def test_interrupt_comes_before_what_was_pushed_and_is_not_the_engines_end() -> None:
     async def run() -> None:
-        ends: list[int] = []
-        stream = EventStream(on_end=lambda: ends.append(1))
+        stream = EventStream(on_close=lambda: None)
         stream.push(delta("a"))
         stream.interrupt(Overloaded("enough"))
         with pytest.raises(Overloaded):
             await anext(stream)
-        await asyncio.sleep(0)
-        assert (stream.ended, ends) == (False, [])
+        assert not stream.ended
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("abandoned", [False, True])
-def test_the_engines_end_is_told_once_read_or_not(abandoned: bool) -> None:
-    async def run() -> int:
-        ended = asyncio.Event()
-        count = 0
+@pytest.mark.parametrize(
+    "order", [("end", "leave"), ("leave", "end"), ("end", "turn", "leave"), ("leave", "turn", "end")]
+)
+def test_a_stream_closes_once_when_engine_and_reader_are_done(order: tuple[str, ...]) -> None:
+    async def run() -> list[int]:
+        closed: list[int] = []
+        stream = EventStream(on_close=lambda: closed.append(1))
+        for step in order:
+            assert closed == []
+            if step == "end":
+                for event in (delta("a"), finished(), Done(), Done(), Failed(WorkerDied("late"))):
+                    stream.push(event)
+            elif step == "leave":
+                stream.leave()
+            else:
+                await asyncio.sleep(0)
+        stream.leave()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return closed
 
-        def on_end() -> None:
-            nonlocal count
-            count += 1
-            ended.set()
-
-        stream = EventStream(on_end)
-        if abandoned:
-            stream.abandon()
-        for event in (delta("a"), finished(), Done(), Done(), Failed(WorkerDied("late"))):
-            stream.push(event)
-        await ended.wait()
-        await asyncio.sleep(0)
-        return count
-
-    assert asyncio.run(run()) == 1
+    assert asyncio.run(run()) == [1]
 
 
 def test_pushing_to_a_closed_loop_is_harmless() -> None:
     async def make() -> EventStream:
-        return EventStream(on_end=lambda: None)
+        return EventStream(on_close=lambda: None)
 
     stream = asyncio.run(make())
     stream.push(Done())

@@ -1,0 +1,109 @@
+"""Tiny random models as Hugging Face folders, engines shared by the room's tests, and a runner without processes."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tk.checkpoint import Checkpoint
+from tk.infer import LLM
+from tk.infer.kv_cache import TORCH_DTYPES, KVCache
+from tk.infer.model_runner import ModelRunner, num_slices
+from tk.model.config import ModelConfig
+from tk.model.decoder import Decoder
+from tk.model.loading import load_weights
+from tk.parallel.mesh import ALONE
+
+VOCAB = 264  # 256 bytes, 7 pairs and an end
+EOS = 263
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped": {"num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": False},
+    "tied": {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "head_dim": 24},
+}
+
+
+def _write_tokenizer(folder: Path) -> None:
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("t", "h"), ("e", "r"), ("i", "n"), ("a", "b"), ("ab", "c"), ("o", "n"), ("r", "e")]
+    vocab |= {left + right: 256 + i for i, (left, right) in enumerate(merges)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of the random Llama of that name in SHAPES, with a byte-level tokenizer whose end is token 263."""
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            config = LlamaConfig(
+                vocab_size=VOCAB,
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=2,
+                max_position_embeddings=640,
+                initializer_range=0.2,
+                bos_token_id=None,
+                eos_token_id=EOS,
+                **SHAPES[name],
+            )
+            torch.manual_seed(7)
+            LlamaForCausalLM(config).save_pretrained(made[name])
+            _write_tokenizer(made[name])
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reference(model_folder: Callable[[str], Path]) -> Callable[[str], LlamaForCausalLM]:
+    """The same model in `transformers`."""
+
+    def load(name: str) -> LlamaForCausalLM:
+        model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(model_folder(name)).eval()
+        return model
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def llm(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
+    """One rank, fp32, a cache that few long sequences fill and steps that cut a long prompt."""
+    with LLM(model_folder("grouped"), kv_blocks=40, block_size=16, max_batched_tokens=48, max_running=24) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def llm_tp2(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
+    """The same model over two ranks."""
+    with LLM(model_folder("grouped"), tp=2, kv_blocks=64) as llm:
+        yield llm
+
+
+@pytest.fixture
+def make_runner(model_folder: Callable[[str], Path]) -> Callable[..., ModelRunner]:
+    """A model runner in this process: name of the model, dtype, KV dtype, blocks, block size."""
+
+    def make(name: str, dtype: str, kv_dtype: str, num_blocks: int, block_size: int = 16) -> ModelRunner:
+        folder = model_folder(name)
+        config = ModelConfig.from_folder(folder)
+        torch_dtype = TORCH_DTYPES[dtype]
+        slices = num_slices(config, 1, torch_dtype)
+        decoder = Decoder(config, ALONE, dtype=torch_dtype, device=torch.device("cpu"), num_slices=slices)
+        load_weights(decoder, Checkpoint.open(folder))
+        heads, head_dim = config.num_key_value_heads, config.head_dim
+        cache = KVCache(config.num_hidden_layers, num_blocks, heads, block_size, head_dim, kv_dtype)
+        return ModelRunner(decoder, cache, ALONE, 512)
+
+    return make
