@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench proto gpu-check wheels clean
+.PHONY: help demo test check bench proto map gpu-check wheels clean
 
 # The first interpreter that runs and is new enough: python3, where it is, is the one the machine's wheels are for.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -46,10 +46,13 @@ check: $(READY) $(LINK) ## format, lint, types, import floors
 bench: $(READY) ## every benchmark in benchmarks/, one after the other
 	@set -e; for f in benchmarks/bench_*.py; do echo "== $$f"; $(BIN)/python "$$f" $(ARGS); done
 
-# ---- generated code -----------------------------------------------------------------------------------------------
+# ---- generated files ----------------------------------------------------------------------------------------------
 # The generator lives in an environment of its own: its protobuf is older than the one that we run with.
 proto: $(READY) $(LINK) ## write proto/v1/*_pb2* from the .proto
 	@scripts/proto $(BIN)/python
+
+map: $(READY) ## write the module list of docs/architecture.md
+	@$(BIN)/python scripts/module_map.py
 
 # ---- machines with a GPU ------------------------------------------------------------------------------------------
 wheels: $(READY) ## fill .build/wheels with what a GPU machine without network may lack

@@ -24,13 +24,13 @@ CONFIG = """\
 #   tk train {file}
 [model]
 architecture = "llama"
-hidden_size = 256
-intermediate_size = 688
-num_hidden_layers = 4
-num_attention_heads = 4
+hidden_size = 384
+intermediate_size = 1024
+num_hidden_layers = 2
+num_attention_heads = 6
 num_key_value_heads = 2
-tie_word_embeddings = true
 max_position_embeddings = 1024
+initializer_range = 0.05
 
 [data]
 sources = "stdlib"
@@ -44,8 +44,8 @@ micro_batch_size = 8
 seq_len = 256
 
 [optimizer]
-lr = 4e-3
-warmup_steps = 20
+lr = 2e-3
+warmup_steps = 10
 schedule = "cosine"
 
 [precision]

@@ -14,6 +14,7 @@ from ..core.layout import Layout, LocalParam, local_params
 from ..parallel.functions import copy_to_group
 from ..parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from ..parallel.mesh import Group
+from .activation import swiglu
 from .config import ModelConfig
 from .norm import RMSNorm
 from .registry import tensor_table
@@ -76,7 +77,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU (arXiv 2002.05202): down(silu(gate(x)) * up(x)), gate and up fused."""
+    """down(silu(gate(x)) * up(x)), gate and up fused."""
 
     def __init__(self, layer: int, place: Placement) -> None:
         super().__init__()
@@ -85,8 +86,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D]."""
-        gate, up = self.gate_up_proj(x_ND).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)  # type: ignore[no-any-return]
+        return self.down_proj(swiglu(self.gate_up_proj(x_ND)))  # type: ignore[no-any-return]
 
 
 class DecoderLayer(nn.Module):

@@ -1,10 +1,14 @@
 """Habits that keep the tree readable and its formats safe, checked over every module."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+from tk.scripts import module_map
+from tk.tests.house.conftest import ROOMS
 
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 PICKLING_MODULES = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"})
@@ -64,3 +68,16 @@ def test_nothing_is_pickled(root: Path, sources: list[Path]) -> None:
 )
 def test_pickling_is_seen(text: str) -> None:
     assert len(pickling(text)) == 1
+
+
+def test_the_map_shows_every_module() -> None:
+    assert module_map.PAGE.read_text() == module_map.page(), "run `make map`"
+    assert set(module_map.ROOMS) == set(ROOMS)
+
+
+def test_documents_link_to_files_that_exist(root: Path) -> None:
+    pages = [*root.glob("*.md"), *(root / "docs").glob("*.md")]
+    links = [(page, link) for page in pages for link in LINK.findall(page.read_text())]
+    assert links
+    broken = [f"{page.relative_to(root)}: {link}" for page, link in links if not (page.parent / link).exists()]
+    assert broken == []
