@@ -17,7 +17,7 @@ def seconds(llm: LLM, prompts: list[list[int]], num_new: int) -> float:
 
 
 @click.command()
-@click.option("--model", type=click.Path(path_type=Path), help="Another CKPT with at least 32,000 tokens.")
+@click.option("--model", type=click.Path(path_type=Path), help="Another CKPT, of at least 32,000 tokens.")
 @click.option("--tp", type=int, default=1, show_default=True)
 @click.option("--kv-dtype", default="auto", show_default=True)
 @click.option("--prompt-tokens", type=int, default=128, show_default=True)
@@ -32,6 +32,7 @@ def main(
     start = time.perf_counter()
     with LLM(path, tp=tp, kv_dtype=kv_dtype) as llm:
         print(f"ready after {time.perf_counter() - start:.1f} s; tp={tp}, kv dtype {llm.model_info().kv_dtype}")
+        seconds(llm, random.integers(3, VOCAB_SIZE, (1, prompt_tokens)).tolist(), 2)  # warm-up
         print(f"{'batch':>6} {'prefill tok/s':>14} {'decode tok/s':>13}")
         for batch in batches:
             prompts = random.integers(3, VOCAB_SIZE, (2, batch, prompt_tokens)).tolist()

@@ -1,6 +1,5 @@
 """`tk demo`: the whole story on this machine, with the commands and files that a user would have."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -8,14 +7,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..core.errors import ConfigError, TkError
-from ..core.progress import format_bytes, format_seconds
+from .demo_report import Stream, report
 
 PROMPTS = ("def read_lines(path):\n", "class Stack:\n    def __init__(self", "import os\nimport sys\n\n")
 NEW_TOKENS = 100
@@ -80,7 +78,6 @@ def demo(out: Path) -> None:
     config = _fresh_folder(out)
     _title("1. Train on Python's own library: 2 tensor-parallel ranks, ZeRO-1, bf16 with fp32 masters")
     _run("train", str(config))
-    trained = _trained(out)
     _title("2. Reshard the checkpoint from tp 2 to tp 1, optimizer state included")
     resharded = _timed_run("reshard", str(out / "run"), str(out / "tp1"), "--tp", "1")
     _title("3. Verify every byte")
@@ -93,7 +90,7 @@ def demo(out: Path) -> None:
         streams = _stream_all(address)
     for stream in streams:
         click.echo(click.style(stream.prompt, bold=True) + stream.text + "\n" + "-" * 80)
-    _show_table(out, trained, resharded, streams, time.monotonic() - start)
+    click.echo(report(out, resharded, streams, time.monotonic() - start))
 
 
 def _title(text: str) -> None:
@@ -137,7 +134,7 @@ def _server(checkpoint: Path) -> Iterator[str]:
     try:
         ready = process.stdout.readline() if process.stdout else ""
         if not ready.startswith("ready "):
-            raise TkError(f"The server ended with exit code {process.wait()} before it was ready; its message is above.")
+            raise TkError(f"The server ended with exit code {process.wait()} before it was ready; see above.")
         yield ready.split()[1]
         process.terminate()
         if process.wait(timeout=60) != 0:
@@ -159,17 +156,6 @@ def _check_health(address: str) -> None:
         raise TkError(f"The server at {address} says it is not ready: health status {answer.status}.")
 
 
-@dataclass(frozen=True)
-class Stream:
-    """What a client saw of one prompt: seconds to the first token and for the rest."""
-
-    prompt: str
-    text: str
-    num_tokens: int
-    first_token_seconds: float
-    decode_seconds: float
-
-
 def _stream_all(address: str) -> list[Stream]:
     from ..infer.client import Client
 
@@ -189,75 +175,3 @@ def _stream(client: Any, seed: int, prompt: str) -> Stream:
         text += delta.text
         num_tokens += len(delta.token_ids)
     return Stream(prompt, text, num_tokens, first - start, time.monotonic() - first)
-
-
-def _trained(out: Path) -> dict[str, Any]:
-    """First and last lines of the run's metrics."""
-    lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps = [line for line in lines if "loss" in line]
-    rates = sorted(line["tokens_per_second"] for line in steps[1:])
-    return {
-        "first": steps[0]["loss"],
-        "last": steps[-1]["loss"],
-        "held_out": next(line["eval_loss"] for line in reversed(lines) if "eval_loss" in line),
-        "tokens": steps[-1]["tokens"],
-        "rate": rates[len(rates) // 2],
-    }
-
-
-def _unigram_entropy(out: Path) -> float:
-    """Of the held-out tokens: the loss of a model that knows only how often each token occurs."""
-    from ..core.config import load_toml
-    from ..train.config import TrainConfig
-    from ..train.data.dataset import PackedDataset
-    from ..train.data.stdlib import prepare_stdlib
-    from ..train.data.unigram import unigram_entropy
-
-    config = load_toml(out / "demo.toml", TrainConfig)
-    tokens = prepare_stdlib(Path(config.data.cache), config.data.vocab_size).tokens
-    held_out = PackedDataset([(tokens, 1.0)], config.train.seq_len, 0, "eval", config.data.eval_fraction)
-    return unigram_entropy(held_out)
-
-
-def _folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _show_table(out: Path, trained: dict[str, Any], reshard_seconds: float, streams: list[Stream], seconds: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from ..checkpoint import Checkpoint
-    from ..infer.memory_plan import plan_memory
-    from ..infer.options import EngineOptions
-    from ..model.config import ModelConfig
-    from ..model.registry import count_parameters
-
-    checkpoint = Checkpoint.open(out / "run")
-    config = ModelConfig.from_json(checkpoint.config())
-    options = EngineOptions(out / "tp1", kv_blocks=64)
-    int8, bf16 = (plan_memory(config, options, "bf16", kv_dtype).kv_bytes_per_token for kv_dtype in ("int8", "bf16"))
-    decode = max(stream.decode_seconds for stream in streams)
-    rows = {
-        "parameters": f"{count_parameters(config):,}",
-        "training loss": f"{trained['first']:.3f} -> {trained['last']:.3f}",
-        "held-out loss": f"{trained['held_out']:.3f} nats per token (unigram entropy {_unigram_entropy(out):.3f})",
-        "training speed": f"{trained['rate']:,.0f} tokens/s, {trained['tokens']:,} tokens",
-        "checkpoint": f"{format_bytes(_folder_bytes(checkpoint.path))} at tp 2, ZeRO-1",
-        "resharded": f"{format_bytes(_folder_bytes(out / 'tp1'))} at tp 1, in {format_seconds(reshard_seconds)}",
-        "first token": format_seconds(sorted(stream.first_token_seconds for stream in streams)[len(streams) // 2]),
-        "decode": f"{sum(stream.num_tokens - 1 for stream in streams) / decode:,.0f} tokens/s, {len(streams)} streams",
-        "KV cache": f"{int8} bytes per token in int8, {bf16} in bf16 ({int8 / bf16:.0%})",
-        "whole demo": format_seconds(seconds),
-    }
-    table = Table(show_header=False)
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console().print(table)
-    click.echo(
-        "Next:\n"
-        f"  tk generate {out / 'tp1'} 'def main():' --max-new-tokens 60\n"
-        f"  tk serve {out / 'run'} --tp 2 --kv-dtype int8\n"
-        f"  tk export {out / 'run'} {out / 'hugging-face'}\n"
-        f"  tk train {out / 'demo.toml'} --set train.steps=700"
-    )

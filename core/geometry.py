@@ -1,4 +1,4 @@
-"""Boxes: n-dimensional intervals on plain integers, the word in which train, checkpoint and infer say who holds what."""
+"""Boxes: n-dimensional intervals on plain integers, the one word for who holds what in train, checkpoint and infer."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

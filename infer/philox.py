@@ -3,6 +3,7 @@
 Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -15,14 +16,12 @@ _MULTIPLIERS: Final = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS: Final = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS: Final = 10
 
-Words = tuple[Array, Array, Array, Array]
 
-
-def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
+def philox4x32(counter: Sequence[Array], key: tuple[int, int]) -> tuple[Array, Array, Array, Array]:
     """Four random 32-bit words per counter.
 
     Args:
-        counter: uint64 arrays of values below 2^32, which broadcast against each other.
+        counter: four uint64 arrays of values below 2^32, which broadcast against each other.
         key: two integers below 2^32.
     """
     c0, c1, c2, c3 = counter

@@ -1,1 +1,1 @@
-"""The wire: protobuf schemas by version. See WIRE.md of the design for what may change in a version (only additions)."""
+"""The wire: protobuf schemas by version. Within a version things are only added."""

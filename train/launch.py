@@ -173,9 +173,9 @@ def read_report(path: Path) -> Report:
     """A rank's report; the error carries the rank's traceback as a note, which `--debug` shows."""
     data = json.loads(path.read_text(encoding="utf-8"))
     kind = getattr(errors, data["class"], None)
-    is_understood = isinstance(kind, type) and issubclass(kind, TkError)
-    error = (
-        kind(data["message"]) if is_understood else TkError(f"Rank {data['rank']}: {data['class']}: {data['message']}")
-    )
-    error.add_note(data["traceback"])
-    return Report(error, is_understood)
+    if isinstance(kind, type) and issubclass(kind, TkError):
+        report = Report(kind(data["message"]), is_understood=True)
+    else:
+        report = Report(TkError(f"Rank {data['rank']}: {data['class']}: {data['message']}"), is_understood=False)
+    report.error.add_note(data["traceback"])
+    return report

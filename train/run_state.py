@@ -77,7 +77,7 @@ class RunState:
             print(f"resuming from {checkpoint.path}", file=sys.stderr)
         state = dict(checkpoint.resume)
         if not state:
-            raise CheckpointError(f"{checkpoint.path} holds weights only: nothing says where a run stood. Resume a step.")
+            raise CheckpointError(f"{checkpoint.path} holds weights only: there is nothing to resume.")
         fingerprint = self.trainer.inputs.fingerprint
         if state.get("data_fingerprint") != fingerprint:
             raise ConfigError(

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tk.infer.events import FinishReason
 from tk.infer.output import Ending, SampleOutput, StopStrings
 from tk.infer.sampling_params import SamplingParams
@@ -69,8 +68,8 @@ def run(tokenizer: Tokenizer, ids: list[int], **params: object) -> tuple[str, En
 
 
 def test_endings(tokenizer: Tokenizer) -> None:
-    ids = [*tokenizer.encode("the end then"), 263, *tokenizer.encode("more")]
-    length = len(ids) - 4
+    text = tokenizer.encode("the end then")
+    ids, length = [*text, 263, *tokenizer.encode("more")], len(text) + 1
     assert run(tokenizer, ids) == ("the end then", Ending(FinishReason.EOS), length)
     assert run(tokenizer, ids, keep_special_tokens=True)[0] == "the end then<end>"
     assert run(tokenizer, ids, max_new_tokens=3)[1:] == (Ending(FinishReason.LENGTH), 3)

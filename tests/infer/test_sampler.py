@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tk.infer.philox import gumbel, philox4x32
 from tk.infer.sampler import run_sampler
 from tk.infer.step_plan import Row, Rows
@@ -25,7 +24,7 @@ PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
     ],
 )
 def test_philox_known_answers(counter: Any, key: Any, expected: Any) -> None:
-    words = philox4x32(tuple(np.array([word], np.uint64) for word in counter), key)
+    words = philox4x32([np.array([word], np.uint64) for word in counter], key)
     assert tuple(int(word[0]) for word in words) == expected
 
 

@@ -2,10 +2,7 @@
 
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,54 +17,11 @@ from tk.infer.client import Client
 from tk.infer.events import FinishReason
 from tk.infer.remote_errors import Unavailable
 from tk.infer.sampling_params import SamplingParams
+from tk.tests.server.serving import Serving
 from tk.tests.server.tiny_model import MAX_LENGTH, write_tiny_model
 
-READY_SECONDS = 90.0
 WAIT_SECONDS = 60.0
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
-
-
-class Serving:
-    """A `tk serve` process and, once it said so, its address."""
-
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "tk", "serve", *arguments, "--port", "0"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.target = ""
-
-    def wait_ready(self) -> "Serving":
-        assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], READY_SECONDS)
-        line = self.process.stdout.readline() if readable else ""
-        assert line.startswith("ready 127.0.0.1:"), line or self.end(signal.SIGKILL)
-        self.target = line.split()[1]
-        return self
-
-    def end(self, number: int) -> tuple[int, str, str]:
-        """Exit code, what was left of stdout, and stderr, after a signal."""
-        self.process.send_signal(number)
-        return self.wait()
-
-    def wait(self) -> tuple[int, str, str]:
-        stdout, stderr = self.process.communicate(timeout=WAIT_SECONDS)
-        return self.process.returncode, stdout, stderr
-
-    def worker_ids(self) -> list[int]:
-        """Process ids of its children."""
-        children = []
-        for entry in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = entry.read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[1]) == self.process.pid:
-                children.append(int(entry.parent.name))
-        return children
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from tk.checkpoint.reader import Checkpoint
 from tk.core.config import parse
 from tk.parallel.mesh import Mesh
 from tk.tests.rank_pool import RankPool
+from tk.tests.train.conftest import Configure
 from tk.train.config import TrainConfig
 from tk.train.trainer import Trainer
-
-from tk.tests.train.conftest import Configure
 
 LAYOUTS = {
     "tp2": {"tp": 2, "dp": 1, "zero": 0},

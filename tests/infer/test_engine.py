@@ -1,0 +1,304 @@
+"""The engine with its worker processes, against `transformers` on the same random weights."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tk.core.errors import Cancelled, ConfigError, InvalidRequest, Overloaded, ParallelError, PromptTooLong
+from tk.infer import LLM, SamplingParams
+from tk.infer.engine import Engine
+from tk.infer.events import Delta, Done, Event, Failed, Finished, FinishReason, Request, Started
+from tk.infer.options import EngineOptions
+from transformers import LlamaForCausalLM
+
+GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
+PROMPTS = [[5, 6, 7], list(range(1, 101)), [9], [3, 1, 4, 1, 5, 9, 2, 6] * 9]
+
+
+def greedy_tokens(model: Any, prompt: list[int], count: int) -> tuple[int, ...]:
+    """What `transformers` continues with, not stopping at the end token."""
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        model.generation_config.eos_token_id = None
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+    return tuple(whole[0, len(prompt) :].tolist())
+
+
+class Sink:
+    """Collects the events of a request."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.over = threading.Event()
+        self.begun = threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Delta):
+            self.begun.set()
+        if isinstance(event, Done | Failed):
+            self.over.set()
+
+    def error(self) -> Exception:
+        """Of the request, once it is over."""
+        assert self.over.wait(60)
+        assert isinstance(self.events[-1], Failed)
+        return self.events[-1].error
+
+
+def test_greedy_equals_transformers(llm: LLM, reference: Callable[[str], LlamaForCausalLM]) -> None:
+    model = reference("grouped")
+    expected = [greedy_tokens(model, prompt, 24) for prompt in PROMPTS]
+    assert [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)] == expected
+    assert [llm.generate(prompt, GREEDY)[0].token_ids for prompt in PROMPTS] == expected
+    assert len(set(expected)) == len(PROMPTS)
+
+
+def test_two_ranks_give_the_same_tokens(llm: LLM, llm_tp2: LLM) -> None:
+    assert llm_tp2.engine.info.tp == 2
+    for params in (GREEDY, SamplingParams(seed=4, max_new_tokens=24, n=2, ignore_eos=True)):
+        one, two = llm.generate(PROMPTS, params), llm_tp2.generate(PROMPTS, params)
+        assert [[c.token_ids for c in whole.choices] for whole in one] == [
+            [c.token_ids for c in whole.choices] for whole in two
+        ]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_tied_head_and_int8_cache(
+    tp: int, model_folder: Callable[[str], Path], reference: Callable[[str], LlamaForCausalLM]
+) -> None:
+    model = reference("tied")
+    with LLM(model_folder("tied"), tp=tp, kv_dtype="int8" if tp == 2 else "auto", kv_blocks=30) as llm:
+        found = llm.generate(PROMPTS[:2], GREEDY)
+        assert llm.engine.info.kv_bytes_per_token == 2 * 2 * 2 * (24 + 4 if tp == 2 else 24 * 4)
+    if tp == 1:
+        assert [c.token_ids for c in found] == [greedy_tokens(model, prompt, 24) for prompt in PROMPTS[:2]]
+    else:
+        assert [len(c.token_ids) for c in found] == [24, 24]
+
+
+def test_logprobs_equal_transformers(llm: LLM, reference: Callable[[str], LlamaForCausalLM]) -> None:
+    prompt = PROMPTS[1]
+    params = SamplingParams(seed=1, max_new_tokens=6, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    (found,) = llm.generate(prompt, params)
+    tokens = [*prompt, *found.token_ids]
+    with torch.no_grad():
+        expected = torch.log_softmax(reference("grouped")(torch.tensor([tokens])).logits[0].double(), dim=-1)
+    assert len(found.prompt_logprobs) == len(prompt)
+    assert found.prompt_logprobs[0].logprob is None
+    for position, logprob in enumerate([*found.prompt_logprobs, *found.logprobs]):
+        assert logprob.token_id == tokens[position]
+        if position == 0:
+            continue
+        row = expected[position - 1]
+        assert logprob.logprob == pytest.approx(float(row[tokens[position]]), abs=1e-4)
+        assert logprob.rank == 1 + int((row > row[tokens[position]]).sum())
+        top = row.topk(2 if position < len(prompt) else 3)
+        assert [other.token_id for other in logprob.top] == top.indices.tolist()
+
+
+def test_a_request_is_the_same_alone_and_in_company(llm: LLM) -> None:
+    params = SamplingParams(seed=9, temperature=0.8, top_p=0.9, max_new_tokens=60, ignore_eos=True)
+    alone = llm.generate(PROMPTS[1], params)[0]
+    crowd = [[token] * (token + 20) for token in range(10)]
+    together = llm.generate([*crowd, PROMPTS[1], *crowd], params)
+    assert together[10].token_ids == alone.token_ids
+    assert sum(completion.timing.preemptions for completion in together) > 0
+    assert together[10].text == alone.text
+
+
+def test_samples_differ_and_repeat_by_seed(llm: LLM) -> None:
+    params = SamplingParams(seed=3, n=4, max_new_tokens=10, ignore_eos=True)
+    (first,), (second,) = llm.generate("the", params), llm.generate("the", params)
+    assert first.choices == second.choices
+    assert len({choice.token_ids for choice in first.choices}) == 4
+    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
+    assert first.text == first.choices[0].text
+    assert first.usage.completion_tokens == 40
+    drawn = llm.generate(["the", "the"], SamplingParams(max_new_tokens=10, ignore_eos=True))
+    assert drawn[0].seed != drawn[1].seed
+
+
+def test_prompt_forms(llm: LLM) -> None:
+    assert llm.engine.tokenizer is not None
+    ids = llm.engine.tokenizer.encode("abc on")
+    by_text, by_ids = llm.generate("abc on", GREEDY)[0], llm.generate(ids, GREEDY)[0]
+    assert by_text.token_ids == by_ids.token_ids
+    forms: list[str | Sequence[int]] = ["abc on", ids, (1, 2)]
+    mixed = llm.generate(forms, [GREEDY, GREEDY, SamplingParams(temperature=0, max_new_tokens=2)])
+    assert [completion.token_ids for completion in mixed[:2]] == [by_text.token_ids] * 2
+    assert len(mixed[2].token_ids) <= 2
+    assert llm.generate([], GREEDY) == []
+    streamed = list(llm.stream("abc on", GREEDY))
+    assert tuple(token for delta in streamed for token in delta.token_ids) == by_text.token_ids
+    assert "".join(delta.text for delta in streamed) == by_text.text
+
+
+def test_stop_strings_and_the_end_token(llm: LLM) -> None:
+    (whole,) = llm.generate("the", SamplingParams(temperature=0, max_new_tokens=30, ignore_eos=True))
+    stop = whole.text[7:10]
+    (cut,) = llm.generate("the", SamplingParams(temperature=0, max_new_tokens=30, stop=(stop,), ignore_eos=True))
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert (cut.finish_reason, cut.matched) == (FinishReason.STOP_STRING, stop)
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+    end = SamplingParams(temperature=0, max_new_tokens=9, logit_bias={263: 1000.0})
+    (ended,) = llm.generate("the", end)
+    assert (ended.token_ids, ended.finish_reason, ended.text) == ((263,), FinishReason.EOS, "")
+    (late,) = llm.generate(
+        "the", SamplingParams(temperature=0, max_new_tokens=9, min_new_tokens=4, logit_bias={263: 1000.0})
+    )
+    assert (len(late.token_ids), late.token_ids[-1], late.token_ids.count(263)) == (5, 263, 1)
+    assert late.finish_reason is FinishReason.EOS
+
+
+def test_order_of_events(llm: LLM) -> None:
+    sink = Sink()
+    params = SamplingParams(seed=77, n=2, max_new_tokens=3, ignore_eos=True, prompt_logprobs=0)
+    llm.engine.submit(Request("events", (1, 2, 3), params), sink)
+    assert sink.over.wait(60)
+    started, *rest, done = sink.events
+    assert isinstance(started, Started)
+    assert (started.request_id, started.prompt_tokens, started.seed) == ("events", 3, 77)
+    assert [logprob.token_id for logprob in started.prompt_logprobs] == [1, 2, 3]
+    assert isinstance(done, Done)
+    for index in (0, 1):
+        mine = [event for event in rest if isinstance(event, Delta | Finished) and event.index == index]
+        assert [type(event) for event in mine] == [Delta, Delta, Delta, Finished]
+        last = mine[-1]
+        assert isinstance(last, Finished)
+        assert last.reason is FinishReason.LENGTH
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (3, 3)
+        assert 0 <= last.timing.queue_seconds <= last.timing.first_token_seconds <= last.timing.total_seconds
+    assert llm.engine.num_live == 0
+
+
+def test_abort_frees_everything(llm: LLM) -> None:
+    engine = llm.engine
+    sinks = {f"abort-{i}": Sink() for i in range(12)}  # more than fit
+    for name, sink in sinks.items():
+        engine.submit(Request(name, tuple(range(60)), SamplingParams(max_new_tokens=500, ignore_eos=True)), sink)
+    assert sinks["abort-0"].begun.wait(60)
+    assert engine.num_free_blocks < engine.info.num_blocks
+    for name in sinks:
+        assert engine.abort(name)
+    for sink in sinks.values():
+        assert isinstance(sink.error(), Cancelled)
+    assert (engine.num_live, engine.num_free_blocks) == (0, engine.info.num_blocks)
+    engine.check()
+    assert not engine.abort("abort-0")
+    assert not engine.abort("never was")
+    assert [type(event) for event in sinks["abort-0"].events].count(Failed) == 1
+
+
+def test_leaving_a_stream_early_ends_its_request(llm: LLM) -> None:
+    stream = llm.stream([1, 2], SamplingParams(max_new_tokens=600, ignore_eos=True))
+    assert next(stream).token_ids
+    stream.close()  # type: ignore[attr-defined]
+    llm.generate([1], GREEDY)  # steps after the abort
+    assert (llm.engine.num_live, llm.engine.num_free_blocks) == (0, llm.engine.info.num_blocks)
+
+
+def test_a_passed_deadline_cancels(llm: LLM) -> None:
+    late, running = Sink(), Sink()
+    params = SamplingParams(max_new_tokens=600, ignore_eos=True)
+    llm.engine.submit(Request("late", (1, 2), params, deadline=time.monotonic() - 1), late)
+    assert isinstance(late.error(), Cancelled)
+    assert [type(event) for event in late.events] == [Failed]
+    llm.engine.submit(Request("soon", (1, 2), params, deadline=time.monotonic() + 0.3), running)
+    assert isinstance(running.error(), Cancelled)
+    assert llm.engine.num_live == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "field"),
+    [
+        ((), {}, "prompt"),
+        ((1, 264), {}, "prompt"),
+        ((1, -1), {}, "prompt"),
+        ((1,), {"temperature": -1.0}, "sampling.temperature"),
+        ((1,), {"top_k": 2**40}, "sampling.top_k"),
+        ((1,), {"max_new_tokens": 640}, "stopping.max_new_tokens"),
+        (tuple([1] * 640), {}, "prompt"),
+    ],
+)
+def test_what_can_never_be_served_is_refused_at_once(
+    llm: LLM, prompt: tuple[int, ...], params: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        llm.engine.submit(Request("bad", prompt, SamplingParams(**params)), Sink())
+    assert error.value.field == field
+    assert isinstance(error.value, PromptTooLong) == (len(prompt) == 640 or "max_new_tokens" in params)
+    assert llm.engine.num_live == 0
+
+
+def test_the_whole_length_can_be_used(llm: LLM) -> None:
+    (full,) = llm.generate([[1] * 600], SamplingParams(ignore_eos=True))
+    assert (full.usage.prompt_tokens, full.usage.completion_tokens) == (600, 40)
+    assert full.finish_reason is FinishReason.LENGTH
+
+
+def test_a_sink_that_fails_harms_nobody_else(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(event: Event) -> None:
+        raise RuntimeError("no room for events")
+
+    llm.engine.submit(Request("broken", (1,), GREEDY), broken)
+    assert len(llm.generate([2], GREEDY)[0].token_ids) == 24
+    assert "The sink of request broken failed" in caplog.text
+
+
+def test_a_full_queue_and_a_live_name(model_folder: Callable[[str], Path]) -> None:
+    options = EngineOptions(model_folder("grouped"), max_running=1, max_queued=1, kv_blocks=20)
+    engine = Engine.start(options)
+    try:
+        first, second = Sink(), Sink()
+        long = SamplingParams(max_new_tokens=600, ignore_eos=True)
+        engine.submit(Request("a", (1,), long), first)
+        with pytest.raises(InvalidRequest, match="'a' is live") as error:
+            engine.submit(Request("a", (1,), long), Sink())
+        assert error.value.field == "request_id"
+        engine.submit(Request("b", (1,), GREEDY), second)
+        with pytest.raises(Overloaded):
+            engine.submit(Request("c", (1,), GREEDY), Sink())
+        engine.abort("a")
+        assert second.over.wait(60)
+        assert isinstance(second.events[-1], Done)
+    finally:
+        engine.close()
+    with pytest.raises(Cancelled):
+        engine.submit(Request("d", (1,), GREEDY), Sink())
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"tp": 3}, ParallelError, "tp = 3"),
+        ({"dtype": "fp8"}, ConfigError, "dtype = 'fp8'; use one of auto, fp32"),
+        ({"kv_dtype": "int3"}, ConfigError, "kv_dtype = 'int3'"),
+        ({"block_size": 24}, ConfigError, "block_size = 24"),
+        ({"kv_blocks": 0}, ConfigError, "kv_blocks = 0"),
+        ({"kv_blocks": 4, "kv_memory": 10}, ConfigError, "give one of them"),
+        ({"kv_memory": 1000}, ConfigError, "too little: two blocks of 32"),
+        ({"max_model_len": 641}, ConfigError, "max_position_embeddings = 640"),
+        ({"max_model_len": 100, "kv_blocks": 3}, ConfigError, "3 blocks of 32 = 96 tokens"),
+        ({"max_running": 9, "max_batched_tokens": 8}, ConfigError, "max_running = 9"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_any_process(
+    model_folder: Callable[[str], Path], options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        Engine.start(EngineOptions(model_folder("grouped"), **options))
+
+
+def test_memory_is_what_the_plan_says(llm: LLM, llm_tp2: LLM) -> None:
+    whole, half = llm.engine.memory, llm_tp2.engine.memory
+    assert half.weight_bytes < 0.6 * whole.weight_bytes
+    assert whole.kv_bytes == 41 * whole.block_bytes
+    assert whole.block_bytes == 2 * 2 * 4 * 8 * 4 * 16
+    assert half.kv_bytes_per_token == whole.kv_bytes_per_token == 2 * 2 * 4 * 8 * 4
+    assert "40 blocks of 16 tokens" in whole.table()
+    assert llm.engine.info.max_model_len == 640
