@@ -1,0 +1,10 @@
+"""Streams one prompt from a running server: python examples/stream.py HOST:PORT PROMPT"""
+
+import sys
+
+from tk.infer import Client, SamplingParams
+
+with Client(sys.argv[1]) as client:
+    for delta in client.stream(sys.argv[2], SamplingParams(temperature=0.8, max_new_tokens=100)):
+        print(delta.text, end="", flush=True)
+print()

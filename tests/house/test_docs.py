@@ -1,0 +1,67 @@
+"""What the documents show is true: keys, options, links and examples."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tk.cli.main import COMMANDS
+from tk.core.config import load_toml
+from tk.train.config import TrainConfig
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/training.md", "docs/serving.md", "docs/architecture.md")
+
+
+def test_every_configuration_key_is_documented_with_its_default(root: Path) -> None:
+    text = (root / "docs" / "training.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \| ([^|]*) \|", text, re.MULTILINE))
+    keys = {
+        f"{section}.{key}": value.default
+        for section, field in TrainConfig.model_fields.items()
+        if field.annotation is not None
+        for key, value in field.annotation.model_fields.items()
+    }
+    assert set(rows) == set(keys)
+    for key, default in keys.items():
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            assert float(rows[key].strip(" `")) == default, key
+
+
+@pytest.mark.parametrize("name", ["tiny.toml", "llama-1b.toml"])
+def test_examples_are_valid_configurations(root: Path, name: str) -> None:
+    config = load_toml(root / "examples" / name, TrainConfig)
+    assert config.layout(8).world_size == 8
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(root: Path, document: str) -> None:
+    path = root / document
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert target.startswith("http") or (path.parent / target).exists(), target
+
+
+def test_options_in_the_documents_exist(root: Path) -> None:
+    for document in ("README.md", "docs/training.md", "docs/serving.md"):
+        for line in (root / document).read_text().splitlines():
+            for command, rest in re.findall(r"\btk ([a-z]+) ([^`#\n]*)", line):
+                if command in COMMANDS:
+                    _check_options(command, rest, f"{document}: {line}")
+
+
+def _check_options(command: str, words: str, where: str) -> None:
+    loaded = COMMANDS[command].load()
+    if isinstance(loaded, click.Group):
+        loaded = loaded.commands[words.split()[0]]
+    known = {option for param in loaded.params for option in param.opts}
+    for option in re.findall(r"--[a-z-]+", words):
+        assert option in known, f"{where}: {option}"
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for entry in COMMANDS.values():
+        command = entry.load()
+        for each in command.commands.values() if isinstance(command, click.Group) else [command]:
+            shown = CliRunner().invoke(each, ["--help"]).output
+            assert re.search(r"Example:\s+tk ", shown), each.name
