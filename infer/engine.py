@@ -27,7 +27,7 @@ MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
 
 
 class Engine:
-    """See DESIGN.md, section 5 of docs/architecture.md for the life of a request. Make one with `Engine.start`.
+    """A model being served; made by `Engine.start`.
 
     Attributes:
         options: as given.
@@ -50,7 +50,7 @@ class Engine:
         self._lock = threading.Lock()  # guards all below
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size)
         self._live: dict[str, LiveRequest] = {}
-        self._cancelled: list[str] = []
+        self._cancelled: list[LiveRequest] = []
         self._on_death: list[Callable[[], None]] = []
         self._death: WorkerDied | None = None
         self._closing = False
@@ -68,9 +68,11 @@ class Engine:
             WorkerDied: a worker ended without saying why.
         """
         options.validate()
-        engine = cls(options, ModelSource.open(options))
+        source = ModelSource.open(options)
+        engine = cls(options, source)
         engine._thread.start()
         try:
+            source.check_what_workers_skip()  # while they load
             engine._ready.result()
         except BaseException:
             engine.close()
@@ -124,9 +126,10 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """Ends a request, from any thread: its sink gets Failed(Cancelled). False if there is none of that name."""
         with self._lock:
-            if request_id not in self._live:
+            request = self._live.get(request_id)
+            if request is None:
                 return False
-            self._cancelled.append(request_id)
+            self._cancelled.append(request)
         self._workers.wake()
         return True
 
@@ -248,14 +251,16 @@ class Engine:
         with self._lock:
             cancelled, self._cancelled = self._cancelled, []
             expired = {sequence.request_id for sequence in self._scheduler.expired(time.monotonic())}
-            aborted = [self._live[name] for name in dict.fromkeys(cancelled) if name in self._live]
-            late = [self._live[name] for name in expired if name not in cancelled]
-        for request in aborted:
+            late = [self._live[name] for name in expired]
+        for request in cancelled:
             self._fail(request, Cancelled(f"Request {request.request.request_id} was aborted."))
         for request in late:
             self._fail(request, Cancelled(f"The deadline of request {request.request.request_id} has passed."))
 
     def _fail(self, request: LiveRequest, error: TkError) -> None:
+        """Ends a request, unless it is over already."""
+        if request.is_over:
+            return
         self._forget(request)
         request.fail(error)
         request.deliver()

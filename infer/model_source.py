@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from .. import __version__
 from ..checkpoint import Checkpoint
+from ..checkpoint.verify import verify
 from ..core import dtypes
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, ShardCorrupt
 from ..model.config import ModelConfig
 from ..model.tokenizer import Tokenizer, read_eos_token_ids
 from .events import ModelInfo
@@ -64,6 +65,17 @@ class ModelSource:
             kv_bytes_per_token=memory.kv_bytes_per_token,
         )
         return ModelSource(options, checkpoint, memory, tokenizer, info)
+
+    def check_what_workers_skip(self) -> None:
+        """Reads the bytes that no worker will: a checkpoint that is damaged anywhere is not served.
+
+        Raises:
+            ShardCorrupt: the first damage found; names tensor, file and block.
+        """
+        target = dtypes.by_name(self.memory.dtype)
+        read = {self.checkpoint.resolve(name, "weight", target)[1] for name in self.checkpoint.tensors}
+        for problem in verify(self.checkpoint, leave_out=tuple(read) if len(read) == 1 else ()).problems:
+            raise ShardCorrupt(problem.message)
 
     def job(self) -> dict[str, Any]:
         """What every worker is told."""

@@ -152,6 +152,9 @@ def worker_environment(tp: int) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0))
     return {
         "OMP_NUM_THREADS": str(max(1, cores // tp)),
+        # Threads that wait for one which has no core should not spin long: measured on 2 cores, this costs a fifth of
+        # the speed of an idle machine and is several times faster on a busy one.
+        "GOMP_SPINCOUNT": "5000",
         "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this machine
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),

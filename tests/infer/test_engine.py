@@ -67,18 +67,21 @@ def test_two_ranks_give_the_same_tokens(llm: LLM, llm_tp2: LLM) -> None:
         ]
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_tied_head_and_int8_cache(
-    tp: int, model_folder: Callable[[str], Path], reference: Callable[[str], LlamaForCausalLM]
+def test_tied_head_equals_transformers(
+    model_folder: Callable[[str], Path], reference: Callable[[str], LlamaForCausalLM]
 ) -> None:
-    model = reference("tied")
-    with LLM(model_folder("tied"), tp=tp, kv_dtype="int8" if tp == 2 else "auto", kv_blocks=30) as llm:
-        found = llm.generate(PROMPTS[:2], GREEDY)
-        assert llm.engine.info.kv_bytes_per_token == 2 * 2 * 2 * (24 + 4 if tp == 2 else 24 * 4)
-    if tp == 1:
-        assert [c.token_ids for c in found] == [greedy_tokens(model, prompt, 24) for prompt in PROMPTS[:2]]
-    else:
-        assert [len(c.token_ids) for c in found] == [24, 24]
+    with LLM(model_folder("tied"), kv_blocks=30) as llm:
+        found = llm.generate(PROMPTS, GREEDY)
+    assert [c.token_ids for c in found] == [greedy_tokens(reference("tied"), prompt, 24) for prompt in PROMPTS]
+
+
+def test_two_ranks_with_low_precision_are_the_same_alone_and_together(model_folder: Callable[[str], Path]) -> None:
+    with LLM(model_folder("tied"), tp=2, dtype="bf16", kv_dtype="int8", kv_blocks=30) as llm:
+        together = llm.generate(PROMPTS, GREEDY)
+        alone = [llm.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
+        info = llm.model_info()
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    assert (info.dtype, info.kv_dtype, info.kv_bytes_per_token) == ("bf16", "int8", 2 * 2 * 2 * (24 + 4))
 
 
 def test_logprobs_equal_transformers(llm: LLM, reference: Callable[[str], LlamaForCausalLM]) -> None:
