@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
+
 from tk.benchmarks.random_model import random_model
 
 

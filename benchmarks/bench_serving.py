@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+
 from tk.benchmarks.random_model import VOCAB_SIZE, random_model
 from tk.infer import LLM, SamplingParams
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from tk.tests.rank_pool import RankPool
 
 

@@ -1,6 +1,7 @@
 """Fixtures of the checkpoint room."""
 
 import pytest
+
 from tk.core.layout import TensorSpec
 from tk.tests.checkpoint.saving import llama_table
 

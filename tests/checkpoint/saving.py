@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+
 from tk.checkpoint import RunFolder, commit, write_part
 from tk.core import dtypes
 from tk.core.layout import Layout, Owned, Split, TensorSpec, owned

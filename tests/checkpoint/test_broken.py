@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tk.checkpoint import Checkpoint, reshard
 from tk.checkpoint import json_strict as strict
 from tk.checkpoint.chunk import BLOCK

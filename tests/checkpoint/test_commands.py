@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tk.checkpoint import Checkpoint
 from tk.cli.main import main
 from tk.core.layout import Layout

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+
 from tk.checkpoint import Checkpoint, Options, export_links, prepare_export, prepare_reshard, reshard
 from tk.core import dtypes
 from tk.core.errors import CheckpointError, ConfigError, ManifestError, ShapeMismatch, ShardMissing

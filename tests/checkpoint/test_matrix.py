@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tk.checkpoint import Checkpoint, reshard
 from tk.core import dtypes
 from tk.core import layout as core_layout

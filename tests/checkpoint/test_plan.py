@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tk.checkpoint import Checkpoint, Options, prepare_reshard
 from tk.checkpoint.copy import run_copy
 from tk.checkpoint.plan import select, tiles

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tk.checkpoint import Checkpoint, RunFolder, commit, storage, write_part
 from tk.core.errors import CheckpointError, ManifestError, NotCommitted, ShardMissing
 from tk.core.geometry import Box

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from tk.core import dtypes
 from tk.core.dtypes import BF16, FP16, FP32
 from tk.core.errors import CheckpointError, ConfigError

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tk.core.geometry import Box, covers_exactly, find_overlap, flat_to_boxes
 
 shapes = st.lists(st.integers(1, 5), min_size=0, max_size=4).map(tuple)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tk.core.errors import ParallelError
 from tk.core.geometry import Box, covers_exactly, flat_to_boxes
 from tk.core.layout import (

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from tokenizers import decoders, models, normalizers, processors, trainers
+
 from tk.model.tokenizer import Tokenizer
 from tk.train.data.prepare import prepare_tokens
 from tk.train.data.sources import stdlib_corpus
 from tk.train.data.tokenizer_training import train_byte_level_bpe
-from tokenizers import decoders, models, normalizers, processors, trainers
 
 NON_ASCII = "naïve café — 你好，世界 😀 👩‍👩‍👧 Привет"
 

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
 from tk.train.data.batches import IGNORED, global_batch
 
 

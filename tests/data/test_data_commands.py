@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tk.cli.main import main
 from tk.train.data.token_file import TokenFile
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tk.core.errors import ConfigError
 from tk.train.data.dataset import MIXTURE_BLOCK, PackedDataset, Split
 from tk.train.data.permutation import derive_key, permute

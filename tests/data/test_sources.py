@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from tk.core.errors import ConfigError
 from tk.train.data.sources import find_corpus, stdlib_corpus
 

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tk.core.errors import ConfigError
 from tk.model.tokenizer import Tokenizer
 from tk.train.data.dataset import PackedDataset

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tk.core.errors import ConfigError
 from tk.model.tokenizer import Tokenizer
 from tk.train.data import prepare

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
 from tk.core.errors import CheckpointError, InvalidRequest
 from tk.model.tokenizer import DetokenizerStream, Tokenizer
-from transformers import AutoTokenizer
 
 FAMILIES = ("byte_level", "byte_fallback")
 TEXTS = st.text(max_size=40) | st.sampled_from(["", " ", "def f(x):\n    return 1\n", " a  b", "😀👩‍👩‍👧 你好"])

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
+
 from tk.core.errors import ConfigError
 from tk.model.tokenizer import Tokenizer
 from tk.train.data.tokenizer_training import END_OF_TEXT, train_byte_level_bpe
-from transformers import AutoTokenizer
 
 TRAIN = """
 import sys

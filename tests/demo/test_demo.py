@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
 from tk.checkpoint.reader import Checkpoint
 from tk.infer import LLM, Client, SamplingParams
 from tk.tests.demo.process_tree import PeakMemory
 from tk.tests.server.serving import Serving
-from transformers import AutoTokenizer, LlamaForCausalLM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMPTS = ("def main(", "class Node:\n", "import os\n", "    def run(self")

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tk.cli.common import ByteSize, parse_bytes, print_json
 from tk.core.errors import ConfigError
 from tk.core.progress import PlainProgress, format_bytes, format_seconds, progress_bar

@@ -8,6 +8,7 @@ import time
 
 import click
 import pytest
+
 from tk.cli.main import COMMANDS, CommandEntry, command_group, main
 from tk.core import errors
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from packaging.requirements import Requirement
+
 from tk.scripts import gpu_check, gpu_wheels
 
 

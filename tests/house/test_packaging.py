@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tk
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+import tk
 
 OUTSIDE = frozenset({"tests", "benchmarks", "docs", "examples", "scripts", "runs", "build"})
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from tk.scripts import module_map
 from tk.tests.house.conftest import ROOMS
 

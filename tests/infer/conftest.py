@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from tk.checkpoint import Checkpoint
 from tk.infer import LLM
 from tk.infer.kv_cache import TORCH_DTYPES, KVCache
@@ -15,8 +18,6 @@ from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
 from tk.parallel.mesh import ALONE
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 264  # 256 bytes, 7 pairs and an end
 EOS = 263

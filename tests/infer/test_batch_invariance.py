@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+
 from tk.infer.engine import make_plan
 from tk.infer.model_runner import ModelRunner
 from tk.infer.sampling_params import SamplingParams

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
+
 from tk.core.errors import Cancelled, ConfigError, InvalidRequest, Overloaded, ParallelError, PromptTooLong
 from tk.infer import LLM, SamplingParams
 from tk.infer.engine import Engine
 from tk.infer.events import Delta, Done, Event, Failed, Finished, FinishReason, Request, Started
 from tk.infer.options import EngineOptions
-from transformers import LlamaForCausalLM
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 PROMPTS = [[5, 6, 7], list(range(1, 101)), [9], [3, 1, 4, 1, 5, 9, 2, 6] * 9]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tk.infer.events import FinishReason
 from tk.infer.output import Ending, SampleOutput, StopStrings
 from tk.infer.sampling_params import SamplingParams

@@ -5,11 +5,12 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+
 from tk.infer import paged_attention
 from tk.infer.kv_cache import TORCH_DTYPES, KVCache, quantize
 from tk.infer.paged_attention import PagedAttention
 from tk.infer.step_plan import Array, Span
-from torch.nn.functional import scaled_dot_product_attention
 
 BLOCK, NUM_BLOCKS = 32, 64
 LENGTH = 600  # three tiles

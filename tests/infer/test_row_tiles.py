@@ -3,6 +3,7 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tk.infer.row_tiles import CANDIDATES, SMALLEST, agreeing_sizes, cut
 from tk.parallel.mesh import ALONE
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tk.infer.philox import gumbel, philox4x32
 from tk.infer.sampler import run_sampler
 from tk.infer.step_plan import Row, Rows

@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tk.core.errors import Overloaded, PromptTooLong
 from tk.infer.block_allocator import BlockAllocator
 from tk.infer.sampling_params import SamplingParams

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tk
 from safetensors.numpy import load_file, save_file
+
+import tk
 from tk.checkpoint import Checkpoint, reshard
 from tk.core.errors import InvalidRequest, ShapeMismatch, ShardCorrupt, TkError, WorkerDied
 from tk.core.layout import Layout

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from tk.checkpoint.reader import Checkpoint
 from tk.core.errors import ManifestError, ParallelError, ShapeMismatch
 from tk.core.layout import Layout
@@ -18,7 +20,6 @@ from tk.parallel.collectives import all_gather
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.rank_pool import RankPool
 from tk.train.loss import causal_attention, loss_sum
-from transformers import LlamaConfig, LlamaForCausalLM
 
 CPU = torch.device("cpu")
 SHAPES: dict[str, dict[str, Any]] = {

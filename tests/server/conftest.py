@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from tk.proto.v1 import generation_pb2_grpc as pb_grpc
 from tk.tests.server.fake_engine import FakeEngine, ServerThread
 

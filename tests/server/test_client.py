@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tk.core.errors import Cancelled, InvalidRequest, Overloaded, TkError, WorkerDied
 from tk.infer import client as client_module
 from tk.infer.client import Client

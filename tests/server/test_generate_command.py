@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
+
 from tk.cli.main import main
 from tk.core.errors import InvalidRequest
 from tk.infer.sampling_params import SamplingParams

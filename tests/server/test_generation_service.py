@@ -8,6 +8,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+
 from tk.core.errors import Cancelled, InvalidRequest, Overloaded
 from tk.infer.events import Done, Event, Failed
 from tk.infer.sampling_params import SamplingParams

@@ -7,6 +7,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
+
 from tk.tests.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

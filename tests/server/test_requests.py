@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tk.core.errors import InvalidRequest
 from tk.infer.server.requests import refuse_unknown_fields
 from tk.proto.v1 import generation_pb2 as pb

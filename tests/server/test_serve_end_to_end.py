@@ -11,6 +11,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tk.cli.generate import generate
 from tk.cli.main import main
 from tk.infer.client import Client

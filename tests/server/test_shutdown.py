@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tk.core.errors import ConfigError
 from tk.infer.events import Done, Event
 from tk.infer.server.app import Server, ServerOptions, check_address

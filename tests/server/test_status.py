@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from google.rpc import error_details_pb2
+
 from tk.core import errors as core
 from tk.infer.server import errors as ours
 from tk.infer.server.status import MAX_MESSAGE_BYTES, status_of

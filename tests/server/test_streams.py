@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tk.core.errors import Overloaded, WorkerDied
 from tk.infer.events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
 from tk.infer.server.streams import MAX_TOKENS_PER_DELTA, EventStream

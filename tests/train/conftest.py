@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tk.train.data.prepare import prepare_tokens
 from tk.train.data.tokenizer_training import train_byte_level_bpe
 

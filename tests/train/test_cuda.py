@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tk.checkpoint.reader import Checkpoint
 from tk.tests.train.conftest import Configure
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from tk.checkpoint.reader import Checkpoint
 from tk.core.config import parse
 from tk.parallel.mesh import Mesh

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tk.checkpoint.reader import Checkpoint
 from tk.checkpoint.run_folder import RunFolder
 from tk.tests.train.conftest import Configure
