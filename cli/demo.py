@@ -32,11 +32,11 @@ initializer_range = 0.05
 
 [data]
 sources = "stdlib"
-vocab_size = 1024
+vocab_size = 2048
 cache = "{cache}"
 
 [train]
-steps = 350
+steps = 400
 global_batch_size = 8
 micro_batch_size = 8
 seq_len = 256

@@ -55,7 +55,7 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepResult | None:
         """Computes a step, keys and values included; rank 0 returns what the sampler chose, the others None."""
         logits_RV = self.logits(plan)
-        return run_sampler(logits_RV, plan.rows) if self.tp.rank == 0 else None
+        return run_sampler(logits_RV.cpu(), plan.rows) if self.tp.rank == 0 else None
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
@@ -73,7 +73,7 @@ class ModelRunner:
         tokens, positions = torch.zeros(2, tile.size, dtype=torch.int64)
         tokens[: tile.stop - tile.first] = torch.from_numpy(plan.tokens[part])
         positions[: tile.stop - tile.first] = torch.from_numpy(plan.positions[part])
-        slots = torch.from_numpy(plan.slots[part].astype("int64"))
+        slots = torch.from_numpy(plan.slots[part].astype("int64")).to(tokens.device)
         attention = PagedAttention(self.cache, spans_within(plan, tile.first, tile.stop), slots, self.num_heads)
         return self.decoder(tokens, positions, attention)  # type: ignore[no-any-return]
 

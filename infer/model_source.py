@@ -84,6 +84,7 @@ class ModelSource:
             "dtype": self.memory.dtype,
             "kv_dtype": self.memory.kv_dtype,
             "num_blocks": self.memory.num_blocks,
+            "kv_bytes": self.memory.kv_bytes,
             "block_size": self.memory.block_size,
             "max_batched_tokens": self.options.max_batched_tokens,
         }

@@ -52,10 +52,10 @@ def agreeing_sizes(layers: Sequence[tuple[Layer, int]], dtype: torch.dtype, most
         most: rows that will ever be wanted at once.
     """
     sizes = [size for size in CANDIDATES if size <= most] or [SMALLEST]
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     agree = torch.ones(len(sizes), dtype=torch.int32)
     for layer, width in layers:
-        x_ND = torch.randn(sizes[-1], width, generator=generator).to(dtype)
+        x_ND = torch.randn(sizes[-1], width, generator=generator, device="cpu").to(agree.device, dtype)
         whole = x_ND[: len(x_ND) // SMALLEST * SMALLEST]
         expected = torch.cat([layer(x_16D.contiguous()) for x_16D in whole.split(SMALLEST)])
         for i, size in enumerate(sizes):

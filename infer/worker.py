@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from ..checkpoint import Checkpoint
-from ..core.errors import TkError
+from ..core.errors import ConfigError, TkError
+from ..core.progress import format_bytes
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder
 from ..model.loading import load_weights
@@ -64,13 +65,16 @@ def _serve(connection: socket.socket) -> None:
 
 def _load(start: Frame) -> ModelRunner:
     job = start.values
-    tp = _join(job["rank"], job["tp"], job["store"])
+    device = _device(job["rank"], job["tp"])
+    tp = _join(job["rank"], job["tp"], job["store"], device)
     checkpoint = Checkpoint.open(Path(job["checkpoint"]))
     config = ModelConfig.from_json(checkpoint.config(), str(checkpoint.path / "config.json"))
     dtype = TORCH_DTYPES[job["dtype"]]
     slices = num_slices(config, tp.size, dtype)
-    decoder = Decoder(config, tp, dtype=dtype, device=torch.device("cpu"), num_slices=slices)
+    decoder = Decoder(config, tp, dtype=dtype, device=device, num_slices=slices)
     load_weights(decoder, checkpoint)
+    if device.type == "cuda":
+        _check_room(job["kv_bytes"], device)
     num_kv_heads = max(1, config.num_key_value_heads // tp.size)
     cache = KVCache(
         config.num_hidden_layers, job["num_blocks"], num_kv_heads, job["block_size"], config.head_dim, job["kv_dtype"]
@@ -78,10 +82,30 @@ def _load(start: Frame) -> ModelRunner:
     return ModelRunner(decoder, cache, tp, job["max_batched_tokens"])
 
 
-def _join(rank: int, size: int, store: str) -> Group:
+def _device(rank: int, size: int) -> torch.device:
+    """A GPU of its own for every rank, or the CPU for all of them. What is made without a device is made there."""
+    if not torch.cuda.is_available() or torch.cuda.device_count() < size:
+        return torch.device("cpu")
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    torch.set_default_device(device)
+    return device
+
+
+def _check_room(kv_bytes: int, device: torch.device) -> None:
+    free, _ = torch.cuda.mem_get_info(device)
+    if kv_bytes > free:
+        raise ConfigError(
+            f"The KV cache takes {format_bytes(kv_bytes)}, and {device} has {format_bytes(free)} free beside the weights: "
+            "give --kv-memory less, or use more ranks."
+        )
+
+
+def _join(rank: int, size: int, store: str, device: torch.device) -> Group:
     if size == 1:
         return ALONE
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     return Group(dist.group.WORLD, rank, size)
 
 
