@@ -96,8 +96,8 @@ def _check_room(kv_bytes: int, device: torch.device) -> None:
     free, _ = torch.cuda.mem_get_info(device)
     if kv_bytes > free:
         raise ConfigError(
-            f"The KV cache takes {format_bytes(kv_bytes)}, and {device} has {format_bytes(free)} free beside the weights: "
-            "give --kv-memory less, or use more ranks."
+            f"The KV cache takes {format_bytes(kv_bytes)}, and {device} has {format_bytes(free)} free beside the "
+            "weights: give --kv-memory less, or use more ranks."
         )
 
 
