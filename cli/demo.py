@@ -1,5 +1,6 @@
 """`tk demo`: the whole story on this machine, with the commands and files that a user would have."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from .demo_report import Stream, report
 
 PROMPTS = ("def read_lines(path):\n", "class Stack:\n    def __init__(self", "import os\nimport sys\n\n")
 NEW_TOKENS = 100
+MADE = frozenset({"demo.toml", "run", "tp1", "hugging-face"})
+TK = (sys.executable, "-P", "-m", "tk")  # -P: what lies in the current folder is not what we import
 CONFIG = """\
 # What `tk demo` trains: Python's own library on two local ranks, tensor parallel, ZeRO-1. Change it and run
 #   tk train {file}
@@ -33,7 +36,7 @@ initializer_range = 0.05
 [data]
 sources = "stdlib"
 vocab_size = 2048
-cache = "{cache}"
+cache = {cache}
 
 [train]
 steps = 400
@@ -56,7 +59,7 @@ tp = 2
 stage = 1
 
 [checkpoint]
-dir = "{run}"
+dir = {run}
 """
 
 
@@ -98,21 +101,23 @@ def _title(text: str) -> None:
 
 
 def _fresh_folder(out: Path) -> Path:
+    """The demo's configuration in `out`, what an earlier demo made there removed and nothing else touched."""
+    found = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if not found <= MADE:
+        raise ConfigError(f"{out} holds {sorted(found - MADE)[0]}, which no demo made; name another folder with --out.")
+    for name in found & {"run", "tp1", "hugging-face"}:
+        shutil.rmtree(out / name)
+    out.mkdir(parents=True, exist_ok=True)
     config = out / "demo.toml"
-    if out.exists():
-        if any(out.iterdir()) and not config.exists():
-            raise ConfigError(f"{out} is not empty and not an earlier demo's; name another folder with --out.")
-        shutil.rmtree(out)
-    out.mkdir(parents=True)
-    cache = out.parent / "stdlib"
-    config.write_text(CONFIG.format(file=config, run=out / "run", cache=cache), encoding="utf-8")
+    quoted = {key: json.dumps(str(path)) for key, path in (("run", out / "run"), ("cache", out.parent / "stdlib"))}
+    config.write_text(CONFIG.format(file=config, **quoted), encoding="utf-8")
     return config
 
 
 def _run(*arguments: str) -> None:
     """Runs a tk command as a user would, its output on ours."""
     click.echo(f"$ tk {' '.join(arguments)}")
-    done = subprocess.run([sys.executable, "-m", "tk", *arguments], check=False)
+    done = subprocess.run([*TK, *arguments], check=False)
     if done.returncode == 130:
         raise KeyboardInterrupt
     if done.returncode:
@@ -130,7 +135,7 @@ def _server(checkpoint: Path) -> Iterator[str]:
     """A `tk serve` process; yields its HOST:PORT and drains it at the end."""
     arguments = ["serve", str(checkpoint), "--kv-dtype", "int8", "--port", "0", "--max-model-len", "512"]
     click.echo(f"$ tk {' '.join(arguments)}")
-    process = subprocess.Popen([sys.executable, "-m", "tk", *arguments], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*TK, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         ready = process.stdout.readline() if process.stdout else ""
         if not ready.startswith("ready "):

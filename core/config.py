@@ -7,7 +7,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -17,7 +17,7 @@ from .errors import ConfigError
 class Section(BaseModel):
     """Base of every configuration section: immutable, no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound="Section")
@@ -67,7 +67,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def _describe(item: Any, schema: type[BaseModel]) -> str:
-    location = [str(part) for part in item["loc"]]
+    location = [str(part) for part in item["loc"] if not str(part).startswith("<")]  # "<...>" tags a union's member
     key = ".".join(location) or "the file"
     if item["type"] == "extra_forbidden":
         known = _keys_at(schema, location[:-1])
@@ -76,16 +76,27 @@ def _describe(item: Any, schema: type[BaseModel]) -> str:
         return f"unknown key {key!r}; {hint}"
     if item["type"] == "missing":
         return f"{key!r} is missing"
-    message = str(item["msg"]).removeprefix("Value error, ")
+    message = str(item["msg"]).removeprefix("Value error, ").replace("valid tuple", "valid array")
     message = message[:1].lower() + message[1:]
     return f"{key!r} = {item['input']!r}: {message}" if location else message
 
 
 def _keys_at(schema: type[BaseModel], path: list[str]) -> list[str]:
+    """The keys of the section at `path`; numbers in it are places in an array."""
     for part in path:
+        if part.isdigit():
+            continue
         field = schema.model_fields.get(part)
-        annotation = field.annotation if field else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        inner = _section_in(field.annotation) if field else None
+        if inner is None:
             return []
-        schema = annotation
+        schema = inner
     return list(schema.model_fields)
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, alone or in an array or union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_section_in(argument) for argument in get_args(annotation))
+    return next((section for section in found if section), None)

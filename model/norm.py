@@ -24,7 +24,8 @@ class _RMSNorm(torch.autograd.Function):
         product_ND = grad_ND * normed_ND
         grad_weight_D = product_ND.flatten(0, -2).sum(dim=0)
         mean_N1 = torch.matmul(product_ND, weight_D.float().unsqueeze(-1)) / x_ND.shape[-1]
-        grad_x_ND = grad_ND.mul_(weight_D.float()).sub_(normed_ND.mul_(mean_N1)).mul_(scale_N1)
+        # Nothing in place on grad_ND: in fp32 it is the caller's own tensor.
+        grad_x_ND = (grad_ND * weight_D.float()).sub_(normed_ND.mul_(mean_N1)).mul_(scale_N1)
         return grad_x_ND.to(x_ND.dtype), grad_weight_D.to(weight_D.dtype), None
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from ..core.config import Section
 from ..core.errors import ParallelError
@@ -30,7 +30,11 @@ class DataSection(Section):
         cache: where "stdlib" is prepared.
     """
 
-    sources: Literal["stdlib"] | Annotated[tuple[DataSource, ...], Field(min_length=1)] = "stdlib"
+    sources: Annotated[
+        Annotated[Literal["stdlib"], Tag("<name>")]
+        | Annotated[tuple[DataSource, ...], Field(min_length=1), Tag("<array>")],
+        Discriminator(lambda value: "<name>" if isinstance(value, str) else "<array>"),
+    ] = "stdlib"
     tokenizer: str = ""
     vocab_size: int = Field(default=4096, ge=300)
     eval_fraction: float = Field(default=0.02, gt=0, lt=0.5)
@@ -57,7 +61,7 @@ class TrainSection(Section):
     log_every: int = Field(default=10, ge=1)
     eval_every: int = Field(default=0, ge=0)
     eval_rows: int = Field(default=32, ge=1)
-    stop_timeout: float = Field(default=120.0, gt=0)
+    stop_timeout: float = Field(default=120.0, gt=0, le=86400)
 
 
 class OptimizerSection(Section):
@@ -97,7 +101,7 @@ class ParallelSection(Section):
 
     tp: int = Field(default=1, ge=1)
     dp: int | Literal["auto"] = "auto"
-    timeout_seconds: float = Field(default=600.0, gt=0)
+    timeout_seconds: float = Field(default=600.0, gt=0, le=86400)
 
 
 class ZeroSection(Section):
@@ -116,7 +120,7 @@ class CheckpointSection(Section):
         keep_every: steps divisible by it are never pruned; 0 = none.
     """
 
-    dir: str
+    dir: str = Field(min_length=1)
     every: int = Field(default=0, ge=0)
     keep: int = Field(default=2, ge=0)
     keep_every: int = Field(default=0, ge=0)

@@ -22,7 +22,7 @@ class ShardedAdamW:
         self.buffers = buffers
         self.options = options
         self.step_count = 0
-        self._ones = [torch.ones(()) for _ in buffers.buckets]
+        self._steps = [torch.zeros((), device=bucket.params.device) for bucket in buffers.buckets]
         low_precision = buffers.buckets[0].params.dtype != torch.float32
         self._masters = [
             bucket.own_params.float() if low_precision else bucket.own_params for bucket in buffers.buckets
@@ -49,9 +49,9 @@ class ShardedAdamW:
                 [self.states["exp_avg"][index]],
                 [self.states["exp_avg_sq"][index]],
                 [],
-                [self._ones[index].fill_(self.step_count - 1)],
+                [self._steps[index].fill_(self.step_count - 1)],
                 fused=True,
-                grad_scale=torch.tensor(1.0 / grad_scale),
+                grad_scale=torch.tensor(1.0 / grad_scale, device=bucket.params.device),
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,
