@@ -1,6 +1,7 @@
 """What a run reads before it starts: its data, opened, and the model's config completed by the tokenizer."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,14 @@ def open_inputs(config: TrainConfig, mesh: Mesh, device: torch.device) -> Inputs
 def _stdlib(config: TrainConfig, mesh: Mesh, device: torch.device) -> tuple[Path, list[tuple[Path, float]]]:
     cache, vocab_size = Path(config.data.cache), config.data.vocab_size
     if mesh.world.rank == 0:
-        prepare_stdlib(cache, vocab_size)
+        announced: set[str] = set()
+
+        def announce(phase: str, done: int, total: int) -> None:
+            if phase not in announced:
+                print(f"preparing Python's own library as data, once: {phase}", file=sys.stderr, flush=True)
+                announced.add(phase)
+
+        prepare_stdlib(cache, vocab_size, announce)
     all_reduce(torch.zeros((), device=device), mesh.world)  # nobody looks before it is there
     prepared = prepare_stdlib(cache, vocab_size)
     return prepared.tokenizer, [(prepared.tokens, 1.0)]

@@ -4,6 +4,7 @@ Under torchrun this is not used: there a rank is what torchrun started. No torch
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -36,23 +37,26 @@ class Launcher:
     def __init__(
         self, module: str, arguments: Sequence[str], num_ranks: int, log_folder: Path, stop_timeout: float
     ) -> None:
-        self.command = [sys.executable, "-m", module, *arguments]
+        self.command = [sys.executable, "-P", "-m", module, *arguments]  # -P: not what lies in the current folder
         self.num_ranks = num_ranks
         self.log_folder = log_folder
         self.stop_timeout = stop_timeout
         self.signal_seen: int | None = None
-        self.kill_at: float | None = None
+        self.at_once = False  # a second signal came
+        self.kill_at = math.inf
         self.ranks: list[subprocess.Popen[bytes]] = []
         self.failures: dict[int, int] = {}  # rank -> exit code of those that failed by themselves, first one first
+        self.unstopped: list[int] = []  # ranks that had to be killed
 
     def run(self) -> int:
         """Runs the job to its end.
 
         Returns:
-            0, or 130 if Ctrl-C ended it, in an orderly way or not.
+            0, 130 if Ctrl-C ended it, 1 if a second SIGTERM did.
 
         Raises:
-            TkError: the error of the rank that failed first, or WorkerDied naming a rank that was killed.
+            TkError: the error of the rank that failed first; WorkerDied naming a rank that was killed, or those that
+                did not stop in time.
         """
         self.log_folder.mkdir(parents=True, exist_ok=True)
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -63,19 +67,20 @@ class Launcher:
                     self._wait()
                 finally:
                     self._kill()
-                cut_short = any(rank.returncode < 0 for rank in self.ranks)
-                if self.failures and not (self.signal_seen and cut_short):
-                    raise self._explain(Path(scratch))
+                if not self.at_once:
+                    self._raise_failure(Path(scratch))
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         if self.signal_seen == signal.SIGINT:
             return 130
-        return 1 if cut_short else 0
+        return 1 if self.at_once else 0
 
     def _start(self, scratch: Path) -> None:
         threads = max(1, (os.cpu_count() or 1) // self.num_ranks)
         for rank in range(self.num_ranks):
+            if self.signal_seen is not None:
+                return
             environment = os.environ | {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
@@ -98,10 +103,12 @@ class Launcher:
     def _wait(self) -> None:
         """Waits until all ranks have ended; once one has failed, its peers get a moment to report and are killed."""
         while any(rank.poll() is None for rank in self.ranks):
+            had_failures = bool(self.failures)
             self._note_failures()
-            if self.failures and self.kill_at is None:
-                self.kill_at = time.monotonic() + GRACE_SECONDS
-            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            if self.failures and not had_failures:
+                self.kill_at = min(self.kill_at, time.monotonic() + GRACE_SECONDS)
+            if time.monotonic() >= self.kill_at:
+                self.unstopped = [number for number, rank in enumerate(self.ranks) if rank.poll() is None]
                 return
             time.sleep(POLL_SECONDS)
         self._note_failures()
@@ -113,10 +120,11 @@ class Launcher:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal_seen is not None:
+            self.at_once = True
             self.kill_at = time.monotonic()
             return
         self.signal_seen = number
-        self.kill_at = time.monotonic() + self.stop_timeout
+        self.kill_at = min(self.kill_at, time.monotonic() + self.stop_timeout)
         print("stopping: the running step ends and a checkpoint is saved (once more to quit at once)", file=sys.stderr)
         for rank in self.ranks:
             if rank.poll() is None:
@@ -129,22 +137,31 @@ class Launcher:
         for rank in self.ranks:
             rank.wait()
 
-    def _explain(self, scratch: Path) -> TkError:
-        """The cause: an error that a rank understood, else a rank that was killed, else the first to fail."""
+    def _raise_failure(self, scratch: Path) -> None:
+        """Raises the cause of a failed job: an error that a rank understood, else a rank that was killed, else the
+        first to fail. Ranks that our own signal ended before they could handle it have not failed."""
         reports = [read_report(path) for path in sorted(scratch.glob("error-*.json"))]
         understood = next((report for report in reports if report.is_understood), None)
         if understood:
-            return understood.error
-        first = next(iter(self.failures))
-        killed = next((rank for rank, code in self.failures.items() if code < 0), first)
-        code = self.failures[killed]
-        if code >= 0 and reports:
-            return reports[0].error
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return WorkerDied(
-            f"Rank {killed} of {self.num_ranks} {how}; logs are in {self.log_folder}. Committed checkpoints are whole: "
-            "the same command resumes from the newest."
-        )
+            raise understood.error
+        failed = {
+            rank: code for rank, code in self.failures.items() if not (self.signal_seen and code == -signal.SIGTERM)
+        }
+        killed = {rank: code for rank, code in failed.items() if code < 0}
+        if failed and not killed and reports:
+            raise reports[0].error
+        for rank, code in (killed or failed).items():
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            raise WorkerDied(
+                f"Rank {rank} of {self.num_ranks} {how}; logs are in {self.log_folder}. Committed checkpoints are "
+                "whole: the same command resumes from the newest."
+            )
+        if self.unstopped and not self.failures:
+            raise WorkerDied(
+                f"Ranks {', '.join(map(str, self.unstopped))} of {self.num_ranks} had not stopped after "
+                f"{self.stop_timeout:g} seconds and were killed, so nothing since the last checkpoint was saved. "
+                "[train] stop_timeout sets that time."
+            )
 
 
 @dataclass(frozen=True, slots=True)
