@@ -168,17 +168,17 @@ class LockedRun(RunFolder):
         newer = [path for number, path in reversed(self.steps()) if number > step]
         if not newer:
             return None
+        older = [number for number, _ in self.steps() if number <= step]
+        if older:
+            self.point_latest(older[-1])
+        else:
+            storage.remove_file(self.path / LATEST)
         folder = self.path / f"forked-{self.attempt}"
         storage.make_dirs(folder)
         for path in newer:
             storage.rename(path, folder / path.name)
             storage.fsync_dir(folder)
             storage.fsync_dir(self.path)
-        left = self.steps()
-        if left:
-            self.point_latest(left[-1][0])
-        else:
-            storage.remove_file(self.path / LATEST)
         return folder
 
     def point_latest(self, step: int) -> None:
