@@ -41,7 +41,7 @@ class BackgroundSaver:
                 self._process = _start(worker, theirs.fileno(), memory, lock_fd)
         finally:
             os.close(memory)
-        self._stream = self._socket.makefile("rw", encoding="utf-8")
+        self._answers = self._socket.makefile("r", encoding="utf-8")
         self._in_flight: int | None = None
         self._send(job.to_json())
 
@@ -76,7 +76,7 @@ class BackgroundSaver:
         if self._in_flight is None:
             return
         try:
-            line = self._stream.readline()
+            line = self._answers.readline()
         except OSError:
             line = ""
         if not line:
@@ -91,7 +91,7 @@ class BackgroundSaver:
         """Ends the writer, with the save in flight if there is one. Idempotent."""
         if self._in_flight is not None:
             self._process.kill()
-        self._stream.close()
+        self._answers.close()
         self._socket.close()
         try:
             self._process.wait(EXIT_TIMEOUT)
@@ -101,8 +101,7 @@ class BackgroundSaver:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         try:
-            self._stream.write(json.dumps(message) + "\n")
-            self._stream.flush()
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             raise self._death() from None
 
