@@ -15,7 +15,7 @@ from . import json_strict as strict
 from .chunk import Part, index_chunks
 from .manifest import COMMIT, MANIFEST, MAX_PART, PARTS, FileDigest, Manifest, StoredTensor
 from .reader import check_sizes
-from .run_folder import LATEST
+from .run_folder import LockedRun
 from .writer import part_name
 
 _MAX_POLL_SECONDS: Final = 0.5
@@ -58,8 +58,7 @@ def commit(
     seal(folder, manifest, parts, side_files or {})
     final = folder.with_name(folder.name.split(".tmp-")[0])
     publish(folder, final)
-    attempt = folder.name.rsplit("-", 1)[1]
-    storage.replace_small(folder.parent / LATEST, f"{final.name}\n".encode(), attempt)
+    LockedRun(folder.parent, folder.name.rsplit("-", 1)[1]).point_latest(step)
     return final
 
 

@@ -1,14 +1,19 @@
 """Every touch of a checkpoint's files and folders goes through here, so that tests can inject faults in one place."""
 
+import ctypes
+import errno
 import fcntl
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from ..core.errors import CheckpointError, ManifestError, ShardCorrupt, ShardMissing
+
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
 
 
 def open_read(path: Path, follow_links: bool = False) -> int:
@@ -90,9 +95,22 @@ def link(source: Path, target: Path) -> None:
     os.link(source, target)
 
 
-def make_dirs(path: Path) -> None:
-    """Makes a folder and those above it; no error if it is there."""
-    path.mkdir(parents=True, exist_ok=True)
+def exchange(one: Path, two: Path) -> None:
+    """Swaps two folders at once: at no time is either name free.
+
+    Raises:
+        OSError: EINVAL or ENOSYS where the file system cannot.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    names = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two))
+    if call is None or call(*names, _RENAME_EXCHANGE) != 0:
+        number = ctypes.get_errno() if call else errno.ENOSYS
+        raise OSError(number, os.strerror(number), str(one), None, str(two))
+
+
+def make_dir(path: Path) -> None:
+    """Makes a folder; no error if it is there."""
+    path.mkdir(exist_ok=True)
 
 
 def remove_file(path: Path) -> None:
@@ -100,9 +118,44 @@ def remove_file(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+def remove_dir(path: Path) -> None:
+    """Removes an empty folder."""
+    path.rmdir()
+
+
+def make_dirs(path: Path) -> None:
+    """Makes a folder and those above it, durably; no error if it is there."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    for folder in reversed(missing):
+        make_dir(folder)
+        fsync_dir(folder.parent)
+
+
 def remove_tree(path: Path) -> None:
-    """Removes a folder and all in it."""
-    shutil.rmtree(path)
+    """Removes a folder and all in it, or a file; links are removed, never followed."""
+    if not path.is_dir() or path.is_symlink():
+        remove_file(path)
+        return
+    for name in list_names(path):
+        remove_tree(path / name)
+    remove_dir(path)
+
+
+def swap(new: Path, old: Path) -> None:
+    """Gives a complete folder the name of another, which gets its name instead; durable.
+
+    Where the file system cannot exchange names, a crash can leave the old one as `NAME.old`, which nobody removes.
+    """
+    try:
+        exchange(new, old)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
+        kept = old.with_name(f"{old.name}.old")
+        rename(old, kept)
+        rename(new, old)
+        rename(kept, new)
+    fsync_dir(old.parent)
 
 
 def list_names(path: Path) -> list[str]:
@@ -125,6 +178,28 @@ def lock_exclusive(path: Path) -> int | None:
         os.close(fd)
         raise
     return fd
+
+
+def lock_folder(path: Path, wait: bool = False) -> int | None:
+    """Locks a folder until the descriptor is closed or the process dies; None if another holds it, or it cannot be."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:  # held, or a network file system that locks no folders
+        os.close(fd)
+        return None
+    return fd
+
+
+@contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Has a folder to oneself among those who lock it, as far as the file system can."""
+    fd = lock_folder(path, wait=True)
+    try:
+        yield
+    finally:
+        if fd is not None:
+            close(fd)
 
 
 def overwrite(fd: int, data: bytes) -> None:

@@ -1,5 +1,6 @@
 """A folder that appears complete or not at all: written aside, then renamed to its name."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,33 +15,57 @@ from .run_folder import new_attempt
 def new_folder(path: Path, source: Path, force: bool) -> Iterator[Path]:
     """The folder to write in. It becomes `path` when the block ends well, and is removed when it does not.
 
+    What dead attempts at the same target left is removed first: a folder is locked as long as its maker lives.
+
     Args:
         source: a folder that must not be the target or lie inside it.
-        force: replace a checkpoint that is at `path` already, once the new one is complete.
+        force: replace a checkpoint that is at `path` already, once the new one is complete; it is whole until then.
 
     Raises:
         ConfigError: `path` is taken, or is no checkpoint and so is never replaced.
     """
     check_target(path, source, force)
-    attempt = new_attempt()
-    aside = path.with_name(f"{path.name}.tmp-{attempt}")
-    storage.make_dirs(aside)
+    with _locked_aside(path) as aside:
+        try:
+            yield aside
+        except BaseException:
+            storage.remove_tree(aside)
+            raise
+        _put_in_place(aside, path, force)
+
+
+@contextmanager
+def _locked_aside(path: Path) -> Iterator[Path]:
+    storage.make_dirs(path.parent)
+    aside = path.with_name(f"{path.name}.tmp-{new_attempt()}")
+    with storage.locked_folder(path.parent):  # nobody reaps between our making a folder and locking it
+        _reap(path)
+        storage.make_dir(aside)
+        lock = storage.lock_folder(aside)
     try:
         yield aside
-    except BaseException:
-        storage.remove_tree(aside)
-        raise
-    if path.exists() and storage.list_names(path):
-        if not force:
-            raise CheckpointError(f"{path} has appeared meanwhile and is not replaced; the new folder is {aside}.")
-        old = path.with_name(f"{path.name}.trash-{attempt}")
-        storage.rename(path, old)
+    finally:
+        if lock is not None:
+            storage.close(lock)
+
+
+def _reap(path: Path) -> None:
+    leftover = re.compile(re.escape(path.name) + r"\.tmp-[0-9a-f]{8}")
+    for name in storage.list_names(path.parent):
+        if leftover.fullmatch(name) and (lock := storage.lock_folder(path.parent / name)) is not None:
+            storage.remove_tree(path.parent / name)
+            storage.close(lock)
+
+
+def _put_in_place(aside: Path, path: Path, force: bool) -> None:
+    if not (path.exists() and storage.list_names(path)):
         storage.rename(aside, path)
         storage.fsync_dir(path.parent)
-        storage.remove_tree(old)
         return
-    storage.rename(aside, path)
-    storage.fsync_dir(path.parent)
+    if not force:
+        raise CheckpointError(f"{path} has appeared meanwhile and is not replaced; the new folder is {aside}.")
+    storage.swap(aside, path)
+    storage.remove_tree(aside)
 
 
 def check_target(path: Path, source: Path, force: bool) -> None:

@@ -20,10 +20,17 @@ import click
     metavar="auto|never|CKPT",
     help="auto: from the run folder's newest good step; never: only in a folder without steps; or a checkpoint.",
 )
+@click.option("--fork", is_flag=True, help="With --resume CKPT: move newer steps to forked-*/ instead of refusing.")
 @click.option("--dry-run", is_flag=True, help="Check everything that needs no rank, print the plan, and stop.")
 @click.pass_context
 def train(
-    ctx: click.Context, config: Path, overrides: tuple[str, ...], nproc: int | None, resume: str, dry_run: bool
+    ctx: click.Context,
+    config: Path,
+    overrides: tuple[str, ...],
+    nproc: int | None,
+    resume: str,
+    fork: bool,
+    dry_run: bool,
 ) -> None:
     """Trains the model that CONFIG (TOML) describes and saves checkpoints in its run folder.
 
@@ -34,15 +41,17 @@ def train(
     from ..core.layout import local_params
     from ..model.registry import tensor_table
     from ..train.config import TrainConfig
-    from ..train.launch import Launcher
+    from ..train.launch import FORK, Launcher
     from ..train.plan import describe
 
+    if fork and resume in ("auto", "never"):
+        raise click.UsageError(f"--fork needs a checkpoint to fork from: --resume CKPT, not {resume}.")
     loaded = load_toml(config, TrainConfig, overrides)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from ..train.worker import run_rank
 
         loaded.layout(int(os.environ["WORLD_SIZE"]))
-        ctx.exit(run_rank(loaded, resume))
+        ctx.exit(run_rank(loaded, resume, fork))
     layout = loaded.layout(nproc)
     vocab_size = loaded.model.vocab_size or loaded.data.vocab_size
     table = tensor_table(loaded.model.model_copy(update={"vocab_size": vocab_size}))
@@ -50,6 +59,6 @@ def train(
     if dry_run:
         click.echo(describe(loaded, layout, params))
         return
-    arguments = [json.dumps(loaded.model_dump(mode="json")), resume]
+    arguments = [json.dumps(loaded.model_dump(mode="json")), resume, *([FORK] if fork else [])]
     logs = loaded.run_folder / "logs"
     ctx.exit(Launcher("tk.train.worker", arguments, layout.world_size, logs, loaded.train.stop_timeout).run())

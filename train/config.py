@@ -118,12 +118,15 @@ class CheckpointSection(Section):
         every: steps between saves; 0 = only at the end and when stopped.
         keep: newest steps kept; 0 = all.
         keep_every: steps divisible by it are never pruned; 0 = none.
+        async_save: training goes on while a step is written, from a copy that takes as much memory as the rank's share
+            of a checkpoint; the last save always waits.
     """
 
     dir: str = Field(min_length=1)
     every: int = Field(default=0, ge=0)
     keep: int = Field(default=2, ge=0)
     keep_every: int = Field(default=0, ge=0)
+    async_save: bool = True
 
 
 class TrainConfig(Section):

@@ -22,6 +22,7 @@ from ..core.errors import TkError, WorkerDied
 
 ERROR_FOLDER_VARIABLE = "TK_ERROR_FOLDER"
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
+FORK = "--fork"  # a rank's argument
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0  # that peers of a dead rank get to report what they saw
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..checkpoint.storage import replace_small
 from ..model.config import ModelConfig
 from ..model.registry import tensor_table
 
@@ -23,13 +24,16 @@ _PEAK_BF16_FLOPS = {
 class MetricsFile:
     """Appends lines to `folder`/metrics.jsonl, each flushed at once.
 
-    Lines beyond `last_step` are cut when a run resumes: their steps will be made again.
+    Lines beyond `last_step` are cut when a run resumes: their steps will be made again. The others survive any crash.
+
+    Args:
+        attempt: of the run folder's lock, which the caller holds.
     """
 
-    def __init__(self, folder: Path, last_step: int) -> None:
+    def __init__(self, folder: Path, last_step: int, attempt: str) -> None:
         path = folder / "metrics.jsonl"
         kept = _lines_up_to(path, last_step) if path.exists() else []
-        path.write_text("".join(kept), encoding="utf-8")
+        replace_small(path, "".join(kept).encode(), attempt)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, **values: Any) -> None:

@@ -4,18 +4,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..checkpoint.commit import commit
-from ..checkpoint.reader import Checkpoint
-from ..checkpoint.run_folder import LockedRun, RunFolder, step_aside, step_name
-from ..checkpoint.writer import write_part
+from ..checkpoint.run_folder import LockedRun, RunFolder
+from ..checkpoint.save_job import SaveJob
 from ..core.errors import CheckpointError, ConfigError
 from ..parallel.collectives import broadcast
+from .replica_check import ReplicaCheck
+from .resume import choose
+from .saver import Saver
 from .snapshot import slot_dtypes
 
 if TYPE_CHECKING:
@@ -41,9 +40,15 @@ class RunState:
     def __init__(self, trainer: "Trainer", run: LockedRun | None) -> None:
         self.trainer = trainer
         self.run = run
-        self.folder = trainer.config.run_folder
         number = int(run.attempt, 16) if run else 0
         self.attempt = f"{self._from_rank_0(number):08x}"
+        self.saver = Saver(
+            self._job(),
+            trainer.snapshot,
+            ReplicaCheck(trainer.snapshot, trainer.mesh.world),
+            run.lock_fd if run else -1,
+            trainer.config.checkpoint.async_save,
+        )
 
     @staticmethod
     @contextmanager
@@ -52,25 +57,36 @@ class RunState:
 
         Raises:
             CheckpointError: another job writes there.
+            TkError: on leaving, the last save failed.
         """
         if trainer.mesh.world.rank == 0:
-            with RunFolder(trainer.config.run_folder).lock() as run:
-                yield RunState(trainer, run)
+            with RunFolder(trainer.config.run_folder).lock() as run, RunState(trainer, run)._finishing() as state:
+                yield state
         else:
-            yield RunState(trainer, None)
+            with RunState(trainer, None)._finishing() as state:
+                yield state
+
+    @contextmanager
+    def _finishing(self) -> Iterator["RunState"]:
+        try:
+            yield self
+        except BaseException:
+            self.saver.close(failed=True)
+            raise
+        self.saver.close(failed=False)
 
     def _from_rank_0(self, number: int) -> int:
         world, device = self.trainer.mesh.world, self.trainer.device
         return int(broadcast(torch.tensor(number, dtype=torch.int64, device=device), world))
 
-    def load(self, resume: str) -> TrainState:
+    def load(self, resume: str, fork: bool) -> TrainState:
         """Fills the trainer from the checkpoint that `resume` means (see Trainer) and returns where that stands.
 
         Raises:
-            CheckpointError: it cannot be used.
+            CheckpointError: it cannot be used, or newer steps are in its way and `fork` was not asked for.
             ConfigError: the data is not what the checkpoint was trained on, or the folder's steps are in the way.
         """
-        checkpoint = self._newest(resume) if resume in ("auto", "never") else self._explicit(Path(resume))
+        checkpoint = choose(self.run, self.trainer.config.run_folder, resume, fork, self._from_rank_0)
         if checkpoint is None:
             return TrainState()
         if self.run:
@@ -88,79 +104,36 @@ class RunState:
         self.trainer.optimizer.step_count = int(state["optimizer_step"])
         return TrainState(int(state["step"]), int(state["tokens"]), int(state["samples"]))
 
-    def _newest(self, resume: str) -> Checkpoint | None:
-        """The newest committed step, as rank 0 sees it."""
-        step = -1
-        if self.run:
-            newest = self.run.newest()
-            for reason in newest.skipped:
-                print(reason, file=sys.stderr)
-            if newest.checkpoint:
-                step = newest.checkpoint.step
-        step = self._from_rank_0(step)
-        if step < 0:
-            return None
-        if resume == "never":
-            raise ConfigError(
-                f"{self.folder} holds step {step} of an earlier run and --resume never was asked for: use another "
-                "[checkpoint] dir, or --resume auto."
-            )
-        return Checkpoint.open_step(self.folder / step_name(step))
-
-    def _explicit(self, path: Path) -> Checkpoint:
-        checkpoint = Checkpoint.open(path)
-        newest = self._from_rank_0(self._newest_step() if self.run else 0)
-        if checkpoint.path.resolve().parent == self.folder.resolve() and checkpoint.step < newest:
-            raise CheckpointError(
-                f"{self.folder} holds step {newest}, newer than {checkpoint.path.name} that you ask to resume: steps "
-                "are never overwritten. Continue it in another [checkpoint] dir, or move the newer steps away."
-            )
-        return checkpoint
-
-    def _newest_step(self) -> int:
-        newest = RunFolder(self.folder).newest().checkpoint
-        return newest.step if newest else -1
-
-    def save(self, state: TrainState) -> None:
-        """Every rank writes what it owns; rank 0 commits and prunes.
+    def save(self, state: TrainState, last: bool) -> None:
+        """Every rank writes what it owns; rank 0 commits and prunes. In the background, unless it is the last.
 
         Raises:
-            CheckpointError: the step is there already, or a rank did not finish its part.
+            TkError: this save or the one before it failed, or replicas have drifted.
             OSError: the disk is full or fails.
         """
         trainer = self.trainer
-        if self.run:
-            self.run.begin_step(state.step)
-        folder = step_aside(self.folder, state.step, self.attempt)
-        dtypes = slot_dtypes(trainer.optimizer, trainer.dtype)
-        entries = [
-            (item, dtypes[item.slot], partial(trainer.snapshot.values, item))
-            for item in trainer.snapshot.owned(trainer.mesh.world.rank)
-        ]
-        write_part(folder, trainer.mesh.world.rank, trainer.table, entries)
-        if self.run:
-            self._commit(self.run, folder, state, dtypes)
+        resume = asdict(state) | {
+            "optimizer_step": trainer.optimizer.step_count,
+            "seed": trainer.config.train.seed,
+            "data_fingerprint": trainer.inputs.fingerprint,
+        }
+        self.saver.save(state.step, resume, last)
 
-    def _commit(self, run: LockedRun, folder: Path, state: TrainState, dtypes: dict[str, str]) -> None:
+    def _job(self) -> SaveJob:
         trainer, options = self.trainer, self.trainer.config
-        commit(
-            folder,
-            trainer.table,
-            trainer.mesh.layout,
-            state.step,
-            slots=dtypes,
+        return SaveJob(
+            run=options.run_folder,
+            attempt=self.attempt,
+            writer=trainer.mesh.world.rank,
+            table=trainer.table,
+            layout=trainer.mesh.layout,
+            slots=slot_dtypes(trainer.optimizer, trainer.dtype),
             param_groups=_param_groups(trainer),
-            resume=asdict(state)
-            | {
-                "optimizer_step": trainer.optimizer.step_count,
-                "seed": options.train.seed,
-                "data_fingerprint": trainer.inputs.fingerprint,
-            },
-            side_files=trainer.inputs.side_files,
+            side_files=trainer.inputs.side_files if self.run else {},
+            keep=options.checkpoint.keep,
+            keep_every=options.checkpoint.keep_every,
             timeout=options.parallel.timeout_seconds,
         )
-        if options.checkpoint.keep:
-            run.prune(options.checkpoint.keep, options.checkpoint.keep_every)
 
 
 def _param_groups(trainer: "Trainer") -> list[dict[str, object]]:

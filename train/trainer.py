@@ -35,6 +35,7 @@ class Trainer:
         mesh: groups of this rank; alone if None.
         resume: "auto" continues the run folder's newest committed step, "never" starts at 0 and refuses a run folder
             that has steps, anything else is a checkpoint to continue from.
+        fork: steps of the run folder that are newer than the checkpoint to continue from are moved aside, not refused.
         stop: asked at every step's end.
         on_step: called after every step with its number (1-based) and result.
 
@@ -49,6 +50,7 @@ class Trainer:
         device: torch.device | None = None,
         *,
         resume: str = "auto",
+        fork: bool = False,
         stop: StopRequest | None = None,
         on_step: Callable[[int, StepResult], None] = lambda step, result: None,
     ) -> None:
@@ -56,6 +58,7 @@ class Trainer:
         self.mesh = mesh or Mesh.alone()
         self.device = device or torch.device("cpu")
         self.resume = resume
+        self.fork = fork
         self.stop = stop or StopRequest()
         self.on_step = on_step
         self.dtype = torch.bfloat16 if config.precision.params == "bf16" else torch.float32
@@ -71,8 +74,9 @@ class Trainer:
     def fit(self) -> TrainState:
         """Trains to `train.steps` or until stopped, saving at the end either way. Returns where it ended."""
         with RunState.open(self) as run:
-            self.state = run.load(self.resume)
-            metrics = MetricsFile(self.config.run_folder, self.state.step) if self.mesh.world.rank == 0 else None
+            self.state = run.load(self.resume, self.fork)
+            folder, step = self.config.run_folder, self.state.step
+            metrics = MetricsFile(folder, step, run.attempt) if self.mesh.world.rank == 0 else None
             try:
                 self._loop(run, metrics)
             finally:
@@ -92,7 +96,7 @@ class Trainer:
                     log.record_evaluation(self.state.step, evaluate(self))
                 every = self.config.checkpoint.every
                 if last or (every and self.state.step % every == 0):
-                    run.save(self.state)
+                    run.save(self.state, last)
                 if result.stop:
                     return
 

@@ -1,9 +1,10 @@
-"""One training rank: `python -m tk.train.worker CONFIG-JSON RESUME`, started by the launcher or by torchrun."""
+"""One training rank: `python -m tk.train.worker CONFIG RESUME [--fork]`, started by the launcher or by torchrun.
 
-import ctypes
+CONFIG is JSON.
+"""
+
 import json
 import os
-import signal
 import sys
 from datetime import timedelta
 
@@ -12,16 +13,15 @@ import torch.distributed as dist
 
 from ..core.config import parse
 from ..core.errors import TkError
+from ..core.process import die_with_parent
 from ..parallel.mesh import Mesh
 from .config import TrainConfig
-from .launch import RENDEZVOUS_VARIABLE, write_error
+from .launch import FORK, RENDEZVOUS_VARIABLE, write_error
 from .stop import StopRequest
 from .trainer import Trainer
 
-_PR_SET_PDEATHSIG = 1
 
-
-def run_rank(config: TrainConfig, resume: str) -> int:
+def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
     """Joins the job that RANK and WORLD_SIZE name, trains, and returns an exit code.
 
     Raises:
@@ -40,7 +40,7 @@ def run_rank(config: TrainConfig, resume: str) -> int:
     )
     try:
         mesh = Mesh.build(config.layout(world), device.type, config.model.num_key_value_heads)
-        Trainer(config, mesh, device, resume=resume, stop=stop).fit()
+        Trainer(config, mesh, device, resume=resume, fork=fork, stop=stop).fit()
     finally:
         dist.destroy_process_group()
     return 0
@@ -56,10 +56,11 @@ def _device() -> torch.device:
 
 def main() -> int:
     """The process's entry."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank outlives its launcher
+    die_with_parent()  # no rank outlives its launcher
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
-        return run_rank(parse(json.loads(sys.argv[1]), TrainConfig, "the launcher's configuration"), sys.argv[2])
+        config = parse(json.loads(sys.argv[1]), TrainConfig, "the launcher's configuration")
+        return run_rank(config, sys.argv[2], FORK in sys.argv[3:])
     except Exception as error:  # the process's boundary: whatever it is, the launcher must be able to say it
         write_error(error, int(os.environ["RANK"]))
         return error.exit_code if isinstance(error, TkError) else 1

@@ -20,8 +20,8 @@ FLOORS = {
 COMPUTE = {
     "parallel": {"collectives", "cross_entropy", "functions", "layers", "mesh"},
     "model": {"activation", "decoder", "init", "loading", "norm", "rope"},
-    "train": {"evaluate", "flat_buffers", "inputs", "loss", "metrics", "run_state", "sharded_adamw", "snapshot"}
-    | {"step_log", "trainer", "worker"},
+    "train": {"evaluate", "flat_buffers", "inputs", "loss", "metrics", "replica_check", "run_state", "saver"}
+    | {"sharded_adamw", "snapshot", "step_log", "trainer", "worker"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }
 

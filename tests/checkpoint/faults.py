@@ -1,0 +1,204 @@
+"""What can go wrong under a save, at each of its operations: the process killed, the disk full, the power cut.
+
+All checkpoint I/O goes through `checkpoint/storage.py`; its operations are replaced here, one by one, by ones that are
+counted, that fail, or that are remembered together with what a disk would have kept of them.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from tk.checkpoint import storage
+
+# What changes a disk, and what only looks or is made of these. A test holds that every function is in one of the lists.
+CHANGES = (
+    "open_new", "pwrite", "fsync", "fsync_dir", "rename", "exchange", "link", "make_dir", "remove_file", "remove_dir",
+)  # fmt: skip
+LOOKS = ("open_read", "close", "file_size", "pread", "list_names", "reading", "read_exact", "read_small")
+LOCKS = ("lock_exclusive", "lock_folder", "locked_folder")
+MADE_OF_CHANGES = ("make_dirs", "remove_tree", "swap", "overwrite", "write_small", "replace_small")
+
+Operation: TypeAlias = Callable[..., Any]
+
+
+@contextmanager
+def watched(watch: Callable[..., Any], names: tuple[str, ...] = CHANGES) -> Iterator[None]:
+    """Has every operation go through `watch(name, operation, *arguments)`."""
+    real = {name: getattr(storage, name) for name in names}
+    for name, operation in real.items():
+        setattr(storage, name, partial(watch, name, operation))
+    try:
+        yield
+    finally:
+        for name, operation in real.items():
+            setattr(storage, name, operation)
+
+
+class AtOperation:
+    """A watch that does something else than operation number `index`; of a write, half is done first."""
+
+    def __init__(self, index: int, instead: Callable[[], Any]) -> None:
+        self.left = index
+        self.instead = instead
+
+    def __call__(self, name: str, operation: Operation, *arguments: Any) -> Any:
+        self.left -= 1
+        if self.left != -1:
+            return operation(*arguments)
+        if name == "pwrite":
+            fd, data, offset = arguments
+            operation(fd, data[: len(data) // 2], offset)
+        return self.instead()
+
+    @property
+    def reached(self) -> bool:
+        """Whether there was such an operation."""
+        return self.left < 0
+
+
+@dataclass
+class File:
+    """A file's contents since it was last durable: [0] is what surely survives, [-1] what a reader sees."""
+
+    states: list[bytes]
+
+
+@dataclass
+class Folder:
+    """A folder's entries since it was last durable, as File has its contents."""
+
+    states: list[dict[str, "File | Folder"]]
+
+    def change(self, **entries: "File | Folder | None") -> None:
+        """Adds a state with some names set or, if None, gone."""
+        changed = self.states[-1] | entries
+        self.states.append({name: node for name, node in changed.items() if node is not None})
+
+
+Survives: TypeAlias = Literal["only what was synced", "all names", "anything", "everything"]
+
+
+class Disk:
+    """A disk beneath `root`, which remembers the operations that pass by and can be cut off after each.
+
+    Renames within a folder are atomic, as on every journalling file system. What was not fsynced, a file's content and
+    a folder's entries separately, may survive or not.
+
+    Args:
+        lies: which operations are reported as done and are not.
+    """
+
+    def __init__(
+        self, root: Path, lies: Callable[[str, tuple[Any, ...]], bool] = lambda name, arguments: False
+    ) -> None:
+        self.base = root
+        self.lies = lies
+        self.root = _read_tree(root)
+        self.log: list[tuple[str, tuple[Any, ...]]] = []
+        self._files: dict[int, File] = {}
+
+    def __call__(self, name: str, operation: Operation, *arguments: Any) -> Any:
+        """The watch: carries out and remembers."""
+        result = operation(*arguments)
+        if name == "pwrite":
+            arguments = (arguments[0], bytes(arguments[1]), arguments[2])
+        self.log.append((name, (*arguments, result) if name == "open_new" else arguments))
+        return result
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Operations inside are carried out for real and remembered."""
+        with watched(self, (*CHANGES, "close")):
+            yield
+
+    def replay(self) -> Iterator[None]:
+        """Carries the remembered operations out on the model, one by one."""
+        for name, arguments in self.log:
+            if not self.lies(name, arguments):
+                getattr(self, f"_{name}")(*arguments)
+            yield
+
+    def write_to(self, target: Path, survives: Survives, rng: random.Random) -> None:
+        """Makes `target` what is found under `root` after a power cut now."""
+        target.mkdir()
+        _write_tree(self.root, target, survives, rng)
+
+    def _folder(self, path: Path) -> Folder:
+        node: File | Folder = self.root
+        for name in path.relative_to(self.base).parts:
+            assert isinstance(node, Folder)
+            node = node.states[-1][name]
+        assert isinstance(node, Folder)
+        return node
+
+    def _node(self, path: Path) -> "File | Folder":
+        return self._folder(path.parent).states[-1][path.name]
+
+    def _open_new(self, path: Path, fd: int) -> None:
+        self._files[fd] = File([b""])
+        self._folder(path.parent).change(**{path.name: self._files[fd]})
+
+    def _close(self, fd: int) -> None:
+        self._files.pop(fd, None)
+
+    def _pwrite(self, fd: int, data: bytes, offset: int) -> None:
+        if fd in self._files:  # the lock's note is not: nothing depends on it
+            content = self._files[fd].states[-1].ljust(offset, b"\0")
+            self._files[fd].states.append(content[:offset] + data + content[offset + len(data) :])
+
+    def _fsync(self, fd: int) -> None:
+        del self._files[fd].states[:-1]
+
+    def _fsync_dir(self, path: Path) -> None:
+        del self._folder(path).states[:-1]
+
+    def _rename(self, source: Path, target: Path) -> None:
+        node = self._node(source)
+        if source.parent == target.parent:
+            self._folder(source.parent).change(**{source.name: None, target.name: node})
+        else:
+            self._folder(target.parent).change(**{target.name: node})
+            self._folder(source.parent).change(**{source.name: None})
+
+    def _exchange(self, one: Path, two: Path) -> None:
+        self._folder(one.parent).change(**{one.name: self._node(two), two.name: self._node(one)})
+
+    def _link(self, source: Path, target: Path) -> None:
+        self._folder(target.parent).change(**{target.name: self._node(source)})
+
+    def _make_dir(self, path: Path) -> None:
+        if path.name not in self._folder(path.parent).states[-1]:
+            self._folder(path.parent).change(**{path.name: Folder([{}])})
+
+    def _remove_file(self, path: Path) -> None:
+        self._folder(path.parent).change(**{path.name: None})
+
+    _remove_dir = _remove_file
+
+
+def _read_tree(path: Path) -> Folder:
+    return Folder([{p.name: _read_tree(p) if p.is_dir() else File([p.read_bytes()]) for p in path.iterdir()}])
+
+
+def _write_tree(folder: Folder, path: Path, survives: Survives, rng: random.Random) -> None:
+    synced, latest = folder.states[0], folder.states[-1]
+    entries = rng.choice(folder.states) if survives == "anything" else synced
+    if survives in ("all names", "everything"):
+        entries = latest
+    for name, node in entries.items():
+        if isinstance(node, Folder):
+            (path / name).mkdir()
+            _write_tree(node, path / name, survives, rng)
+        else:
+            content = rng.choice(node.states) if survives == "anything" else node.states[0]
+            (path / name).write_bytes(node.states[-1] if survives == "everything" else content)
+
+
+def kill() -> None:
+    """SIGKILL to this process."""
+    os.kill(os.getpid(), 9)
