@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.errors import ConfigError
-from .common import print_json
+from .common import print_json, sigterm_unwinds
 
 if TYPE_CHECKING:
     from ..infer.client import Client
@@ -40,7 +40,7 @@ def generate(source: str, prompt: str | None, as_json: bool, **sampling: Any) ->
 
     params = SamplingParams(**sampling)
     text = _read_stdin() if prompt is None else prompt
-    with _opened(source) as model:
+    with sigterm_unwinds(), _opened(source) as model:
         if as_json:
             [completion] = model.generate(text, params)
             print_json(_document(text, completion, model.model_info()))
@@ -52,6 +52,8 @@ def generate(source: str, prompt: str | None, as_json: bool, **sampling: Any) ->
 
 def _read_stdin() -> str:
     """The prompt, less the newline that `echo` puts at its end."""
+    if sys.stdin is None:
+        raise ConfigError("There is no prompt, and stdin is closed: pass it as an argument or on stdin.")
     if sys.stdin.isatty():
         click.echo("prompt (end with Ctrl-D):", err=True)
     text = sys.stdin.read().removesuffix("\n")

@@ -120,7 +120,8 @@ def command_group(table: Mapping[str, CommandEntry] = COMMANDS) -> LazyGroup:
         params=[debug_option()],
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Train a language model over many devices, reshard its checkpoint, serve it over gRPC.",
-        epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or config, 3 checkpoint unusable, 130 interrupted.",
+        epilog="Example: tk demo --out demo\n\n"
+        "Exit codes: 0 done, 1 failed, 2 wrong usage or config, 3 checkpoint unusable, 130 interrupted.",
     )
     return version(group)
 

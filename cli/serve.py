@@ -1,15 +1,17 @@
 """`tk serve`: a checkpoint behind a gRPC port."""
 
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import ByteSize
+from .common import ByteSize, sigterm_unwinds
 
 if TYPE_CHECKING:
     from ..infer.events import ModelInfo
+    from ..infer.memory_plan import MemoryPlan
 
 EXIT_INTERRUPTED = 130
 
@@ -19,10 +21,10 @@ EXIT_INTERRUPTED = 130
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="0 takes a free port.")
-@click.option("--dtype", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", help="auto: as stored.")
+@click.option("--dtype", type=click.Choice(["auto", "fp32", "bf16", "fp16"]), default="auto", help="auto: as stored.")
 @click.option(
     "--kv-dtype",
-    type=click.Choice(["auto", "fp32", "bf16", "int8"]),
+    type=click.Choice(["auto", "fp32", "bf16", "fp16", "int8"]),
     default="auto",
     help="Of the KV cache; auto: the compute dtype.",
 )
@@ -65,20 +67,16 @@ def serve(
     check_address(server_options)
     given = {name: value for name, value in engine_values.items() if value is not None}
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    engine = Engine.start(EngineOptions(checkpoint, **given))
-    try:
-        click.echo(_summary(engine.info), err=True)
-        click.echo(engine.memory.table(), err=True)
+    with sigterm_unwinds(), closing(Engine.start(EngineOptions(checkpoint, **given), on_plan=_show)) as engine:
         orderly = serve_until_signal(engine, server_options, on_ready=lambda address: click.echo(f"ready {address}"))
-    finally:
-        engine.close()
     if not orderly:
         click.get_current_context().exit(EXIT_INTERRUPTED)
 
 
-def _summary(info: "ModelInfo") -> str:
+def _show(info: "ModelInfo", memory: "MemoryPlan") -> None:
     step = f"step {info.step}, " if info.step else ""
-    return (
+    click.echo(
         f"{info.name} ({info.architecture}), {step}{info.manifest_sha256[:12]}: "
-        f"{info.max_model_len} tokens per request, {info.max_running} requests at a time"
+        f"{info.max_model_len} tokens per request, {info.max_running} requests at a time\n{memory.table()}",
+        err=True,
     )

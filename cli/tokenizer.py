@@ -6,16 +6,17 @@ from pathlib import Path
 import click
 
 from ..core.progress import format_bytes, format_seconds, progress_bar
+from .common import sigterm_unwinds
 
 
-@click.group()
+@click.group(epilog="Example: tk tokenizer train books/ --vocab-size 8192 --out tokenizer")
 def tokenizer() -> None:
     """Train a byte-level BPE tokenizer."""
 
 
 @tokenizer.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("--vocab-size", required=True, type=int, metavar="N", help="Tokens in all, 257 or more.")
+@click.option("--vocab-size", required=True, type=int, metavar="N", help="Tokens in all, 257 to 1048576.")
 @click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Tokenizer folder to make.")
 @click.option("--force", is_flag=True, help="Replace DIR if it is a tokenizer folder.")
 def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> None:
@@ -38,7 +39,7 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> N
     refuse_existing(out, replaceable)
     corpus = find_corpus(inputs)
     start = time.monotonic()
-    with progress_bar("training the tokenizer", corpus.num_bytes, show=format_bytes) as bar:
+    with sigterm_unwinds(), progress_bar("training the tokenizer", corpus.num_bytes, show=format_bytes) as bar:
         trained = train_byte_level_bpe(corpus.documents(bar.advance), vocab_size, out, replaceable)
     if corpus.skipped:
         click.echo(f"skipped {len(corpus.skipped)} files that are no UTF-8 text, {corpus.skipped[0]} first", err=True)

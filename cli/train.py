@@ -2,9 +2,16 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from ..core.errors import TkError
+
+if TYPE_CHECKING:
+    from ..train.config import TrainConfig
 
 
 @click.command(epilog="Example: tk train examples/tiny.toml --set train.steps=50 --set parallel.tp=2 --nproc 4")
@@ -50,7 +57,6 @@ def train(
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from ..train.worker import run_rank
 
-        loaded.layout(int(os.environ["WORLD_SIZE"]))
         ctx.exit(run_rank(loaded, resume, fork))
     layout = loaded.layout(nproc)
     vocab_size = loaded.model.vocab_size or loaded.data.vocab_size
@@ -59,6 +65,32 @@ def train(
     if dry_run:
         click.echo(describe(loaded, layout, params))
         return
+    _check_folders(loaded, resume)
     arguments = [json.dumps(loaded.model_dump(mode="json")), resume, *([FORK] if fork else [])]
     logs = loaded.run_folder / "logs"
-    ctx.exit(Launcher("tk.train.worker", arguments, layout.world_size, logs, loaded.train.stop_timeout).run())
+    try:
+        code = Launcher("tk.train.rank", arguments, layout.world_size, logs, loaded.train.stop_timeout).run()
+    except TkError:
+        _clear_leftovers(loaded.run_folder)
+        raise
+    ctx.exit(code)
+
+
+def _check_folders(config: "TrainConfig", resume: str) -> None:
+    """What can be seen to be missing before any process is started."""
+    from ..checkpoint import Checkpoint
+    from ..core.errors import ConfigError
+
+    for source in () if config.data.sources == "stdlib" else config.data.sources:
+        if not Path(source.path).is_dir():
+            raise ConfigError(f"[data] sources: there is no folder {source.path}; `tk data prepare` makes one.")
+    if resume not in ("auto", "never"):
+        Checkpoint.open(resume)
+
+
+def _clear_leftovers(run: Path) -> None:
+    """A save that failed leaves its half-written folder, perhaps on a full disk: whoever takes the lock removes it."""
+    from ..checkpoint.run_folder import RunFolder
+
+    with suppress(TkError, OSError), RunFolder(run).lock():
+        pass

@@ -13,13 +13,14 @@ class BlockAllocator:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free: deque[int] = deque(range(1, num_blocks + 1))
+        self._num_touched = 0  # blocks from 1 that were ever handed out: no list of the others is needed
+        self._free: deque[int] = deque()  # of those
         self._used: set[int] = set()
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now."""
-        return len(self._free)
+        return self.num_blocks - self._num_touched + len(self._free)
 
     @property
     def num_used(self) -> int:
@@ -29,7 +30,10 @@ class BlockAllocator:
     def allocate(self, count: int) -> list[int]:
         """`count` blocks, which the caller has checked to be free."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
-        blocks = [self._free.popleft() for _ in range(count)]
+        num_new = min(count, self.num_blocks - self._num_touched)
+        blocks = [*range(self._num_touched + 1, self._num_touched + num_new + 1)]
+        blocks += [self._free.popleft() for _ in range(count - num_new)]
+        self._num_touched += num_new
         self._used.update(blocks)
         return blocks
 

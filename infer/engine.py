@@ -17,6 +17,7 @@ import numpy as np
 from ..core.errors import Cancelled, InvalidRequest, TkError, WorkerDied
 from .events import Event, ModelInfo, Request
 from .live_request import LiveRequest, Served
+from .memory_plan import MemoryPlan
 from .model_source import ModelSource
 from .options import EngineOptions
 from .scheduler import Chunk, Limits, Scheduler
@@ -24,6 +25,7 @@ from .step_plan import Row, Rows, StepPlan
 from .workers import WorkerGroup
 
 MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
+OnPlan = Callable[[ModelInfo, MemoryPlan], None]
 
 
 class Engine:
@@ -58,8 +60,11 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="tk-engine", daemon=True)
 
     @classmethod
-    def start(cls, options: EngineOptions) -> Self:
+    def start(cls, options: EngineOptions, on_plan: OnPlan = lambda info, memory: None) -> Self:
         """Plans memory, starts the workers, and returns once they have loaded the model.
+
+        Args:
+            on_plan: called with what will be served and the memory it takes, before anything is allocated.
 
         Raises:
             ConfigError: options that fit neither each other nor the model.
@@ -69,9 +74,10 @@ class Engine:
         """
         options.validate()
         source = ModelSource.open(options)
+        on_plan(source.info, source.memory)
         engine = cls(options, source)
-        engine._thread.start()
         try:
+            engine._thread.start()
             source.check_what_workers_skip()  # while they load
             engine._ready.result()
         except BaseException:
@@ -192,8 +198,9 @@ class Engine:
             self._closing = True
             if isinstance(error, WorkerDied):
                 self._death, callbacks = error, self._on_death
-        self._workers.close(kill=not isinstance(error, Cancelled))
-        if not self._ready.done():
+        started = self._ready.done()
+        self._workers.close(kill=not (started and isinstance(error, Cancelled)))
+        if not started:
             self._ready.set_exception(error)
             return
         with self._lock:

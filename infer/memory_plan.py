@@ -1,6 +1,7 @@
 """What a rank will hold, worked out before anything is allocated."""
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -67,7 +68,8 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
 
     Raises:
         ParallelError: tp does not divide the model.
-        ConfigError: the cache cannot hold a block, or `max_model_len` is more than model or cache can hold.
+        ConfigError: the cache cannot hold a block, `max_model_len` is more than model or cache can hold, or the ranks
+            take more memory than this machine has free.
     """
     table, layout = tensor_table(config), Layout(tp=options.tp)
     itemsize = dtypes.by_name(dtype).itemsize
@@ -77,7 +79,7 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     num_blocks = _num_blocks(options, weight_bytes, block_bytes, longest)
     _check_length(config, options, num_blocks)
-    return MemoryPlan(
+    plan = MemoryPlan(
         tp=options.tp,
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -87,6 +89,8 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         num_blocks=num_blocks,
         max_model_len=min(longest, num_blocks * options.block_size),
     )
+    _check_room(plan)
+    return plan
 
 
 def free_memory() -> int:
@@ -95,10 +99,14 @@ def free_memory() -> int:
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     group = Path("/sys/fs/cgroup")
     try:
-        limit, used = ((group / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current"))
+        limit, used, stat = (
+            (group / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current", "stat")
+        )
     except OSError:
         return free
-    return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
+    sizes = {name: int(size) for name, size in (line.split() for line in stat.splitlines())}
+    cached = sizes["active_file"] + sizes["inactive_file"]  # counted as used, and given up when asked for
+    return free if limit == "max" else min(free, max(0, int(limit) - int(used) + cached))
 
 
 def _block_bytes(config: ModelConfig, options: EngineOptions, kv_dtype: str) -> int:
@@ -125,6 +133,23 @@ def _num_blocks(options: EngineOptions, weight_bytes: int, block_bytes: int, lon
             f"tokens take {format_bytes(2 * block_bytes)}. Give kv_memory more, or take a smaller model or block_size."
         )
     return int(num_blocks)
+
+
+def _check_room(plan: MemoryPlan) -> None:
+    """Refuses what the host cannot hold; a rank on a GPU looks at that itself, once its weights are there."""
+    needed, free = plan.tp * (plan.weight_bytes + plan.kv_bytes), free_memory()
+    if needed > free and not _ranks_have_gpus(plan.tp):
+        raise ConfigError(
+            f"Weights ({format_bytes(plan.weight_bytes)}) and KV cache ({format_bytes(plan.kv_bytes)}) of each of "
+            f"{plan.tp} ranks take {format_bytes(needed)}, and this machine has {format_bytes(free)} free. Give "
+            "kv_memory or kv_blocks less, or take a smaller model."
+        )
+
+
+def _ranks_have_gpus(tp: int) -> bool:
+    """Whether ranks will compute on GPUs, as far as that can be told without torch."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and len(list(Path("/dev").glob("nvidia[0-9]*"))) >= tp
 
 
 def _check_length(config: ModelConfig, options: EngineOptions, num_blocks: int) -> None:

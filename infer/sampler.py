@@ -45,7 +45,7 @@ def choose(logits_RV: torch.Tensor, rows: Rows, chosen: Array) -> torch.Tensor:
         local = random[filtered[random] == wants_filter]
         if len(local):
             which = chosen[local]
-            scaled_RV = logits_RV[torch.from_numpy(local)] / _column(rows.temperature[which])
+            scaled_RV = _scale(logits_RV[torch.from_numpy(local)], _column(rows.temperature[which]))
             scores_RK, ids_RK = _keep(scaled_RV, rows, which) if wants_filter else _keep_all(scaled_RV)
             result_R[torch.from_numpy(local)] = _gumbel_max(scores_RK, ids_RK, rows, which)
     return result_R
@@ -78,6 +78,16 @@ def _entries(entry_row: Array, chosen: Array) -> tuple[torch.Tensor, Array]:
     """Which (row, token, value) entries belong to `chosen`, and the place of each one's row among them."""
     entries = np.flatnonzero(np.isin(entry_row, chosen))
     return torch.from_numpy(np.searchsorted(chosen, entry_row[entries])), entries
+
+
+def _scale(logits_RV: torch.Tensor, temperature_R1: torch.Tensor) -> torch.Tensor:
+    """logits / temperature; where that overflows, less the row's largest, which has the same softmax.
+
+    What is still too large is -inf then, so that a temperature that goes to 0 tends to argmax.
+    """
+    scaled_RV = logits_RV / temperature_R1
+    overflown_R1 = scaled_RV.isinf().any(dim=-1, keepdim=True)
+    return torch.where(overflown_R1, (logits_RV - logits_RV.amax(dim=-1, keepdim=True)) / temperature_R1, scaled_RV)
 
 
 def _keep_all(scaled_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,21 +1,19 @@
-"""One tensor-parallel rank of the engine: `python -m tk.infer.worker FD`, a socket to the engine being that descriptor.
+"""One tensor-parallel rank of the engine, in a process of its own that `worker_entry.py` began.
 
 It loads its part of the model, says so, and then carries out step plans until the socket ends. It holds no state about
 requests but the cache's pages.
 """
 
-import ctypes
-import signal
 import socket
-import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from ..checkpoint import Checkpoint
-from ..core.errors import ConfigError, TkError
+from ..core.errors import ConfigError, TkError, WorkerDied
 from ..core.progress import format_bytes
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder
@@ -26,15 +24,10 @@ from .kv_cache import TORCH_DTYPES, KVCache
 from .model_runner import ModelRunner, num_slices
 from .step_plan import StepPlan
 
-_PR_SET_PDEATHSIG = 1
 
-
-def main() -> int:
-    """The process's entry. Returns when the engine is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also where we wait for other ranks, not for the engine
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_number, signal.SIG_IGN)  # the engine decides when its workers end
-    connection = socket.socket(fileno=int(sys.argv[1]))
+def work(descriptor: int) -> None:
+    """Serves the engine at the other end of a socket. Returns when the engine is gone."""
+    connection = socket.socket(fileno=descriptor)
     try:
         _serve(connection)
     except TkError as error:
@@ -42,13 +35,13 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         _report(connection, TkError(f"An inference worker failed: {type(error).__name__}: {error}"))
-    return 0
 
 
 def _report(connection: socket.socket, error: TkError) -> None:
     """Tells the engine, and waits for it to end this process: other ranks should not notice before it does."""
-    send(connection, error_frame(error))
-    receive(connection)
+    with suppress(WorkerDied):  # the engine is gone, or does not want to know any more
+        send(connection, error_frame(error))
+        receive(connection)
 
 
 def _serve(connection: socket.socket) -> None:
@@ -107,7 +100,3 @@ def _join(rank: int, size: int, store: str, device: torch.device) -> Group:
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     return Group(dist.group.WORLD, rank, size)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -96,9 +96,11 @@ class WorkerGroup:
 
     def close(self, kill: bool = False) -> None:
         """Ends all processes, which get a while to do so by themselves unless `kill`. Idempotent."""
+        for process in self._processes if kill else ():
+            process.kill()  # before they notice that a connection is closed, and complain
         for connection in self._connections:
             connection.close()
-        deadline = time.monotonic() + (0.0 if kill else EXIT_TIMEOUT)
+        deadline = time.monotonic() + EXIT_TIMEOUT
         for process in self._processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -114,7 +116,7 @@ class WorkerGroup:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", f"{__package__}.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", f"{__package__}.worker_entry", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is the command's own
                 pass_fds=[theirs.fileno()],

@@ -22,6 +22,7 @@ from ..core.errors import TkError, WorkerDied
 
 ERROR_FOLDER_VARIABLE = "TK_ERROR_FOLDER"
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
+LAUNCHER_VARIABLE = "TK_LAUNCHER"  # its process id
 FORK = "--fork"  # a rank's argument
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0  # that peers of a dead rank get to report what they saw
@@ -88,6 +89,7 @@ class Launcher:
                 "WORLD_SIZE": str(self.num_ranks),
                 RENDEZVOUS_VARIABLE: f"file://{scratch / 'rendezvous'}",
                 ERROR_FOLDER_VARIABLE: str(scratch),
+                LAUNCHER_VARIABLE: str(os.getpid()),
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             }

@@ -1,16 +1,18 @@
 """The run folder as training uses it: one writing job, committed steps, and what a resumed run starts from."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..checkpoint.reader import Checkpoint
 from ..checkpoint.run_folder import LockedRun, RunFolder
 from ..checkpoint.save_job import SaveJob
-from ..core.errors import CheckpointError, ConfigError
+from ..core.errors import CheckpointError, ConfigError, TkError
+from ..model.config import ModelConfig
 from ..parallel.collectives import broadcast
 from .replica_check import ReplicaCheck
 from .resume import choose
@@ -90,26 +92,43 @@ class RunState:
         if checkpoint is None:
             return TrainState()
         if self.run:
-            print(f"resuming from {checkpoint.path}", file=sys.stderr)
+            steps = self.trainer.config.train.steps
+            done = f"; train.steps = {steps} leaves nothing to do" if checkpoint.step >= steps else ""
+            print(f"resuming from {checkpoint.path}{done}", file=sys.stderr)
         state = dict(checkpoint.resume)
         if not state:
             raise CheckpointError(f"{checkpoint.path} holds weights only: there is nothing to resume.")
-        fingerprint = self.trainer.inputs.fingerprint
-        if state.get("data_fingerprint") != fingerprint:
-            raise ConfigError(
-                f"{checkpoint.path} was trained on other data (fingerprint {state.get('data_fingerprint')}, now "
-                f"{fingerprint}): sources, seq_len, seed and tokenizer must stay. Give the new run another folder."
-            )
+        self._check_same_run(checkpoint, state)
         self.trainer.snapshot.load(checkpoint)
         self.trainer.optimizer.step_count = int(state["optimizer_step"])
         return TrainState(int(state["step"]), int(state["tokens"]), int(state["samples"]))
+
+    def _check_same_run(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
+        """What decides the model and its data must be as it was; layout, precision and schedule may change."""
+        inputs, seed = self.trainer.inputs, self.trainer.config.train.seed
+        if state.get("data_fingerprint") != inputs.fingerprint:
+            raise ConfigError(
+                f"{checkpoint.path} was trained on other data (fingerprint {state.get('data_fingerprint')}, now "
+                f"{inputs.fingerprint}): sources, seq_len and tokenizer must stay. Give the new run another folder."
+            )
+        if state.get("seed") != seed:
+            raise ConfigError(
+                f"{checkpoint.path} was trained with train.seed = {state.get('seed')}, which decides the rows' order; "
+                f"it is {seed} now. Keep the seed, or give the new run another folder."
+            )
+        stored = ModelConfig.from_json(checkpoint.config()).model_dump()
+        for key, value in inputs.model.model_dump().items():
+            if key != "dtype" and stored[key] != value:
+                raise ConfigError(
+                    f"{checkpoint.path} has model.{key} = {stored[key]!r}, and the configuration {value!r}: a run "
+                    "continues with the model that it began with."
+                )
 
     def save(self, state: TrainState, last: bool) -> None:
         """Every rank writes what it owns; rank 0 commits and prunes. In the background, unless it is the last.
 
         Raises:
-            TkError: this save or the one before it failed, or replicas have drifted.
-            OSError: the disk is full or fails.
+            TkError: this save or the one before it failed (a full disk, say), or replicas have drifted.
         """
         trainer = self.trainer
         resume = asdict(state) | {
@@ -117,7 +136,13 @@ class RunState:
             "seed": trainer.config.train.seed,
             "data_fingerprint": trainer.inputs.fingerprint,
         }
-        self.saver.save(state.step, resume, last)
+        try:
+            self.saver.save(state.step, resume, last)
+        except OSError as error:
+            raise TkError(
+                f"Step {state.step} cannot be saved in {trainer.config.run_folder}: {error.strerror or error}. Steps "
+                "committed before are whole; mend the cause, and the same command resumes from the newest."
+            ) from error
 
     def _job(self) -> SaveJob:
         trainer, options = self.trainer, self.trainer.config

@@ -92,13 +92,13 @@ class Trainer:
                 last = self.state.step == options.steps or result.stop
                 log.record(self.state, result, last)
                 self.on_step(self.state.step, result)
-                if last or (options.eval_every and self.state.step % options.eval_every == 0):
-                    log.record_evaluation(self.state.step, evaluate(self))
                 every = self.config.checkpoint.every
                 if last or (every and self.state.step % every == 0):
                     run.save(self.state, last)
                 if result.stop:
                     return
+                if last or (options.eval_every and self.state.step % options.eval_every == 0):
+                    log.record_evaluation(self.state.step, evaluate(self))
 
     def step(self) -> StepResult:
         """One optimizer step on the next global batch.
@@ -110,7 +110,7 @@ class Trainer:
         lr = learning_rate(self.state.step, options.train.steps, options.optimizer)
         micro_batches = global_batch(
             self.inputs.train,
-            self.state.step,
+            self.state.samples,
             options.train.global_batch_size,
             self.mesh.coordinates.dp,
             self.mesh.layout.dp,

@@ -1,7 +1,4 @@
-"""One training rank: `python -m tk.train.worker CONFIG RESUME [--fork]`, started by the launcher or by torchrun.
-
-CONFIG is JSON.
-"""
+"""One training rank, started by the launcher (through rank.py; CONFIG is JSON) or by torchrun."""
 
 import json
 import os
@@ -12,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..core.config import parse
-from ..core.errors import TkError
-from ..core.process import die_with_parent
+from ..core.errors import ConfigError, TkError
 from ..parallel.mesh import Mesh
 from .config import TrainConfig
 from .launch import FORK, RENDEZVOUS_VARIABLE, write_error
@@ -29,11 +25,16 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
     """
     stop = StopRequest()
     stop.install()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world = (_number(variable) for variable in ("RANK", "WORLD_SIZE"))
+    rendezvous = os.environ.get(RENDEZVOUS_VARIABLE, "env://")
+    if rendezvous == "env://" and not os.environ.get("MASTER_ADDR"):
+        raise ConfigError(
+            "RANK and WORLD_SIZE are set and MASTER_ADDR is not: start ranks with torchrun, or unset both."
+        )
     device = _device()
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=os.environ.get(RENDEZVOUS_VARIABLE, "env://"),
+        init_method=rendezvous,
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=config.parallel.timeout_seconds),
@@ -46,6 +47,13 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
     return 0
 
 
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    if not text.isdecimal():
+        raise ConfigError(f"The environment variable {variable} is {text!r}; torchrun sets it to a number.")
+    return int(text)
+
+
 def _device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -55,8 +63,7 @@ def _device() -> torch.device:
 
 
 def main() -> int:
-    """The process's entry."""
-    die_with_parent()  # no rank outlives its launcher
+    """A rank of the launcher's."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         config = parse(json.loads(sys.argv[1]), TrainConfig, "the launcher's configuration")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from tk.checkpoint import Checkpoint, RunFolder, export_links, reshard
 from tk.checkpoint.save_job import SaveJob
 from tk.core import dtypes

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tk.checkpoint import Checkpoint, RunFolder
 from tk.checkpoint.background_save import BackgroundSaver
 from tk.checkpoint.run_folder import LockedRun

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tk.checkpoint import storage
 from tk.core.errors import TkError
 from tk.tests.checkpoint import crash_job, random_kill_job

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+
 from tk.core.layout import Layout, Owned, TensorSpec, buckets, local_params, shards
 from tk.core.replicas import replicated
 from tk.tests.checkpoint.saving import llama_table

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,9 +21,13 @@ WriteToml = Callable[..., Path]
 DEADLINE = 120.0
 
 
-def _start(*arguments: str) -> subprocess.Popen[str]:
+def _start(
+    *arguments: str, before: Callable[[], None] | None = None, folder: Path | None = None
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tk", "train", *arguments],
+        [sys.executable, "-P", "-m", "tk", "train", *arguments],
+        preexec_fn=before,
+        cwd=folder,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -30,8 +35,8 @@ def _start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def _run(*arguments: str) -> tuple[int, str]:
-    process = _start(*arguments)
+def _run(*arguments: str, folder: Path | None = None) -> tuple[int, str]:
+    process = _start(*arguments, folder=folder)
     _, errors = process.communicate(timeout=DEADLINE)
     return process.returncode, errors
 
@@ -153,9 +158,72 @@ def test_a_missing_config_and_a_wrong_resume_are_refused(
     code, errors = _run(str(config), "--resume", "never", "--set", "train.steps=4")
     assert code == 2
     assert "--resume never" in errors
-    code, errors = _run(str(config), "--set", "train.seq_len=20", "--set", "train.steps=4")
-    assert code == 2
-    assert "was trained on other data" in errors
+    for change, message in (
+        ("train.seq_len=20", "was trained on other data"),
+        ("train.seed=7", "train.seed = 0"),
+        ("model.rope_theta=77", "has model.rope_theta = 10000.0, and the configuration 77.0"),
+    ):
+        code, errors = _run(str(config), "--set", change, "--set", "train.steps=4")
+        assert code == 2
+        assert message in errors
+    assert [step for step, _, _ in _losses(tmp_path / "run")] == [1, 2]
+    code, errors = _run(str(config))
+    assert code == 0
+    assert "train.steps = 2 leaves nothing to do" in errors
+
+
+def test_rows_go_on_where_they_were_when_the_batch_size_changes(
+    configure: Configure, write_toml: WriteToml, tmp_path: Path
+) -> None:
+    config = write_toml(configure(train={"steps": 4}))
+    assert _run(str(config), "--set", "train.steps=2")[0] == 0
+    assert _run(str(config), "--set", "train.global_batch_size=3")[0] == 0
+    assert Checkpoint.open(tmp_path / "run").resume["samples"] == 2 * 6 + 2 * 3
+
+
+def _no_large_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_a_failing_disk_is_told_and_leaves_no_debris(
+    configure: Configure, write_toml: WriteToml, tmp_path: Path, interrupt: bool
+) -> None:
+    steps = {"steps": 100_000 if interrupt else 4}
+    config = write_toml(configure(train=steps, parallel={"tp": 2}, checkpoint={"async_save": False}))
+    process = _start(str(config), before=_no_large_files)
+    if interrupt:
+        _wait_for_step(tmp_path / "run", 2, process)
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "cannot be saved in" in errors
+    assert "File too large" in errors
+    assert not list((tmp_path / "run").glob("step-*"))
+
+
+def test_no_rank_outlives_a_launcher_that_is_killed_while_ranks_start(
+    configure: Configure, write_toml: WriteToml, tmp_path: Path
+) -> None:
+    config = write_toml(configure(train={"steps": 100_000}, parallel={"tp": 2}))
+    process = _start(str(config))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + DEADLINE
+    while len(ranks := children.read_text().split()) < 2:
+        assert time.monotonic() < deadline
+    process.kill()
+    process.communicate()
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks):
+        assert time.monotonic() < deadline, "a rank lives on"
+        time.sleep(0.05)
+    assert not _metrics(tmp_path / "run")
+
+
+def test_modules_of_the_current_folder_are_not_imported(
+    configure: Configure, write_toml: WriteToml, tmp_path: Path
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('shadowed')")
+    assert _run(str(write_toml(configure(train={"steps": 1}))), folder=tmp_path)[0] == 0
 
 
 def test_dry_run_starts_nothing(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tk.checkpoint.reader import Checkpoint
 from tk.checkpoint.run_folder import RunFolder
 from tk.core.config import parse
@@ -129,8 +130,12 @@ def test_a_failed_save_is_told_at_the_next_and_at_the_end(configure: Configure, 
         _lose_a_save(trainer, 2, lambda state: state.save(trainer.state, last=True))
     with pytest.raises(WorkerDied, match="Step 4 was not saved"):
         _lose_a_save(trainer, 4, lambda state: None)
+
+    def fail(state: RunState) -> None:
+        raise KeyError("what went wrong first")
+
     with pytest.raises(KeyError, match="what went wrong first"):
-        _lose_a_save(trainer, 6, lambda state: {}["what went wrong first"])
+        _lose_a_save(trainer, 6, fail)
     assert [step for step, _ in RunFolder(tmp_path / "run").steps()] == [1, 3, 5]
 
 

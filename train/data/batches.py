@@ -37,18 +37,17 @@ class MicroBatch:
 
 
 def global_batch(
-    dataset: Rows, step: int, global_batch_size: int, dp_rank: int, dp: int, micro_batch_size: int
+    dataset: Rows, first: int, num_rows: int, dp_rank: int, dp: int, micro_batch_size: int
 ) -> list[MicroBatch]:
-    """The micro-batches of one data-parallel rank at one step, as many on every rank.
+    """The micro-batches of one data-parallel rank, as many on every rank.
 
-    The batch is rows step * global_batch_size + i. Micro-batch m of all ranks together is the m-th piece of dp *
+    The batch is `num_rows` rows from `first` on. Micro-batch m of all ranks together is the m-th piece of dp *
     micro_batch_size rows; where the last piece is short, rows that are masked as a whole fill it.
     """
     rows_at_once = dp * micro_batch_size
-    first = step * global_batch_size
     return [
-        _micro_batch(dataset, range(first + start, first + start + micro_batch_size), first + global_batch_size)
-        for start in range(dp_rank * micro_batch_size, _ceil(global_batch_size, rows_at_once), rows_at_once)
+        _micro_batch(dataset, range(first + start, first + start + micro_batch_size), first + num_rows)
+        for start in range(dp_rank * micro_batch_size, _ceil(num_rows, rows_at_once), rows_at_once)
     ]
 
 

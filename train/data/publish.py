@@ -12,10 +12,11 @@ from ...core.errors import ConfigError
 
 def refuse_existing(path: Path, replaceable: Collection[str] = ()) -> None:
     """Raises ConfigError unless `path` is free, an empty folder, or one that holds nothing but `replaceable` names."""
-    if not path.exists():
+    nearest = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"{nearest} is a file: {path} cannot be a folder; name one that is to be made.")
+    if nearest != path:
         return
-    if not path.is_dir():
-        raise ConfigError(f"{path} is a file; name a folder that is to be made.")
     names = {entry.name for entry in path.iterdir()}
     foreign = sorted(names - set(replaceable))
     if foreign and replaceable:
@@ -33,14 +34,13 @@ def new_folder(path: Path, replaceable: Collection[str] = ()) -> Iterator[Path]:
         replaceable: names that an existing folder may hold to be replaced; none = only an empty one is.
 
     Raises:
-        ConfigError: `path` is taken.
+        ConfigError: `path` is taken or cannot be made.
     """
     refuse_existing(path, replaceable)
-    path.parent.mkdir(parents=True, exist_ok=True)
     suffix = secrets.token_hex(4)
     aside, old = (path.with_name(f".{path.name}.{word}-{suffix}") for word in ("tmp", "old"))
-    aside.mkdir()
     try:
+        _make(aside, path)
         yield aside
         for entry in (*aside.rglob("*"), aside):
             _sync(entry)
@@ -52,6 +52,13 @@ def new_folder(path: Path, replaceable: Collection[str] = ()) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _make(aside: Path, path: Path) -> None:
+    try:
+        aside.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"Cannot make {path}: {error.strerror}.") from error
 
 
 def _sync(path: Path) -> None:

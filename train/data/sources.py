@@ -81,7 +81,7 @@ def find_corpus(inputs: Sequence[str | Path]) -> Corpus:
     is held out for evaluation, is a fair sample of it. Hidden files and folders are left out.
 
     Raises:
-        ConfigError: an input does not exist, is Parquet, or there is no file at all.
+        ConfigError: an input does not exist, is a pipe or a device, is Parquet, or there is no file at all.
     """
     files: list[SourceFile] = []
     for item in inputs:
@@ -93,7 +93,8 @@ def find_corpus(inputs: Sequence[str | Path]) -> Corpus:
         elif path.is_file():
             files.append(_source(path, named=True))
         else:
-            raise ConfigError(f"There is no file or folder {path}; an input is one of these, or the word {STDLIB!r}.")
+            problem = "is neither a regular file nor a folder" if path.exists() else "does not exist"
+            raise ConfigError(f"{path} {problem}; an input is a file, a folder, or the word {STDLIB!r}.")
     if not files:
         raise ConfigError(f"No files in {', '.join(map(str, inputs))}; name text files, .jsonl files, or folders.")
     return Corpus(tuple(files))
