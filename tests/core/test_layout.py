@@ -21,7 +21,7 @@ from tk.core.layout import (
     owned,
     pipeline_rank,
     shards,
-    split_box,
+    split_boxes,
 )
 
 HEAD = 4
@@ -115,7 +115,7 @@ def test_a_position_holds_what_its_pieces_say(table: tuple[TensorSpec, ...], lay
                 starts = np.cumsum([0, *(piece.box.size for piece in param.pieces)])
                 assert [piece.start for piece in param.pieces] == starts[:-1].tolist()
                 for piece in param.pieces:
-                    assert piece.box == split_box(piece.tensor, layout.tp, tp)
+                    assert piece.box in split_boxes(piece.tensor, layout.tp, tp)
                     assert piece.box.shape[1:] == param.shape[1:]
 
 
@@ -156,7 +156,7 @@ def test_weights_are_whole_tensors_at_tp_1() -> None:
 
 def test_replicated_heads_are_owned_by_the_lowest_rank() -> None:
     spec = TensorSpec("k", (2 * HEAD, 8), Split(0, HEAD, "replicate"), 0)
-    assert [split_box(spec, 4, rank).offset[0] for rank in range(4)] == [0, 0, HEAD, HEAD]
+    assert [split_boxes(spec, 4, rank)[0].offset[0] for rank in range(4)] == [0, 0, HEAD, HEAD]
     owners = [
         piece.owner for rank in range(4) for p in local_params((spec,), Layout(tp=4), 0, rank) for piece in p.pieces
     ]
@@ -166,14 +166,14 @@ def test_replicated_heads_are_owned_by_the_lowest_rank() -> None:
 def test_a_tp_that_does_not_fit_is_refused_with_those_that_do() -> None:
     spec = TensorSpec("q", (6 * HEAD, 8), Split(0, HEAD, of="num_attention_heads"))
     with pytest.raises(ParallelError, match=r"num_attention_heads % tp = 6 % 4 = 2.*Use tp = 1 or 2 or 3 or 6"):
-        split_box(spec, 4, 0)
+        split_boxes(spec, 4, 0)
     with pytest.raises(ParallelError, match="tp = 4 does not fit"):
-        split_box(TensorSpec("k", (3 * HEAD, 8), Split(0, HEAD, "replicate")), 4, 0)
+        split_boxes(TensorSpec("k", (3 * HEAD, 8), Split(0, HEAD, "replicate")), 4, 0)
 
 
 def test_padded_rows_belong_to_nobody() -> None:
     spec = TensorSpec("embed", (5, 2), Split(0, rule="pad"))
-    assert [split_box(spec, 4, rank).bounds()[0] for rank in range(4)] == [[0, 2], [2, 4], [4, 5], [5, 5]]
+    assert [split_boxes(spec, 4, rank)[0].bounds()[0] for rank in range(4)] == [[0, 2], [2, 4], [4, 5], [5, 5]]
     assert {local_params((spec,), Layout(tp=4), 0, rank)[0].shape for rank in range(4)} == {(2, 2)}
 
 
