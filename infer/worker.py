@@ -23,6 +23,7 @@ from ..parallel.mesh import ALONE, Group
 from .ipc import Frame, error_frame, receive, send
 from .kv_cache import TORCH_DTYPES, KVCache
 from .model_runner import ModelRunner, num_slices
+from .row_tiles import SMALLEST
 from .step_plan import StepPlan
 
 _PR_SET_PDEATHSIG = 1
@@ -69,7 +70,8 @@ def _load(start: Frame) -> ModelRunner:
     config = ModelConfig.from_json(checkpoint.config(), str(checkpoint.path / "config.json"))
     dtype = TORCH_DTYPES[job["dtype"]]
     slices = num_slices(config, tp.size, dtype)
-    decoder = Decoder(config, tp, dtype=dtype, device=torch.device("cpu"), num_slices=slices)
+    device = torch.device("cpu")
+    decoder = Decoder(config, tp, dtype=dtype, device=device, num_slices=slices, row_tile=SMALLEST)
     load_weights(decoder, checkpoint)
     num_kv_heads = max(1, config.num_key_value_heads // tp.size)
     cache = KVCache(
