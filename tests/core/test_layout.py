@@ -46,6 +46,8 @@ def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
             TensorSpec(f"{layer}.o", (hidden, heads * HEAD), Split(1, HEAD), layer),
             TensorSpec(f"{layer}.bias", (inner,), Split(0), layer),
             TensorSpec(f"{layer}.down", (hidden, inner), Split(1), layer),
+            TensorSpec(f"{layer}.fused", (hidden, 3 * heads * HEAD), Split(1, HEAD, sections=3), layer),
+            TensorSpec(f"{layer}.fused.bias", (3 * heads * HEAD,), Split(0, HEAD, sections=3), layer),
         ]
     specs.append(TensorSpec("head", (vocab, hidden), Split(0, rule="pad"), "last", alias="embed" if tied else ""))
     return tuple(specs)
@@ -93,15 +95,15 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
         assert all(a + p.size <= b for a, b, p in zip(bucket.offsets, bucket.offsets[1:], bucket.params, strict=False))
         assert len({len(param.shape) >= 2 for param in bucket.params}) == 1
     runs = sorted(
-        (s.piece.tensor.name, *s.flat)
+        ((s.piece.tensor.name, s.piece.start), *s.flat)
         for rank in range(layout.group_size)
         for s in shards(flat, layout.group_size, rank)
     )
-    sizes = {piece.tensor.name: piece.box.size for param in params for piece in param.pieces}
-    for name, of_tensor in groupby(runs, key=lambda run: run[0]):
-        edges = [edge for _, a, b in of_tensor for edge in (a, b)]
+    sizes = {(piece.tensor.name, piece.start): piece.box.size for param in params for piece in param.pieces}
+    for key, of_piece in groupby(runs, key=lambda run: run[0]):
+        edges = [edge for _, a, b in of_piece for edge in (a, b)]
         assert edges[0] == 0
-        assert edges[-1] == sizes[name]
+        assert edges[-1] == sizes[key]
         assert edges[1:-1:2] == edges[2::2]
 
 
@@ -161,6 +163,14 @@ def test_replicated_heads_are_owned_by_the_lowest_rank() -> None:
         piece.owner for rank in range(4) for p in local_params((spec,), Layout(tp=4), 0, rank) for piece in p.pieces
     ]
     assert owners == [True, False, True, False]
+
+
+def test_sections_are_cut_each_by_itself_and_stay_whole_at_tp_1() -> None:
+    spec = TensorSpec("c_attn", (6, 3 * 2 * HEAD), Split(1, HEAD, sections=3), 0)
+    (param,) = local_params((spec,), Layout(tp=2), 0, 1)
+    assert [piece.box.bounds()[1] for piece in param.pieces] == [[4, 8], [12, 16], [20, 24]]
+    assert param.shape == (3 * 6, HEAD)
+    assert local_params((spec,), Layout(), 0, 0)[0].shape == spec.shape
 
 
 def test_a_tp_that_does_not_fit_is_refused_with_those_that_do() -> None:

@@ -36,9 +36,9 @@ class Entry:
     config: type[PreTrainedConfig]
     options: dict[str, Any]
 
-    def make(self, folder: Path) -> PreTrainedModel:
-        """The model with random weights, norms and biases among them, saved in `folder`."""
-        config = self.config(
+    def make_config(self) -> PreTrainedConfig:
+        """Its config."""
+        return self.config(
             vocab_size=VOCAB,
             hidden_size=64,
             num_hidden_layers=3,
@@ -49,8 +49,11 @@ class Entry:
             eos_token_id=None,
             **self.options,
         )
+
+    def make(self, folder: Path) -> PreTrainedModel:
+        """The model with random weights, norms and biases among them, saved in `folder`."""
         torch.manual_seed(0)
-        model: PreTrainedModel = self.model(config).eval()
+        model: PreTrainedModel = self.model(self.make_config()).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 1:
@@ -59,7 +62,7 @@ class Entry:
         return model
 
 
-_GROUPED: dict[str, Any] = {"num_key_value_heads": 4, "intermediate_size": 96}
+_GROUPED: dict[str, Any] = {"num_key_value_heads": 2, "intermediate_size": 96}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 5000.0,
