@@ -104,7 +104,7 @@ class ModelConfig(Section):
         return self
 
     def _refuse_foreign_options(self) -> None:
-        own = _SHARED | _architecture(self.architecture).options
+        own = _SHARED | _architecture(self.architecture, "architecture").options
         unset = {
             "num_key_value_heads": self.num_attention_heads,
             "head_dim": self.hidden_size // self.num_attention_heads,
@@ -147,7 +147,7 @@ class ModelConfig(Section):
 
     def to_json(self) -> dict[str, Any]:
         """The config.json that `transformers` reads."""
-        architecture = _architecture(self.architecture)
+        architecture = _architecture(self.architecture, "architecture")
         own = (_SHARED | architecture.options) - {"architecture", "dtype", "rope_scaling"}
         values = self.model_dump(mode="json", include=set(own))
         data = {architecture.keys.get(name, (name,))[0]: value for name, value in values.items()}
@@ -166,18 +166,18 @@ class ModelConfig(Section):
         }
 
 
-def _architecture(name: object) -> Architecture:
+def _architecture(name: object, key: str) -> Architecture:
     from .registry import architectures  # whose architectures' files import this module
 
     known = architectures()
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"model_type {name!r} is not supported; tk knows {', '.join(known)}")
+        raise ValueError(f"{key} {name!r} is not supported; tk knows {', '.join(known)}")
     return known[name]
 
 
 def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json's keys as ModelConfig's fields; raises ValueError for what tk does not implement."""
-    architecture = _architecture(data.get("model_type"))
+    architecture = _architecture(data.get("model_type"), "model_type")
     for key, value in architecture.requires.items():
         if data.get(key) is not None and data[key] != value:
             raise ValueError(f"{key} = {data[key]!r} is not supported for {architecture.name}, only {value!r} is")

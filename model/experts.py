@@ -69,11 +69,13 @@ class MixtureOfExperts(nn.Module):
         x_TD = copy_to_group(x_ND.flatten(0, -2), self.tp)
         weights_TK, chosen_TK = self._route(x_TD)
         partial_STD = torch.zeros(self.num_local_slices, *x_TD.shape, dtype=torch.float32, device=x_TD.device)
-        for expert, (gate_up, down) in enumerate(self.experts()):
-            token, place = (chosen_TK == expert).nonzero(as_tuple=True)
-            if len(token):
-                y_STD = self._expert(x_TD[token], gate_up, down)
-                partial_STD.index_add_(1, token, y_STD.float() * weights_TK[token, place].unsqueeze(-1))
+        by_expert = chosen_TK.flatten().argsort(stable=True)
+        counts = chosen_TK.flatten().bincount(minlength=self.experts.num_experts).tolist()
+        for (gate_up, down), places in zip(self.experts(), by_expert.split(counts), strict=True):
+            if len(places):
+                tokens = places // self.top_k
+                y_STD = self._expert(x_TD[tokens], gate_up, down).float() * weights_TK.flatten()[places].unsqueeze(-1)
+                partial_STD.index_add_(1, tokens, y_STD)
         return self._sum(partial_STD.to(x_TD.dtype)).view_as(x_ND)
 
     def _route(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
