@@ -20,6 +20,7 @@ SINGLE: Final = "model.safetensors"
 CONFIG: Final = "config.json"
 MAX_SIDE_FILE: Final = 2**28  # bytes
 _BASE_PREFIXES: Final = ("model.", "transformer.")
+_BUFFERS: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files keep
 _SIDE_ENDINGS: Final = (".json", ".txt", ".model", ".jinja")
 
 
@@ -63,6 +64,8 @@ def open_folder(folder: Path) -> HuggingFaceFolder:
     prefix = _missing_prefix(weight_map, folder)
     tensors, chunks = {}, {}
     for stored, file in weight_map.items():
+        if stored.endswith(_BUFFERS):
+            continue
         entry = headers[file].entries.get(stored)
         if entry is None:
             raise ShardMissing(f"{folder / file} lacks {stored}, which {INDEX} says it holds.")

@@ -4,7 +4,7 @@ The optimizer, the save plan, reshard and `tk plan` all ask here. Inputs are pla
 per stored tensor, declared by an architecture, and a `Layout`. No torch and no processes; a layout is a value.
 
 Floors of meaning, each built on the one before:
-    split_box      the box of a tensor that tensor-parallel rank r holds
+    split_boxes    the boxes of a tensor that tensor-parallel rank r holds
     local_params   the parameters of one (pp, tp) position: row-stacked boxes, possibly padded
     buckets        those parameters laid end to end in flat buffers, as ZeRO cuts them
     shards         the ranges of a bucket that one data-parallel rank updates
@@ -32,12 +32,15 @@ class Split:
         rule: "exact": tp divides the units; "pad": the last ranks may hold fewer, padded to equal shapes;
             "replicate": as exact, and where tp exceeds the units each is held by tp / units neighbouring ranks.
         of: the config key that counts the units, for messages.
+        sections: equal sections that `dim` consists of, each cut by itself (GPT-2's columns of q, k and v): where tp
+            is more than 1, a rank holds one box of each.
     """
 
     dim: int
     unit: int = 1
     rule: Literal["exact", "pad", "replicate"] = "exact"
     of: str = ""
+    sections: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class TensorSpec:
         param: FQN of the module parameter that holds it, if that fuses several tensors as stacked rows; "" = `name`.
         alias: name of the tensor it shares its values with (tied embeddings): held, never stored.
         init: how training fills it at step 0.
+        partial_grad: every tensor-parallel rank holds all of it but sees only its part of the gradient (norms of
+            heads, routers): the gradient is summed over tp.
     """
 
     name: str
@@ -58,6 +63,7 @@ class TensorSpec:
     param: str = ""
     alias: str = ""
     init: Literal["normal", "ones", "zeros"] = "normal"
+    partial_grad: bool = False
 
 
 Table = Sequence[TensorSpec]
@@ -195,30 +201,35 @@ class Owned:
     flat: tuple[int, int] | None = None
 
 
-def split_box(spec: TensorSpec, tp: int, rank: int) -> Box:
-    """The box of `spec` that tensor-parallel rank `rank` of `tp` holds.
+def split_boxes(spec: TensorSpec, tp: int, rank: int) -> tuple[Box, ...]:
+    """The boxes of `spec` that tensor-parallel rank `rank` of `tp` holds: one, or one of each section.
 
     Raises:
         ParallelError: tp does not fit the tensor.
     """
     split = spec.split
-    if split is None:
-        return Box.whole(spec.shape)
-    extent = spec.shape[split.dim]
-    units = extent // split.unit
+    if split is None or (split.sections > 1 and tp == 1):
+        return (Box.whole(spec.shape),)
+    extent = spec.shape[split.dim] // split.sections
+    low, high = _cut_units(spec, split, extent // split.unit, tp, rank)
+    offset, shape = [0] * len(spec.shape), list(spec.shape)
+    shape[split.dim] = (high - low) * split.unit
+    boxes = []
+    for section in range(split.sections):
+        offset[split.dim] = section * extent + low * split.unit
+        boxes.append(Box(tuple(offset), tuple(shape)))
+    return tuple(boxes)
+
+
+def _cut_units(spec: TensorSpec, split: Split, units: int, tp: int, rank: int) -> tuple[int, int]:
     if split.rule == "pad":
         per_rank = -(-units // tp)
-        low, high = min(rank * per_rank, units), min((rank + 1) * per_rank, units)
-    elif split.rule == "replicate" and units < tp and tp % units == 0:
-        low = rank * units // tp
-        high = low + 1
-    elif units % tp == 0:
-        low, high = rank * units // tp, (rank + 1) * units // tp
-    else:
-        raise ParallelError(_indivisible(spec, split, units, tp))
-    offset, shape = [0] * len(spec.shape), list(spec.shape)
-    offset[split.dim], shape[split.dim] = low * split.unit, (high - low) * split.unit
-    return Box(tuple(offset), tuple(shape))
+        return min(rank * per_rank, units), min((rank + 1) * per_rank, units)
+    if split.rule == "replicate" and units < tp and tp % units == 0:
+        return rank * units // tp, rank * units // tp + 1
+    if units % tp == 0:
+        return rank * units // tp, (rank + 1) * units // tp
+    raise ParallelError(_indivisible(spec, split, units, tp))
 
 
 def _indivisible(spec: TensorSpec, split: Split, units: int, tp: int) -> str:
@@ -232,7 +243,7 @@ def _indivisible(spec: TensorSpec, split: Split, units: int, tp: int) -> str:
 def _num_holders(spec: TensorSpec, tp: int) -> int:
     if spec.split is None or spec.split.rule != "replicate":
         return 1
-    return max(1, tp * spec.split.unit // spec.shape[spec.split.dim])
+    return max(1, tp * spec.split.unit * spec.split.sections // spec.shape[spec.split.dim])
 
 
 def _is_owner(spec: TensorSpec, tp: int, rank: int) -> bool:
@@ -276,12 +287,12 @@ def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> Loca
     pieces: list[Piece] = []
     start = 0
     for spec in specs:
-        box = split_box(spec, tp, rank)
-        pieces.append(Piece(spec, box, start, _is_owner(spec, tp, rank), _num_holders(spec, tp)))
-        start += box.size
+        for box in split_boxes(spec, tp, rank):
+            pieces.append(Piece(spec, box, start, _is_owner(spec, tp, rank), _num_holders(spec, tp)))
+            start += box.size
     first = specs[0]
     shape = list(pieces[0].box.shape)
-    if len(specs) > 1:
+    if len(pieces) > 1:
         shape[0] = sum(piece.box.shape[0] for piece in pieces)
     elif first.split and first.split.rule == "pad":
         if first.split.dim != 0:

@@ -4,6 +4,8 @@ import torch
 
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder
+from ..model.experts import Router
+from ..model.registry import decoder_spec
 from ..parallel.collectives import all_gather
 from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
 from ..parallel.mesh import Group
@@ -23,7 +25,8 @@ def num_slices(config: ModelConfig, tp: int, dtype: torch.dtype) -> int:
     depends on a row's place in the batch.
     """
     if dtype == torch.float32:
-        fits = [n for n in (8, 4, 2) if config.num_attention_heads % n == 0 and config.intermediate_size % n == 0]
+        sizes = {config.num_attention_heads, *(layer.feed_forward.inner for layer in decoder_spec(config).layers)}
+        fits = [n for n in (8, 4, 2) if all(size % n == 0 for size in sizes)]
         return fits[0] if fits and fits[0] % tp == 0 else 1
     return tp if tp in (4, 8, 16, 32, 64) else 1
 
@@ -41,12 +44,11 @@ class ModelRunner:
         self.cache = cache
         self.tp = tp
         self.vocab_size = decoder.config.vocab_size
-        self.num_heads = decoder.config.num_attention_heads // tp.size
-        first_layer = decoder.model.layers[0]
-        linears = [m for m in first_layer.modules() if isinstance(m, ColumnParallelLinear | RowParallelLinear)]
+        self.num_heads = decoder.spec.num_heads // tp.size
+        linears = _distinct_linears(decoder)
         dtype = linears[0].weight.dtype
         with torch.inference_mode():
-            inner = [(linear, linear.weight.shape[1]) for linear in linears]
+            inner = [(linear, linear.in_features) for linear in linears]
             self.sizes = agreeing_sizes(inner, dtype, max_batched_tokens, tp)
             head = [(decoder.logits, decoder.config.hidden_size)]
             self.head_sizes = agreeing_sizes(head, dtype, MAX_HEAD_ROWS, tp)
@@ -86,3 +88,12 @@ class ModelRunner:
             whole_RV = torch.cat(all_gather(self.decoder.logits(padded_RD), self.tp), dim=-1)
             pieces.append(whole_RV[:num_rows, : self.vocab_size].float())
         return torch.cat(pieces)
+
+
+def _distinct_linears(decoder: Decoder) -> list[ColumnParallelLinear | RowParallelLinear | Router]:
+    """One of each kind and shape of the matrix products that see a whole tile of rows."""
+    found: dict[tuple[type, torch.Size], ColumnParallelLinear | RowParallelLinear | Router] = {}
+    for module in decoder.model.layers.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear | Router):
+            found.setdefault((type(module), module.weight.shape), module)
+    return list(found.values())

@@ -50,16 +50,30 @@ class _Decode:
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """A span of several tokens: where it lies, the position of each query row, the pages of each tile."""
+    """A span of several tokens: where it lies, the position of each query row, the pages of each tile.
+
+    Attributes:
+        first_tile: the first that a query of it sees.
+    """
 
     first: int
     length: int
     positions_QR: torch.Tensor
+    first_tile: int
     tile_pages: tuple[torch.Tensor, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What layers with one and the same window do."""
+
+    window: int | None
+    decode: _Decode | None
+    prefills: tuple[_Prefill, ...]
+
+
 class PagedAttention:
-    """What one forward pass needs to know about its spans, worked out once for all layers.
+    """What one forward pass needs to know about its spans, worked out once for all layers of a window.
 
     Args:
         spans: of the pass's tokens; tokens in no span are padding and get zeros.
@@ -75,41 +89,52 @@ class PagedAttention:
         self.num_tokens = len(slots_T)
         self.lines = cache.lines(slots_T)
         self.begun = cache.begun(slots_T)
-        single = sorted((span for span in spans if span.stop - span.start == 1), key=lambda span: -span.stop)
-        self.decode = self._plan_decode(single) if single else None
-        self.prefills = tuple(self._plan_prefill(span) for span in spans if span.stop - span.start > 1)
+        self.spans = tuple(spans)
+        self._plans: dict[int | None, _Plan] = {}
 
-    def __call__(self, layer: int, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKE: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKE: torch.Tensor, window: int | None = None
+    ) -> torch.Tensor:
         """Appends the keys and values, then attends; returns [T, H, E] in the queries' dtype."""
+        plan = self._plans.get(window) or self._plans.setdefault(window, self._plan(window))
         self.cache.append(layer, self.lines, self.begun, k_TKE[: self.num_tokens], v_TKE[: self.num_tokens])
         q_TKGE = (q_THE.float() * self.head_dim**-0.5).unflatten(1, (self.num_kv_heads, self.group))
         out_TKGE = torch.zeros(q_TKGE.shape)
-        if self.decode is not None:
-            self._run_decode(layer, self.decode, q_TKGE, out_TKGE)
-        for span in self.prefills:
-            self._run_prefill(layer, span, q_TKGE, out_TKGE)
+        if plan.decode is not None:
+            self._run_decode(layer, plan.decode, q_TKGE, out_TKGE)
+        for span in plan.prefills:
+            self._run_prefill(layer, span, plan.window, q_TKGE, out_TKGE)
         return out_TKGE.flatten(1, 2).to(q_THE.dtype)
 
-    def _plan_decode(self, spans: Sequence[Span]) -> _Decode:
+    def _plan(self, window: int | None) -> _Plan:
+        single = sorted((span for span in self.spans if span.stop - span.start == 1), key=lambda span: -span.stop)
+        prefills = tuple(self._plan_prefill(span, window) for span in self.spans if span.stop - span.start > 1)
+        return _Plan(window, self._plan_decode(single, window) if single else None, prefills)
+
+    def _plan_decode(self, spans: Sequence[Span], window: int | None) -> _Decode:
         tables = [self._tiles(span) for span in spans]
         limit = max(1, _MAX_READ // (ATTENTION_TILE * self.num_kv_heads * self.head_dim))
         groups: list[_DecodeGroup] = []
         pairs: list[tuple[int, int]] = []  # (tile, sequence)
-        for tile in range(len(tables[0])):
+        for tile in range(_first_tile(spans[-1].stop - 1, window), len(tables[0])):
             here = [(tile, i) for i, table in enumerate(tables) if tile < len(table)]
             if pairs and len(pairs) + len(here) > limit:
-                groups.append(self._plan_group(spans, tables, pairs))
+                groups.append(self._plan_group(spans, tables, pairs, window))
                 pairs = []
             pairs += here
-        groups.append(self._plan_group(spans, tables, pairs))
+        groups.append(self._plan_group(spans, tables, pairs, window))
         return _Decode(torch.tensor([span.first for span in spans]), tuple(groups))
 
     def _plan_group(
-        self, spans: Sequence[Span], tables: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]
+        self,
+        spans: Sequence[Span],
+        tables: Sequence[torch.Tensor],
+        pairs: Sequence[tuple[int, int]],
+        window: int | None,
     ) -> _DecodeGroup:
         tiles = [tile for tile, _ in pairs]
-        visible_P = torch.tensor([spans[i].stop - tile * ATTENTION_TILE for tile, i in pairs])
-        hidden_PC = torch.arange(ATTENTION_TILE) >= visible_P.unsqueeze(-1)
+        query_P = torch.tensor([spans[i].stop - 1 - tile * ATTENTION_TILE for tile, i in pairs])
+        hidden_PC = _hidden(torch.arange(ATTENTION_TILE), query_P.unsqueeze(-1), window)
         return _DecodeGroup(
             counts=tuple(tiles.count(tile) for tile in range(tiles[0], tiles[-1] + 1)),
             sequence=torch.tensor([i for _, i in pairs]),
@@ -117,12 +142,12 @@ class PagedAttention:
             hidden=hidden_PC.repeat_interleave(self.num_kv_heads, dim=0)[:, None, None, :],
         )
 
-    def _plan_prefill(self, span: Span) -> _Prefill:
+    def _plan_prefill(self, span: Span, window: int | None) -> _Prefill:
         length = span.stop - span.start
         num_rows = -(-length * self.group // QUERY_ROWS) * QUERY_ROWS
         positions = (span.start + torch.arange(num_rows) // self.group).clamp_max(span.stop - 1)
         pages = tuple(self.cache.pages(blocks.unsqueeze(0)) for blocks in self._tiles(span))
-        return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), pages)
+        return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), _first_tile(span.start, window), pages)
 
     def _tiles(self, span: Span) -> torch.Tensor:
         """The block table cut into tiles, [tiles, blocks per tile], padded with the null block."""
@@ -146,19 +171,33 @@ class PagedAttention:
         rows_SKNE = softmax.result().flatten(1, 2).unflatten(0, (-1, self.num_kv_heads))
         out_TKGE[plan.tokens] = rows_SKNE[:, :, : self.group]
 
-    def _run_prefill(self, layer: int, plan: _Prefill, q_TKGE: torch.Tensor, out_TKGE: torch.Tensor) -> None:
+    def _run_prefill(
+        self, layer: int, plan: _Prefill, window: int | None, q_TKGE: torch.Tensor, out_TKGE: torch.Tensor
+    ) -> None:
         span = slice(plan.first, plan.first + plan.length)
         q_KQRE = _query_tiles(q_TKGE[span].transpose(0, 1).flatten(1, 2))
         softmax = OnlineSoftmax()
-        for tile, pages in enumerate(plan.tile_pages):
+        for tile, pages in enumerate(plan.tile_pages[plan.first_tile :], plan.first_tile):
             begin = tile * ATTENTION_TILE
             unseeing = int((plan.positions_QR[:, -1] < begin).sum())  # query tiles that end before this one
             k_KCE, v_KCE = self.cache.read(layer, pages, self.blocks_per_tile)
-            hidden_QRC = begin + torch.arange(ATTENTION_TILE) > plan.positions_QR[unseeing:].unsqueeze(-1)
+            keys_C = begin + torch.arange(ATTENTION_TILE)
+            hidden_QRC = _hidden(keys_C, plan.positions_QR[unseeing:].unsqueeze(-1), window)
             partial = _attend(q_KQRE[:, unseeing:], k_KCE, v_KCE, hidden_QRC)
             softmax.merge(partial, (slice(None), slice(unseeing, None)))
         rows_KNE = softmax.result().flatten(1, 2)[:, : plan.length * self.group]
         out_TKGE[span] = rows_KNE.unflatten(1, (plan.length, self.group)).transpose(0, 1)
+
+
+def _hidden(keys: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Which key positions a query position does not see."""
+    hidden = keys > query
+    return hidden if window is None else hidden | (keys <= query - window)
+
+
+def _first_tile(query: int, window: int | None) -> int:
+    """The first tile that a query at that position sees; leaving out those before it changes no bit."""
+    return 0 if window is None else max(0, query - window + 1) // ATTENTION_TILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from ..parallel.mesh import ALONE, Group
 from .ipc import Frame, error_frame, receive, send
 from .kv_cache import TORCH_DTYPES, KVCache
 from .model_runner import ModelRunner, num_slices
+from .row_tiles import SMALLEST
 from .step_plan import StepPlan
 
 
@@ -64,7 +65,7 @@ def _load(start: Frame) -> ModelRunner:
     config = ModelConfig.from_json(checkpoint.config(), str(checkpoint.path / "config.json"))
     dtype = TORCH_DTYPES[job["dtype"]]
     slices = num_slices(config, tp.size, dtype)
-    decoder = Decoder(config, tp, dtype=dtype, device=device, num_slices=slices)
+    decoder = Decoder(config, tp, dtype=dtype, device=device, num_slices=slices, row_tile=SMALLEST)
     load_weights(decoder, checkpoint)
     if device.type == "cuda":
         _check_room(job["kv_bytes"], device)

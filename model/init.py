@@ -13,7 +13,8 @@ BLOCK = 2**20  # elements drawn from one generator
 
 
 def initialize_weights(decoder: Decoder, seed: int) -> None:
-    """Fills every parameter in place: norms with ones, the rest with normal noise of std `initializer_range`."""
+    """Fills every parameter in place: norms with ones, biases with zeros, the rest with normal noise of std
+    `initializer_range`."""
     std = decoder.config.initializer_range
     with torch.no_grad():
         for local in decoder.local_params():

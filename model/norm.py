@@ -1,8 +1,9 @@
-"""RMSNorm (arXiv 1910.07467), computed in fp32 whatever the weights are kept in."""
+"""Norms, computed in fp32 whatever the weights are kept in: RMSNorm (arXiv 1910.07467), LayerNorm (1607.06450)."""
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -40,3 +41,17 @@ class RMSNorm(nn.Module):
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D], same dtype."""
         return _RMSNorm.apply(x_ND, self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim; replicated over tensor-parallel ranks."""
+
+    def __init__(self, features: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(features, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.empty(features, dtype=dtype, device=device))
+
+    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., D], same dtype."""
+        return F.layer_norm(x_ND, self.weight.shape, self.weight, self.bias, self.eps)

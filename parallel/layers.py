@@ -14,27 +14,46 @@ from .mesh import Group
 
 
 class ColumnParallelLinear(nn.Module):
-    """y_NF = x_ND W_FD^T where each rank holds rows of W: input replicated, output split over ranks.
+    """y_NF = x_ND W_FD^T + b_F where each rank holds rows of W and b: input replicated, output split over ranks.
 
     Args:
         in_features: D, of the whole input.
         out_features: F, rows held by this rank.
+        num_transposed: 0 keeps the weight as [F, D]; n as n blocks [D, F / n], one below the other.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, tp: Group, *, dtype: torch.dtype, device: torch.device
+        self,
+        in_features: int,
+        out_features: int,
+        tp: Group,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        bias: bool = False,
+        num_transposed: int = 0,
     ) -> None:
         super().__init__()
         self.tp = tp
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device))
+        self.in_features = in_features
+        self.num_transposed = num_transposed
+        n = num_transposed
+        shape = (n * in_features, out_features // n) if n else (out_features, in_features)
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """[..., D] replicated -> [..., F] split."""
-        return F.linear(copy_to_group(x_ND, self.tp), self.weight)
+        x_ND = copy_to_group(x_ND, self.tp)
+        if not self.num_transposed:
+            return F.linear(x_ND, self.weight, self.bias)
+        blocks = self.weight.chunk(self.num_transposed)
+        y_NF = torch.cat([F.linear(x_ND, block.t()) for block in blocks], dim=-1)
+        return y_NF if self.bias is None else y_NF + self.bias
 
 
 class RowParallelLinear(nn.Module):
-    """y_NF = sum over ranks of x_ND W_FD^T where each rank holds columns of W: input split, output replicated.
+    """y_NF = sum over ranks of x_ND W_FD^T, plus b_F: ranks hold columns of W, input split, output replicated.
 
     Args:
         in_features: D, columns held by this rank.
@@ -42,6 +61,7 @@ class RowParallelLinear(nn.Module):
         num_slices: 1 sums over ranks in whatever order is fastest. A power of two cuts the whole K into that many
             slices, each summed on its own and then added as one fixed binary tree, so that every tp that divides
             num_slices gives the same bits (inference in fp32).
+        transposed: the weight is kept as [D, F].
     """
 
     def __init__(
@@ -53,19 +73,29 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         num_slices: int = 1,
+        bias: bool = False,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
         self.tp = tp
+        self.in_features = in_features
         self.num_local_slices = max(1, num_slices // tp.size)
         self.fixed_tree = num_slices > 1
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device))
+        self.transposed = transposed
+        shape = (in_features, out_features) if transposed else (out_features, in_features)
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """[..., D] split -> [..., F] replicated."""
+        y_NF = self._sum(x_ND, self.weight.t() if self.transposed else self.weight)
+        return y_NF if self.bias is None else y_NF + self.bias
+
+    def _sum(self, x_ND: torch.Tensor, weight_FD: torch.Tensor) -> torch.Tensor:
         if not self.fixed_tree:
-            return reduce_from_group(F.linear(x_ND, self.weight), self.tp)
+            return reduce_from_group(F.linear(x_ND, weight_FD), self.tp)
         inputs = x_ND.chunk(self.num_local_slices, dim=-1)
-        weights = self.weight.chunk(self.num_local_slices, dim=-1)
+        weights = weight_FD.chunk(self.num_local_slices, dim=-1)
         partial = tree_sum([F.linear(x, w) for x, w in zip(inputs, weights, strict=True)])
         return tree_sum(all_gather(partial, self.tp))
 

@@ -65,16 +65,18 @@ class FlatBuffers:
     def reduce_grads(self) -> None:
         """Sums gradients over every rank that saw other data or another copy; each rank's range is in `own_grads`."""
         for bucket in self.buckets:
-            self._sum_replicated_heads(bucket)
+            self._sum_over_tp(bucket)
             reduce_scatter_flat(bucket.own_grads, bucket.grads, self.mesh.shard)
             all_reduce(bucket.own_grads, self.mesh.replicate)
 
-    def _sum_replicated_heads(self, bucket: FlatBucket) -> None:
+    def _sum_over_tp(self, bucket: FlatBucket) -> None:
+        """Adds up what ranks with the same values saw apart: replicated kv heads, norms of heads, routers."""
         for local, offset in zip(bucket.plan.params, bucket.plan.offsets, strict=True):
             for piece in local.pieces:
-                if piece.num_holders > 1:
+                group = self.mesh.tp if piece.tensor.partial_grad else self.mesh.kv_heads
+                if piece.tensor.partial_grad or piece.num_holders > 1:
                     start = offset + piece.start
-                    all_reduce(bucket.grads[start : start + piece.box.size], self.mesh.kv_heads)
+                    all_reduce(bucket.grads[start : start + piece.box.size], group)
 
     def gather_params(self) -> None:
         """Gives every rank of the group the parameters that the others have updated."""

@@ -7,11 +7,19 @@ from ..model.decoder import Decoder
 from ..parallel.cross_entropy import vocab_parallel_cross_entropy
 
 
-def causal_attention(layer: int, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> torch.Tensor:
-    """Causal attention over the rows themselves: [B, L, H, E] -> [B, L, H, E]."""
-    group = q_BLHE.shape[-2] // k_BLKE.shape[-2]
+def causal_attention(
+    layer: int, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor, window: int | None = None
+) -> torch.Tensor:
+    """Causal attention over the rows themselves, or the last `window` positions: [B, L, H, E] -> [B, L, H, E]."""
+    length, grouped = q_BLHE.shape[1], q_BLHE.shape[-2] > k_BLKE.shape[-2]
+    seen = None
+    if window is not None and window < length:
+        place = torch.arange(length, device=q_BLHE.device)
+        distance_LL = place.unsqueeze(-1) - place
+        seen = (distance_LL >= 0) & (distance_LL < window)
     q, k, v = (x.transpose(1, 2) for x in (q_BLHE, k_BLKE, v_BLKE))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1).transpose(1, 2)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped)
+    return out.transpose(1, 2)
 
 
 def loss_sum(decoder: Decoder, tokens_BL: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:

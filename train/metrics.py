@@ -10,7 +10,7 @@ import torch
 
 from ..checkpoint.storage import replace_small
 from ..model.config import ModelConfig
-from ..model.registry import tensor_table
+from ..model.registry import count_multiplied
 
 _PEAK_BF16_FLOPS = {
     "H100": 989e12,
@@ -59,13 +59,7 @@ def _lines_up_to(path: Path, last_step: int) -> list[str]:
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> float:
     """Training flops per token: 6 per parameter that is multiplied, 6 layers x hidden x seq for causal attention."""
-    total = 0
-    for spec in tensor_table(config):
-        size = 1
-        for extent in spec.shape:
-            size *= extent
-        total += 0 if spec.name == "model.embed_tokens.weight" else size
-    return 6.0 * total + 6.0 * config.num_hidden_layers * config.hidden_size * seq_len
+    return 6.0 * count_multiplied(config) + 6.0 * config.num_hidden_layers * config.hidden_size * seq_len
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

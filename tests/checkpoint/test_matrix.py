@@ -114,13 +114,16 @@ def test_an_untied_head_and_fp32_weights(tmp_path: Path) -> None:
 
 
 def test_fused_columns_of_a_transposed_tensor(tmp_path: Path) -> None:
-    """A tensor split along its last dim, with a scalar and a 3-D one beside it, whichever way they were cut."""
+    """A tensor of three column boxes per rank, with a scalar and a 3-D one beside it, whichever way they were cut."""
     table = (
-        TensorSpec("attn", (12, 24), core_layout.Split(1, 4), 0),
+        TensorSpec("attn", (12, 24), core_layout.Split(1, 4, sections=3), 0),
+        TensorSpec("attn.bias", (24,), core_layout.Split(0, 4, sections=3), 0),
         TensorSpec("conv", (3, 8, 5), core_layout.Split(1), 0),
         TensorSpec("scale", (), None, "last"),
     )
     saved = save_step(tmp_path / "run", table, Layout(tp=2, dp=3, zero=1), STATES)
+    columns = [(chunk.box.bounds()[1], chunk.flat) for chunk in Checkpoint.open(saved).chunks["attn", "weight"]]
+    assert sorted(columns) == [([low, low + 4], None) for low in range(0, 24, 4)]
     for tp in (1, 2):
         found = Checkpoint.open(reshard(saved, tmp_path / f"tp{tp}", layout=Layout(tp=tp)))
         for spec in table:

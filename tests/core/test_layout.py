@@ -22,7 +22,7 @@ from tk.core.layout import (
     owned,
     pipeline_rank,
     shards,
-    split_box,
+    split_boxes,
 )
 
 HEAD = 4
@@ -47,6 +47,8 @@ def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
             TensorSpec(f"{layer}.o", (hidden, heads * HEAD), Split(1, HEAD), layer),
             TensorSpec(f"{layer}.bias", (inner,), Split(0), layer),
             TensorSpec(f"{layer}.down", (hidden, inner), Split(1), layer),
+            TensorSpec(f"{layer}.fused", (hidden, 3 * heads * HEAD), Split(1, HEAD, sections=3), layer),
+            TensorSpec(f"{layer}.fused.bias", (3 * heads * HEAD,), Split(0, HEAD, sections=3), layer),
         ]
     specs.append(TensorSpec("head", (vocab, hidden), Split(0, rule="pad"), "last", alias="embed" if tied else ""))
     return tuple(specs)
@@ -94,15 +96,15 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
         assert all(a + p.size <= b for a, b, p in zip(bucket.offsets, bucket.offsets[1:], bucket.params, strict=False))
         assert len({len(param.shape) >= 2 for param in bucket.params}) == 1
     runs = sorted(
-        (s.piece.tensor.name, *s.flat)
+        ((s.piece.tensor.name, s.piece.start), *s.flat)
         for rank in range(layout.group_size)
         for s in shards(flat, layout.group_size, rank)
     )
-    sizes = {piece.tensor.name: piece.box.size for param in params for piece in param.pieces}
-    for name, of_tensor in groupby(runs, key=lambda run: run[0]):
-        edges = [edge for _, a, b in of_tensor for edge in (a, b)]
+    sizes = {(piece.tensor.name, piece.start): piece.box.size for param in params for piece in param.pieces}
+    for key, of_piece in groupby(runs, key=lambda run: run[0]):
+        edges = [edge for _, a, b in of_piece for edge in (a, b)]
         assert edges[0] == 0
-        assert edges[-1] == sizes[name]
+        assert edges[-1] == sizes[key]
         assert edges[1:-1:2] == edges[2::2]
 
 
@@ -116,7 +118,7 @@ def test_a_position_holds_what_its_pieces_say(table: tuple[TensorSpec, ...], lay
                 starts = np.cumsum([0, *(piece.box.size for piece in param.pieces)])
                 assert [piece.start for piece in param.pieces] == starts[:-1].tolist()
                 for piece in param.pieces:
-                    assert piece.box == split_box(piece.tensor, layout.tp, tp)
+                    assert piece.box in split_boxes(piece.tensor, layout.tp, tp)
                     assert piece.box.shape[1:] == param.shape[1:]
 
 
@@ -157,24 +159,32 @@ def test_weights_are_whole_tensors_at_tp_1() -> None:
 
 def test_replicated_heads_are_owned_by_the_lowest_rank() -> None:
     spec = TensorSpec("k", (2 * HEAD, 8), Split(0, HEAD, "replicate"), 0)
-    assert [split_box(spec, 4, rank).offset[0] for rank in range(4)] == [0, 0, HEAD, HEAD]
+    assert [split_boxes(spec, 4, rank)[0].offset[0] for rank in range(4)] == [0, 0, HEAD, HEAD]
     owners = [
         piece.owner for rank in range(4) for p in local_params((spec,), Layout(tp=4), 0, rank) for piece in p.pieces
     ]
     assert owners == [True, False, True, False]
 
 
+def test_sections_are_cut_each_by_itself_and_stay_whole_at_tp_1() -> None:
+    spec = TensorSpec("c_attn", (6, 3 * 2 * HEAD), Split(1, HEAD, sections=3), 0)
+    (param,) = local_params((spec,), Layout(tp=2), 0, 1)
+    assert [piece.box.bounds()[1] for piece in param.pieces] == [[4, 8], [12, 16], [20, 24]]
+    assert param.shape == (3 * 6, HEAD)
+    assert local_params((spec,), Layout(), 0, 0)[0].shape == spec.shape
+
+
 def test_a_tp_that_does_not_fit_is_refused_with_those_that_do() -> None:
     spec = TensorSpec("q", (6 * HEAD, 8), Split(0, HEAD, of="num_attention_heads"))
     with pytest.raises(ParallelError, match=r"num_attention_heads % tp = 6 % 4 = 2.*Use tp = 1 or 2 or 3 or 6"):
-        split_box(spec, 4, 0)
+        split_boxes(spec, 4, 0)
     with pytest.raises(ParallelError, match="tp = 4 does not fit"):
-        split_box(TensorSpec("k", (3 * HEAD, 8), Split(0, HEAD, "replicate")), 4, 0)
+        split_boxes(TensorSpec("k", (3 * HEAD, 8), Split(0, HEAD, "replicate")), 4, 0)
 
 
 def test_padded_rows_belong_to_nobody() -> None:
     spec = TensorSpec("embed", (5, 2), Split(0, rule="pad"))
-    assert [split_box(spec, 4, rank).bounds()[0] for rank in range(4)] == [[0, 2], [2, 4], [4, 5], [5, 5]]
+    assert [split_boxes(spec, 4, rank)[0].bounds()[0] for rank in range(4)] == [[0, 2], [2, 4], [4, 5], [5, 5]]
     assert {local_params((spec,), Layout(tp=4), 0, rank)[0].shape for rank in range(4)} == {(2, 2)}
 
 

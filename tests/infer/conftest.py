@@ -14,6 +14,7 @@ from tk.checkpoint import Checkpoint
 from tk.infer import LLM
 from tk.infer.kv_cache import TORCH_DTYPES, KVCache
 from tk.infer.model_runner import ModelRunner, num_slices
+from tk.infer.row_tiles import SMALLEST
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
@@ -93,14 +94,15 @@ def llm_tp2(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
 
 @pytest.fixture
 def make_runner(model_folder: Callable[[str], Path]) -> Callable[..., ModelRunner]:
-    """A model runner in this process: name of the model, dtype, KV dtype, blocks, block size."""
+    """A model runner in this process: folder or name of the model, dtype, KV dtype, blocks, block size."""
 
-    def make(name: str, dtype: str, kv_dtype: str, num_blocks: int, block_size: int = 16) -> ModelRunner:
-        folder = model_folder(name)
+    def make(model: str | Path, dtype: str, kv_dtype: str, num_blocks: int, block_size: int = 16) -> ModelRunner:
+        folder = model if isinstance(model, Path) else model_folder(model)
         config = ModelConfig.from_folder(folder)
         torch_dtype = TORCH_DTYPES[dtype]
         slices = num_slices(config, 1, torch_dtype)
-        decoder = Decoder(config, ALONE, dtype=torch_dtype, device=torch.device("cpu"), num_slices=slices)
+        device = torch.device("cpu")
+        decoder = Decoder(config, ALONE, dtype=torch_dtype, device=device, num_slices=slices, row_tile=SMALLEST)
         load_weights(decoder, Checkpoint.open(folder))
         heads, head_dim = config.num_key_value_heads, config.head_dim
         cache = KVCache(config.num_hidden_layers, num_blocks, heads, block_size, head_dim, kv_dtype)

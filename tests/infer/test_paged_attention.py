@@ -26,7 +26,9 @@ class Case:
             torch.randn(LENGTH, count, head_dim, generator=draw).to(dtype) for count in (heads, kv_heads, kv_heads)
         )
 
-    def run(self, cuts: list[int], num_others: int = 0, garbage: bool = False) -> torch.Tensor:
+    def run(
+        self, cuts: list[int], num_others: int = 0, garbage: bool = False, window: int | None = None
+    ) -> torch.Tensor:
         """Output [LENGTH, H, E], computed in chunks, each beside the decoding of other sequences."""
         cache = KVCache(1, NUM_BLOCKS, self.kv_heads, BLOCK, self.head_dim, self.kv_dtype)
         order = np.random.default_rng(len(cuts)).permutation(NUM_BLOCKS).astype(np.int32) + 1
@@ -47,7 +49,8 @@ class Case:
                 for part, source in zip(parts, (self.q, self.k, self.v), strict=True):
                     part.append(source[(start + 7 * i) % LENGTH][None])
             attend = PagedAttention(cache, spans, torch.from_numpy(np.concatenate(slots)), self.heads)
-            outputs.append(attend(0, *(torch.cat(part) for part in parts))[:length])
+            q, k, v = (torch.cat(part) for part in parts)
+            outputs.append(attend(0, q, k, v, window)[:length])
         return torch.cat(outputs)
 
     def _append(self, cache: KVCache, table: Array, positions: Array, values: torch.Tensor) -> None:
@@ -60,10 +63,11 @@ def _slots(table: Array, positions: Array) -> Array:
     return slots
 
 
-def exact(case: Case, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def exact(case: Case, k: torch.Tensor, v: torch.Tensor, window: int = LENGTH) -> torch.Tensor:
     """torch's causal attention in float64."""
     q, k, v = (x.double().transpose(0, 1)[None] for x in (case.q, k, v))
-    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().triu(1 - window)
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 3, 40), (20, 1, 8)])
@@ -72,6 +76,15 @@ def test_equals_torch(heads: int, kv_heads: int, head_dim: int) -> None:
     expected = exact(case, case.k, case.v)
     for cuts in ([LENGTH], [300, *[1] * 20, 280]):
         torch.testing.assert_close(case.run(cuts).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 40, 256, 300, LENGTH])
+def test_a_window_equals_torch_and_changes_no_bits_by_company_or_cut(window: int) -> None:
+    """Tiles of 256 keys before the window are left out, others partly hidden."""
+    case = Case(4, 2, 16, "fp32", torch.float32)
+    alone = case.run([LENGTH], window=window)
+    torch.testing.assert_close(alone.double(), exact(case, case.k, case.v, window), rtol=1e-5, atol=1e-5)
+    assert torch.equal(case.run([300, *[1] * 20, 280], num_others=2, window=window), alone)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp16", "int8"])

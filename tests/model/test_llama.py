@@ -175,8 +175,16 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type = 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, r"'rope_scaling\.factor' is missing"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported for llama"),
+        ({"attention_bias": True}, "attention_bias = True is not supported"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function = 'relu'"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+            | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            "layer_types",
+        ),
         ({"hidden_size": -1}, "hidden_size"),
     ],
 )

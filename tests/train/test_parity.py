@@ -10,7 +10,9 @@ import torch
 
 from tk.checkpoint.reader import Checkpoint
 from tk.core.config import parse
+from tk.model.config import ModelConfig
 from tk.parallel.mesh import Mesh
+from tk.tests.model.architectures import ENTRIES
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config import TrainConfig
@@ -74,6 +76,25 @@ def test_layouts_equal_one_process_in_fp32(
         last = [(Checkpoint.open(tmp_path / run)) for run in (name, "one")]
         assert last[0].step == last[1].step == 20
         _assert_same_model(last[0], last[1], "weight", 1e-3, 1e-5)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_architecture_trains_alike_over_tp(
+    rank_pool: RankPool, configure: Configure, tmp_path: Path, name: str
+) -> None:
+    """Every parameter's first gradient: biases, norms of heads (at tp 4 over replicated ones), routers, experts."""
+    shape = ModelConfig.from_json(ENTRIES[name].make_config().to_dict())
+    model = shape.model_dump(mode="json") | {"vocab_size": 0, "initializer_range": 0.05}
+    options = {"model": model, "train": {"steps": 3}}
+    expected = run_training(configure("one", checkpoint={"every": 1}, **options))
+    for layout in (LAYOUTS["tp2 dp2 zero1"], LAYOUTS["tp4, kv heads replicated"]):
+        run = f"tp{layout['tp']}"
+        mine = _with_layout(configure(run, checkpoint={"every": 1}, **options), layout)
+        for result in rank_pool.run(run_training, 4, config=mine):
+            np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-5, err_msg=run)
+            np.testing.assert_allclose(result["grad_norm"], expected["grad_norm"], rtol=1e-4, err_msg=run)
+        steps = [(Checkpoint.open(tmp_path / folder / "step-00000001")) for folder in (run, "one")]
+        _assert_same_model(steps[0], steps[1], "exp_avg", 1e-5, 1e-7)
 
 
 def test_bf16_layouts_equal_one_process_to_1e_3(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:

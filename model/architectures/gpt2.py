@@ -1,0 +1,93 @@
+"""GPT-2 (Radford et al., 2019): learned positions, LayerNorm, biases everywhere, weights stored [in, out].
+
+c_attn holds the columns of q, k and v side by side; a tensor-parallel rank owns one box of each.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...core.layout import Split, TensorSpec
+from ..config import ModelConfig
+from ..spec import EMBEDDING, POSITIONS, Architecture, DecoderSpec, DenseSpec, LayerSpec
+
+_VOCAB = Split(0, 1, "pad", of="vocab_size")
+
+
+def _decoder(config: ModelConfig) -> DecoderSpec:
+    layer = LayerSpec(DenseSpec(config.intermediate_size, "gelu_new"))
+    return DecoderSpec(
+        table=tuple(_table(config)),
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        layers=(layer,) * config.num_hidden_layers,
+        norm_eps=config.layer_norm_epsilon,
+        norm="layer",
+        transposed=True,
+    )
+
+
+def _table(config: ModelConfig) -> Iterator[TensorSpec]:
+    hidden, embedding = config.hidden_size, "transformer.wte.weight"
+    yield TensorSpec(embedding, (config.vocab_size, hidden), _VOCAB, param=EMBEDDING)
+    yield TensorSpec("transformer.wpe.weight", (config.max_position_embeddings, hidden), param=POSITIONS)
+    for layer in range(config.num_hidden_layers):
+        yield from _layer(config, layer)
+    yield TensorSpec("transformer.ln_f.weight", (hidden,), None, "last", "model.norm.weight", init="ones")
+    yield TensorSpec("transformer.ln_f.bias", (hidden,), None, "last", "model.norm.bias", init="zeros")
+    tied = embedding if config.tie_word_embeddings else ""
+    yield TensorSpec("lm_head.weight", (config.vocab_size, hidden), _VOCAB, "last", alias=tied)
+
+
+def _layer(config: ModelConfig, layer: int) -> Iterator[TensorSpec]:
+    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    stored, own = f"transformer.h.{layer}", f"model.layers.{layer}"
+
+    def norm(name: str, ours: str) -> Iterator[TensorSpec]:
+        yield TensorSpec(f"{stored}.{name}.weight", (hidden,), None, layer, f"{own}.{ours}.weight", init="ones")
+        yield TensorSpec(f"{stored}.{name}.bias", (hidden,), None, layer, f"{own}.{ours}.bias", init="zeros")
+
+    def linear(name: str, ours: str, shape: tuple[int, int], unit: int, of: str, cut: int) -> Iterator[TensorSpec]:
+        """`cut`: sections that the columns consist of; 0 where the rows are split instead, and the bias is not."""
+        split = Split(1, unit, of=of, sections=cut) if cut else Split(0, unit, of=of)
+        bias = Split(0, unit, of=of, sections=cut) if cut else None
+        yield TensorSpec(f"{stored}.{name}.weight", shape, split, layer, f"{own}.{ours}.weight")
+        yield TensorSpec(f"{stored}.{name}.bias", shape[1:], bias, layer, f"{own}.{ours}.bias", init="zeros")
+
+    heads, inside = "num_attention_heads", "intermediate_size"
+    yield from norm("ln_1", "input_layernorm")
+    yield from linear("attn.c_attn", "self_attn.qkv_proj", (hidden, 3 * hidden), head, heads, 3)
+    yield from linear("attn.c_proj", "self_attn.o_proj", (hidden, hidden), head, heads, 0)
+    yield from norm("ln_2", "post_attention_layernorm")
+    yield from linear("mlp.c_fc", "mlp.up_proj", (hidden, inner), 1, inside, 1)
+    yield from linear("mlp.c_proj", "mlp.down_proj", (inner, hidden), 1, inside, 0)
+
+
+def _read(data: dict[str, Any]) -> dict[str, Any]:
+    if data.get("intermediate_size") is None and isinstance(data.get("hidden_size"), int):
+        data["intermediate_size"] = 4 * data["hidden_size"]
+    return data
+
+
+ARCHITECTURE = Architecture(
+    name="gpt2",
+    hugging_face_class="GPT2LMHeadModel",
+    options=frozenset({"layer_norm_epsilon"}),
+    decoder=_decoder,
+    requires={
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    absent={"tie_word_embeddings": True},
+    keys={
+        "hidden_size": ("n_embd",),
+        "intermediate_size": ("n_inner",),
+        "num_hidden_layers": ("n_layer",),
+        "num_attention_heads": ("n_head",),
+        "max_position_embeddings": ("n_positions",),
+    },
+    read=_read,
+)

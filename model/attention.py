@@ -1,0 +1,51 @@
+"""Grouped-query attention (arXiv 2305.13245) between its projections; which keys are read is the caller's affair.
+
+Letters: N any leading dims ([B, L] in training, packed [T] in inference), D hidden size, H query heads and K kv heads
+of this rank, E head dim.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from .placement import Placement
+from .rope import Rotation, rotate
+
+
+class Attend(Protocol):
+    """Causal attention of one layer, however keys and values are kept. Rotary embedding is already applied."""
+
+    def __call__(
+        self, layer: int, q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        """Returns [..., H, E]. A query sees `window` positions, its own included; None = all before it."""
+
+
+class Attention(nn.Module):
+    """One fused q, k, v projection, norms of heads and rotation where the model has them, output projection."""
+
+    def __init__(self, layer: int, place: Placement) -> None:
+        super().__init__()
+        prefix = f"model.layers.{layer}.self_attn"
+        spec = place.spec
+        self.layer = layer
+        self.window = spec.layers[layer].window
+        self.head_dim = spec.head_dim
+        self.num_heads = spec.num_heads // place.tp.size
+        self.num_kv_heads = max(1, spec.num_kv_heads // place.tp.size)
+        self.qkv_proj = place.column(f"{prefix}.qkv_proj")
+        self.q_norm = place.head_norm(f"{prefix}.q_norm")
+        self.k_norm = place.head_norm(f"{prefix}.k_norm")
+        self.o_proj = place.row(f"{prefix}.o_proj")
+
+    def forward(self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend) -> torch.Tensor:
+        """[..., D] -> [..., D]."""
+        qkv = self.qkv_proj(x_ND).unflatten(-1, (-1, self.head_dim))
+        q_NHE, k_NKE, v_NKE = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=-2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_NHE, k_NKE = self.q_norm(q_NHE), self.k_norm(k_NKE)
+        if turns is not None:
+            q_NHE, k_NKE = rotate(q_NHE, turns), rotate(k_NKE, turns)
+        out_NHE = attend(self.layer, q_NHE, k_NKE, v_NKE, self.window)
+        return self.o_proj(out_NHE.flatten(-2))  # type: ignore[no-any-return]

@@ -1,0 +1,102 @@
+"""Mixture of experts (arXiv 1701.06538, 2401.04088) whose experts are each split over tensor-parallel ranks.
+
+The router is replicated, so every rank sends the same tokens to the same experts, and no token is dropped. Everything
+after `copy_to_group` is a partial sum, the gradient of the router among it (`TensorSpec.partial_grad`).
+
+Letters: T tokens, D hidden size, I intermediate size of an expert on this rank, E experts, K of them per token,
+S slices of I (see RowParallelLinear).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..parallel.collectives import all_gather, tree_sum
+from ..parallel.functions import copy_to_group, reduce_from_group
+from .activation import swiglu
+from .placement import Placement
+from .spec import ExpertsSpec
+
+
+class Router(nn.Module):
+    """Scores of every expert for every token."""
+
+    def __init__(self, name: str, place: Placement) -> None:
+        super().__init__()
+        self.in_features = place.spec.hidden_size
+        self.weight = place.empty(f"{name}.weight")
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """[T, D] -> [T, E]."""
+        return F.linear(x_TD, self.weight)
+
+
+class Experts(nn.Module):
+    """The weights of all experts of a layer, each kind in one parameter of stacked rows."""
+
+    def __init__(self, name: str, num_experts: int, place: Placement) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.gate_up_proj = place.empty(f"{name}.gate_up_proj")
+        self.down_proj = place.empty(f"{name}.down_proj")
+
+    def forward(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each expert's gate and up [2I, D] and down [D, I]."""
+        stacked = (weight.unflatten(0, (self.num_experts, -1)) for weight in (self.gate_up_proj, self.down_proj))
+        gate_ups, downs = (weight.unbind() for weight in stacked)
+        return list(zip(gate_ups, downs, strict=True))
+
+
+class MixtureOfExperts(nn.Module):
+    """Each token goes through the top K experts, weighted by their probabilities.
+
+    `Placement.row_tile` > 0 multiplies an expert's tokens so many rows at a time, padded: how many there are then
+    changes no bit of any (inference). 0 multiplies them all at once.
+    """
+
+    def __init__(self, layer: int, experts: ExpertsSpec, place: Placement) -> None:
+        super().__init__()
+        prefix = f"model.layers.{layer}.mlp"
+        self.tp, self.row_tile = place.tp, place.row_tile
+        self.num_local_slices = max(1, place.num_slices // place.tp.size)
+        self.fixed_tree = place.num_slices > 1
+        self.top_k, self.normalize = experts.top_k, experts.normalize
+        self.gate = Router(f"{prefix}.gate", place)
+        self.experts = Experts(f"{prefix}.experts", experts.num_experts, place)
+
+    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., D]."""
+        x_TD = copy_to_group(x_ND.flatten(0, -2), self.tp)
+        weights_TK, chosen_TK = self._route(x_TD)
+        partial_STD = torch.zeros(self.num_local_slices, *x_TD.shape, dtype=torch.float32, device=x_TD.device)
+        by_expert = chosen_TK.flatten().argsort(stable=True)
+        counts = chosen_TK.flatten().bincount(minlength=self.experts.num_experts).tolist()
+        for (gate_up, down), places in zip(self.experts(), by_expert.split(counts), strict=True):
+            if len(places):
+                tokens = places // self.top_k
+                y_STD = self._expert(x_TD[tokens], gate_up, down).float() * weights_TK.flatten()[places].unsqueeze(-1)
+                partial_STD.index_add_(1, tokens, y_STD)
+        return self._sum(partial_STD.to(x_TD.dtype)).view_as(x_ND)
+
+    def _route(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        probabilities_TE = self.gate(x_TD).float().softmax(dim=-1)
+        weights_TK, chosen_TK = probabilities_TE.topk(self.top_k, dim=-1)
+        if self.normalize:
+            weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+        return weights_TK, chosen_TK
+
+    def _expert(self, x_TD: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        """One expert's tokens [T, D] -> [S, T, D]."""
+        size = self.row_tile or len(x_TD)
+        padded_TD = F.pad(x_TD, (0, 0, 0, -len(x_TD) % size))
+        downs = down.chunk(self.num_local_slices, dim=-1)
+        tiles = []
+        for tile_TD in padded_TD.split(size):
+            inner = swiglu(F.linear(tile_TD, gate_up)).chunk(self.num_local_slices, dim=-1)
+            tiles.append(torch.stack([F.linear(x, weight) for x, weight in zip(inner, downs, strict=True)]))
+        return torch.cat(tiles, dim=1)[:, : len(x_TD)]
+
+    def _sum(self, partial_STD: torch.Tensor) -> torch.Tensor:
+        if not self.fixed_tree:
+            return reduce_from_group(partial_STD[0], self.tp)
+        return tree_sum(all_gather(tree_sum(list(partial_STD.unbind())), self.tp))

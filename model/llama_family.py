@@ -1,0 +1,140 @@
+"""The tensors that Llama and its many relatives share; their files in architectures/ say only what differs.
+
+Grouped-query attention (arXiv 2305.13245) between RMSNorms, then SwiGLU or a mixture of experts (arXiv 2401.04088).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from ..core.layout import Split, TensorSpec
+from .config import ModelConfig
+from .spec import EMBEDDING, DecoderSpec, DenseSpec, ExpertsSpec, LayerSpec, Rope
+
+OPTIONS = frozenset({"num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps"})
+EXPERT_OPTIONS = frozenset({"num_local_experts", "num_experts_per_tok"})
+EXPERT_KEYS = MappingProxyType({"num_local_experts": ("num_local_experts", "num_experts")})
+WINDOW_OPTIONS = frozenset({"sliding_window", "max_window_layers"})
+REQUIRES = MappingProxyType({"hidden_act": "silu"})
+
+_VOCAB = Split(0, 1, "pad", of="vocab_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What relatives call their tensors: feed-forward block, and gate, up and down of an expert."""
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One relative of Llama.
+
+    Attributes:
+        qkv_bias: whether q, k and v have biases.
+        head_norms: whether every query and key head goes through an RMSNorm before it is turned.
+        expert_names: where a mixture of experts is stored.
+    """
+
+    qkv_bias: bool = False
+    head_norms: bool = False
+    expert_names: Names = Names()
+
+    def decoder(self, config: ModelConfig, layers: Sequence[LayerSpec] = ()) -> DecoderSpec:
+        """The decoder with those layers; none given: all dense, all attending within `sliding_window`."""
+        dense = LayerSpec(DenseSpec(config.intermediate_size), config.sliding_window)
+        layers = tuple(layers) or (dense,) * config.num_hidden_layers
+        return DecoderSpec(
+            table=tuple(self._table(config, layers)),
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            layers=layers,
+            norm_eps=config.rms_norm_eps,
+            rope=Rope(config.rope_theta, config.rope_scaling),
+        )
+
+    def _table(self, config: ModelConfig, layers: Sequence[LayerSpec]) -> Iterator[TensorSpec]:
+        """Every tensor, in forward order; q, k, v and gate, up share a parameter as stacked rows."""
+        hidden = config.hidden_size
+        yield TensorSpec(EMBEDDING, (config.vocab_size, hidden), _VOCAB)
+        for index, layer in enumerate(layers):
+            prefix = f"model.layers.{index}"
+            yield TensorSpec(f"{prefix}.input_layernorm.weight", (hidden,), layer=index, init="ones")
+            yield from self._attention(config, f"{prefix}.self_attn", index)
+            yield TensorSpec(f"{prefix}.post_attention_layernorm.weight", (hidden,), layer=index, init="ones")
+            if isinstance(layer.feed_forward, ExpertsSpec):
+                yield from self._experts(hidden, layer.feed_forward, prefix, index)
+            else:
+                gate_up, down = f"{prefix}.mlp.gate_up_proj.weight", f"{prefix}.mlp.down_proj.weight"
+                inner, of = layer.feed_forward.inner, "intermediate_size"
+                yield from _swiglu(f"{prefix}.mlp", Names(), (hidden, inner, of), index, gate_up, down)
+        yield TensorSpec("model.norm.weight", (hidden,), layer="last", init="ones")
+        tied = EMBEDDING if config.tie_word_embeddings else ""
+        yield TensorSpec("lm_head.weight", (config.vocab_size, hidden), _VOCAB, "last", alias=tied)
+
+    def _attention(self, config: ModelConfig, prefix: str, layer: int) -> Iterator[TensorSpec]:
+        hidden, head = config.hidden_size, config.head_dim
+        query = Split(0, head, of="num_attention_heads")
+        key_value = Split(0, head, "replicate", of="num_key_value_heads")
+        num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        projections = (("q", num_heads, query), ("k", num_kv_heads, key_value), ("v", num_kv_heads, key_value))
+        for name, count, split in projections:
+            fused = f"{prefix}.qkv_proj.weight"
+            yield TensorSpec(f"{prefix}.{name}_proj.weight", (count * head, hidden), split, layer, fused)
+        for name, count, split in projections if self.qkv_bias else ():
+            fused = f"{prefix}.qkv_proj.bias"
+            yield TensorSpec(f"{prefix}.{name}_proj.bias", (count * head,), split, layer, fused, init="zeros")
+        for name in ("q_norm", "k_norm") if self.head_norms else ():
+            yield TensorSpec(f"{prefix}.{name}.weight", (head,), layer=layer, init="ones", partial_grad=True)
+        columns = Split(1, head, of="num_attention_heads")
+        yield TensorSpec(f"{prefix}.o_proj.weight", (hidden, num_heads * head), columns, layer)
+
+    def _experts(self, hidden: int, experts: ExpertsSpec, prefix: str, layer: int) -> Iterator[TensorSpec]:
+        names, of = self.expert_names, "intermediate size of an expert"
+        stored, own = f"{prefix}.{names.block}", f"{prefix}.mlp"
+        router = (experts.num_experts, hidden)
+        yield TensorSpec(f"{stored}.gate.weight", router, None, layer, f"{own}.gate.weight", partial_grad=True)
+        for expert in range(experts.num_experts):
+            where = f"{stored}.experts.{expert}"
+            gate_up, down = f"{own}.experts.gate_up_proj", f"{own}.experts.down_proj"
+            yield from _swiglu(where, names, (hidden, experts.inner, of), layer, gate_up, down)
+
+
+def _swiglu(
+    prefix: str, names: Names, sizes: tuple[int, int, str], layer: int, gate_up: str, down: str
+) -> Iterator[TensorSpec]:
+    hidden, inner, of = sizes
+    rows, columns = Split(0, of=of), Split(1, of=of)
+    yield TensorSpec(f"{prefix}.{names.gate}.weight", (inner, hidden), rows, layer, gate_up)
+    yield TensorSpec(f"{prefix}.{names.up}.weight", (inner, hidden), rows, layer, gate_up)
+    yield TensorSpec(f"{prefix}.{names.down}.weight", (hidden, inner), columns, layer, down)
+
+
+def windows(config: ModelConfig) -> list[int | None]:
+    """Each layer's window, where the first `max_window_layers` attend to everything."""
+    return [
+        config.sliding_window if layer >= config.max_window_layers else None
+        for layer in range(config.num_hidden_layers)
+    ]
+
+
+def read_windows(data: dict[str, Any]) -> dict[str, Any]:
+    """Qwen's spelling of a sliding window: it counts only with `use_sliding_window`."""
+    if not data.pop("use_sliding_window", False) or data.get("sliding_window") is None:
+        return data | {"sliding_window": None, "max_window_layers": None}
+    kinds, full = data.get("layer_types"), data.get("max_window_layers", 0)
+    if kinds and any((kind == "sliding_attention") != (layer >= full) for layer, kind in enumerate(kinds)):
+        raise ValueError(f"layer_types = {kinds} is supported only where the layers from max_window_layers on slide")
+    return data
+
+
+def write_windows(config: ModelConfig) -> dict[str, Any]:
+    """The reverse of `read_windows`."""
+    return {"use_sliding_window": config.sliding_window is not None}

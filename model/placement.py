@@ -1,0 +1,94 @@
+"""Where and how a rank builds its part of a decoder: group, shapes of its parameters, dtype, device."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from ..core.layout import Layout, LocalParam, local_params
+from ..parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from ..parallel.mesh import Group
+from .norm import LayerNorm, RMSNorm
+from .spec import EMBEDDING, DecoderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One rank's part. Layers are asked for by name, without ".weight"; a bias comes with them if the table has one.
+
+    Attributes:
+        params: what this rank's parameters hold, in forward order (`core.layout`).
+        num_slices: see RowParallelLinear.
+        row_tile: see MixtureOfExperts.
+    """
+
+    spec: DecoderSpec
+    tp: Group
+    dtype: torch.dtype
+    device: torch.device
+    num_slices: int
+    row_tile: int
+    params: tuple[LocalParam, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def of(
+        cls, spec: DecoderSpec, tp: Group, dtype: torch.dtype, device: torch.device, num_slices: int, row_tile: int
+    ) -> Self:
+        """Works out the shapes of this rank's parameters; ParallelError if tp does not divide the model."""
+        params = local_params(spec.table, Layout(tp=tp.size), 0, tp.rank)
+        return cls(spec, tp, dtype, device, num_slices, row_tile, params, {param.name: param.shape for param in params})
+
+    def column(self, name: str) -> ColumnParallelLinear:
+        """A column-parallel layer on hidden states."""
+        rows, columns = self.shapes[f"{name}.weight"]
+        hidden = self.spec.hidden_size
+        num_transposed = rows // hidden if self.spec.transposed else 0
+        return ColumnParallelLinear(
+            hidden,
+            num_transposed * columns or rows,
+            self.tp,
+            dtype=self.dtype,
+            device=self.device,
+            bias=f"{name}.bias" in self.shapes,
+            num_transposed=num_transposed,
+        )
+
+    def row(self, name: str) -> RowParallelLinear:
+        """A row-parallel layer that gives hidden states."""
+        rows, columns = self.shapes[f"{name}.weight"]
+        return RowParallelLinear(
+            rows if self.spec.transposed else columns,
+            self.spec.hidden_size,
+            self.tp,
+            dtype=self.dtype,
+            device=self.device,
+            num_slices=self.num_slices,
+            bias=f"{name}.bias" in self.shapes,
+            transposed=self.spec.transposed,
+        )
+
+    def norm(self) -> RMSNorm | LayerNorm:
+        """A norm over the hidden size."""
+        kind = RMSNorm if self.spec.norm == "rms" else LayerNorm
+        return kind(self.spec.hidden_size, self.spec.norm_eps, dtype=self.dtype, device=self.device)
+
+    def head_norm(self, name: str) -> RMSNorm | None:
+        """A norm over each head, if there is one of that name."""
+        if f"{name}.weight" not in self.shapes:
+            return None
+        return RMSNorm(self.spec.head_dim, self.spec.norm_eps, dtype=self.dtype, device=self.device)
+
+    def embedding(self) -> VocabParallelEmbedding:
+        """The token embedding."""
+        rows, features = self.shapes[EMBEDDING]
+        return VocabParallelEmbedding(rows, features, self.tp, dtype=self.dtype, device=self.device)
+
+    def head(self) -> ColumnParallelLinear:
+        """The untied output head, which no architecture transposes."""
+        rows, features = self.shapes["lm_head.weight"]
+        return ColumnParallelLinear(features, rows, self.tp, dtype=self.dtype, device=self.device)
+
+    def empty(self, name: str) -> torch.nn.Parameter:
+        """The uninitialised parameter of that full name."""
+        return torch.nn.Parameter(torch.empty(self.shapes[name], dtype=self.dtype, device=self.device))

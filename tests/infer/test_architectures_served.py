@@ -1,0 +1,66 @@
+"""Every architecture served: `transformers`' tokens, and bits that depend on nothing but a request's own tokens."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tk.infer import LLM, SamplingParams
+from tk.infer.model_runner import ModelRunner
+from tk.tests.infer.history import History
+from tk.tests.model.architectures import ENTRIES, VOCAB
+
+NUM_NEW = 24
+PROMPTS = tuple(
+    [int(token) for token in np.random.default_rng(i).integers(0, VOCAB, length)]
+    for i, length in enumerate((3, 37, 17, 1, 20, 33))
+)
+GREEDY = SamplingParams(temperature=0, max_new_tokens=NUM_NEW, ignore_eos=True)
+
+
+def _expected(model: PreTrainedModel) -> list[list[int]]:
+    found = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NUM_NEW, "do_sample": False}
+        with torch.no_grad():
+            found.append(model.generate(ids, **options)[0, len(prompt) :].tolist())
+    return found
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_greedy_equals_transformers_alone_and_in_company(
+    make_runner: Callable[..., ModelRunner], tmp_path: Path, name: str
+) -> None:
+    expected = _expected(ENTRIES[name].make(tmp_path))
+    runner = make_runner(tmp_path, "fp32", "fp32", 100)
+    everybody = range(len(PROMPTS))
+    alone = [History(runner, 100, 512, PROMPTS, NUM_NEW).run([i]) for i in everybody]
+    assert [history.tokens[i] for i, history in enumerate(alone)] == expected
+    for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
+        together = History(runner, num_blocks, budget, PROMPTS, NUM_NEW).run(everybody)
+        assert (together.preemptions > 0) == (num_blocks == 8)
+        for i in everybody:
+            assert torch.equal(torch.stack(together.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen3_moe", "gpt2"])
+def test_bf16_bits_depend_on_a_request_alone(
+    make_runner: Callable[..., ModelRunner], tmp_path: Path, name: str
+) -> None:
+    ENTRIES[name].make(tmp_path)
+    runner = make_runner(tmp_path, "bf16", "bf16", 100)
+    together = History(runner, 100, 23, PROMPTS, NUM_NEW).run(range(len(PROMPTS)))
+    for i in range(len(PROMPTS)):
+        alone = History(runner, 100, 512, PROMPTS, NUM_NEW).run([i])
+        assert torch.equal(torch.stack(together.logits[i]), torch.stack(alone.logits[i])), i
+
+
+@pytest.mark.parametrize(("name", "tp"), [("mixtral", 2), ("qwen3", 2), ("gpt2", 1), ("mistral", 1)])
+def test_workers_give_the_tokens_of_transformers(tmp_path: Path, name: str, tp: int) -> None:
+    expected = _expected(ENTRIES[name].make(tmp_path))
+    with LLM(tmp_path, tp=tp, kv_blocks=40) as llm:
+        assert [list(completion.token_ids) for completion in llm.generate(PROMPTS, GREEDY)] == expected

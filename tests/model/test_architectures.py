@@ -1,0 +1,131 @@
+"""Every architecture against `transformers` on the same random weights, fp32: logits, gradients, there and back.
+
+What an entry of `architectures.ENTRIES` says is all that a new architecture needs here.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tk.checkpoint import Checkpoint, prepare_export, reshard
+from tk.core.layout import Layout
+from tk.model.config import ModelConfig
+from tk.model.decoder import Decoder
+from tk.model.loading import load_weights
+from tk.model.registry import architectures, tensor_table
+from tk.parallel.collectives import all_gather
+from tk.parallel.mesh import ALONE, Group, Mesh
+from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
+from tk.tests.rank_pool import RankPool
+from tk.train.loss import causal_attention, loss_sum
+
+CPU = torch.device("cpu")
+
+
+def _tokens() -> torch.Tensor:
+    return torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def _load(folder: Path, tp: Group, num_slices: int = 1, row_tile: int = 0) -> Decoder:
+    config = ModelConfig.from_json(Checkpoint.open(folder).config())
+    decoder = Decoder(config, tp, dtype=torch.float32, device=CPU, num_slices=num_slices, row_tile=row_tile)
+    load_weights(decoder, Checkpoint.open(folder))
+    return decoder
+
+
+def _logits(decoder: Decoder) -> torch.Tensor:
+    tokens = _tokens()
+    positions = torch.arange(LENGTH).expand_as(tokens)
+    with torch.no_grad():
+        local = decoder.logits(decoder(tokens, positions, causal_attention))
+    return torch.cat(all_gather(local, decoder.tp), dim=-1)[..., :VOCAB]
+
+
+def _expected(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(_tokens()).logits
+    return logits.contiguous()
+
+
+def compare_at_tp(folder: str, expected: str) -> list[float]:
+    """Largest |difference| / (1 + |logit|) of the gathered logits from `transformers`' and, with fixed sums as served,
+    largest difference from one rank's."""
+    size = torch.distributed.get_world_size()
+    mesh = Mesh.build(Layout(tp=size), "cpu", size)
+    reference = load_file(expected)
+    plain = (_logits(_load(Path(folder), mesh.tp)) - reference["logits"]).abs() / (1 + reference["logits"].abs())
+    fixed = _logits(_load(Path(folder), mesh.tp, num_slices=8, row_tile=16)) - reference["fixed"]
+    return [float(plain.max()), float(fixed.abs().max())]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_logits_equal_transformers_and_survive_the_way_there_and_back(
+    tmp_path: Path, rank_pool: RankPool, name: str
+) -> None:
+    """save_pretrained -> tp 1 and 2; -> reshard to tp 2 -> tp 2; -> export -> from_pretrained: bit-equal."""
+    source, sharded, exported = (tmp_path / part for part in ("source", "sharded", "exported"))
+    model = ENTRIES[name].make(source)
+    expected = _expected(model)
+    assert expected.abs().max() > 1, "logits too flat to show a difference"
+    torch.testing.assert_close(_logits(_load(source, ALONE)), expected, rtol=1e-5, atol=1e-5)
+
+    fixed = _logits(_load(source, ALONE, num_slices=8, row_tile=16)).contiguous()
+    torch.testing.assert_close(fixed, expected, rtol=1e-5, atol=1e-5)
+    save_file({"logits": expected, "fixed": fixed}, tmp_path / "expected.safetensors")
+    reshard(source, sharded, layout=Layout(tp=2), table=tensor_table(ModelConfig.from_folder(source)))
+    for folder in (source, sharded):
+        arguments = {"folder": str(folder), "expected": str(tmp_path / "expected.safetensors")}
+        for from_transformers, from_one_rank in rank_pool.run(compare_at_tp, 2, **arguments):
+            assert from_transformers < 1e-5
+            assert from_one_rank == 0
+
+    prepare_export(Checkpoint.open(sharded), exported).run()
+    back = AutoModelForCausalLM.from_pretrained(exported).eval()
+    for (key, value), (other, wanted) in zip(back.state_dict().items(), model.state_dict().items(), strict=True):
+        assert key == other
+        assert torch.equal(value, wanted), key
+    assert torch.equal(_expected(back), expected)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_gradients_equal_transformers(tmp_path: Path, name: str) -> None:
+    model = ENTRIES[name].make(tmp_path)
+    decoder = _load(tmp_path, ALONE)
+    tokens = _tokens()
+    loss = loss_sum(decoder, tokens[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
+    loss.backward()
+    model(tokens, labels=tokens).loss.backward()
+    # transformers holds experts as one tensor in memory; what it saves is named as our table is.
+    gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            assert gradients[key] is not None, key
+            parameter.copy_(gradients[key])
+    model.save_pretrained(tmp_path / "gradients")
+    expected = load_file(tmp_path / "gradients" / "model.safetensors")
+    for local in decoder.local_params():
+        gradient = decoder.get_parameter(local.name).grad
+        assert gradient is not None, local.name
+        for piece in local.pieces:
+            mine = gradient.reshape(-1)[piece.start : piece.start + piece.box.size].view(piece.box.shape)
+            wanted = expected[piece.tensor.name]
+            assert ((mine - wanted).abs() <= 1e-6 + 1e-4 * wanted.abs()).all(), piece.tensor.name
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_config_survives_there_and_back(tmp_path: Path, name: str) -> None:
+    """Ours from transformers', and from what we write; and what we write is what transformers reads."""
+    model = ENTRIES[name].make(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    assert ModelConfig.from_json(config.to_json()) == config
+    assert ModelConfig.model_validate(config.model_dump(mode="json")) == config
+    (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
+    assert torch.equal(_expected(AutoModelForCausalLM.from_pretrained(tmp_path).eval()), _expected(model))
+
+
+def test_every_architecture_has_an_entry() -> None:
+    assert set(architectures()) == {entry.config.model_type for entry in ENTRIES.values()}

@@ -1,0 +1,189 @@
+"""config.json as the hub's models have it, old spellings among them, and `[model]`, which knows its options exactly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tk.checkpoint import Checkpoint, reshard
+from tk.core.config import parse
+from tk.core.errors import ConfigError, TkError
+from tk.core.layout import Layout
+from tk.model.config import ModelConfig
+from tk.model.registry import count_multiplied, count_parameters, decoder_spec, tensor_table
+from tk.model.spec import RopeScaling
+from tk.tests.model.architectures import ENTRIES
+
+# The keys that shape a model in the config.json of the model named, as it lies on the hub.
+HUB: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-3.1-8B": {
+        "attention_bias": False,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    },
+    "mistralai/Mixtral-8x7B-v0.1": {
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 32768,
+        "model_type": "mixtral",
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 32000,
+    },
+    "Qwen/Qwen3-30B-A3B": {
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 48,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "openai-community/gpt2": {
+        "activation_function": "gelu_new",
+        "bos_token_id": 50256,
+        "eos_token_id": 50256,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2",
+        "n_ctx": 1024,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "resid_pdrop": 0.1,
+        "vocab_size": 50257,
+    },
+}
+PARAMETERS = {  # in all, and those that a token meets beyond the tables of embeddings
+    "meta-llama/Llama-3.1-8B": (8_030_261_248, 7_504_924_672),
+    "mistralai/Mixtral-8x7B-v0.1": (46_702_792_704, 12_748_853_248),
+    "Qwen/Qwen3-30B-A3B": (30_532_122_624, 3_041_867_776),
+    "openai-community/gpt2": (124_439_808, 123_653_376),
+}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_models_of_the_hub_have_their_known_sizes(name: str) -> None:
+    config = ModelConfig.from_json(HUB[name])
+    assert (count_parameters(config), count_multiplied(config)) == PARAMETERS[name]
+    assert ModelConfig.from_json(config.to_json()) == config
+
+
+def test_options_are_read_from_either_spelling() -> None:
+    llama = ModelConfig.from_json(HUB["meta-llama/Llama-3.1-8B"])
+    assert (llama.rope_theta, llama.dtype_name, llama.eos_token_id) == (500000.0, "bf16", (128001,))
+    assert llama.rope_scaling == RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    )
+    gpt2 = ModelConfig.from_json(HUB["openai-community/gpt2"])
+    assert (gpt2.intermediate_size, gpt2.tie_word_embeddings, gpt2.head_dim) == (3072, True, 64)
+    assert decoder_spec(ModelConfig.from_json(HUB["Qwen/Qwen3-30B-A3B"])).layers[0].window is None
+
+
+def test_a_sliding_window_counts_as_its_architecture_says() -> None:
+    mistral = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 4}
+    qwen = mistral | {"model_type": "qwen2", "sliding_window": 16, "max_window_layers": 3}
+    cases = [
+        (mistral, [4096] * 4),
+        (mistral | {"sliding_window": None}, [None] * 4),
+        (qwen, [None] * 4),
+        (qwen | {"use_sliding_window": True}, [None, None, None, 16]),
+    ]
+    for config, windows in cases:
+        assert [layer.window for layer in decoder_spec(ModelConfig.from_json(config)).layers] == windows
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"architecture": "mamba"}, "architecture 'mamba' is not supported; tk knows gpt2, llama"),
+        ({"sliding_window": 8}, "sliding_window = 8 is no option of llama"),
+        ({"architecture": "gpt2", "num_key_value_heads": 2}, "num_key_value_heads = 2 is no option of gpt2"),
+        ({"architecture": "gpt2", "rope_theta": 5e5}, "rope_theta = 500000.0 is no option of gpt2"),
+        ({"architecture": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
+        ({"architecture": "mixtral", "num_expert": 2}, r"unknown key 'num_expert'; did you mean 'num_local_experts'"),
+        ({"rope_scaling": {"factor": 8.0}}, r"'rope_scaling\.low_freq_factor' is missing"),
+        ({"dtype": "float8"}, "dtype = 'float8' must be one of float32"),
+    ],
+)
+def test_a_model_section_is_refused_by_name(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(section, ModelConfig, "[model]")
+
+
+def test_gpt2_as_the_hub_stores_it(tmp_path: Path) -> None:
+    """Without the base model's prefix, and with the causal mask among the tensors."""
+    source = tmp_path / "source"
+    ENTRIES["gpt2"].make(source)
+    file = source / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    masks = {f"h.{layer}.attn.bias": tensors["wte.weight"][:64, :64].clone() for layer in range(3)}
+    save_file(tensors | masks, file)
+    config = ModelConfig.from_folder(source)
+    sharded = reshard(source, tmp_path / "sharded", layout=Layout(tp=2), table=tensor_table(config))
+    found = Checkpoint.open(sharded)
+    assert set(found.tensors) - set(found.aliases) == {f"transformer.{name}" for name in tensors}
+    for name, tensor in tensors.items():
+        assert found.read(f"transformer.{name}").torch().equal(tensor)
+
+
+def test_a_tensor_that_no_architecture_knows_is_not_lost_silently(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    ENTRIES["mixtral"].make(source)
+    data = json.loads((source / "config.json").read_text()) | {"num_local_experts": 3}
+    (source / "config.json").write_text(json.dumps(data))
+    table = tensor_table(ModelConfig.from_folder(source))
+    with pytest.raises(TkError, match=r"gate\.weight should have shape \[3, 64\].*found \[4, 64\]"):
+        reshard(source, tmp_path / "sharded", layout=Layout(tp=2), table=table)
