@@ -14,7 +14,8 @@ from ..core import dtypes
 from ..core.dtypes import DType
 from ..core.geometry import Box
 from ..core.layout import Layout, Table, owned
-from .chunk import Chunk, ChunkIndex
+from .chunk import Chunk
+from .chunk_index import ChunkIndex
 from .manifest import StoredTensor
 from .region import Region, count_before, position_of
 from .writer import PlannedEntry, PlannedFile, plan_files
@@ -48,7 +49,7 @@ class Job:
 
     selection: Selection
     shape: tuple[int, ...]
-    sources: tuple[Chunk, ...]
+    sources: Sequence[Chunk]
     targets: tuple[TargetEntry, ...]
 
 
