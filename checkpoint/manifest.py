@@ -164,14 +164,15 @@ def _tensor_from_json(value: Any, what: str) -> StoredTensor:
 def _split(value: Any, shape: tuple[int, ...], what: str) -> Split | None:
     if value is None:
         return None
-    found = strict.members(value, what, ("dim", "unit", "rule", "of"))
+    found = strict.members(value, what, ("dim", "unit", "rule", "of", "sections"))
     dim = strict.integer(found["dim"], f"{what}: dim", 0, len(shape) - 1)
     unit = strict.integer(found["unit"], f"{what}: unit", 1)
+    sections = strict.integer(found["sections"], f"{what}: sections", 1, 64)
     rule = found["rule"]
     rules = get_args(Split.__annotations__["rule"])
-    if rule not in rules or shape[dim] % unit or shape[dim] == 0:
+    if rule not in rules or shape[dim] % (unit * sections) or shape[dim] == 0:
         raise ManifestError(f"{what}: {found} cannot cut shape {list(shape)}; rules are {', '.join(rules)}.")
-    return Split(dim, unit, rule, strict.text(found["of"], f"{what}: of"))
+    return Split(dim, unit, rule, strict.text(found["of"], f"{what}: of"), sections)
 
 
 def _layout(value: Any, what: str) -> Layout:

@@ -4,7 +4,7 @@ The optimizer, the save plan, reshard and `tk plan` all ask here. Inputs are pla
 per stored tensor, declared by an architecture, and a `Layout`. No torch and no processes; a layout is a value.
 
 Floors of meaning, each built on the one before:
-    split_box      the box of a tensor that tensor-parallel rank r holds
+    split_boxes    the boxes of a tensor that tensor-parallel rank r holds
     local_params   the parameters of one (pp, tp) position: row-stacked boxes, possibly padded
     buckets        those parameters laid end to end in flat buffers, as ZeRO cuts them
     shards         the ranges of a bucket that one data-parallel rank updates
@@ -12,7 +12,7 @@ Floors of meaning, each built on the one before:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -32,12 +32,15 @@ class Split:
         rule: "exact": tp divides the units; "pad": the last ranks may hold fewer, padded to equal shapes;
             "replicate": as exact, and where tp exceeds the units each is held by tp / units neighbouring ranks.
         of: the config key that counts the units, for messages.
+        sections: equal sections that `dim` consists of, each cut by itself (GPT-2's columns of q, k and v): where tp
+            is more than 1, a rank holds one box of each.
     """
 
     dim: int
     unit: int = 1
     rule: Literal["exact", "pad", "replicate"] = "exact"
     of: str = ""
+    sections: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Layout:
         shard_size: ranks of a ZeRO group, a divisor of dp (hybrid sharding); 0 = all of dp.
         zero: ZeRO stage 0 to 3.
         bucket_size: elements of a flat bucket, at which the next one is begun.
-        sharding: "flat" cuts buckets into equal ranges; "dim0" (FSDP's rule) is reserved.
+        sharding: how ZeRO cuts a bucket: "flat" into equal ranges; "dim0" (FSDP's rule) by whole rows of each parameter.
     """
 
     tp: int = 1
@@ -195,30 +198,35 @@ class Owned:
     flat: tuple[int, int] | None = None
 
 
-def split_box(spec: TensorSpec, tp: int, rank: int) -> Box:
-    """The box of `spec` that tensor-parallel rank `rank` of `tp` holds.
+def split_boxes(spec: TensorSpec, tp: int, rank: int) -> tuple[Box, ...]:
+    """The boxes of `spec` that tensor-parallel rank `rank` of `tp` holds: one, or one of each section.
 
     Raises:
         ParallelError: tp does not fit the tensor.
     """
     split = spec.split
-    if split is None:
-        return Box.whole(spec.shape)
-    extent = spec.shape[split.dim]
-    units = extent // split.unit
+    if split is None or (split.sections > 1 and tp == 1):
+        return (Box.whole(spec.shape),)
+    extent = spec.shape[split.dim] // split.sections
+    low, high = _cut_units(spec, split, extent // split.unit, tp, rank)
+    offset, shape = [0] * len(spec.shape), list(spec.shape)
+    shape[split.dim] = (high - low) * split.unit
+    boxes = []
+    for section in range(split.sections):
+        offset[split.dim] = section * extent + low * split.unit
+        boxes.append(Box(tuple(offset), tuple(shape)))
+    return tuple(boxes)
+
+
+def _cut_units(spec: TensorSpec, split: Split, units: int, tp: int, rank: int) -> tuple[int, int]:
     if split.rule == "pad":
         per_rank = -(-units // tp)
-        low, high = min(rank * per_rank, units), min((rank + 1) * per_rank, units)
-    elif split.rule == "replicate" and units < tp and tp % units == 0:
-        low = rank * units // tp
-        high = low + 1
-    elif units % tp == 0:
-        low, high = rank * units // tp, (rank + 1) * units // tp
-    else:
-        raise ParallelError(_indivisible(spec, split, units, tp))
-    offset, shape = [0] * len(spec.shape), list(spec.shape)
-    offset[split.dim], shape[split.dim] = low * split.unit, (high - low) * split.unit
-    return Box(tuple(offset), tuple(shape))
+        return min(rank * per_rank, units), min((rank + 1) * per_rank, units)
+    if split.rule == "replicate" and units < tp and tp % units == 0:
+        return rank * units // tp, rank * units // tp + 1
+    if units % tp == 0:
+        return rank * units // tp, (rank + 1) * units // tp
+    raise ParallelError(_indivisible(spec, split, units, tp))
 
 
 def _indivisible(spec: TensorSpec, split: Split, units: int, tp: int) -> str:
@@ -232,7 +240,7 @@ def _indivisible(spec: TensorSpec, split: Split, units: int, tp: int) -> str:
 def _num_holders(spec: TensorSpec, tp: int) -> int:
     if spec.split is None or spec.split.rule != "replicate":
         return 1
-    return max(1, tp * spec.split.unit // spec.shape[spec.split.dim])
+    return max(1, tp * spec.split.unit * spec.split.sections // spec.shape[spec.split.dim])
 
 
 def _is_owner(spec: TensorSpec, tp: int, rank: int) -> bool:
@@ -276,12 +284,12 @@ def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> Loca
     pieces: list[Piece] = []
     start = 0
     for spec in specs:
-        box = split_box(spec, tp, rank)
-        pieces.append(Piece(spec, box, start, _is_owner(spec, tp, rank), _num_holders(spec, tp)))
-        start += box.size
+        for box in split_boxes(spec, tp, rank):
+            pieces.append(Piece(spec, box, start, _is_owner(spec, tp, rank), _num_holders(spec, tp)))
+            start += box.size
     first = specs[0]
     shape = list(pieces[0].box.shape)
-    if len(specs) > 1:
+    if len(pieces) > 1:
         shape[0] = sum(piece.box.shape[0] for piece in pieces)
     elif first.split and first.split.rule == "pad":
         if first.split.dim != 0:
@@ -316,19 +324,44 @@ def _bucket(decay: bool, params: list[LocalParam], group_size: int) -> Bucket:
     return Bucket(decay, tuple(params), tuple(offsets), -(-end // quantum) * quantum)
 
 
-def shards(parts: Sequence[Bucket], group_size: int, group_rank: int) -> tuple[Shard, ...]:
-    """What member `group_rank` of a ZeRO group updates: its equal range of every bucket, padding left out."""
+def shards(
+    parts: Sequence[Bucket], group_size: int, group_rank: int, sharding: Literal["flat", "dim0"] = "flat"
+) -> tuple[Shard, ...]:
+    """What member `group_rank` of a ZeRO group updates, padding left out.
+
+    "flat": its equal range of every bucket. "dim0": rows [r * n, (r + 1) * n) of every parameter, n = ceil(rows /
+    group_size), laid end to end, each padded to n rows; the rule of PyTorch's `fully_shard`.
+    """
+    cut = _flat_ranges if sharding == "flat" else _row_ranges
     result: list[Shard] = []
     for index, bucket in enumerate(parts):
-        length = bucket.size // group_size
-        low, high = group_rank * length, (group_rank + 1) * length
-        for param, offset in zip(bucket.params, bucket.offsets, strict=True):
+        for param, first, low, high in cut(bucket, group_size, group_rank):
             for piece in param.pieces:
-                begin = offset + piece.start
-                a, b = max(low, begin), min(high, begin + piece.box.size)
+                a, b = max(low, piece.start), min(high, piece.start + piece.box.size)
                 if a < b:
-                    result.append(Shard(index, a - low, piece, (a - begin, b - begin)))
+                    flat = (a - piece.start, b - piece.start)
+                    result.append(Shard(index, first + a - low, piece, flat))
     return tuple(result)
+
+
+ParamRange = tuple[LocalParam, int, int, int]  # [low, high) elements of a parameter, and what lies before them
+
+
+def _flat_ranges(bucket: Bucket, group_size: int, group_rank: int) -> Iterator[ParamRange]:
+    length = bucket.size // group_size
+    begin = group_rank * length
+    for param, offset in zip(bucket.params, bucket.offsets, strict=True):
+        low = max(begin - offset, 0)
+        yield param, offset + low - begin, low, begin + length - offset
+
+
+def _row_ranges(bucket: Bucket, group_size: int, group_rank: int) -> Iterator[ParamRange]:
+    first = 0
+    for param in bucket.params:
+        row = math.prod(param.shape[1:])
+        length = -(-math.prod(param.shape[:1]) // group_size) * row
+        yield param, first, group_rank * length, (group_rank + 1) * length
+        first += length
 
 
 def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weight",)) -> tuple[Owned, ...]:
@@ -346,7 +379,7 @@ def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weig
     group = layout.group_size
     mine = [
         (shard.piece, shard.flat)
-        for shard in shards(buckets(params, layout), group, at.dp % group)
+        for shard in shards(buckets(params, layout), group, at.dp % group, layout.sharding)
         if shard.piece.owner
     ]
     result: list[Owned] = []

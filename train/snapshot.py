@@ -29,7 +29,7 @@ class Snapshot:
         self.optimizer = optimizer
         self.table = table
         self.weights = {
-            piece.tensor.name: decoder.get_parameter(local.name).data.view(-1)[
+            (piece.tensor.name, piece.box): decoder.get_parameter(local.name).data.view(-1)[
                 piece.start : piece.start + piece.box.size
             ]
             for local in decoder.local_params()
@@ -45,10 +45,11 @@ class Snapshot:
         """The elements of `item`, 1-D, as bytes of the slot's dtype (bf16 as uint16); a view where memory allows."""
         start, stop = item.flat or (0, item.box.size)
         if item.slot == "weight":
-            return _to_numpy(self.weights[item.tensor][start:stop])
+            return _to_numpy(self.weights[item.tensor, item.box][start:stop])
         for shard, values in self.optimizer.runs(item.slot):
             low, high = shard.flat
-            if shard.piece.tensor.name == item.tensor and low <= start and stop <= high:
+            held = (shard.piece.tensor.name, shard.piece.box)
+            if held == (item.tensor, item.box) and low <= start and stop <= high:
                 return _to_numpy(values[start - low : stop - low])
         raise AssertionError(f"core.layout says this rank owns {item}, but the optimizer does not hold it")
 

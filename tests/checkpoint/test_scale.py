@@ -14,7 +14,7 @@ from tk.checkpoint.region import Region, shared_span
 from tk.core import dtypes
 from tk.core.errors import ShardCorrupt, ShardMissing
 from tk.core.geometry import Box
-from tk.core.layout import Layout, Split, TensorSpec, split_box
+from tk.core.layout import Layout, Split, TensorSpec, split_boxes
 
 TABLE = llama_405b(num_layers=4)
 LAYOUT = Layout(tp=8, pp=4, dp=4, zero=1)
@@ -70,7 +70,7 @@ def cut_tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Chunk]]:
     dim, tp = draw(st.integers(0, len(shape) - 1)), draw(st.integers(1, 4))
     chunks = []
     for rank in range(tp):
-        box = split_box(TensorSpec("t", shape, Split(dim, rule="pad")), tp, rank)
+        (box,) = split_boxes(TensorSpec("t", shape, Split(dim, rule="pad")), tp, rank)
         cuts = sorted({0, box.size, *draw(st.lists(st.integers(0, box.size), max_size=4))})
         chunks += [Chunk("t", "weight", box, (a, b), "f", 0, 4 * (b - a), (0,)) for a, b in pairwise(cuts)]
     return shape, draw(st.permutations(chunks))

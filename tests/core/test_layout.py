@@ -21,7 +21,7 @@ from tk.core.layout import (
     owned,
     pipeline_rank,
     shards,
-    split_box,
+    split_boxes,
 )
 
 HEAD = 4
@@ -62,6 +62,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         shard_size=draw(st.sampled_from([0, *(n for n in range(1, dp + 1) if dp % n == 0)])),
         zero=draw(st.integers(0, 3)),
         bucket_size=draw(st.sampled_from([64, 1000, 2**24])),
+        sharding=draw(st.sampled_from(["flat", "dim0"])),
     )
 
 
@@ -95,7 +96,7 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
     runs = sorted(
         (s.piece.tensor.name, *s.flat)
         for rank in range(layout.group_size)
-        for s in shards(flat, layout.group_size, rank)
+        for s in shards(flat, layout.group_size, rank, layout.sharding)
     )
     sizes = {piece.tensor.name: piece.box.size for param in params for piece in param.pieces}
     for name, of_tensor in groupby(runs, key=lambda run: run[0]):
@@ -115,7 +116,7 @@ def test_a_position_holds_what_its_pieces_say(table: tuple[TensorSpec, ...], lay
                 starts = np.cumsum([0, *(piece.box.size for piece in param.pieces)])
                 assert [piece.start for piece in param.pieces] == starts[:-1].tolist()
                 for piece in param.pieces:
-                    assert piece.box == split_box(piece.tensor, layout.tp, tp)
+                    assert piece.box in split_boxes(piece.tensor, layout.tp, tp)
                     assert piece.box.shape[1:] == param.shape[1:]
 
 
@@ -156,7 +157,7 @@ def test_weights_are_whole_tensors_at_tp_1() -> None:
 
 def test_replicated_heads_are_owned_by_the_lowest_rank() -> None:
     spec = TensorSpec("k", (2 * HEAD, 8), Split(0, HEAD, "replicate"), 0)
-    assert [split_box(spec, 4, rank).offset[0] for rank in range(4)] == [0, 0, HEAD, HEAD]
+    assert [split_boxes(spec, 4, rank)[0].offset[0] for rank in range(4)] == [0, 0, HEAD, HEAD]
     owners = [
         piece.owner for rank in range(4) for p in local_params((spec,), Layout(tp=4), 0, rank) for piece in p.pieces
     ]
@@ -166,14 +167,14 @@ def test_replicated_heads_are_owned_by_the_lowest_rank() -> None:
 def test_a_tp_that_does_not_fit_is_refused_with_those_that_do() -> None:
     spec = TensorSpec("q", (6 * HEAD, 8), Split(0, HEAD, of="num_attention_heads"))
     with pytest.raises(ParallelError, match=r"num_attention_heads % tp = 6 % 4 = 2.*Use tp = 1 or 2 or 3 or 6"):
-        split_box(spec, 4, 0)
+        split_boxes(spec, 4, 0)
     with pytest.raises(ParallelError, match="tp = 4 does not fit"):
-        split_box(TensorSpec("k", (3 * HEAD, 8), Split(0, HEAD, "replicate")), 4, 0)
+        split_boxes(TensorSpec("k", (3 * HEAD, 8), Split(0, HEAD, "replicate")), 4, 0)
 
 
 def test_padded_rows_belong_to_nobody() -> None:
     spec = TensorSpec("embed", (5, 2), Split(0, rule="pad"))
-    assert [split_box(spec, 4, rank).bounds()[0] for rank in range(4)] == [[0, 2], [2, 4], [4, 5], [5, 5]]
+    assert [split_boxes(spec, 4, rank)[0].bounds()[0] for rank in range(4)] == [[0, 2], [2, 4], [4, 5], [5, 5]]
     assert {local_params((spec,), Layout(tp=4), 0, rank)[0].shape for rank in range(4)} == {(2, 2)}
 
 
@@ -203,3 +204,22 @@ def test_ranks_run_over_tp_first() -> None:
     at = [layout.coordinates(rank) for rank in range(layout.world_size)]
     assert [(c.pp, c.dp, c.tp) for c in at] == [(p, d, t) for p in range(2) for d in range(3) for t in range(2)]
     assert Layout(**layout.to_json()) == layout
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(8, 4), (7, 4), (5, 4), (3, 4), (1, 2), (9, 3)])
+def test_rows_are_dealt_as_fully_shard_does(rows: int, ranks: int) -> None:
+    """The dim-0 chunks of torch's FSDP; a rank that gets none has none."""
+    import torch
+
+    bucket = buckets(local_params((TensorSpec("w", (rows, 3), None, 0),), Layout(), 0, 0), Layout(dp=ranks, zero=3))
+    found = [[s.flat for s in shards(bucket, ranks, rank, "dim0")] for rank in range(ranks)]
+    chunks = torch.arange(rows * 3).view(rows, 3).chunk(ranks)
+    assert found == [[(int(c[0, 0]), int(c[-1, -1]) + 1)] for c in chunks] + [[]] * (ranks - len(chunks))
+
+
+def test_columns_of_a_fused_tensor_are_one_box_of_each_section() -> None:
+    spec = TensorSpec("c_attn", (6, 24), Split(1, HEAD, sections=3), 0)
+    assert split_boxes(spec, 1, 0) == (Box.whole(spec.shape),)
+    assert [box.bounds()[1] for box in split_boxes(spec, 2, 1)] == [[4, 8], [12, 16], [20, 24]]
+    (param,) = local_params((spec,), Layout(tp=2), 0, 1)
+    assert param.shape == (18, 4)
