@@ -62,7 +62,7 @@ def make_step(folder: Path, table: Table, layout: Layout) -> int:
     tensors = {spec.name: StoredTensor(spec.shape, SLOTS, spec.split, spec.layer) for spec in table}
     data = Manifest(1, layout, tensors, parts=records).to_bytes()
     (folder / "manifest.json").write_bytes(data)
-    (folder / "COMMIT").write_text(hashlib.sha256(data).hexdigest())
+    (folder / "COMMIT").write_text(f"{hashlib.sha256(data).hexdigest()}\n")
     return num_chunks
 
 

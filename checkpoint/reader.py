@@ -211,6 +211,12 @@ class Checkpoint:
         """The path of one of the checkpoint's data files."""
         return self.path / file if self.manifest else hf.data_path(self.path, file)
 
+    def open_data(self, file: str) -> int:
+        """A descriptor of one of the data files; ShardCorrupt if its header is not the one that was written."""
+        if isinstance(self.parts, StoredParts):
+            return self.parts.open_data(file)
+        return storage.open_read(self.data_path(file))
+
     @property
     def opened_parts(self) -> tuple[str, ...]:
         """Names of the parts that have been read so far."""
@@ -242,7 +248,7 @@ class Checkpoint:
         if chunk.crc is not None:  # whole blocks, so that each can be checked
             low, high = low // per_block * per_block, min(-(-high // per_block) * per_block, source.size)
         same_box = source.box == target.box
-        with storage.reading(self.data_path(chunk.file)) as fd:
+        with storage.closing(self.open_data(chunk.file)) as fd:
             for first in range(low, high, per_block):
                 last = min(first + per_block, high)
                 piece = Region(source.box, source.start + first, source.start + last)
@@ -275,9 +281,9 @@ def corrupt(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:
 def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
     if not (folder / COMMIT).exists():
         raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")
-    wanted = storage.read_small(folder / COMMIT, 4096).decode(errors="replace").strip()
+    wanted = storage.read_small(folder / COMMIT, 4096)
     data = storage.read_small(folder / MANIFEST, MAX_MANIFEST)
     digest = FileDigest.of(data).sha256
-    if digest != wanted:
+    if wanted != f"{digest}\n".encode():
         raise NotCommitted(f"{folder / MANIFEST} does not match {COMMIT}: it is damaged or belongs to another save.")
     return Manifest.parse(data, str(folder / MANIFEST)), digest

@@ -1,6 +1,7 @@
 """A step's parts and chunks, read when first asked for: whoever wants one tensor opens the parts that hold it."""
 
 import gc
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,9 +10,10 @@ from threading import RLock
 from ..core import dtypes
 from ..core.errors import ManifestError, ShardCorrupt
 from . import storage
-from .chunk import Chunk, Part
+from .chunk import Chunk, DataFile, Part
 from .chunk_index import TensorChunks, add_part
 from .manifest import MAX_PART, PARTS, FileDigest, Manifest
+from .safetensors_file import MAX_HEADER
 
 
 class StoredParts(Mapping[str, Part]):
@@ -26,6 +28,7 @@ class StoredParts(Mapping[str, Part]):
         self._folder, self._manifest = folder, manifest
         self._names = sorted(manifest.tensors)
         self._read: dict[str, Part] = {}
+        self._unchecked: dict[str, DataFile] = {}  # by name, those whose header nobody has looked at
 
     def __getitem__(self, name: str) -> Part:
         if name not in self._read:
@@ -43,6 +46,23 @@ class StoredParts(Mapping[str, Part]):
         """Names of those read so far."""
         return tuple(self._read)
 
+    def open_data(self, name: str) -> int:
+        """A descriptor of a data file of a part that has been read; its header is checked the first time.
+
+        Raises:
+            ShardCorrupt: the header is not the one that was written.
+        """
+        path = self._folder / name
+        fd = storage.open_read(path)
+        try:
+            if name in self._unchecked:
+                _check_header(fd, path, self._unchecked[name])
+                self._unchecked.pop(name, None)
+        except BaseException:
+            storage.close(fd)
+            raise
+        return fd
+
     def _load(self, name: str) -> Part:
         path, record = self._folder / PARTS / name, self._manifest.parts[name]
         part = Part.parse(read_known(path, record.digest, MAX_PART), str(path))
@@ -51,6 +71,7 @@ class StoredParts(Mapping[str, Part]):
         if unlisted:
             raise ManifestError(f"{path} holds {min(unlisted)}, which the manifest does not list for it.")
         check_sizes(self._folder, {name: part})
+        self._unchecked.update(part.files)
         return part
 
 
@@ -127,6 +148,16 @@ def read_known(path: Path, known: FileDigest, max_bytes: int) -> bytes:
     if FileDigest.of(data) != known:
         raise ShardCorrupt(f"{path} is not the file that was saved: its SHA-256 differs from the manifest's.")
     return data
+
+
+def _check_header(fd: int, path: Path, known: DataFile) -> None:
+    raw = bytearray(8)
+    storage.read_exact(fd, memoryview(raw), 0, path)
+    length = int.from_bytes(raw, "little")
+    text = bytearray(min(length, known.size, MAX_HEADER))
+    storage.pread(fd, memoryview(text), 8)
+    if hashlib.sha256(raw + text).hexdigest() != known.header_sha256:
+        raise ShardCorrupt(f"{path}: its header is not the one that was written; restore it or use another step.")
 
 
 def check_sizes(folder: Path, parts: Mapping[str, Part]) -> None:

@@ -84,7 +84,7 @@ class Layout:
         shard_size: ranks of a ZeRO group, a divisor of dp (hybrid sharding); 0 = all of dp.
         zero: ZeRO stage 0 to 3.
         bucket_size: elements of a flat bucket, at which the next one is begun.
-        sharding: how ZeRO cuts a bucket: "flat" into equal ranges; "dim0" (FSDP's rule) by whole rows of each parameter.
+        sharding: how ZeRO cuts a bucket: "flat" into equal ranges; "dim0" (FSDP's rule) by whole rows of parameters.
     """
 
     tp: int = 1
