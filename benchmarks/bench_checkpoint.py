@@ -1,42 +1,172 @@
-"""Speed of import, reshard, verify and export, against `cp -r` and sync of the same bytes."""
+"""Reshard, load and verify beside `cp -r`, PyTorch DCP, safetensors and dd, on the same bytes in one interleaved run.
 
+Cold: the source is evicted from the page cache before each run. Written files are fsynced before the clock stops. Every
+round runs each contender once, so that a busy machine slows all alike; medians are over rounds.
+"""
+
+import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
+import numpy as np
 
-from tk.benchmarks.random_model import random_model
+from tk.checkpoint import RunFolder, commit, write_part
+from tk.core.layout import Layout, Table, owned
+from tk.model.config import ModelConfig
+from tk.model.registry import tensor_table
+
+PEERS = Path(__file__).with_name("checkpoint_peers.py")
+SLOTS = {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}
+LAYER_BYTES, END_BYTES = 141_582_336, 393_216_000  # of the model below
 
 
-def timed(what: str, num_bytes: int, *command: str) -> None:
-    """Run a command and print its time and throughput, flushing what it wrote to disk included."""
-    start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    os.sync()
-    took = time.perf_counter() - start
-    print(f"{what:<24} {took:>7.2f} s {num_bytes / took / 2**20:>8.0f} MiB/s", flush=True)
+def model(num_bytes: int) -> Table:
+    """A Llama whose weights and Adam states in fp32 take about that many bytes."""
+    layers = max(round((num_bytes - END_BYTES) / LAYER_BYTES), 1)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024,
+        "intermediate_size": 2816, "num_hidden_layers": layers, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    return tensor_table(ModelConfig.from_json(config))
+
+
+def make_source(run: Path, table: Table, layout: Layout) -> Path:
+    """A saved step with random values."""
+    rng = np.random.default_rng(0)
+    with RunFolder(run).lock() as locked:
+        folder = locked.begin_step(1)
+        for rank in range(layout.world_size):
+            items = owned(table, layout, rank, list(SLOTS))
+            entries = [(i, "F32", lambda i=i: rng.random(i.box.size, dtype=np.float32)) for i in items]
+            write_part(folder, rank, table, entries)
+        return commit(folder, table, layout, 1, slots=SLOTS)
+
+
+@dataclass
+class Contender:
+    """A command, what it reads and writes, and what its runs cost."""
+
+    name: str
+    command: list[str]
+    source: Path
+    target: Path | None = None
+    seconds: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+    cost: dict[str, float] = field(default_factory=dict)
+
+    def run(self, warm: bool) -> None:
+        """Once, from a cold or a warm page cache, its target fsynced."""
+        if self.target:
+            shutil.rmtree(self.target, ignore_errors=True)
+        _cache(self.source, warm)
+        start = time.perf_counter()
+        done = subprocess.run(self.command, check=True, capture_output=True, text=True)
+        if self.target:
+            for path in (self.target, *self.target.rglob("*")):
+                _fsync(path)
+        self.seconds[warm].append(time.perf_counter() - start)
+        last = done.stdout.strip().splitlines()[-1:]
+        if last and last[0].startswith("{"):
+            self.cost = json.loads(last[0])
+        if self.target:
+            shutil.rmtree(self.target)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def _cache(folder: Path, warm: bool) -> None:
+    """Reads all files of a folder, or makes the kernel forget them."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            _fsync(path)
+            fd = os.open(path, os.O_RDONLY)
+            if warm:
+                while os.read(fd, 2**24):
+                    pass
+            else:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def peer(*words: str | Path) -> list[str]:
+    """The command line of one of checkpoint_peers.py."""
+    return [sys.executable, str(PEERS), *map(str, words)]
+
+
+def contenders(folder: Path, tp4: Path, tp1: Path) -> list[Contender]:
+    """All that is timed."""
+    new = folder / "new"
+
+    def reshard(source: Path, tp: int) -> list[str]:
+        return peer("tk_command", "reshard", source, new, "--tp", str(tp))
+
+    dd = f"for f in {tp4}/*.safetensors; do dd if=$f of=/dev/null bs=16M status=none; done"
+    shards, dcp = folder / "shards", folder / "dcp"
+    return [
+        Contender("cp -r, fsync", ["cp", "-r", str(tp4), str(new)], tp4, new),
+        Contender("tk reshard tp 4 -> 1", reshard(tp4, 1), tp4, new),
+        Contender("tk reshard tp 1 -> 4", reshard(tp1, 4), tp1, new),
+        Contender("tk reshard tp 4 -> 2", reshard(tp4, 2), tp4, new),
+        Contender("DCP consolidate 4 -> 1", peer("dcp_consolidate", shards, new), shards, new),
+        Contender("tk load tp 4 -> 1", peer("tk_load", tp4, "1", "0"), tp4),
+        Contender("DCP load 4 -> 1", peer("dcp_load", dcp), dcp),
+        Contender("tk load tp 1 -> rank 1 of 4", peer("tk_load", tp1, "4", "1"), tp1),
+        Contender("get_slice tp 1 -> rank 1 of 4", peer("safetensors_slices", tp1, "4", "1"), tp1),
+        Contender("tk verify", peer("tk_command", "verify", tp4), tp4),
+        Contender("dd bs=16M", ["bash", "-c", dd], tp4),
+    ]
+
+
+def show(all_of_them: list[Contender], num_bytes: int) -> None:
+    """A markdown table of medians."""
+    print(f"| {num_bytes / 1e9:.2f} GB | cold, s | range | GB/s | warm, s | peak MiB | read / size | written / size |")
+    print("|---|---|---|---|---|---|---|---|")
+    for one in all_of_them:
+        cold, warm = one.seconds[False], one.seconds[True]
+        middle = statistics.median(cold)
+        row = [one.name, f"{middle:.2f}", f"{min(cold):.2f}-{max(cold):.2f}", f"{num_bytes / 1e9 / middle:.2f}"]
+        row += [f"{statistics.median(warm):.2f}" if warm else ""]
+        row += [f"{one.cost['peak_mib']:.0f}" if one.cost else ""]
+        row += [f"{one.cost[key] / num_bytes:.3f}" if one.cost else "" for key in ("read", "written")]
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 @click.command()
-@click.option("--model", type=click.Path(path_type=Path), help="Another Hugging Face folder or checkpoint.")
-def main(model: Path | None) -> None:
-    """Each step as its own `tk` process, as a user would run it."""
-    source = model or random_model(Path(".build/bench/llama-135m"))
-    num_bytes = sum(file.stat().st_size for file in source.rglob("*.safetensors"))
-    tk = (sys.executable, "-m", "tk")
-    with TemporaryDirectory(dir=".build") as name:
-        folder = Path(name)
-        timed("cp -r", num_bytes, "cp", "-r", str(source), f"{folder}/copy")
-        shutil.rmtree(folder / "copy")
-        timed("hugging face -> tp 4", num_bytes, *tk, "reshard", str(source), f"{folder}/tp4", "--tp", "4")
-        timed("verify tp 4", num_bytes, *tk, "verify", f"{folder}/tp4")
-        timed("tp 4 -> tp 1", num_bytes, *tk, "reshard", f"{folder}/tp4", f"{folder}/tp1", "--tp", "1")
-        timed("export tp 4", num_bytes, *tk, "export", f"{folder}/tp4", f"{folder}/hf")
+@click.option("--gigabytes", default=2.0, show_default=True, help="Weights and Adam states, fp32.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--warm-rounds", default=2, show_default=True)
+@click.option("--only", default="", help="Words of which a contender's name must have one, separated by commas.")
+@click.option("--folder", type=click.Path(path_type=Path), default=Path(".build"), show_default=True)
+def main(gigabytes: float, rounds: int, warm_rounds: int, only: str, folder: Path) -> None:
+    """Run every contender in turn, as many rounds as asked, and print the medians."""
+    with TemporaryDirectory(dir=folder) as name:
+        work = Path(name).resolve()
+        tp4 = make_source(work / "run", model(int(gigabytes * 1e9)), Layout(tp=4))
+        num_bytes = sum(file.stat().st_size for file in tp4.rglob("*.safetensors"))
+        tp1 = work / "tp1"
+        subprocess.run(peer("tk_command", "reshard", tp4, tp1, "--tp", "1"), check=True, capture_output=True)
+        chosen = [one for one in contenders(work, tp4, tp1) if any(word in one.name for word in only.split(","))]
+        if any("consolidate" in one.name for one in chosen):
+            subprocess.run(peer("make_consolidation_source", tp4, work / "shards"), check=True, capture_output=True)
+        if any("DCP load" in one.name for one in chosen):
+            subprocess.run(peer("make_dcp_source", tp4, work / "dcp"), check=True, capture_output=True)
+        for number in range(rounds + warm_rounds):
+            for one in chosen:
+                one.run(warm=number >= rounds)
+        print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}")
+        show(chosen, num_bytes)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The checkpoint format: writing, reading, resharding, exporting and checking it. No torch, no model, no processes."""
 
 from .commit import commit
+from .diff import compare
 from .export import export_links, prepare_export
 from .reader import Checkpoint, StoredArray
 from .reshard import Options, prepare_reshard, reshard
@@ -14,6 +15,7 @@ __all__ = [
     "RunFolder",
     "StoredArray",
     "commit",
+    "compare",
     "export_links",
     "prepare_export",
     "prepare_reshard",

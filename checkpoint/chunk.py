@@ -6,14 +6,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from ..core import dtypes
 from ..core.errors import ManifestError
-from ..core.geometry import Box, covers_exactly
+from ..core.geometry import Box
 from . import json_strict as strict
 from .region import Region
 from .safetensors_file import MAX_DIMS
 
 BLOCK: Final = 2**24  # bytes of a chunk under one checksum
+_MAX_CRC: Final = 2**32 - 1
+_KEYS: Final = frozenset({"tensor", "slot", "box", "file", "offset", "nbytes", "crc"})
+_KEYS_AND_FLAT: Final = _KEYS | {"flat"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,19 @@ class Chunk:
     crc: tuple[int, ...] | None
 
     @property
+    def start(self) -> int:
+        """Elements of the box before it."""
+        return self.flat[0] if self.flat else 0
+
+    @property
+    def stop(self) -> int:
+        """Elements of the box up to its last."""
+        return self.flat[1] if self.flat else self.box.size
+
+    @property
     def region(self) -> Region:
         """The elements it holds."""
-        return Region.of(self.box, self.flat)
+        return Region(self.box, self.start, self.stop)
 
     def to_json(self) -> dict[str, Any]:
         """As written in a part."""
@@ -54,33 +66,79 @@ class Chunk:
             "crc": list(self.crc or ()),
         }
 
-    @staticmethod
-    def from_json(value: Any, what: str) -> "Chunk":
-        """Reads one; ManifestError, beginning with `what`, if it breaks a rule that can be seen without its tensor."""
-        found = strict.members(value, what, ("tensor", "slot", "box", "file", "offset", "nbytes", "crc"), ("flat",))
-        bounds = [_interval(pair, f"{what}: box") for pair in strict.array(found["box"], f"{what}: box")]
-        box = Box.from_bounds(bounds)
-        flat = _interval(found["flat"], f"{what}: flat") if "flat" in found else None
-        if len(bounds) > MAX_DIMS or (flat and flat[1] > box.size):
-            raise ManifestError(f"{what}: box {bounds} with flat {flat} is no run of at most {MAX_DIMS} dims.")
-        nbytes = strict.integer(found["nbytes"], f"{what}: nbytes")
-        crc = strict.array(found["crc"], f"{what}: crc", -(-nbytes // BLOCK))
+
+class _ChunkReader:
+    """Reads the chunks of one part.
+
+    A million chunks are read when a large checkpoint is checked: what many of them share (names, boxes) is checked and
+    held once, and the words for messages are put together only where one is needed.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._names: dict[str, str] = {}
+        self._boxes: dict[tuple[tuple[int, ...], ...], Box] = {}
+
+    def read(self, value: Any, index: int) -> Chunk:
+        """Reads one; ManifestError if it breaks a rule that can be seen without its tensor."""
+        if type(value) is not dict or value.keys() not in (_KEYS, _KEYS_AND_FLAT):
+            strict.members(value, f"{self._what}: chunk {index}", sorted(_KEYS), ("flat",))
+        box = self._box(value["box"], index)
+        flat = self._interval(value["flat"], index, "flat") if "flat" in value else None
+        if flat and flat[1] > box.size:
+            raise ManifestError(f"{self._at(index, 'flat')}: {list(flat)} is no run of box {box.bounds()}.")
+        nbytes = self._integer(value["nbytes"], index, "nbytes")
+        crc = value["crc"]
+        if type(crc) is not list or len(crc) != -(-nbytes // BLOCK):
+            strict.array(crc, self._at(index, "crc"), -(-nbytes // BLOCK))
+        for code in crc:
+            if type(code) is not int or not 0 <= code <= _MAX_CRC:
+                strict.integer(code, self._at(index, "crc"), 0, _MAX_CRC)
         return Chunk(
-            tensor=strict.text(found["tensor"], f"{what}: tensor"),
-            slot=strict.text(found["slot"], f"{what}: slot", 64),
+            tensor=self._name(value["tensor"], index, "tensor"),
+            slot=self._name(value["slot"], index, "slot"),
             box=box,
             flat=flat,
-            file=strict.file_name(found["file"], f"{what}: file"),
-            offset=strict.integer(found["offset"], f"{what}: offset"),
+            file=self._name(value["file"], index, "file"),
+            offset=self._integer(value["offset"], index, "offset"),
             nbytes=nbytes,
-            crc=tuple(strict.integer(value, f"{what}: crc", 0, 2**32 - 1) for value in crc),
+            crc=tuple(crc),
         )
 
+    def _at(self, index: int, key: str) -> str:
+        return f"{self._what}: chunk {index}: {key}"
 
-def _interval(value: Any, what: str) -> tuple[int, int]:
-    low, high = strict.array(value, what, 2)
-    low = strict.integer(low, what)
-    return low, strict.integer(high, what, low)
+    def _integer(self, value: Any, index: int, key: str) -> int:
+        if type(value) is int and 0 <= value <= strict.MAX_INT:
+            return value
+        return strict.integer(value, self._at(index, key))
+
+    def _interval(self, value: Any, index: int, key: str) -> tuple[int, int]:
+        if type(value) is list and len(value) == 2:
+            low, high = value
+            if type(low) is int and type(high) is int and 0 <= low <= high <= strict.MAX_INT:
+                return low, high
+        low, high = strict.array(value, self._at(index, key), 2)
+        low = strict.integer(low, self._at(index, key))
+        return low, strict.integer(high, self._at(index, key), low)
+
+    def _name(self, value: Any, index: int, key: str) -> str:
+        if type(value) is str and value in self._names:
+            return self._names[value]
+        if key == "file":
+            strict.file_name(value, self._at(index, key))
+        else:
+            strict.text(value, self._at(index, key), 64 if key == "slot" else 512)
+        return self._names.setdefault(value, value)
+
+    def _box(self, value: Any, index: int) -> Box:
+        pairs = strict.array(value, self._at(index, "box")) if type(value) is not list else value
+        bounds = tuple([self._interval(pair, index, "box") for pair in pairs])
+        if bounds not in self._boxes:
+            if len(bounds) > MAX_DIMS:
+                raise ManifestError(f"{self._at(index, 'box')}: {len(bounds)} dims; at most {MAX_DIMS} dims are read.")
+            self._boxes[bounds] = Box.from_bounds(bounds)
+        return self._boxes[bounds]
 
 
 class BlockCrcs:
@@ -144,10 +202,11 @@ class Part:
             size = strict.integer(fields["size"], f"{what}: {name}: size")
             files[name] = DataFile(size, strict.digest(fields["header_sha256"], f"{what}: {name}: header_sha256"))
         chunks = strict.array(found["chunks"], f"{what}: chunks")
+        reader = _ChunkReader(what)
         part = Part(
             writer=strict.integer(found["writer"], f"{what}: writer"),
             files=files,
-            chunks=tuple(Chunk.from_json(chunk, f"{what}: chunk {i}") for i, chunk in enumerate(chunks)),
+            chunks=tuple([reader.read(chunk, index) for index, chunk in enumerate(chunks)]),
         )
         part._check_bytes(what)
         return part
@@ -164,52 +223,3 @@ class Part:
             for one, two in pairwise(chunks):
                 if one.offset + one.nbytes > two.offset:
                     raise ManifestError(f"{what}: chunks of {one.tensor} and {two.tensor} overlap in {name}.")
-
-
-ChunkIndex = Mapping[tuple[str, str], tuple[Chunk, ...]]
-
-
-def index_chunks(
-    parts: list[Part], shapes: Mapping[str, tuple[int, ...]], slots: Mapping[str, Mapping[str, str]]
-) -> ChunkIndex:
-    """All chunks by (tensor, slot), in the order of their first element; checks that they tile each one exactly.
-
-    Args:
-        shapes: of every stored tensor.
-        slots: dtype code of each slot of every stored tensor.
-
-    Raises:
-        ManifestError: a chunk of an unknown tensor or slot, outside its tensor, of the wrong length, overlapping
-            another, or an element that no chunk holds.
-    """
-    found: dict[tuple[str, str], list[Chunk]] = {(name, slot): [] for name, of in slots.items() for slot in of}
-    owner: dict[str, int] = {}
-    for part in parts:
-        for name in part.files:
-            if owner.setdefault(name, part.writer) != part.writer:
-                raise ManifestError(f"{name} is in the parts of writers {owner[name]} and {part.writer}.")
-        for chunk in part.chunks:
-            if (chunk.tensor, chunk.slot) not in found:
-                raise ManifestError(f"{chunk.file} holds {chunk.tensor}, slot {chunk.slot}, unknown to the manifest.")
-            found[chunk.tensor, chunk.slot].append(chunk)
-    for (name, slot), chunks in found.items():
-        chunks.sort(key=lambda chunk: (chunk.box.offset, chunk.region.start))
-        _check_cover(f"{name}, slot {slot}", chunks, shapes[name], dtypes.by_code(slots[name][slot]).itemsize)
-    return {key: tuple(chunks) for key, chunks in found.items()}
-
-
-def _check_cover(what: str, chunks: list[Chunk], shape: tuple[int, ...], itemsize: int) -> None:
-    whole = Box.whole(shape)
-    boxes: list[Box] = []
-    for chunk in chunks:
-        if len(chunk.box.shape) != len(shape) or not whole.contains(chunk.box):
-            raise ManifestError(f"{what}: box {chunk.box.bounds()} in {chunk.file} lies outside shape {list(shape)}.")
-        if chunk.region.size * itemsize != chunk.nbytes:
-            raise ManifestError(
-                f"{what}: a chunk in {chunk.file} has {chunk.nbytes} bytes; its {chunk.region.size} elements "
-                f"take {chunk.region.size * itemsize}."
-            )
-        boxes += [box for box, _ in chunk.region.parts()]
-    if not covers_exactly(boxes, whole):
-        stored = sum(chunk.region.size for chunk in chunks)
-        raise ManifestError(f"{what}: its chunks ({stored} elements) do not hold each of {whole.size} exactly once.")

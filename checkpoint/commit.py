@@ -12,10 +12,11 @@ from ..core.geometry import Box
 from ..core.layout import Layout, Table
 from . import hf, storage
 from . import json_strict as strict
-from .chunk import Part, index_chunks
-from .manifest import COMMIT, MANIFEST, MAX_PART, PARTS, FileDigest, Manifest, StoredTensor
-from .reader import check_sizes
+from .chunk import Part
+from .chunk_index import index_chunks
+from .manifest import COMMIT, MANIFEST, MAX_PART, PARTS, FileDigest, Manifest, PartRecord, StoredTensor
 from .run_folder import LockedRun
+from .stored_parts import check_sizes
 from .writer import part_name
 
 _MAX_POLL_SECONDS: Final = 0.5
@@ -94,7 +95,7 @@ def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_file
     manifest = replace(
         manifest,
         files={strict.file_name(name, "side file"): FileDigest.of(data) for name, data in files.items()},
-        parts={name: FileDigest.of(data) for name, data in parts.items()},
+        parts={name: PartRecord.of(data, parsed[name], shapes) for name, data in parts.items()},
     )
     for name, data in files.items():
         storage.write_small(folder / name, data)

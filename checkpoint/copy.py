@@ -46,7 +46,7 @@ def run_copy(
     """
     with ExitStack() as stack:
         target = _Target(plan, folder, stack)
-        reader = stack.enter_context(_Source(source))
+        reader = stack.enter_context(TileReader(source))
         pool = stack.enter_context(ThreadPoolExecutor(1, "tk-copy-reader"))
         stack.callback(pool.shutdown, cancel_futures=True)
         todo = tiles(plan, tile_bytes)
@@ -61,20 +61,20 @@ def run_copy(
         return target.finish()
 
 
-class _Source:
+class TileReader:
     """Reads tiles in order; each chunk's bytes pass by once, front to back, and are checked block by block."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._open: dict[str, int] = {}
+        self._files: dict[str, int] = {}
         self._crcs: dict[int, BlockCrcs] = {}
         self._job: Job | None = None
 
-    def __enter__(self) -> "_Source":
+    def __enter__(self) -> "TileReader":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in self._open.values():
+        for fd in self._files.values():
             storage.close(fd)
 
     def load(self, tile: Tile) -> dtypes.Array:
@@ -97,7 +97,7 @@ class _Source:
         path = self._checkpoint.data_path(chunk.file)
         at = (piece.region.start - chunk.region.start) * into.itemsize
         data = as_bytes(into)
-        storage.read_exact(self._file(chunk.file, path), data, chunk.offset + at, path)
+        storage.read_exact(self._file(chunk.file), data, chunk.offset + at, path)
         if chunk.crc is None:
             return
         crcs = self._crcs.setdefault(piece.index, BlockCrcs())
@@ -109,12 +109,12 @@ class _Source:
             if crcs.blocks[block] != chunk.crc[block]:
                 raise corrupt(path, chunk, block)
 
-    def _file(self, name: str, path: Path) -> int:
-        if name not in self._open:
-            if len(self._open) >= MAX_OPEN:
-                storage.close(self._open.pop(next(iter(self._open))))
-            self._open[name] = storage.open_read(path)
-        return self._open[name]
+    def _file(self, name: str) -> int:
+        if name not in self._files:
+            if len(self._files) >= MAX_OPEN:
+                storage.close(self._files.pop(next(iter(self._files))))
+            self._files[name] = self._checkpoint.open_data(name)
+        return self._files[name]
 
 
 class _Target:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ..core import dtypes
 from ..core.errors import CheckpointError, ManifestError, ShardMissing
 from ..core.geometry import Box
 from . import json_strict as strict
 from . import storage
-from .chunk import Chunk, ChunkIndex
+from .chunk import Chunk
+from .chunk_index import ChunkIndex, TensorChunks
 from .manifest import StoredTensor
 from .safetensors_file import TK_MARK, Header, read_header
 
@@ -72,7 +74,8 @@ def open_folder(folder: Path) -> HuggingFaceFolder:
         name = stored if stored.startswith("lm_head.") else prefix + stored
         tensors[name] = StoredTensor(entry.shape, {"weight": entry.dtype})
         box = Box.whole(entry.shape)
-        chunks[name, "weight"] = (Chunk(name, "weight", box, None, file, entry.begin, entry.end - entry.begin, None),)
+        chunk = Chunk(name, "weight", box, None, file, entry.begin, entry.end - entry.begin, None)
+        chunks[name, "weight"] = TensorChunks(name, [chunk], entry.shape, dtypes.by_code(entry.dtype))
     return HuggingFaceFolder(tensors, _tied_head(folder, tensors), chunks, digest)
 
 

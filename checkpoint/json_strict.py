@@ -30,17 +30,20 @@ def parse(data: bytes, what: str, max_nodes: int = MAX_NODES) -> Any:
     try:
         document = json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=lambda pairs: _no_duplicates(pairs, what),
+            object_pairs_hook=_unique,
             parse_constant=lambda name: _refuse(f"{what} holds {name}, which is no JSON."),
             parse_float=lambda text: _finite(text, what),
         )
+    except _DuplicateKey as error:
+        raise ManifestError(f"{what} has the key {error.args[0][:80]!r} twice in one object.") from None
     except UnicodeDecodeError as error:
         raise ManifestError(f"{what} is not UTF-8: {error.reason} at byte {error.start}.") from error
     except RecursionError:
         raise ManifestError(f"{what} is nested deeper than {MAX_DEPTH}.") from None
     except ValueError as error:
         raise ManifestError(f"{what} is not JSON: {error}.") from error
-    _check_depth(document, what)
+    if isinstance(document, dict | list):
+        _check_depth(document, what)
     return document
 
 
@@ -102,11 +105,14 @@ def file_name(value: Any, what: str) -> str:
     return value
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
+class _DuplicateKey(Exception):
+    """A key that an object has twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ManifestError(f"{what} has the key {twice[:80]!r} twice in one object.")
+        raise _DuplicateKey(Counter(key for key, _ in pairs).most_common(1)[0][0])
     return found
 
 
@@ -127,8 +133,8 @@ def _check_depth(document: Any, what: str) -> None:
         level = [
             child
             for node in level
-            if isinstance(node, dict | list)
-            for child in (node.values() if isinstance(node, dict) else node)
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) is dict or type(child) is list
         ]
         if not level:
             return

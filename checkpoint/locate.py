@@ -15,7 +15,7 @@ def open_any(path: Path) -> Checkpoint:
         kind = "is a file" if path.exists() else "does not exist"
         raise CheckpointError(f"{path} {kind}; a checkpoint is a step folder, a run folder or a Hugging Face folder.")
     if is_step(path):
-        return Checkpoint.open_step(path)
+        return Checkpoint.open_step(path, lazy=True)
     run = RunFolder(path)
     if run.steps():
         found = run.newest()

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, get_args
 
@@ -10,6 +10,7 @@ from ..core import dtypes
 from ..core.errors import ManifestError, ParallelError
 from ..core.layout import Layout, Split, TensorSpec
 from . import json_strict as strict
+from .chunk import Part
 from .safetensors_file import MAX_DIMS
 
 FORMAT: Final = "tk"
@@ -49,6 +50,25 @@ class FileDigest:
 
 
 @dataclass(frozen=True, slots=True)
+class PartRecord:
+    """What the manifest knows of a part.
+
+    Attributes:
+        tensors: those it holds something of, as positions in the sorted list of all tensors' names, so that a reader
+            of one tensor opens no other parts.
+    """
+
+    digest: FileDigest
+    tensors: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(data: bytes, part: Part, names: Collection[str]) -> "PartRecord":
+        """The record of a part with that content; `names` are those of all tensors."""
+        position = {name: index for index, name in enumerate(sorted(names))}
+        return PartRecord(FileDigest.of(data), tuple(sorted({position[chunk.tensor] for chunk in part.chunks})))
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A step's metadata.
 
@@ -67,7 +87,7 @@ class Manifest:
     param_groups: tuple[Mapping[str, Any], ...] = ()
     resume: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, FileDigest] = field(default_factory=dict)
-    parts: Mapping[str, FileDigest] = field(default_factory=dict)
+    parts: Mapping[str, PartRecord] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """The content of manifest.json."""
@@ -81,7 +101,7 @@ class Manifest:
             "param_groups": [dict(group) for group in self.param_groups],
             "resume": dict(self.resume),
             "files": {name: asdict(digest) for name, digest in self.files.items()},
-            "parts": {name: asdict(digest) for name, digest in self.parts.items()},
+            "parts": {name: asdict(part.digest) | {"tensors": part.tensors} for name, part in self.parts.items()},
         }
         return strict.dump(document)
 
@@ -107,7 +127,7 @@ class Manifest:
             param_groups=_groups(document["param_groups"], tensors, f"{what}: param_groups"),
             resume=strict.mapping(document["resume"], f"{what}: resume"),
             files=_digests(document["files"], f"{what}: files"),
-            parts=_digests(document["parts"], f"{what}: parts"),
+            parts=_parts(document["parts"], len(tensors), f"{what}: parts"),
         )
 
     @property
@@ -195,4 +215,18 @@ def _digests(value: Any, what: str) -> dict[str, FileDigest]:
         found = strict.members(item, f"{what}: {name}", ("size", "sha256"))
         size = strict.integer(found["size"], f"{what}: {name}: size")
         result[name] = FileDigest(size, strict.digest(found["sha256"], f"{what}: {name}: sha256"))
+    return result
+
+
+def _parts(value: Any, num_tensors: int, what: str) -> dict[str, PartRecord]:
+    result = {}
+    for name, item in strict.mapping(value, what).items():
+        strict.file_name(name, what)
+        found = strict.members(item, f"{what}: {name}", ("size", "sha256", "tensors"))
+        held = strict.array(found["tensors"], f"{what}: {name}: tensors")
+        for index in held:
+            strict.integer(index, f"{what}: {name}: tensors", 0, num_tensors - 1)
+        size = strict.integer(found["size"], f"{what}: {name}: size")
+        digest = FileDigest(size, strict.digest(found["sha256"], f"{what}: {name}: sha256"))
+        result[name] = PartRecord(digest, tuple(held))
     return result

@@ -14,7 +14,8 @@ from ..core import dtypes
 from ..core.dtypes import DType
 from ..core.geometry import Box
 from ..core.layout import Layout, Table, owned
-from .chunk import Chunk, ChunkIndex
+from .chunk import Chunk
+from .chunk_index import ChunkIndex
 from .manifest import StoredTensor
 from .region import Region, count_before, position_of
 from .writer import PlannedEntry, PlannedFile, plan_files
@@ -48,7 +49,7 @@ class Job:
 
     selection: Selection
     shape: tuple[int, ...]
-    sources: tuple[Chunk, ...]
+    sources: Sequence[Chunk]
     targets: tuple[TargetEntry, ...]
 
 
@@ -160,18 +161,21 @@ def plan_copy(
 
 
 def tiles(plan: CopyPlan, tile_bytes: int) -> Iterator[Tile]:
-    """The plan's tiles, in order: whole rows where at least one fits."""
+    """The plan's tiles, in order."""
     for job in plan.jobs:
-        total, row = math.prod(job.shape), math.prod(job.shape[1:])
-        room = max(tile_bytes // job.selection.source_dtype.itemsize, 1)
-        step = room // row * row if 0 < row <= room else room
-        reads = _Cursor([chunk.region for chunk in job.sources], job.shape)
-        writes = _Cursor([target.entry.region for target in job.targets], job.shape)
-        box = Box.whole(job.shape)
-        for start in range(0, total, step):
-            stop = min(start + step, total)
-            region = Region(box, start, stop)
-            yield Tile(job, region, reads.advance(start, stop), writes.advance(start, stop))
+        yield from job_tiles(job, tile_bytes // job.selection.source_dtype.itemsize)
+
+
+def job_tiles(job: Job, num_elements: int) -> Iterator[Tile]:
+    """A job's tiles of at most that many elements: whole rows where at least one fits."""
+    total, row, room = math.prod(job.shape), math.prod(job.shape[1:]), max(num_elements, 1)
+    step = room // row * row if 0 < row <= room else room
+    reads = _Cursor([chunk.region for chunk in job.sources], job.shape)
+    writes = _Cursor([target.entry.region for target in job.targets], job.shape)
+    box = Box.whole(job.shape)
+    for start in range(0, total, step):
+        stop = min(start + step, total)
+        yield Tile(job, Region(box, start, stop), reads.advance(start, stop), writes.advance(start, stop))
 
 
 class _Cursor:

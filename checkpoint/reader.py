@@ -15,9 +15,11 @@ from ..core.geometry import Box
 from ..core.layout import Layout, TensorSpec
 from . import hf, storage
 from . import json_strict as strict
-from .chunk import BLOCK, Chunk, ChunkIndex, Part, index_chunks
-from .manifest import COMMIT, MANIFEST, MAX_MANIFEST, MAX_PART, PARTS, FileDigest, Manifest, StoredTensor
+from .chunk import BLOCK, Chunk, Part
+from .chunk_index import ChunkIndex
+from .manifest import COMMIT, MANIFEST, MAX_MANIFEST, FileDigest, Manifest, StoredTensor
 from .region import Region, as_bytes, copy_region, shared_span
+from .stored_parts import StoredChunks, StoredParts, read_known
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +80,10 @@ class Checkpoint:
     def open(path: str | Path) -> "Checkpoint":
         """Opens a step folder, the newest good step of a run folder, or a Hugging Face folder.
 
+        Of a step folder, COMMIT and manifest are checked now, and parts, sizes and cover of a tensor when it is first
+        asked for, so that one tensor of a large checkpoint opens few files; `check` does it for all. A step of a run
+        folder is chosen only after `check`.
+
         Raises:
             CheckpointError: there is nothing usable; the message says why for each step looked at.
         """
@@ -86,16 +92,20 @@ class Checkpoint:
         return open_any(Path(path))
 
     @staticmethod
-    def open_step(folder: Path, skipped: tuple[str, ...] = ()) -> "Checkpoint":
-        """Opens a step folder: COMMIT, manifest, parts, sizes and cover are checked, tensor data is not read."""
+    def open_step(folder: Path, skipped: tuple[str, ...] = (), lazy: bool = False) -> "Checkpoint":
+        """Opens a step folder: COMMIT, manifest, parts, sizes and cover are checked, tensor data is not read.
+
+        Args:
+            lazy: check only COMMIT and manifest now, and the rest for each tensor when it is first asked for.
+        """
         manifest, digest = _committed_manifest(folder)
-        parts = {name: _read_part(folder, name, known) for name, known in manifest.parts.items()}
-        check_sizes(folder, parts)
-        shapes = {name: tensor.shape for name, tensor in manifest.tensors.items()}
-        slots = {name: tensor.slots for name, tensor in manifest.tensors.items()}
-        chunks = index_chunks(list(parts.values()), shapes, slots)
+        parts = StoredParts(folder, manifest)
+        chunks = StoredChunks(manifest, parts)
         tensors = dict(manifest.tensors) | {alias: manifest.tensors[name] for alias, name in manifest.aliases.items()}
-        return Checkpoint(folder, tensors, manifest.aliases, chunks, manifest, digest, parts, skipped)
+        found = Checkpoint(folder, tensors, manifest.aliases, chunks, manifest, digest, parts, skipped)
+        if not lazy:
+            found.check()
+        return found
 
     @staticmethod
     def open_hugging_face(folder: Path) -> "Checkpoint":
@@ -180,7 +190,7 @@ class Checkpoint:
         if not inside or not 0 <= region.start <= region.stop <= box.size:
             raise ShapeMismatch(f"{name} has shape {list(shape)}; box {box.bounds()}, range {flat} is not in it.")
         values = np.empty(region.size, stored.numpy)
-        for chunk in self.chunks[name, slot]:
+        for chunk in self.chunks[name, slot].find(region):
             self._read_chunk(chunk, stored, region, values)
         values = dtypes.cast(values, stored, dtype or stored, name)
         return StoredArray(values if flat is not None else values.reshape(box.shape), dtype or stored)
@@ -201,6 +211,26 @@ class Checkpoint:
         """The path of one of the checkpoint's data files."""
         return self.path / file if self.manifest else hf.data_path(self.path, file)
 
+    def open_data(self, file: str) -> int:
+        """A descriptor of one of the data files; ShardCorrupt if its header is not the one that was written."""
+        if isinstance(self.parts, StoredParts):
+            return self.parts.open_data(file)
+        return storage.open_read(self.data_path(file))
+
+    @property
+    def opened_parts(self) -> tuple[str, ...]:
+        """Names of the parts that have been read so far."""
+        return self.parts.opened if isinstance(self.parts, StoredParts) else ()
+
+    def check(self) -> None:
+        """Reads all metadata: every part, the sizes of all files, and that each slot of each tensor is held once.
+
+        Raises:
+            CheckpointError: something is missing, damaged or contradicts itself; the message names it.
+        """
+        if isinstance(self.chunks, StoredChunks):
+            self.chunks.check()
+
     def verify(self, on_bytes: Callable[[int], None] = lambda _: None) -> "Report":
         """Reads and checks every byte; `on_bytes` is told as it goes."""
         from .verify import verify
@@ -218,7 +248,7 @@ class Checkpoint:
         if chunk.crc is not None:  # whole blocks, so that each can be checked
             low, high = low // per_block * per_block, min(-(-high // per_block) * per_block, source.size)
         same_box = source.box == target.box
-        with storage.reading(self.data_path(chunk.file)) as fd:
+        with storage.closing(self.open_data(chunk.file)) as fd:
             for first in range(low, high, per_block):
                 last = min(first + per_block, high)
                 piece = Region(source.box, source.start + first, source.start + last)
@@ -248,35 +278,12 @@ def corrupt(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:
     )
 
 
-def read_known(path: Path, known: FileDigest, max_bytes: int) -> bytes:
-    """A small file whose size and SHA-256 are on record; ShardCorrupt if it has changed."""
-    data = storage.read_small(path, max_bytes)
-    if FileDigest.of(data) != known:
-        raise ShardCorrupt(f"{path} is not the file that was saved: its SHA-256 differs from the manifest's.")
-    return data
-
-
-def check_sizes(folder: Path, parts: Mapping[str, Part]) -> None:
-    """Every data file is there with its recorded size."""
-    for part in parts.values():
-        for name, known in part.files.items():
-            with storage.reading(folder / name) as fd:
-                size = storage.file_size(fd)
-            if size != known.size:
-                raise ShardCorrupt(f"{folder / name} has {size} bytes; {known.size} were written.")
-
-
 def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
     if not (folder / COMMIT).exists():
         raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")
-    wanted = storage.read_small(folder / COMMIT, 4096).decode(errors="replace").strip()
+    wanted = storage.read_small(folder / COMMIT, 4096)
     data = storage.read_small(folder / MANIFEST, MAX_MANIFEST)
     digest = FileDigest.of(data).sha256
-    if digest != wanted:
+    if wanted != f"{digest}\n".encode():
         raise NotCommitted(f"{folder / MANIFEST} does not match {COMMIT}: it is damaged or belongs to another save.")
     return Manifest.parse(data, str(folder / MANIFEST)), digest
-
-
-def _read_part(folder: Path, name: str, known: FileDigest) -> Part:
-    path = folder / PARTS / name
-    return Part.parse(read_known(path, known, MAX_PART), str(path))

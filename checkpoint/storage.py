@@ -211,7 +211,13 @@ def overwrite(fd: int, data: bytes) -> None:
 @contextmanager
 def reading(path: Path, follow_links: bool = False) -> Iterator[int]:
     """A descriptor for reading, closed at the end."""
-    fd = open_read(path, follow_links)
+    with closing(open_read(path, follow_links)) as fd:
+        yield fd
+
+
+@contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """A descriptor, closed at the end."""
     try:
         yield fd
     finally:

@@ -14,9 +14,10 @@ from ..core import dtypes
 from ..core.errors import CheckpointError
 from . import hf, storage
 from .chunk import BLOCK, Chunk, Part
-from .reader import Checkpoint, corrupt, read_known
+from .reader import Checkpoint, corrupt
 from .region import as_bytes
 from .safetensors_file import read_header
+from .stored_parts import read_known
 
 NUM_THREADS: Final = 2
 
@@ -63,12 +64,16 @@ def verify(
     on_bytes: Callable[[int], None] = lambda _: None,
     leave_out: tuple[str, ...] = (),
 ) -> Report:
-    """Reads every byte of an open checkpoint (opening has checked COMMIT, manifest, parts, sizes and cover already).
+    """Reads every byte of an open checkpoint; opening has checked COMMIT and manifest already.
 
     Args:
         on_bytes: told the bytes of each block as it is done, one thread at a time.
         leave_out: slots whose data somebody else reads, and so checks.
+
+    Raises:
+        CheckpointError: parts, sizes or cover are wrong, so there is no saying what bytes to look at.
     """
+    checkpoint.check()
     if checkpoint.manifest is None:
         num_files = len({chunk.file for chunks in checkpoint.chunks.values() for chunk in chunks})
         return Report(checkpoint.path, 0, False, num_files, 0, ())

@@ -43,6 +43,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
         "export": CommandEntry("tk.cli.export:export", "Write a checkpoint as a Hugging Face folder."),
         "inspect": CommandEntry("tk.cli.inspect:inspect", "Show what a checkpoint holds."),
         "verify": CommandEntry("tk.cli.verify:verify", "Check every byte of a checkpoint."),
+        "diff": CommandEntry("tk.cli.diff:diff", "Compare the tensors of two checkpoints."),
         "serve": CommandEntry("tk.cli.serve:serve", "Serve a checkpoint over gRPC."),
         "generate": CommandEntry("tk.cli.generate:generate", "Continue a prompt, from a server or a checkpoint."),
     }

@@ -33,14 +33,16 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> N
     from ..model.tokenizer import SIDE_FILES
     from ..train.data.publish import refuse_existing
     from ..train.data.sources import find_corpus
-    from ..train.data.tokenizer_training import train_byte_level_bpe
+    from ..train.data.tokenizer_training import learn_byte_level_bpe, write_byte_level_bpe
 
     replaceable = frozenset(SIDE_FILES if force else ())
     refuse_existing(out, replaceable)
     corpus = find_corpus(inputs)
     start = time.monotonic()
-    with sigterm_unwinds(), progress_bar("training the tokenizer", corpus.num_bytes, show=format_bytes) as bar:
-        trained = train_byte_level_bpe(corpus.documents(bar.advance), vocab_size, out, replaceable)
+    with progress_bar("training the tokenizer", corpus.num_bytes, show=format_bytes) as bar:
+        learned = learn_byte_level_bpe(corpus.documents(bar.advance), vocab_size)
+    with sigterm_unwinds():
+        trained = write_byte_level_bpe(learned, out, replaceable)
     if corpus.skipped:
         click.echo(f"skipped {len(corpus.skipped)} files that are no UTF-8 text, {corpus.skipped[0]} first", err=True)
     click.echo(f"{out}: {trained.vocab_size:,} tokens, in {format_seconds(time.monotonic() - start)}")

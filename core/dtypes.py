@@ -96,6 +96,6 @@ def _to_fp32(values: Array, source: DType) -> Array:
 
 
 def _fp32_to_bf16(values: Array) -> Array:
-    bits = np.ascontiguousarray(values).view("<u4")
+    bits = np.asarray(values, order="C").view("<u4")
     rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16  # wraps only for NaNs, which are replaced below
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype("<u2")

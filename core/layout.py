@@ -12,7 +12,7 @@ Floors of meaning, each built on the one before:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -87,7 +87,7 @@ class Layout:
         shard_size: ranks of a ZeRO group, a divisor of dp (hybrid sharding); 0 = all of dp.
         zero: ZeRO stage 0 to 3.
         bucket_size: elements of a flat bucket, at which the next one is begun.
-        sharding: "flat" cuts buckets into equal ranges; "dim0" (FSDP's rule) is reserved.
+        sharding: how ZeRO cuts a bucket: "flat" into equal ranges; "dim0" (FSDP's rule) by whole rows of parameters.
     """
 
     tp: int = 1
@@ -327,19 +327,44 @@ def _bucket(decay: bool, params: list[LocalParam], group_size: int) -> Bucket:
     return Bucket(decay, tuple(params), tuple(offsets), -(-end // quantum) * quantum)
 
 
-def shards(parts: Sequence[Bucket], group_size: int, group_rank: int) -> tuple[Shard, ...]:
-    """What member `group_rank` of a ZeRO group updates: its equal range of every bucket, padding left out."""
+def shards(
+    parts: Sequence[Bucket], group_size: int, group_rank: int, sharding: Literal["flat", "dim0"] = "flat"
+) -> tuple[Shard, ...]:
+    """What member `group_rank` of a ZeRO group updates, padding left out.
+
+    "flat": its equal range of every bucket. "dim0": rows [r * n, (r + 1) * n) of every parameter, n = ceil(rows /
+    group_size), laid end to end, each padded to n rows; the rule of PyTorch's `fully_shard`.
+    """
+    cut = _flat_ranges if sharding == "flat" else _row_ranges
     result: list[Shard] = []
     for index, bucket in enumerate(parts):
-        length = bucket.size // group_size
-        low, high = group_rank * length, (group_rank + 1) * length
-        for param, offset in zip(bucket.params, bucket.offsets, strict=True):
+        for param, first, low, high in cut(bucket, group_size, group_rank):
             for piece in param.pieces:
-                begin = offset + piece.start
-                a, b = max(low, begin), min(high, begin + piece.box.size)
+                a, b = max(low, piece.start), min(high, piece.start + piece.box.size)
                 if a < b:
-                    result.append(Shard(index, a - low, piece, (a - begin, b - begin)))
+                    flat = (a - piece.start, b - piece.start)
+                    result.append(Shard(index, first + a - low, piece, flat))
     return tuple(result)
+
+
+ParamRange = tuple[LocalParam, int, int, int]  # [low, high) elements of a parameter, and what lies before them
+
+
+def _flat_ranges(bucket: Bucket, group_size: int, group_rank: int) -> Iterator[ParamRange]:
+    length = bucket.size // group_size
+    begin = group_rank * length
+    for param, offset in zip(bucket.params, bucket.offsets, strict=True):
+        low = max(begin - offset, 0)
+        yield param, offset + low - begin, low, begin + length - offset
+
+
+def _row_ranges(bucket: Bucket, group_size: int, group_rank: int) -> Iterator[ParamRange]:
+    first = 0
+    for param in bucket.params:
+        row = math.prod(param.shape[1:])
+        length = -(-math.prod(param.shape[:1]) // group_size) * row
+        yield param, first, group_rank * length, (group_rank + 1) * length
+        first += length
 
 
 def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weight",)) -> tuple[Owned, ...]:
@@ -357,7 +382,7 @@ def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weig
     group = layout.group_size
     mine = [
         (shard.piece, shard.flat)
-        for shard in shards(buckets(params, layout), group, at.dp % group)
+        for shard in shards(buckets(params, layout), group, at.dp % group, layout.sharding)
         if shard.piece.owner
     ]
     result: list[Owned] = []

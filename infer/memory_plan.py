@@ -15,6 +15,7 @@ from ..model.registry import tensor_table
 from .options import EngineOptions
 
 KV_SHARE: Final = 0.3  # of the free memory, where nobody says how large the cache is
+CONTROL_GROUP: Final = Path("/sys/fs/cgroup")  # of a container
 SCALE_BYTES: Final = 4  # of an int8 vector
 
 
@@ -93,11 +94,10 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     return plan
 
 
-def free_memory() -> int:
+def free_memory(group: Path = CONTROL_GROUP) -> int:
     """Bytes that this machine, or this container, can still give out."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    group = Path("/sys/fs/cgroup")
     try:
         limit, used, stat = (
             (group / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current", "stat")

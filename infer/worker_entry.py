@@ -1,4 +1,4 @@
-"""How a worker begins: `python -m tk.infer.worker_entry FD PARENT`, its socket to the engine and the engine's process id.
+"""How a worker begins: `python -m tk.infer.worker_entry FD PARENT`, its socket to the engine and that one's process id.
 
 It ties itself to the engine before anything slow is imported: an engine that is killed while its workers start leaves
 none behind.

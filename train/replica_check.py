@@ -44,7 +44,7 @@ class ReplicaCheck:
         optimizer = self.snapshot.optimizer
         for local in self.snapshot.decoder.local_params():
             for piece in local.pieces:
-                yield weight_held(piece), self.snapshot.weights[piece.tensor.name]
+                yield weight_held(piece), self.snapshot.weights[piece.tensor.name, piece.box]
         for slot in self.slots[1:]:
             for shard, values in optimizer.runs(slot):
                 yield run_held(slot, shard.piece, shard.flat), values

@@ -47,11 +47,42 @@ def llama_table(
     return tuple(specs)
 
 
+def mixed_table(tied: bool = True) -> tuple[TensorSpec, ...]:
+    """Four layers, each with what is hard in another architecture, between two ends of a vocabulary that no tp divides.
+
+    Fewer kv heads than tp = 4 and 8 and fused rows (Llama), experts and their router (Mixtral), three column boxes a
+    rank in one transposed tensor, and biases (GPT-2), a scalar.
+    """
+    hidden, inner, vocab, head = 32, 48, 101, 4
+    kv, query = Split(0, head, "replicate", "num_key_value_heads"), Split(0, head)
+    specs = [TensorSpec("model.embed_tokens.weight", (vocab, hidden), Split(0, rule="pad", of="vocab_size"))]
+    specs += [
+        TensorSpec("0.norm.weight", (hidden,), None, 0),
+        TensorSpec("0.q_proj.weight", (hidden, hidden), query, 0, "0.qkv"),
+        TensorSpec("0.k_proj.weight", (2 * head, hidden), kv, 0, "0.qkv"),
+        TensorSpec("0.v_proj.weight", (2 * head, hidden), kv, 0, "0.qkv"),
+        TensorSpec("0.o_proj.weight", (hidden, hidden), Split(1, head), 0),
+        TensorSpec("1.gate.weight", (2, hidden), None, 1),
+        *(TensorSpec(f"1.experts.{n}.w1.weight", (inner, hidden), Split(0), 1, f"1.w13.{n}") for n in range(2)),
+        *(TensorSpec(f"1.experts.{n}.w3.weight", (inner, hidden), Split(0), 1, f"1.w13.{n}") for n in range(2)),
+        *(TensorSpec(f"1.experts.{n}.w2.weight", (hidden, inner), Split(1), 1) for n in range(2)),
+        TensorSpec("2.c_attn.weight", (hidden, 3 * hidden), Split(1, head, sections=3), 2),
+        TensorSpec("2.c_attn.bias", (3 * hidden,), Split(0, head, sections=3), 2),
+        TensorSpec("2.c_proj.weight", (hidden, hidden), Split(0, head), 2),
+        TensorSpec("2.c_proj.bias", (hidden,), None, 2),
+        TensorSpec("3.up.weight", (inner, 7), Split(0), 3),
+        TensorSpec("3.scale", (), None, 3),
+        TensorSpec("norm.weight", (hidden,), None, "last"),
+    ]
+    tie = "model.embed_tokens.weight" if tied else ""
+    return (*specs, TensorSpec("lm_head.weight", (vocab, hidden), Split(0, rule="pad"), "last", alias=tie))
+
+
 def true_values(spec: TensorSpec, slot: str, code: str) -> dtypes.Array:
     """The values of a slot, a function of names alone; the bf16 weight is the rounded master."""
     origin = "weight" if slot == "master" else slot
     rng = np.random.default_rng(zlib.crc32(f"{spec.name}/{origin}".encode()))
-    values = rng.standard_normal(spec.shape, dtype=np.float32)
+    values = np.asarray(rng.standard_normal(spec.shape, dtype=np.float32))
     return dtypes.cast(values, dtypes.FP32, dtypes.by_code(code))
 
 

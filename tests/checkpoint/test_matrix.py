@@ -1,6 +1,5 @@
 """Any layout to any layout, bit for bit: what every rank reads, and what a reshard writes."""
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,26 +9,49 @@ from tk.checkpoint import Checkpoint, reshard
 from tk.core import dtypes
 from tk.core import layout as core_layout
 from tk.core.layout import Layout, TensorSpec, owned
-from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, cut, llama_table, save_step, true_values
+from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, cut, mixed_table, save_step, true_values
 
 LAYOUTS = [
-    *(Layout(tp=tp, dp=dp, zero=zero) for tp, dp, zero in product((1, 2, 4), (1, 2), (0, 1))),
-    Layout(tp=2, dp=2, zero=2, bucket_size=2000),
-    Layout(tp=2, dp=3, zero=3),
-    Layout(tp=1, pp=2, dp=2, zero=1, virtual_stages=2),
-    Layout(tp=4, pp=2, dp=1),
-    Layout(tp=2, pp=2, dp=4, zero=1, shard_size=2),
+    *(Layout(tp=tp) for tp in (1, 2, 4, 8)),
+    Layout(tp=1, dp=2, zero=1),
+    Layout(tp=1, dp=4, zero=2, bucket_size=2000),
     Layout(tp=1, dp=4, zero=3, bucket_size=5000),
+    Layout(tp=1, pp=2, dp=2, zero=1, virtual_stages=2),
+    Layout(tp=1, pp=4, dp=2, zero=3),
+    Layout(tp=2, dp=2),
+    Layout(tp=2, dp=4, zero=1, shard_size=2),
+    Layout(tp=2, dp=3, zero=3),
+    Layout(tp=2, pp=2, dp=2, zero=2, bucket_size=2000),
+    Layout(tp=2, pp=2, dp=4, zero=1, shard_size=2, virtual_stages=2),
+    Layout(tp=2, pp=4, dp=1),
+    Layout(tp=4, dp=2, zero=1),
+    Layout(tp=4, dp=4, zero=2),
+    Layout(tp=4, pp=2, dp=2, zero=3),
+    Layout(tp=4, pp=4),
+    Layout(tp=8, dp=2, zero=1),
+    Layout(tp=8, pp=2),
+    Layout(tp=8, dp=4, zero=3),
+    Layout(tp=1, dp=4, zero=1, sharding="dim0"),
+    Layout(tp=1, dp=2, zero=3, sharding="dim0"),
+    Layout(tp=2, dp=4, zero=2, sharding="dim0"),
+    Layout(tp=2, pp=2, dp=4, zero=3, shard_size=2, sharding="dim0"),
+    Layout(tp=4, pp=4, dp=2, zero=3, sharding="dim0"),
+    Layout(tp=8, pp=2, dp=2, zero=1, sharding="dim0"),
 ]
 
 
+ENDS = ("model.embed_tokens.weight", "0.norm.weight", "1.gate.weight", "2.c_attn.weight", "3.scale", "lm_head.weight")
+
+
 def label(layout: Layout) -> str:
-    return f"tp{layout.tp}pp{layout.pp}x{layout.virtual_stages}dp{layout.dp}z{layout.zero}"
+    """A test's name."""
+    words = f"tp{layout.tp}pp{layout.pp}x{layout.virtual_stages}dp{layout.dp}z{layout.zero}{layout.sharding}"
+    return f"{words}of{layout.shard_size}" if layout.shard_size else words
 
 
 @pytest.fixture(scope="module")
 def tensors() -> tuple[TensorSpec, ...]:
-    return llama_table()
+    return mixed_table()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +74,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tensors: tuple[TensorSpec, .
 
 
 @pytest.mark.parametrize("source", LAYOUTS, ids=label)
-def test_every_rank_of_every_layout_reads_its_own(
+def test_every_rank_of_every_layout_reads_its_own_from_every_other(
     source: Layout,
     saved: dict[Layout, Checkpoint],
     tensors: tuple[TensorSpec, ...],
@@ -72,8 +94,8 @@ def test_every_rank_of_every_layout_reads_its_own(
     assert len(seen) > len(truth)
 
 
-@pytest.mark.parametrize("source", LAYOUTS[::3], ids=label)
-@pytest.mark.parametrize("target", [Layout(), Layout(tp=2), Layout(tp=4, pp=2)], ids=label)
+@pytest.mark.parametrize("source", LAYOUTS[::4], ids=label)
+@pytest.mark.parametrize("target", [Layout(), Layout(tp=2), Layout(tp=8, pp=2)], ids=label)
 def test_reshard(
     source: Layout,
     target: Layout,
@@ -103,14 +125,22 @@ def test_a_tied_name_reads_its_original(
         assert_equal(checkpoint.read("lm_head.weight").numpy(), truth["model.embed_tokens.weight", "weight"])
 
 
-def test_an_untied_head_and_fp32_weights(tmp_path: Path) -> None:
-    table = llama_table(tied=False)
-    saved = save_step(tmp_path / "run", table, Layout(tp=2, dp=2, zero=1), STATES)
-    found = Checkpoint.open(reshard(saved, tmp_path / "new", layout=Layout(tp=4)))
-    for spec in table:
-        assert "master" not in found.tensors[spec.name].slots
-        for slot, code in STATES.items():
-            assert_equal(found.read(spec.name, slot=slot).numpy(), true_values(spec, slot, code))
+def test_an_untied_head_and_fp32_weights_over_all_pairs(tmp_path: Path) -> None:
+    table = tuple(spec for spec in mixed_table(tied=False) if spec.name in ENDS)
+    truth = {(spec.name, slot): true_values(spec, slot, code) for spec in table for slot, code in STATES.items()}
+    layouts = [layout for layout in LAYOUTS if layout.virtual_stages == 1]
+    wanted = {
+        item
+        for layout in layouts
+        for rank in range(layout.world_size)
+        for item in owned(table, layout, rank, list(STATES))
+    }
+    for layout in layouts:
+        found = Checkpoint.open(save_step(tmp_path / label(layout), table, layout, STATES))
+        assert all("master" not in tensor.slots for tensor in found.tensors.values())
+        for item in wanted:
+            values = found.read(item.tensor, item.box, item.slot, item.flat).numpy()
+            assert_equal(values.reshape(-1), cut(truth[item.tensor, item.slot], item))
 
 
 def test_fused_columns_of_a_transposed_tensor(tmp_path: Path) -> None:
@@ -135,7 +165,7 @@ def test_torch_sees_the_same_values(
 ) -> None:
     import torch
 
-    name = "model.layers.1.mlp.down_proj.weight"
+    name = "0.o_proj.weight"
     found = saved[LAYOUTS[-1]].read(name).torch()
     assert found.dtype == torch.bfloat16
     assert np.array_equal(found.view(torch.int16).numpy().view(np.uint16), truth[name, "weight"])

@@ -65,6 +65,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         shard_size=draw(st.sampled_from([0, *(n for n in range(1, dp + 1) if dp % n == 0)])),
         zero=draw(st.integers(0, 3)),
         bucket_size=draw(st.sampled_from([64, 1000, 2**24])),
+        sharding=draw(st.sampled_from(["flat", "dim0"])),
     )
 
 
@@ -98,7 +99,7 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
     runs = sorted(
         ((s.piece.tensor.name, s.piece.start), *s.flat)
         for rank in range(layout.group_size)
-        for s in shards(flat, layout.group_size, rank)
+        for s in shards(flat, layout.group_size, rank, layout.sharding)
     )
     sizes = {(piece.tensor.name, piece.start): piece.box.size for param in params for piece in param.pieces}
     for key, of_piece in groupby(runs, key=lambda run: run[0]):
@@ -214,3 +215,22 @@ def test_ranks_run_over_tp_first() -> None:
     at = [layout.coordinates(rank) for rank in range(layout.world_size)]
     assert [(c.pp, c.dp, c.tp) for c in at] == [(p, d, t) for p in range(2) for d in range(3) for t in range(2)]
     assert Layout(**layout.to_json()) == layout
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(8, 4), (7, 4), (5, 4), (3, 4), (1, 2), (9, 3)])
+def test_rows_are_dealt_as_fully_shard_does(rows: int, ranks: int) -> None:
+    """The dim-0 chunks of torch's FSDP; a rank that gets none has none."""
+    import torch
+
+    bucket = buckets(local_params((TensorSpec("w", (rows, 3), None, 0),), Layout(), 0, 0), Layout(dp=ranks, zero=3))
+    found = [[s.flat for s in shards(bucket, ranks, rank, "dim0")] for rank in range(ranks)]
+    chunks = torch.arange(rows * 3).view(rows, 3).chunk(ranks)
+    assert found == [[(int(c[0, 0]), int(c[-1, -1]) + 1)] for c in chunks] + [[]] * (ranks - len(chunks))
+
+
+def test_columns_of_a_fused_tensor_are_one_box_of_each_section() -> None:
+    spec = TensorSpec("c_attn", (6, 24), Split(1, HEAD, sections=3), 0)
+    assert split_boxes(spec, 1, 0) == (Box.whole(spec.shape),)
+    assert [box.bounds()[1] for box in split_boxes(spec, 2, 1)] == [[4, 8], [12, 16], [20, 24]]
+    (param,) = local_params((spec,), Layout(tp=2), 0, 1)
+    assert param.shape == (18, 4)

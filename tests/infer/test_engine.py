@@ -11,9 +11,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tk.core.errors import Cancelled, ConfigError, InvalidRequest, Overloaded, ParallelError, PromptTooLong
-from tk.infer import LLM, SamplingParams
+from tk.infer import LLM, SamplingParams, memory_plan
 from tk.infer.engine import Engine
-from tk.infer.events import Delta, Done, Event, Failed, Finished, FinishReason, Request, Started
+from tk.infer.events import Delta, Done, Event, Failed, Finished, FinishReason, ModelInfo, Request, Started
+from tk.infer.model_source import ModelSource
 from tk.infer.options import EngineOptions
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
@@ -83,6 +84,15 @@ def test_two_ranks_with_low_precision_are_the_same_alone_and_together(model_fold
         info = llm.model_info()
     assert [c.token_ids for c in together] == [c.token_ids for c in alone]
     assert (info.dtype, info.kv_dtype, info.kv_bytes_per_token) == ("bf16", "int8", 2 * 2 * 2 * (24 + 4))
+
+
+def test_half_precision_is_the_same_alone_and_together(model_folder: Callable[[str], Path]) -> None:
+    with LLM(model_folder("grouped"), dtype="fp16", kv_blocks=30) as llm:
+        together = llm.generate(PROMPTS, GREEDY)
+        alone = [llm.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
+        info = llm.model_info()
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    assert (info.dtype, info.kv_dtype) == ("fp16", "fp16")
 
 
 def test_logprobs_equal_transformers(llm: LLM, reference: Callable[[str], LlamaForCausalLM]) -> None:
@@ -296,6 +306,43 @@ def test_options_that_do_not_fit_are_refused_before_any_process(
 ) -> None:
     with pytest.raises(kind, match=message):
         Engine.start(EngineOptions(model_folder("grouped"), **options))
+
+
+@pytest.mark.parametrize("options", [{"kv_memory": 100 << 40}, {"kv_blocks": 1 << 40}])
+def test_more_memory_than_the_host_has_is_refused_unless_gpus_hold_it(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    chosen = EngineOptions(model_folder("grouped"), tp=2, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"each of 2 ranks take .*iB, and this machine has .* free"):
+        Engine.start(chosen)
+    monkeypatch.setattr(memory_plan, "_ranks_have_gpus", lambda tp: tp == 2)
+    assert ModelSource.open(chosen).memory.kv_bytes > 2**45
+
+
+def test_a_container_has_what_its_limit_leaves_and_what_files_only_cache(tmp_path: Path) -> None:
+    unlimited = memory_plan.free_memory(tmp_path)
+    stat = "anon 500\ninactive_file 300\nactive_file 100\nshmem 50\n"
+    for name, text in (("max", "1000\n"), ("current", "900\n"), ("stat", stat)):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert memory_plan.free_memory(tmp_path) == 500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_plan.free_memory(tmp_path) > 0.5 * unlimited > 500
+
+
+def test_the_plan_is_told_before_anything_is_started(model_folder: Callable[[str], Path]) -> None:
+    class Enough(Exception):
+        pass
+
+    def on_plan(info: ModelInfo, memory: memory_plan.MemoryPlan) -> None:
+        assert (info.name, memory.num_blocks) == (model_folder("grouped").name, 8)
+        assert set(threading.enumerate()) == threads
+        raise Enough
+
+    threads = set(threading.enumerate())
+    with pytest.raises(Enough):
+        Engine.start(EngineOptions(model_folder("grouped"), kv_blocks=8), on_plan)
+    assert set(threading.enumerate()) == threads
 
 
 def test_memory_is_what_the_plan_says(llm: LLM, llm_tp2: LLM) -> None:

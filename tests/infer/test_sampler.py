@@ -100,6 +100,19 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert run_sampler(logits, Rows.pack([top_1, top_1])).token_ids.tolist() == [9, 0]
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-42])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}])
+def test_a_temperature_near_zero_is_argmax(temperature: float, filters: dict[str, float]) -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5)) * 30
+    batch = [Row(0, temperature=temperature, seed=seed, bias={0: -np.inf}, **filters) for seed in range(4)]  # type: ignore[arg-type]
+    assert run_sampler(logits, Rows.pack(batch)).token_ids.tolist() == (logits[:, 1:].argmax(dim=-1) + 1).tolist()
+
+
+def test_a_bias_near_the_largest_float_wins() -> None:
+    batch = [Row(0, temperature=0.5, seed=seed, bias={seed: 3e38}) for seed in range(6)]
+    assert run_sampler(torch.zeros(6, VOCAB), Rows.pack(batch)).token_ids.tolist() == list(range(6))
+
+
 def test_draws_follow_the_distribution() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
     batch = [Row(0, temperature=1.0, seed=11, new_number=i) for i in range(4000)]

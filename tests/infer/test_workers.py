@@ -181,6 +181,21 @@ def test_a_script_on_stdin_and_its_workers_end_together(
     await_gone(tuple(answer["workers"]))
 
 
+def test_a_worker_whose_engine_is_gone_ends_before_it_loads_anything() -> None:
+    paths = os.pathsep.join(entry for entry in sys.path if entry)
+    somebody_else = str(os.getppid())
+    worker = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "tk.infer.worker_entry", "0", somebody_else],
+        env=os.environ | {"PYTHONPATH": paths},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in worker.stderr.splitlines()}
+    assert worker.returncode == 1
+    assert "tk.core.process" in imported
+    assert not imported & {"torch", "numpy", "tk.infer.worker"}
+
+
 def test_nothing_on_this_side_imports_torch() -> None:
     code = (
         "import sys, tk.infer.llm, tk.infer.engine; from tk.infer import LLM, Client; assert 'torch' not in sys.modules"

@@ -1,4 +1,4 @@
-"""`tk serve` as a process of its own, for tests."""
+"""`tk serve` and other commands as processes of their own, for tests."""
 
 import select
 import signal
@@ -10,21 +10,12 @@ READY_SECONDS = 90.0
 WAIT_SECONDS = 60.0
 
 
-class Serving:
-    """A `tk serve` process and, once it said so, its address."""
+class Command:
+    """A running `tk` command and the workers that it started."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "tk", "serve", *arguments, "--port", "0"]
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "tk", *words]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.target = ""
-
-    def wait_ready(self) -> "Serving":
-        assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], READY_SECONDS)
-        line = self.process.stdout.readline() if readable else ""
-        assert line.startswith("ready 127.0.0.1:"), line or self.end(signal.SIGKILL)
-        self.target = line.split()[1]
-        return self
 
     def end(self, number: int) -> tuple[int, str, str]:
         """Exit code, what was left of stdout, and stderr, after a signal."""
@@ -51,3 +42,19 @@ class Serving:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+
+
+class Serving(Command):
+    """A `tk serve` process and, once it said so, its address."""
+
+    def __init__(self, *arguments: str) -> None:
+        super().__init__("serve", *arguments, "--port", "0")
+        self.target = ""
+
+    def wait_ready(self) -> "Serving":
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], READY_SECONDS)
+        line = self.process.stdout.readline() if readable else ""
+        assert line.startswith("ready 127.0.0.1:"), line or self.end(signal.SIGKILL)
+        self.target = line.split()[1]
+        return self

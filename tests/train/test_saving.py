@@ -43,7 +43,8 @@ def train_with_fault(config: dict[str, Any], slot: str, name: str, faulty_rank: 
         if step != 2 or trainer.mesh.world.rank != faulty_rank:
             return
         if slot == "weight":
-            values = trainer.snapshot.weights[name]
+            weights = trainer.snapshot.weights.items()
+            values = next(values for (tensor, _), values in weights if tensor == name)
         else:
             runs = trainer.optimizer.runs(slot)
             values = next(values for shard, values in runs if shard.piece.tensor.name == name)

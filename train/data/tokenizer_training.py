@@ -20,24 +20,29 @@ MAX_VOCAB_SIZE: Final = 1 << 20
 def train_byte_level_bpe(
     texts: Iterable[str], vocab_size: int, out: Path, replaceable: Collection[str] = ()
 ) -> Tokenizer:
-    """Learns merges from `texts` and writes tokenizer.json and tokenizer_config.json into the new folder `out`.
+    """Learns a tokenizer from `texts` and writes it into the new folder `out`: `learn_byte_level_bpe`, `write_byte_level_bpe`.
 
-    The same texts in the same order give the same files. A small corpus may have fewer than `vocab_size` tokens in it.
+    Raises:
+        ConfigError: see these.
+    """
+    refuse_existing(out, replaceable)
+    return write_byte_level_bpe(learn_byte_level_bpe(texts, vocab_size), out, replaceable)
+
+
+def learn_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """Learns merges. The same texts in the same order give the same; few texts may have fewer tokens in them.
 
     Args:
         texts: documents.
         vocab_size: tokens in all: the end of text (id 0), 256 bytes, merges.
-        out: the folder to make; `transformers.AutoTokenizer` reads it too.
-        replaceable: see `new_folder`.
 
     Raises:
-        ConfigError: the vocabulary is too small or too large, there is no text, or `out` is taken.
+        ConfigError: the vocabulary is too small or too large, or there is no text.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise ConfigError(f"A vocabulary of {vocab_size} cannot hold all bytes; it must be {MIN_VOCAB_SIZE} or more.")
     if vocab_size > MAX_VOCAB_SIZE:
         raise ConfigError(f"A vocabulary of {vocab_size} is too large; it must be {MAX_VOCAB_SIZE} or less.")
-    refuse_existing(out, replaceable)
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -48,7 +53,20 @@ def train_byte_level_bpe(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     backend.train_from_iterator(_some(texts), trainer)
-    with new_folder(out, replaceable) as folder:  # late, so that a kill during the long part leaves nothing behind
+    return backend
+
+
+def write_byte_level_bpe(backend: tokenizers.Tokenizer, out: Path, replaceable: Collection[str] = ()) -> Tokenizer:
+    """Writes tokenizer.json and tokenizer_config.json; `transformers.AutoTokenizer` reads them too.
+
+    Args:
+        out: the folder to make.
+        replaceable: see `new_folder`.
+
+    Raises:
+        ConfigError: `out` is taken or cannot be made.
+    """
+    with new_folder(out, replaceable) as folder:
         backend.save(str(folder / "tokenizer.json"))
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",

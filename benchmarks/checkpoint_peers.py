@@ -1,0 +1,138 @@
+"""What bench_checkpoint.py times, each in a process of its own: one name and its paths; prints what it cost as JSON."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tk.core.geometry import Box
+from tk.core.layout import Layout, local_params
+
+SHARDING_INFO = "DCP_SHARDING_INFO"  # the key under which DCP's Hugging Face writer keeps a file's offsets
+
+
+def tk_command(*words: str) -> None:
+    """A `tk` command line."""
+    from tk.cli.main import main
+
+    if main([*words]):
+        sys.exit(1)
+
+
+def tk_load(source: str, tp: str, rank: str) -> None:
+    """Every tensor and slot that a rank of tp holds, into memory."""
+    from tk.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(source)
+    for name, slot, box in _boxes(checkpoint, int(tp), int(rank)):
+        checkpoint.read(name, box, slot)
+
+
+def safetensors_slices(source: str, tp: str, rank: str) -> None:
+    """The same of a checkpoint at tp 1 by `safe_open().get_slice()`, unchecked."""
+    from safetensors import safe_open
+
+    from tk.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(source)
+    files: dict[str, Any] = {}
+    for name, slot, box in _boxes(checkpoint, int(tp), int(rank)):
+        file = checkpoint.chunks[name, slot][0].file
+        if file not in files:
+            files[file] = safe_open(Path(source) / file, framework="pt")
+        files[file].get_slice(name)[box.slices]
+
+
+def dcp_consolidate(source: str, target: str) -> None:
+    """DCP's own way from shards to whole tensors in safetensors."""
+    from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+
+    mapping = json.loads((Path(source) / "mapping.json").read_text())
+    Path(target).mkdir()
+    consolidate_safetensors_files(source, target, mapping, num_threads=2)
+
+
+def dcp_load(source: str) -> None:
+    """All of a DCP checkpoint saved by four ranks, as whole tensors."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    shapes = json.loads((Path(source) / "shapes.json").read_text())
+    state = {name: torch.empty(shape) for name, shape in shapes.items()}
+    dcp.load(state, checkpoint_id=source, no_dist=True)
+
+
+def make_consolidation_source(source: str, target: str) -> None:
+    """A tk checkpoint's boxes as the shards that DCP's Hugging Face writer makes: one file a rank."""
+    from safetensors.torch import save_file
+
+    from tk.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(source)
+    folder, tp = Path(target), checkpoint.layout.tp
+    folder.mkdir()
+    for rank in range(tp):
+        tensors, offsets = {}, {}
+        for name, slot, box in _boxes(checkpoint, tp, rank):
+            if rank == 0 or checkpoint.tensors[name].split:
+                tensors[f"{name}@{slot}"] = checkpoint.read(name, box, slot).torch()
+                offsets[f"{name}@{slot}"] = {"saved_offsets": list(box.offset)}
+        file = folder / f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+        save_file(tensors, file, {SHARDING_INFO: json.dumps(offsets), "DCP_VERSION": "1.0"})
+    names = {f"{name}@{slot}": 1 for name, slot in checkpoint.chunks}
+    (folder / "mapping.json").write_text(json.dumps(names))
+
+
+def make_dcp_source(source: str, target: str) -> None:
+    """The same tensors saved by DCP from four ranks, split as tk splits them."""
+    import torch.multiprocessing as mp
+
+    mp.spawn(_dcp_rank, (source, target), nprocs=4)
+
+
+def _dcp_rank(rank: int, source: str, target: str) -> None:
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    from tk.checkpoint import Checkpoint
+
+    dist.init_process_group("gloo", init_method=f"file://{target}.store", rank=rank, world_size=4)
+    mesh = init_device_mesh("cpu", (4,))
+    checkpoint = Checkpoint.open(source)
+    state = {}
+    for name, slot, box in _boxes(checkpoint, 4, rank):
+        split = checkpoint.tensors[name].split
+        placement = Shard(split.dim) if split else Replicate()
+        local = checkpoint.read(name, box, slot).torch()
+        state[f"{name}@{slot}"] = DTensor.from_local(local, mesh, [placement])
+    dcp.save(state, checkpoint_id=target)
+    if rank == 0:
+        shapes = {f"{n}@{s}": list(checkpoint.tensors[n].shape) for n, s in checkpoint.chunks}
+        (Path(target) / "shapes.json").write_text(json.dumps(shapes))
+    dist.destroy_process_group()
+
+
+def _boxes(checkpoint: Any, tp: int, rank: int) -> list[tuple[str, str, Box]]:
+    pieces = [piece for param in local_params(checkpoint.table, Layout(tp=tp), 0, rank) for piece in param.pieces]
+    return [(p.tensor.name, slot, p.box) for p in pieces for slot in checkpoint.tensors[p.tensor.name].slots]
+
+
+def main() -> None:
+    """Runs one of the functions above; the last line of stdout says what it cost."""
+    functions: dict[str, Callable[..., None]] = {
+        f.__name__: f
+        for f in (tk_command, tk_load, safetensors_slices, dcp_consolidate, dcp_load)
+        + (make_consolidation_source, make_dcp_source)
+    }
+    functions[sys.argv[1]](*sys.argv[2:])
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    io = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    cost = {"peak_mib": int(status["VmHWM"].split()[0]) / 2**10, "read": int(io["rchar"]), "written": int(io["wchar"])}
+    print(json.dumps(cost))
+
+
+if __name__ == "__main__":
+    main()
