@@ -54,7 +54,8 @@ class WorkerGroup:
             for rank in range(tp):
                 self._start_rank(rank, tp)
                 frame = Frame("start", {**job, "rank": rank, "tp": tp, "store": f"{folder}/store"})
-                send(self._connections[rank], frame)
+                with suppress(WorkerDied):  # one that is gone is told about below, by name
+                    send(self._connections[rank], frame)
             loading = set(range(tp))
             while loading:
                 spoken = self._wait_for_ranks(deadline)
@@ -73,10 +74,11 @@ class WorkerGroup:
             WorkerDied: one is gone, reported a fault, or did not answer within `timeout` seconds.
         """
         frame = Frame("step", arrays=plan.arrays())
+        deadline = time.monotonic() + timeout
         for connection in self._connections:
             connection.settimeout(timeout)
-            send(connection, frame)
-        deadline = time.monotonic() + timeout
+            with suppress(WorkerDied):  # one that is gone is told about below, by name
+                send(connection, frame)
         while True:
             for rank in self._wait_for_ranks(deadline) or ():
                 answer = self._receive(rank)

@@ -1,5 +1,10 @@
 """`tk tokenizer train` and `tk data prepare`: from text files to a token folder, and refusals in one paragraph."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,9 +45,14 @@ def test_text_to_tokens(text: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     ("words", "code", "said"),
     [
         (["tokenizer", "train", "TEXT", "--vocab-size", "100", "--out", "NEW"], 2, "257"),
-        (["tokenizer", "train", "MISSING", "--vocab-size", "300", "--out", "NEW"], 2, "no file or folder"),
+        (["tokenizer", "train", "MISSING", "--vocab-size", "300", "--out", "NEW"], 2, "does not exist"),
         (["tokenizer", "train", "TEXT", "--vocab-size", "300", "--out", "TEXT", "--force"], 2, "left as it is"),
         (["tokenizer", "train", "--vocab-size", "300", "--out", "NEW"], 2, "INPUT"),
+        (["tokenizer", "train", "TEXT", "--vocab-size", "99999999999", "--out", "NEW"], 2, "1048576 or less"),
+        (["tokenizer", "train", "EMPTY", "--vocab-size", "300", "--out", "NEW"], 2, "no text"),
+        (["tokenizer", "train", "TEXT", "--vocab-size", "300", "--out", "EMPTY/x/y"], 2, "empty.txt is a file"),
+        (["tokenizer", "train", "PIPE", "--vocab-size", "300", "--out", "NEW"], 2, "neither a regular file nor a"),
+        (["data", "prepare", "TEXT", "--tokenizer", "MISSING", "--out", "EMPTY/x/y"], 2, "empty.txt is a file"),
         (["data", "prepare", "TEXT", "--tokenizer", "MISSING", "--out", "NEW"], 3, "tokenizer.json"),
         (["data", "prepare", "TEXT", "--tokenizer", "MISSING", "--out", "TEXT"], 2, "exists already"),
     ],
@@ -50,9 +60,29 @@ def test_text_to_tokens(text: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_refusals(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
 ) -> None:
-    places = {"TEXT": str(text), "MISSING": str(tmp_path / "missing"), "NEW": str(tmp_path / "new")}
-    assert main([places.get(word, word) for word in words]) == code
+    (text / "empty.txt").touch()
+    os.mkfifo(text / "pipe")
+    places = {"TEXT": text, "MISSING": tmp_path / "missing", "NEW": tmp_path / "new"}
+    places |= {"EMPTY": text / "empty.txt", "EMPTY/x/y": text / "empty.txt" / "x" / "y", "PIPE": text / "pipe"}
+    assert main([str(places.get(word, word)) for word in words]) == code
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+def test_sigterm_leaves_nothing_behind(byte_level_folder: Path, tmp_path: Path) -> None:
+    words = ["data", "prepare", "stdlib", "--tokenizer", str(byte_level_folder), "--out", str(tmp_path / "tokens")]
+    process = subprocess.Popen([sys.executable, "-m", "tk", *words], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.iterdir()):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, stderr) == (1, "")
+    assert list(tmp_path.iterdir()) == []

@@ -67,7 +67,7 @@ def test_bad_inputs_are_named(tmp_path: Path) -> None:
     (tmp_path / "table.parquet").write_bytes(b"PAR1")
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"no file or folder .*nowhere"):
+    with pytest.raises(ConfigError, match=r"nowhere does not exist"):
         find_corpus([tmp_path / "nowhere"])
     with pytest.raises(ConfigError, match=r"No files in .*empty"):
         find_corpus([tmp_path / "empty"])

@@ -50,6 +50,8 @@ def test_refusals_leave_nothing_behind(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="257 or more"):
         train_byte_level_bpe(["text"], 256, tmp_path / "small")
+    with pytest.raises(ConfigError, match="no text"):
+        train_byte_level_bpe(["", ""], 300, tmp_path / "empty")
     with pytest.raises(ConfigError, match="bad line"):
         train_byte_level_bpe(fails(), 300, tmp_path / "failed")  # type: ignore[arg-type]  # a generator is an Iterable
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tk.cli.main import COMMANDS
+from tk.cli.main import COMMANDS, command_group
 from tk.core.config import load_toml
 from tk.train.config import TrainConfig
 
@@ -60,8 +60,7 @@ def _check_options(command: str, words: str, where: str) -> None:
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    for entry in COMMANDS.values():
-        command = entry.load()
-        for each in command.commands.values() if isinstance(command, click.Group) else [command]:
+    for command in (command_group(), *(entry.load() for entry in COMMANDS.values())):
+        for each in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
             shown = CliRunner().invoke(each, ["--help"]).output
             assert re.search(r"Example:\s+tk ", shown), each.name

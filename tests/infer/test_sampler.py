@@ -109,8 +109,8 @@ def test_a_temperature_near_zero_is_argmax(temperature: float, filters: dict[str
 
 
 def test_a_bias_near_the_largest_float_wins() -> None:
-    batch = [Row(0, temperature=0.5, seed=seed, bias={seed: 3e38}) for seed in range(6)]
-    assert run_sampler(torch.zeros(6, VOCAB), Rows.pack(batch)).token_ids.tolist() == list(range(6))
+    batch = [Row(0, temperature=0.5, seed=seed, bias={seed: 2e38, seed + 1: 3e38}) for seed in range(6)]
+    assert run_sampler(torch.zeros(6, VOCAB), Rows.pack(batch)).token_ids.tolist() == list(range(1, 7))
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -183,6 +183,15 @@ def test_allocator_never_hands_a_block_out_twice(total: int, wishes: list[int], 
         assert all(1 <= block <= total for blocks in held for block in blocks)
 
 
+def test_allocator_takes_no_memory_for_blocks_that_nobody_asked_for() -> None:
+    allocator = BlockAllocator(1 << 60)
+    assert allocator.allocate(2) == [1, 2]
+    allocator.free([1])
+    assert allocator.allocate(1) == [3], "what was freed goes to the end of the queue"
+    assert allocator.num_free == (1 << 60) - 2
+    allocator.check([2, 3])
+
+
 def test_allocator_sees_a_leak() -> None:
     allocator = BlockAllocator(4)
     allocator.allocate(2)

@@ -71,6 +71,16 @@ def test_exit_codes(
     assert "Traceback" not in captured.err
 
 
+def test_a_closed_stdin_is_a_usage_error(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # as Python starts where its standard input is closed
+    assert main(["generate", server.target]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: There is no prompt, and stdin is closed")
+    assert error.count("\n") == 1
+
+
 def test_no_prompt_at_all_is_a_usage_error(
     server: ServerThread, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

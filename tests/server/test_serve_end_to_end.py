@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import grpc
 import pytest
 from click.testing import CliRunner
@@ -14,8 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tk.cli.generate import generate
 from tk.cli.main import main
+from tk.cli.serve import serve
 from tk.infer.client import Client
 from tk.infer.events import FinishReason
+from tk.infer.options import DTYPES, KV_DTYPES
 from tk.infer.remote_errors import Unavailable
 from tk.infer.sampling_params import SamplingParams
 from tk.tests.server.serving import Serving
@@ -159,6 +162,11 @@ def test_ending_the_server_ends_its_workers(own: Serving) -> None:
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
+def test_every_dtype_of_the_engine_can_be_asked_for() -> None:
+    offered = {param.name: param.type.choices for param in serve.params if isinstance(param.type, click.Choice)}
+    assert offered == {"dtype": ("auto", *DTYPES), "kv_dtype": ("auto", *KV_DTYPES)}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -168,6 +176,7 @@ def test_ending_the_server_ends_its_workers(own: Serving) -> None:
         (["{model}", "--kv-blocks", "4", "--kv-memory", "1MiB"], 2, "kv_memory"),
         (["{model}", "--max-model-len", "100000"], 2, "100000"),
         (["{model}", "--kv-dtype", "int3"], 2, "int3"),
+        (["{model}", "--dtype", "fp16", "--kv-dtype", "fp16", "--max-model-len", "100000"], 2, "max_model_len"),
     ],
 )
 def test_what_cannot_be_served_is_told_in_one_paragraph(

@@ -20,10 +20,10 @@ MAX_VOCAB_SIZE: Final = 1 << 20
 def train_byte_level_bpe(
     texts: Iterable[str], vocab_size: int, out: Path, replaceable: Collection[str] = ()
 ) -> Tokenizer:
-    """Learns a tokenizer from `texts` and writes it into the new folder `out`: `learn_byte_level_bpe`, `write_byte_level_bpe`.
+    """Learns a tokenizer from `texts` and writes it into the new folder `out`.
 
     Raises:
-        ConfigError: see these.
+        ConfigError: see `learn_byte_level_bpe` and `write_byte_level_bpe`.
     """
     refuse_existing(out, replaceable)
     return write_byte_level_bpe(learn_byte_level_bpe(texts, vocab_size), out, replaceable)
