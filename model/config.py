@@ -196,6 +196,8 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
 def _rope(data: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
     """The two fields of rotary embedding, from the newer `rope_parameters` or the older two keys."""
     rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"rope_parameters must be an object, not {rope!r}")
     result: dict[str, Any] = {"rope_scaling": None}
     if rope.get("rope_theta") is not None:
         result["rope_theta"] = rope["rope_theta"]

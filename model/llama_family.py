@@ -129,8 +129,10 @@ def read_windows(data: dict[str, Any]) -> dict[str, Any]:
     """Qwen's spelling of a sliding window: it counts only with `use_sliding_window`."""
     if not data.pop("use_sliding_window", False) or data.get("sliding_window") is None:
         return data | {"sliding_window": None, "max_window_layers": None}
-    kinds, full = data.get("layer_types"), data.get("max_window_layers", 0)
-    if kinds and any((kind == "sliding_attention") != (layer >= full) for layer, kind in enumerate(kinds)):
+    kinds, full = data.get("layer_types") or [], data.get("max_window_layers") or 0
+    if not isinstance(kinds, list) or not isinstance(full, int):
+        raise ValueError(f"layer_types = {kinds!r} must be a list, max_window_layers = {full!r} a number")
+    if any((kind == "sliding_attention") != (layer >= full) for layer, kind in enumerate(kinds)):
         raise ValueError(f"layer_types = {kinds} is supported only where the layers from max_window_layers on slide")
     return data
 

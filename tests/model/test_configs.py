@@ -134,10 +134,12 @@ def test_options_are_read_from_either_spelling() -> None:
 
 def test_a_sliding_window_counts_as_its_architecture_says() -> None:
     mistral = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 4}
-    qwen = mistral | {"model_type": "qwen2", "sliding_window": 16, "max_window_layers": 3}
+    bare = mistral | {"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}
+    qwen = bare | {"use_sliding_window": False, "max_window_layers": 3}
     cases = [
         (mistral, [4096] * 4),
         (mistral | {"sliding_window": None}, [None] * 4),
+        (bare, [None] * 4),
         (qwen, [None] * 4),
         (qwen | {"use_sliding_window": True}, [None, None, None, 16]),
     ]

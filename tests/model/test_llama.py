@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.checkpoint.reader import Checkpoint
-from tk.core.errors import ManifestError, ParallelError, ShapeMismatch
+from tk.core.errors import ParallelError, ShapeMismatch, TkError
 from tk.core.layout import Layout
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
@@ -186,12 +186,14 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
             "layer_types",
         ),
         ({"hidden_size": -1}, "hidden_size"),
+        ({"rope_parameters": 7}, "rope_parameters must be an object"),
+        ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 9, "layer_types": 3}, "must be a list"),
     ],
 )
 def test_a_config_that_tk_cannot_run_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     _reference(tmp_path, "untied")
     config = ModelConfig.from_folder(tmp_path).to_json() | change
-    with pytest.raises((ManifestError, Exception), match=message):
+    with pytest.raises(TkError, match=message):
         ModelConfig.from_json(config)
 
 
