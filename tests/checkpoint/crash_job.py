@@ -17,11 +17,15 @@ from tk.tests.checkpoint.faults import AtOperation, kill, watched
 def run_child(scenario: Scenario, folder: Path, index: int) -> tuple[int, int]:
     """Runs the scenario in a child that dies at operation `index`: its wait status and the last number it reported."""
     reading, writing = os.pipe()
+
+    def report(number: int) -> None:
+        os.write(writing, bytes([number]))
+
     child = os.fork()
     if child == 0:
         try:
             with watched(AtOperation(index, kill)):
-                scenario.run(folder, lambda number: os.write(writing, bytes([number])) and None)
+                scenario.run(folder, report)
         except BaseException as error:
             print(f"the child failed: {error!r}", file=sys.stderr, flush=True)
             os._exit(1)
