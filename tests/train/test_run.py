@@ -226,6 +226,19 @@ def test_modules_of_the_current_folder_are_not_imported(
     assert _run(str(write_toml(configure(train={"steps": 1}))), folder=tmp_path)[0] == 0
 
 
+def test_fork_moves_newer_steps(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
+    config = str(write_toml(configure(train={"steps": 3}, checkpoint={"every": 1})))
+    assert _run(config)[0] == 0
+    code, errors = _run(config, "--fork")
+    assert code == 2
+    assert "--fork needs a checkpoint to fork from" in errors
+    code, errors = _run(config, "--resume", str(tmp_path / "run" / "step-00000001"), "--fork")
+    assert code == 0
+    assert "steps after 1 are now in" in errors
+    assert len(list(tmp_path.glob("run/forked-*/step-*"))) == 2
+    assert [step for step, _ in RunFolder(tmp_path / "run").steps()] == [1, 2, 3]
+
+
 def test_dry_run_starts_nothing(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
     process = _start(str(write_toml(configure(parallel={"tp": 2}))), "--dry-run", "--nproc", "4")
     output, _ = process.communicate(timeout=DEADLINE)

@@ -131,13 +131,13 @@ def test_a_failed_save_is_told_at_the_next_and_at_the_end(configure: Configure, 
         _lose_a_save(trainer, 2, lambda state: state.save(trainer.state, last=True))
     with pytest.raises(WorkerDied, match="Step 4 was not saved"):
         _lose_a_save(trainer, 4, lambda state: None)
-
-    def fail(state: RunState) -> None:
-        raise KeyError("what went wrong first")
-
     with pytest.raises(KeyError, match="what went wrong first"):
-        _lose_a_save(trainer, 6, fail)
+        _lose_a_save(trainer, 6, _fail)
     assert [step for step, _ in RunFolder(tmp_path / "run").steps()] == [1, 3, 5]
+
+
+def _fail(state: RunState) -> None:
+    raise KeyError("what went wrong first")
 
 
 def _lose_a_save(trainer: Trainer, step: int, then: Callable[[RunState], None]) -> None:

@@ -1,0 +1,131 @@
+"""How long a background save stops training: beside a memcpy of the same bytes, in one run, interleaved.
+
+With `--dp 2` and more, ranks are processes here, each with its own share to write and its replicas to compare; `check`
+is the time of that comparison, which reads everything that a rank holds in common with others.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from tk.parallel.mesh import Mesh
+    from tk.train.snapshot import Snapshot
+
+
+@click.command()
+@click.option("--megabytes", default=400, show_default=True, help="Weights and Adam states of the model in all.")
+@click.option("--dp", default=1, show_default=True, help="Data-parallel ranks.")
+@click.option("--zero", default=1, show_default=True, help="ZeRO stage.")
+@click.option("--saves", default=6, show_default=True, help="Saves; the first, which makes the buffers, counts apart.")
+@click.option("--rank", default=-1, hidden=True)
+@click.option("--folder", type=click.Path(path_type=Path), hidden=True)
+def main(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: Path | None) -> None:
+    """Medians over the second save and later ones, of the slowest rank."""
+    if folder is not None:
+        print(json.dumps(measure(megabytes, dp, zero, saves, rank, folder)))
+        return
+    with tempfile.TemporaryDirectory(dir=".build") as name:
+        command = [sys.executable, __file__, *sys.argv[1:], "--folder", str(Path(name).absolute())]
+        environment = {"OMP_NUM_THREADS": "1"} | os.environ
+        ranks = [
+            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True, env=environment)
+            for rank in range(dp)
+        ]
+        results = [json.loads(rank.communicate()[0]) for rank in ranks]
+    worst = max(results, key=lambda result: result["stall"])
+    print(f"dp {dp}, ZeRO {zero}: a rank writes {worst['bytes'] / 2**20:.0f} MiB")
+    for what in ("memcpy", "first", "check", "stall"):
+        print(f"{what:<8} {worst[what] * 1e3:>8.1f} ms {worst[what] / worst['memcpy']:>6.2f} x memcpy")
+
+
+def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: Path) -> dict[str, float]:
+    """One rank's figures in seconds; every save is waited for outside the time that counts."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    from tk.checkpoint.save_job import SaveJob
+    from tk.core.layout import Layout
+    from tk.parallel.mesh import Mesh
+    from tk.train.replica_check import ReplicaCheck
+    from tk.train.saver import Saver
+    from tk.train.snapshot import slot_dtypes
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=dp)
+    mesh = Mesh.build(Layout(dp=dp, zero=zero), "cpu", 4)
+    snapshot = build(megabytes, mesh)
+    slots = slot_dtypes(snapshot.optimizer, torch.float32)
+    job = SaveJob(folder / "run", "0" * 8, rank, snapshot.table, mesh.layout, slots, keep=1)
+    replicas = ReplicaCheck(snapshot, mesh.world)
+    saver = Saver(job, snapshot, replicas, lock_fd=-1, background=True)
+    values = [snapshot.values(item) for item in job.items()]
+    copies = [np.zeros_like(value) for value in values]
+    times: dict[str, list[float]] = {"memcpy": [], "check": [], "stall": []}
+    for step in range(saves):
+        with clock(times["memcpy"]):
+            for to, of in zip(copies, values, strict=True):
+                np.copyto(to, of)
+        dist.barrier()
+        with clock(times["check"]):
+            replicas.check(step)
+        dist.barrier()
+        with clock(times["stall"]):
+            saver.save(step, {}, last=False)
+        assert saver._writer
+        saver._writer.wait()
+    saver.close(failed=False)
+    dist.destroy_process_group()
+    first = times["stall"][0]
+    return {name: median(some[1:]) for name, some in times.items()} | {
+        "first": first,
+        "bytes": sum(value.nbytes for value in values),
+    }
+
+
+def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
+    """An untrained Llama in fp32 whose weights and Adam states take about that much."""
+    import torch
+
+    from tk.model.config import ModelConfig
+    from tk.model.decoder import Decoder
+    from tk.model.init import initialize_weights
+    from tk.model.registry import tensor_table
+    from tk.train.config import OptimizerSection
+    from tk.train.flat_buffers import FlatBuffers
+    from tk.train.sharded_adamw import ShardedAdamW
+    from tk.train.snapshot import Snapshot
+
+    shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "vocab_size": 4096}
+    num_layers = max(1, round((megabytes * 2**20 / 12 - 2 * 4096 * 1024) / (4 * 1024**2 + 3 * 1024 * 2816)))
+    config = ModelConfig.model_validate(shape | {"num_hidden_layers": num_layers})
+    table = tensor_table(config)
+    decoder = Decoder(config, mesh.tp, dtype=torch.float32, device=torch.device("cpu"))
+    initialize_weights(decoder, seed=0)
+    optimizer = ShardedAdamW(FlatBuffers(decoder, table, mesh), OptimizerSection())
+    for tensors in optimizer.states.values():
+        for tensor in tensors:
+            tensor.fill_(0.5)  # touched: a page of zeros that was never written is read from cache
+    return Snapshot(decoder, optimizer, table)
+
+
+@contextmanager
+def clock(seconds: list[float]) -> Iterator[None]:
+    """Appends the time that the block takes."""
+    start = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main()
