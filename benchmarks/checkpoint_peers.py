@@ -56,11 +56,11 @@ def dcp_consolidate(source: str, target: str) -> None:
 def dcp_load(source: str) -> None:
     """All of a DCP checkpoint saved by four ranks, as whole tensors."""
     import torch
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     shapes = json.loads((Path(source) / "shapes.json").read_text())
     state = {name: torch.empty(shape) for name, shape in shapes.items()}
-    dcp.load(state, checkpoint_id=source, no_dist=True)
+    load(state, checkpoint_id=source, no_dist=True)
 
 
 def make_consolidation_source(source: str, target: str) -> None:
@@ -86,14 +86,14 @@ def make_consolidation_source(source: str, target: str) -> None:
 
 def make_dcp_source(source: str, target: str) -> None:
     """The same tensors saved by DCP from four ranks, split as tk splits them."""
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import spawn
 
-    mp.spawn(_dcp_rank, (source, target), nprocs=4)
+    spawn(_dcp_rank, (source, target), nprocs=4)
 
 
 def _dcp_rank(rank: int, source: str, target: str) -> None:
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -108,7 +108,7 @@ def _dcp_rank(rank: int, source: str, target: str) -> None:
         placement = Shard(split.dim) if split else Replicate()
         local = checkpoint.read(name, box, slot).torch()
         state[f"{name}@{slot}"] = DTensor.from_local(local, mesh, [placement])
-    dcp.save(state, checkpoint_id=target)
+    save(state, checkpoint_id=target)
     if rank == 0:
         shapes = {f"{n}@{s}": list(checkpoint.tensors[n].shape) for n, s in checkpoint.chunks}
         (Path(target) / "shapes.json").write_text(json.dumps(shapes))
@@ -124,8 +124,15 @@ def main() -> None:
     """Runs one of the functions above; the last line of stdout says what it cost."""
     functions: dict[str, Callable[..., None]] = {
         f.__name__: f
-        for f in (tk_command, tk_load, safetensors_slices, dcp_consolidate, dcp_load)
-        + (make_consolidation_source, make_dcp_source)
+        for f in (
+            tk_command,
+            tk_load,
+            safetensors_slices,
+            dcp_consolidate,
+            dcp_load,
+            make_consolidation_source,
+            make_dcp_source,
+        )
     }
     functions[sys.argv[1]](*sys.argv[2:])
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

@@ -58,6 +58,13 @@ class StoredArray:
 class Checkpoint:
     """An open checkpoint; only metadata is held.
 
+        checkpoint = Checkpoint.open("runs/demo")                       # or a step, or a Hugging Face folder
+        checkpoint.tensors["model.norm.weight"].shape
+        checkpoint.read("model.norm.weight").numpy()
+        rows = Box.from_bounds([[0, 128], [0, 512]])                    # tk.core.geometry
+        checkpoint.read("lm_head.weight", rows, dtype=FP32).torch()     # from masters where there are any
+        assert checkpoint.verify().ok
+
     Attributes:
         path: the step folder or Hugging Face folder.
         tensors: by logical name, tied names too; each with `.shape` and `.slots` (slot -> dtype code).

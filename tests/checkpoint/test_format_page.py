@@ -1,0 +1,200 @@
+"""docs/checkpoint-format.md, sentence by sentence: each is held by the tests named here, two of them in this file."""
+
+import ast
+import hashlib
+import json
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tk.checkpoint import Checkpoint, storage
+from tk.core.layout import Layout
+from tk.tests.checkpoint.saving import STATES, mixed_table, save_step, true_values
+
+ROOT = Path(__file__).parents[2]
+TABLE = mixed_table()
+
+BY_HAND = "format_page:a_step_can_be_read_by_hand"
+IN_ORDER = "format_page:a_step_is_saved_in_this_order"
+MATRIX = "matrix:every_rank_of_every_layout_reads_its_own_from_every_other"
+CORPUS = "corpus:every_broken_checkpoint_gets_its_error_and_writes_nothing"
+BLOCKS = "broken:a_large_tensor_is_checked_by_blocks"
+TRANSFORMERS = "hugging_face:a_model_through_tp_2_and_back_to_transformers"
+
+# How each statement of the page begins, in its order -> tests, as file:name without `test_`.
+HELD = {
+    "This page says": ["format_page:every_sentence_is_held_by_tests_that_exist"],
+    "`checkpoint/` is the implementation": ["format_page:every_sentence_is_held_by_tests_that_exist"],
+    "`COMMIT`: the SHA-256": [BY_HAND],
+    "`manifest.json`: everything": [BY_HAND],
+    "`parts/WRITER.json`: one": [BY_HAND],
+    "`model-*.safetensors`: slot": [BY_HAND],
+    "`optim-SLOT-*.safetensors`: one": [BY_HAND],
+    "`config.json`, `tokenizer.json`": ["run_folder:what_was_saved_is_there"],
+    "`model.safetensors.index.json`: only": [
+        "hugging_face:no_index_is_written_where_tensors_are_cut",
+        "hugging_face:a_saved_step_at_tp_1_is_a_folder_that_transformers_loads",
+    ],
+    "A folder counts as a checkpoint only if": [CORPUS, "broken:a_missing_file"],
+    "A folder with any of the first three names": ["hugging_face:a_tk_file_is_never_read_as_a_hugging_face_one"],
+    "Tensors have the names": [TRANSFORMERS],
+    "A layout decides which boxes": [MATRIX, "matrix:reshard"],
+    "A tied tensor is not stored": ["matrix:a_tied_name_reads_its_original"],
+    "`master` is the fp32 value": ["plan:what_a_dtype_change_takes_from_where"],
+    "Whoever wants a weight": ["plan:a_read_in_fp32_takes_the_master", "diff:other_dtypes_are_compared_in_fp32"],
+    "Casts round to nearest even": ["hugging_face:export_casts_as_torch_does_and_says_so_in_the_config"],
+    "Each is valid on its own": ["hugging_face:the_safetensors_library_reads_every_file"],
+    "Its header is padded": [BY_HAND, "hugging_face:the_safetensors_library_reads_every_file"],
+    "An entry that is a whole tensor": [BY_HAND],
+    '`{"writer", "files"': [BY_HAND],
+    'A chunk is `{"tensor"': [BY_HAND, "broken:hostile_parts"],
+    "`box`:": [BY_HAND],
+    "`offset`:": [BY_HAND],
+    "`crc`:": [BY_HAND, BLOCKS],
+    '`format` ("tk")': [BY_HAND, "broken:hostile_manifests"],
+    "A run folder holds": ["run_folder:a_second_writer_is_refused_by_name", "run_folder:what_was_saved_is_there"],
+    "Each rank writes its files": [IN_ORDER],
+    "Rank 0 waits": [IN_ORDER, "run_folder:missing_parts_are_named_and_nothing_is_committed"],
+    "Then it fsyncs the parent": [IN_ORDER],
+    "A good step is never overwritten": ["run_folder:a_good_step_is_never_overwritten_and_a_bad_one_is_set_aside"],
+    "Only the lock's holder removes": ["run_folder:the_lock_and_leftovers_of_a_killed_job_are_cleared"],
+    "A run folder means": ["run_folder:the_newest_good_step_is_taken_and_the_others_explained"],
+    "A step folder that is named itself": ["scale:one_tensor_opens_its_own_parts_only"],
+    "The header of a file is compared": [CORPUS],
+    "Every block of 16 MiB": [BLOCKS],
+    "A Hugging Face folder (one file": [
+        "hugging_face:a_folder_of_one_file_or_many_is_read_as_it_lies",
+        "hugging_face:names_without_the_base_models_prefix",
+        "hugging_face:hub_cache_links_are_followed_and_others_are_not",
+    ],
+    "JSON with duplicate keys": ["broken:hostile_json", "broken:hostile_headers", "broken:hostile_parts"],
+    "Nothing is allocated": ["corpus:no_broken_checkpoint_costs_more_memory_than_its_bytes"],
+    "CRCs find accidents": ["corpus:every_flip_and_cut_is_found_by_loading_and_by_verify"],
+    "Against an attacker": ["run_folder:what_was_saved_is_there"],
+}
+
+
+def statements(page: str) -> list[str]:
+    """The page's sentences, list items and table rows; headings and what only opens a table are left out."""
+    found: list[str] = []
+    for block in re.split(r"\n\s*\n|\n(?=- |\||#)|(?<=\|)\n", page):
+        text = " ".join(block.removeprefix("- ").split())
+        if text.startswith(("#", "|---", "| Name")) or not text:
+            if text.startswith("#") and "\n" in block.strip():
+                found += statements(block.strip().split("\n", 1)[1])
+            continue
+        if text.startswith("|"):
+            found.append(": ".join(cell.strip() for cell in text.strip("|").split("|")))
+        else:
+            found += re.split(r"(?<=\.) (?=[A-Z`])", text)
+    return found
+
+
+def test_every_sentence_is_held_by_tests_that_exist() -> None:
+    found = statements((ROOT / "docs/checkpoint-format.md").read_text())
+    assert len(found) == len(HELD)
+    for sentence, begin in zip(found, HELD, strict=True):
+        assert sentence.startswith(begin)
+    for name in {name for names in HELD.values() for name in names}:
+        file, test = name.split(":")
+        tree = ast.parse((Path(__file__).parent / f"test_{file}.py").read_text())
+        assert f"test_{test}" in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
+
+
+def test_a_step_can_be_read_by_hand(tmp_path: Path) -> None:
+    """With json, zlib and the page alone: names, places, checksums and values of everything that two ranks saved."""
+    step = save_step(tmp_path, TABLE, Layout(tp=2, dp=2, zero=1), STATES, side_files={"config.json": b"{}"})
+    specs = {spec.name: spec for spec in TABLE if not spec.alias}
+    manifest = json.loads((step / "manifest.json").read_bytes())
+    assert (step / "COMMIT").read_text() == hashlib.sha256((step / "manifest.json").read_bytes()).hexdigest() + "\n"
+    assert (manifest["format"], manifest["version"], manifest["step"]) == ("tk", 1, 1)
+    assert manifest["aliases"] == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert {name: tuple(t["shape"]) for name, t in manifest["tensors"].items()} == {
+        n: s.shape for n, s in specs.items()
+    }
+    assert all(t["slots"] == STATES for t in manifest["tensors"].values())
+    names = sorted(specs)
+    values = {(name, slot): np.full(spec.shape, np.nan, "<f4") for name, spec in specs.items() for slot in STATES}
+    assert sorted(manifest["parts"]) == [f"{rank:05d}.json" for rank in range(4)]
+    for name, record in manifest["parts"].items():
+        data = (step / "parts" / name).read_bytes()
+        assert (record["size"], record["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+        part = json.loads(data)
+        assert part["writer"] == int(name[:5])
+        assert [names[index] for index in record["tensors"]] == sorted({c["tensor"] for c in part["chunks"]})
+        headers = {file: read_header(step / file, known) for file, known in part["files"].items()}
+        for chunk in part["chunks"]:
+            put(step, chunk, headers[chunk["file"]], values[chunk["tensor"], chunk["slot"]], specs)
+    for (name, slot), found in values.items():
+        assert found.tobytes() == true_values(specs[name], slot, "F32").tobytes()
+
+
+def read_header(path: Path, known: dict[str, Any]) -> dict[tuple[int, int], tuple[str, list[int]]]:
+    """(begin, end) from the file's start -> name and shape."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    assert (8 + length) % 4096 == 0
+    assert known == {"size": len(data), "header_sha256": hashlib.sha256(data[: 8 + length]).hexdigest()}
+    header = json.loads(data[8 : 8 + length])
+    assert header.pop("__metadata__") == {"format": "pt", "tk": "1"}
+    begin = 8 + length
+    return {tuple(begin + o for o in e["data_offsets"]): (name, e["shape"]) for name, e in header.items()}
+
+
+def put(step: Path, chunk: dict[str, Any], header: dict[Any, Any], whole: np.ndarray, specs: dict[str, Any]) -> None:
+    """Checks a chunk's checksum and name, and puts its elements where its box and range say."""
+    begin, end = chunk["offset"], chunk["offset"] + chunk["nbytes"]
+    data = (step / chunk["file"]).read_bytes()[begin:end]
+    assert chunk["crc"] == ([zlib.crc32(data)] if data else [])
+    stem = "model-" if chunk["slot"] == "weight" else f"optim-{chunk['slot']}-"
+    assert chunk["file"].startswith(stem)
+    name, shape = header[begin, end]
+    extents = [high - low for low, high in chunk["box"]]
+    if "flat" not in chunk and extents == list(specs[chunk["tensor"]].shape):
+        assert (name, shape) == (chunk["tensor"], extents)
+    else:
+        assert re.fullmatch(re.escape(f"{chunk['tensor']}@{chunk['slot']}#") + r"\d", name)
+        assert shape == ([len(data) // 4] if "flat" in chunk else extents)
+    a, b = chunk.get("flat", (0, int(np.prod(extents))))
+    place = tuple(slice(low, high) for low, high in chunk["box"])
+    box = whole[place].reshape(-1)
+    assert np.isnan(box[a:b]).all()
+    box[a:b] = np.frombuffer(data, "<f4")
+    whole[place] = box.reshape(extents)
+
+
+def test_a_step_is_saved_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    opened: dict[int, str] = {}
+
+    def record(name: str, describe: Callable[..., str]) -> None:
+        real = getattr(storage, name)
+
+        def call(*args: Any) -> Any:
+            result = real(*args)
+            if name == "open_new":
+                opened[result] = Path(args[0]).name
+            log.append(f"{name} {describe(*args)}")
+            return result
+
+        monkeypatch.setattr(storage, name, call)
+
+    record("open_new", lambda path: path.name)
+    record("fsync", lambda fd: opened[fd])
+    record("fsync_dir", lambda path: re.sub(r"\.tmp-.*", "", path.name))
+    record("rename", lambda source, target: target.name)
+    step = save_step(tmp_path / "run", TABLE, Layout(), {"weight": "F32"}, side_files={"config.json": b"{}"})
+    made = [re.sub(r"\.tmp-\w+", ".tmp", line) for line in log]
+    part = ["open_new 00000.json.tmp", "fsync 00000.json.tmp", "rename 00000.json", "fsync_dir parts"]
+    expected = ["fsync model-00000.safetensors", *part]
+    expected += [f"fsync {name}" for name in ("config.json", "manifest.json", "COMMIT")]
+    expected += [f"fsync_dir {step.name}", f"rename {step.name}", "fsync_dir run", "rename LATEST"]
+    places = [made.index(line) for line in expected]
+    assert places == sorted(places), made
+    assert Checkpoint.open(step).verify().ok
