@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from ..core.config import Section, parse
-from ..core.errors import ManifestError
+from ..core.errors import ConfigError, ManifestError
 from .spec import Architecture, RopeScaling
 
 _DTYPE_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -40,12 +40,12 @@ class ModelConfig(Section):
     """
 
     architecture: str = "llama"
-    vocab_size: int = Field(default=0, ge=0)
-    hidden_size: int = Field(default=256, ge=1)
-    intermediate_size: int = Field(default=688, ge=1)
-    num_hidden_layers: int = Field(default=4, ge=1)
-    num_attention_heads: int = Field(default=4, ge=1)
-    max_position_embeddings: int = Field(default=2048, ge=1)
+    vocab_size: int = Field(default=0, ge=0, le=2**28)
+    hidden_size: int = Field(default=256, ge=1, le=2**24)
+    intermediate_size: int = Field(default=688, ge=1, le=2**24)
+    num_hidden_layers: int = Field(default=4, ge=1, le=10_000)
+    num_attention_heads: int = Field(default=4, ge=1, le=2**16)
+    max_position_embeddings: int = Field(default=2048, ge=1, le=2**31)
     initializer_range: float = Field(default=0.02, gt=0)
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
@@ -53,14 +53,14 @@ class ModelConfig(Section):
     dtype: str = "float32"
 
     num_key_value_heads: int = Field(default=0, ge=0)
-    head_dim: int = Field(default=0, ge=0)
+    head_dim: int = Field(default=0, ge=0, le=2**16)
     rope_theta: float = Field(default=10000.0, gt=0)
     rope_scaling: RopeScaling | None = None
     rms_norm_eps: float = Field(default=1e-5, gt=0)
     layer_norm_epsilon: float = Field(default=1e-5, gt=0)
     sliding_window: int | None = Field(default=None, ge=1)
     max_window_layers: int = Field(default=0, ge=0)
-    num_local_experts: int = Field(default=8, ge=1)
+    num_local_experts: int = Field(default=8, ge=1, le=2**16)
     num_experts_per_tok: int = Field(default=2, ge=1)
     moe_intermediate_size: int = Field(default=768, ge=1)
     norm_topk_prob: bool = False
@@ -69,14 +69,16 @@ class ModelConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def _fill(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data  # refused by what follows
         data = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
         eos = data.get("eos_token_id")
         if not isinstance(eos, tuple):
             data["eos_token_id"] = () if eos is None else (eos,)
         heads = data.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
         hidden = data.get("hidden_size", cls.model_fields["hidden_size"].default)
-        if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden > 0:
             if not data.get("num_key_value_heads"):
                 data["num_key_value_heads"] = heads
             if not data.get("head_dim"):
@@ -127,9 +129,11 @@ class ModelConfig(Section):
         """
         try:
             known = _translate(data)
+            return parse(known, ModelConfig, where)
         except ValueError as error:
             raise ManifestError(f"{where}: {error}.") from error
-        return parse(known, ModelConfig, where)
+        except ConfigError as error:
+            raise ManifestError(str(error)) from error
 
     @staticmethod
     def from_folder(folder: Path) -> "ModelConfig":

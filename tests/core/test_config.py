@@ -27,10 +27,11 @@ GOOD: dict[str, Any] = {"checkpoint": {"dir": "runs/x"}}
         ("checkpoint", {"dir": ""}, r"'checkpoint.dir' = '': string should have at least 1 character"),
         ("checkpoint", {}, r"'checkpoint.dir' is missing"),
         ("model", {"hidden_size": 30, "num_attention_heads": 4}, r"30 % 4 must be 0"),
+        ("model", 5, r"'model' = 5: input should be a valid dictionary"),
         ("parallel", {"timeout_seconds": 1e300}, r"less than or equal to 86400"),
     ],
 )
-def test_what_is_wrong_is_named(section: str, values: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_named(section: str, values: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(GOOD | {section: values}, TrainConfig, "test")
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.checkpoint.reader import Checkpoint
-from tk.core.errors import ParallelError, ShapeMismatch, TkError
+from tk.core.errors import ManifestError, ParallelError, ShapeMismatch
 from tk.core.layout import Layout
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
@@ -188,12 +188,19 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
         ({"hidden_size": -1}, "hidden_size"),
         ({"rope_parameters": 7}, "rope_parameters must be an object"),
         ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 9, "layer_types": 3}, "must be a list"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers.*less than or equal to 10000"),
+        ({"max_position_embeddings": 10**15}, "max_position_embeddings"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"rope_parameters": 5}, "rope_parameters must be an object"),
+        ({"rope_parameters": {"rope_theta": "abc"}}, "rope_theta"),
+        ({"model_type": ["llama"]}, "is not supported"),
+        ({"dtype": 7}, "dtype"),
     ],
 )
 def test_a_config_that_tk_cannot_run_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     _reference(tmp_path, "untied")
     config = ModelConfig.from_folder(tmp_path).to_json() | change
-    with pytest.raises(TkError, match=message):
+    with pytest.raises(ManifestError, match=message):
         ModelConfig.from_json(config)
 
 
