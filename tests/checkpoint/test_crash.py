@@ -82,11 +82,14 @@ def _fail(number: int) -> None:
     raise OSError(number, os.strerror(number))
 
 
-@pytest.mark.parametrize("survives", ["only what was synced", "all names", "anything"])
-@pytest.mark.parametrize("name", SCENARIOS)
+# A fork moves steps between folders, which "anything survives" does not do in one go, as real disks do.
+CUTS: list[tuple[str, Survives]] = [(name, "only what was synced") for name in SCENARIOS]
+CUTS += [(name, "all names") for name in SCENARIOS]
+CUTS += [(name, "anything") for name in SCENARIOS if name != "fork"]
+
+
+@pytest.mark.parametrize(("name", "survives"), CUTS)
 def test_power_cut_after_every_operation(scratch: Path, name: str, survives: Survives) -> None:
-    if name == "fork" and survives == "anything":
-        pytest.skip("this model of a disk does not move a step from one folder to another in one go; real ones do")
     scenario = SCENARIOS[name]
     scenario.prepare(scratch / "now")
     cut_everywhere(scratch, scenario, survives, Disk(scratch / "now"))
