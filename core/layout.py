@@ -70,6 +70,22 @@ Table = Sequence[TensorSpec]
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """What lies between two cuts of the pipeline: consecutive layers; the first stage also embeds, the last one has
+    the final norm and the head."""
+
+    layers: range
+    first: bool = True
+    last: bool = True
+
+    def holds(self, spec: TensorSpec) -> bool:
+        """Whether a tensor lives on this stage."""
+        if isinstance(spec.layer, int):
+            return spec.layer in self.layers
+        return self.first if spec.layer == "first" else self.last
+
+
+@dataclass(frozen=True, slots=True)
 class Coordinates:
     """A rank's place in the mesh."""
 
@@ -257,16 +273,23 @@ def num_layers(table: Table) -> int:
     return max((spec.layer + 1 for spec in table if isinstance(spec.layer, int)), default=0)
 
 
-def pipeline_rank(spec: TensorSpec, layers: int, layout: Layout) -> int:
-    """The pipeline rank that holds a tensor: chunks of consecutive layers, dealt round-robin over the ranks."""
-    if spec.layer == "first":
-        return 0
-    if spec.layer == "last":
-        return layout.pp - 1
-    chunks = layout.pp * layout.virtual_stages
-    if layers < chunks:
-        raise ParallelError(f"pp x virtual_stages = {chunks} needs at least that many layers; the model has {layers}.")
-    return ((spec.layer + 1) * chunks - 1) // layers % layout.pp
+def stages(table: Table, layout: Layout, pp: int) -> tuple[Stage, ...]:
+    """The stages of pipeline rank `pp`: layers are cut into pp x virtual_stages runs, dealt round-robin over the ranks.
+
+    Raises:
+        ParallelError: there are fewer layers than stages.
+    """
+    layers, count = num_layers(table), layout.pp * layout.virtual_stages
+    if 1 < count > layers:
+        raise ParallelError(
+            f"pp x virtual_stages = {layout.pp} x {layout.virtual_stages} = {count} stages need at least that many "
+            f"layers; num_hidden_layers = {layers}. Use fewer stages."
+        )
+    cuts = [index * layers // count for index in range(count + 1)]
+    return tuple(
+        Stage(range(cuts[index], cuts[index + 1]), index == 0, index == count - 1)
+        for index in range(pp, count, layout.pp)
+    )
 
 
 def local_params(table: Table, layout: Layout, pp: int, tp: int) -> tuple[LocalParam, ...]:
@@ -274,8 +297,8 @@ def local_params(table: Table, layout: Layout, pp: int, tp: int) -> tuple[LocalP
 
     A tied tensor is a parameter of its own only where its original is on another pipeline rank.
     """
-    layers = num_layers(table)
-    here = {spec.name for spec in table if pipeline_rank(spec, layers, layout) == pp}
+    mine = stages(table, layout, pp)
+    here = {spec.name for spec in table if any(stage.holds(spec) for stage in mine)}
     members: dict[str, list[TensorSpec]] = {}
     for spec in table:
         if spec.name in here and spec.alias not in here:

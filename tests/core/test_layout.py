@@ -18,11 +18,10 @@ from tk.core.layout import (
     TensorSpec,
     buckets,
     local_params,
-    num_layers,
     owned,
-    pipeline_rank,
     shards,
     split_boxes,
+    stages,
 )
 
 HEAD = 4
@@ -192,13 +191,22 @@ def test_padded_rows_belong_to_nobody() -> None:
 def test_layers_go_to_pipeline_ranks_in_order_and_round_robin() -> None:
     table = tuple(TensorSpec(str(layer), (1,), None, layer) for layer in range(8))
 
-    def place(layout: Layout) -> list[int]:
-        return [pipeline_rank(spec, num_layers(table), layout) for spec in table]
+    def place(layout: Layout) -> list[list[range]]:
+        return [[stage.layers for stage in stages(table, layout, pp)] for pp in range(layout.pp)]
 
-    assert place(Layout(pp=2)) == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert place(Layout(pp=2, virtual_stages=2)) == [0, 0, 1, 1, 0, 0, 1, 1]
-    with pytest.raises(ParallelError, match="the model has 8"):
+    assert place(Layout(pp=2)) == [[range(4)], [range(4, 8)]]
+    assert place(Layout(pp=3)) == [[range(2)], [range(2, 5)], [range(5, 8)]]
+    assert place(Layout(pp=2, virtual_stages=2)) == [[range(2), range(4, 6)], [range(2, 4), range(6, 8)]]
+    with pytest.raises(ParallelError, match="num_hidden_layers = 8"):
         place(Layout(pp=9))
+
+
+def test_only_the_ends_of_the_pipeline_hold_what_no_layer_does() -> None:
+    first, last = TensorSpec("embed", (1,)), TensorSpec("head", (1,), layer="last")
+    table = (first, *(TensorSpec(str(layer), (1,), None, layer) for layer in range(4)), last)
+    layout = Layout(pp=2, virtual_stages=2)
+    held = [[(s.holds(first), s.holds(last)) for s in stages(table, layout, pp)] for pp in range(2)]
+    assert held == [[(True, False), (False, False)], [(False, False), (False, True)]]
 
 
 @pytest.mark.parametrize(
