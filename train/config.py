@@ -50,6 +50,8 @@ class TrainSection(Section):
     """The run itself.
 
     Attributes:
+        on_nonfinite: what happens when loss or gradient norm are not finite: the run ends, or the step is left out.
+        max_skipped_steps: steps left out in a row, after which the run ends all the same.
         stop_timeout: seconds that ranks get to finish a step and save once asked to stop.
     """
 
@@ -61,6 +63,8 @@ class TrainSection(Section):
     log_every: int = Field(default=10, ge=1)
     eval_every: int = Field(default=0, ge=0)
     eval_rows: int = Field(default=32, ge=1)
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    max_skipped_steps: int = Field(default=10, ge=1)
     stop_timeout: float = Field(default=120.0, gt=0, le=86400)
 
 
@@ -91,24 +95,60 @@ class OptimizerSection(Section):
 
 
 class PrecisionSection(Section):
-    """Number formats: parameters; their masters and the gradient reduction are fp32."""
+    """Number formats: parameters; their masters and the gradient reduction are fp32.
 
-    params: Literal["fp32", "bf16"] = "fp32"
+    Attributes:
+        initial_loss_scale: fp16 only, as the next two: what the loss is multiplied by before backward.
+        loss_scale_window: steps without overflow after which the scale doubles; an overflow halves it.
+        min_loss_scale: an overflow at this scale is a non-finite step like any other.
+    """
+
+    params: Literal["fp32", "bf16", "fp16"] = "fp32"
+    initial_loss_scale: float = Field(default=65536.0, ge=1)
+    loss_scale_window: int = Field(default=1000, ge=1)
+    min_loss_scale: float = Field(default=1.0, gt=0)
 
 
 class ParallelSection(Section):
-    """Ranks by mesh axis; dp = "auto" takes what tp leaves of the ranks that were started."""
+    """Ranks by mesh axis; dp = "auto" takes what tp and pp leave of the ranks that were started.
+
+    Attributes:
+        sequence_parallel: between tensor-parallel blocks, hidden states are split over tp along the sequence.
+        schedule: order of forward and backward passes over the pipeline.
+        num_virtual_stages: runs of layers per pipeline rank ("interleaved" only).
+        timeout_seconds: after which a rank that waits for another gives up.
+    """
 
     tp: int = Field(default=1, ge=1)
+    pp: int = Field(default=1, ge=1)
     dp: int | Literal["auto"] = "auto"
+    sequence_parallel: bool = False
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
+    num_virtual_stages: int = Field(default=1, ge=1)
     timeout_seconds: float = Field(default=600.0, gt=0, le=86400)
 
 
 class ZeroSection(Section):
-    """Optimizer sharding (ZeRO, arXiv 1910.02054): 0 replicates the states over dp, 1 shards them."""
+    """What data-parallel ranks share out (ZeRO, arXiv 1910.02054): from stage 1 on optimizer states, from 2 on
+    gradients, from 3 on parameters.
 
-    stage: Literal[0, 1] = 0
+    Attributes:
+        bucket_size: elements that are exchanged at once; at stage 3 a layer is never mixed with another.
+        overlap: buckets are exchanged while backward goes on; at stage 3 the next layer is gathered ahead.
+        shard_size: ranks that one copy is spread over, a divisor of dp (hybrid sharding); 0 = all of dp.
+    """
+
+    stage: Literal[0, 1, 2, 3] = 0
     bucket_size: int = Field(default=2**24, ge=1)
+    overlap: bool = True
+    shard_size: int = Field(default=0, ge=0)
+
+
+class RecomputeSection(Section):
+    """What backward computes again instead of keeping it: nothing, attention and activations of the MLP, or all that
+    is inside a layer."""
+
+    mode: Literal["none", "selective", "full"] = "none"
 
 
 class CheckpointSection(Section):
@@ -139,6 +179,7 @@ class TrainConfig(Section):
     precision: PrecisionSection = PrecisionSection()
     parallel: ParallelSection = ParallelSection()
     zero: ZeroSection = ZeroSection()
+    recompute: RecomputeSection = RecomputeSection()
     checkpoint: CheckpointSection
 
     @model_validator(mode="after")
@@ -148,6 +189,17 @@ class TrainConfig(Section):
                 f"train.seq_len = {self.train.seq_len} exceeds model.max_position_embeddings = "
                 f"{self.model.max_position_embeddings}"
             )
+        parallel = self.parallel
+        if (parallel.schedule == "interleaved") != (parallel.num_virtual_stages > 1):
+            raise ValueError(
+                f'parallel.schedule = "{parallel.schedule}" with num_virtual_stages = {parallel.num_virtual_stages}: '
+                '"interleaved" needs 2 or more, the others 1'
+            )
+        if parallel.sequence_parallel and self.train.seq_len % parallel.tp:
+            raise ValueError(
+                f"parallel.sequence_parallel needs train.seq_len % parallel.tp = {self.train.seq_len} % {parallel.tp} "
+                f"= 0, not {self.train.seq_len % parallel.tp}; take a multiple of {parallel.tp}"
+            )
         return self
 
     @property
@@ -156,23 +208,32 @@ class TrainConfig(Section):
         return Path(self.checkpoint.dir)
 
     def layout(self, num_ranks: int | None) -> Layout:
-        """The layout over `num_ranks` ranks; None = as many as tp x dp asks for (dp "auto" is then 1).
+        """The layout over `num_ranks` ranks; None = as many as tp x pp x dp asks for (dp "auto" is then 1).
 
         Raises:
-            ParallelError: tp x dp is not that number.
+            ParallelError: tp x pp x dp is not that number.
         """
-        tp, dp = self.parallel.tp, self.parallel.dp
+        tp, pp, dp = self.parallel.tp, self.parallel.pp, self.parallel.dp
         if num_ranks is None:
-            num_ranks = tp * (1 if dp == "auto" else dp)
+            num_ranks = tp * pp * (1 if dp == "auto" else dp)
         if dp == "auto":
-            if num_ranks % tp:
+            if num_ranks % (tp * pp):
                 raise ParallelError(
-                    f"ranks % tp = {num_ranks} % {tp} must be 0: start a multiple of tp ranks, or change [parallel] tp."
+                    f"ranks % (tp x pp) = {num_ranks} % ({tp} x {pp}) = {num_ranks % (tp * pp)} must be 0: start a "
+                    f"multiple of {tp * pp} ranks, or change [parallel] tp or pp."
                 )
-            dp = num_ranks // tp
-        if tp * dp != num_ranks:
+            dp = num_ranks // (tp * pp)
+        if tp * pp * dp != num_ranks:
             raise ParallelError(
-                f"[parallel] tp x dp = {tp} x {dp} = {tp * dp} ranks, but {num_ranks} are to be started: change "
-                '--nproc, or set dp = "auto".'
+                f"[parallel] tp x pp x dp = {tp} x {pp} x {dp} = {tp * pp * dp} ranks, but {num_ranks} are to be "
+                'started: change --nproc, or set dp = "auto".'
             )
-        return Layout(tp=tp, dp=dp, zero=self.zero.stage, bucket_size=self.zero.bucket_size)
+        return Layout(
+            tp=tp,
+            pp=pp,
+            dp=dp,
+            virtual_stages=self.parallel.num_virtual_stages,
+            shard_size=self.zero.shard_size,
+            zero=self.zero.stage,
+            bucket_size=self.zero.bucket_size,
+        )
