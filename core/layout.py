@@ -13,7 +13,8 @@ Floors of meaning, each built on the one before:
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, groupby
 from typing import Any, Literal
 
 from .errors import ParallelError
@@ -163,31 +164,48 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LocalParam:
-    """A parameter as one (pp, tp) position holds it: pieces stacked along dim 0, rows beyond them are padding."""
+    """A parameter as one (pp, tp) position holds it: pieces stacked along dim 0, rows beyond them are padding.
+
+    Attributes:
+        stage: which of the position's stages it lives on.
+        tied: whether another pipeline rank holds a copy of it (tied embeddings), so that their gradients are summed.
+    """
 
     name: str
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+    stage: int = 0
+    tied: bool = False
 
     @property
     def size(self) -> int:
         """Elements, padding included."""
         return math.prod(self.shape)
 
+    @property
+    def decay(self) -> bool:
+        """Whether it takes weight decay, as tensors of 2 or more dims do."""
+        return len(self.shape) >= 2
+
+    @property
+    def unit(self) -> int | str:
+        """What computes with it: its decoder layer, or the end of the pipeline it lives on."""
+        return self.pieces[0].tensor.layer
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters laid end to end in one flat buffer.
+    """Parameters laid end to end in one flat buffer, those that take weight decay first.
 
     Attributes:
-        decay: whether they take weight decay (tensors of 2 or more dims do).
         offsets: where each parameter begins, in elements.
+        num_decay: elements before the first that takes no weight decay.
         size: elements, padded so that every rank of a group takes an equal, aligned range.
     """
 
-    decay: bool
     params: tuple[LocalParam, ...]
     offsets: tuple[int, ...]
+    num_decay: int
     size: int
 
 
@@ -298,12 +316,16 @@ def local_params(table: Table, layout: Layout, pp: int, tp: int) -> tuple[LocalP
     A tied tensor is a parameter of its own only where its original is on another pipeline rank.
     """
     mine = stages(table, layout, pp)
-    here = {spec.name for spec in table if any(stage.holds(spec) for stage in mine)}
+    stage_of = {spec.name: number for number, stage in enumerate(mine) for spec in table if stage.holds(spec)}
+    tied = {name for spec in table if spec.alias and layout.pp > 1 for name in (spec.name, spec.alias)}
     members: dict[str, list[TensorSpec]] = {}
     for spec in table:
-        if spec.name in here and spec.alias not in here:
+        if spec.name in stage_of and spec.alias not in stage_of:
             members.setdefault(spec.param or spec.name, []).append(spec)
-    return tuple(_local_param(name, specs, layout.tp, tp) for name, specs in members.items())
+    return tuple(
+        replace(_local_param(name, specs, layout.tp, tp), stage=stage_of[specs[0].name], tied=specs[0].name in tied)
+        for name, specs in members.items()
+    )
 
 
 def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> LocalParam:
@@ -325,29 +347,33 @@ def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> Loca
 
 
 def buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
-    """Lays parameters into flat buckets, last parameter first: backward finishes them in that order."""
+    """Lays parameters into flat buckets, last parameter first: backward finishes them in that order.
+
+    A bucket belongs to one stage of the pipeline, at ZeRO stage 3 to one layer, and tied parameters have one of their
+    own, so that it is cut alike at both ends of the pipeline.
+    """
+
+    def together(param: LocalParam) -> tuple[object, ...]:
+        return param.stage, param.tied, param.unit if layout.zero == 3 else None
+
     result: list[Bucket] = []
-    for decay in (True, False):
+    for _, group in groupby(reversed(params), together):
         members: list[LocalParam] = []
-        for param in reversed(params):
-            if (len(param.shape) >= 2) != decay:
-                continue
+        for param in group:
             if members and sum(p.size for p in members) + param.size > layout.bucket_size:
-                result.append(_bucket(decay, members, layout.group_size))
+                result.append(_bucket(members, layout.group_size))
                 members = []
             members.append(param)
-        if members:
-            result.append(_bucket(decay, members, layout.group_size))
+        result.append(_bucket(members, layout.group_size))
     return tuple(result)
 
 
-def _bucket(decay: bool, params: list[LocalParam], group_size: int) -> Bucket:
-    offsets, end = [], 0
-    for param in params:
-        offsets.append(end)
-        end += param.size
+def _bucket(params: list[LocalParam], group_size: int) -> Bucket:
+    params = sorted(params, key=lambda param: not param.decay)
+    ends = list(accumulate(param.size for param in params))
+    num_decay = sum(param.size for param in params if param.decay)
     quantum = group_size * SHARD_ALIGNMENT
-    return Bucket(decay, tuple(params), tuple(offsets), -(-end // quantum) * quantum)
+    return Bucket(tuple(params), (0, *ends[:-1]), num_decay, -(-ends[-1] // quantum) * quantum)
 
 
 def shards(

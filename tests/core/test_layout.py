@@ -94,7 +94,12 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
     for bucket in flat:
         assert bucket.size % layout.group_size == 0
         assert all(a + p.size <= b for a, b, p in zip(bucket.offsets, bucket.offsets[1:], bucket.params, strict=False))
-        assert len({len(param.shape) >= 2 for param in bucket.params}) == 1
+        decayed = [param.decay for param in bucket.params]
+        assert decayed == sorted(decayed, reverse=True)
+        assert bucket.num_decay == sum(param.size for param in bucket.params if param.decay)
+        assert len({(param.stage, param.tied) for param in bucket.params}) == 1
+        if layout.zero == 3:
+            assert len({param.unit for param in bucket.params}) == 1
     runs = sorted(
         ((s.piece.tensor.name, s.piece.start), *s.flat)
         for rank in range(layout.group_size)
