@@ -29,6 +29,7 @@ class Mesh:
         replicate: ranks that hold the same optimizer shard (all of dp at ZeRO stage 0).
         shard: ranks over which one copy of the optimizer state is spread.
         kv_heads: ranks that hold the same kv heads, where tp exceeds their number.
+        ends: first and last pipeline rank of this place, where they share a tensor (tied embeddings); alone elsewhere.
     """
 
     layout: Layout
@@ -39,6 +40,7 @@ class Mesh:
     shard: Group
     tp: Group
     kv_heads: Group = ALONE
+    ends: Group = ALONE
 
     @staticmethod
     def alone() -> "Mesh":
@@ -46,8 +48,11 @@ class Mesh:
         return Mesh(Layout(), Coordinates(0, 0, 0), ALONE, ALONE, ALONE, ALONE, ALONE)
 
     @staticmethod
-    def build(layout: Layout, device_type: str, num_kv_heads: int) -> "Mesh":
+    def build(layout: Layout, device_type: str, num_kv_heads: int, tied: bool = False) -> "Mesh":
         """Makes the groups; called by every rank of an initialised default process group.
+
+        Args:
+            tied: whether embedding and head are one tensor.
 
         Raises:
             ParallelError: the layout is not one of this many ranks.
@@ -73,6 +78,7 @@ class Mesh:
             shard=_axis(mesh, "dp_shard"),
             tp=_axis(mesh, "tp"),
             kv_heads=_neighbours(layout, rank, num_kv_heads),
+            ends=_ends(layout, rank) if tied and layout.pp > 1 else ALONE,
         )
 
 
@@ -86,6 +92,19 @@ def _neighbours(layout: Layout, rank: int, num_kv_heads: int) -> Group:
     size = layout.tp // num_kv_heads
     if size <= 1:
         return ALONE
-    sets = [list(range(first, first + size)) for first in range(0, layout.world_size, size)]
-    groups = [dist.new_group(ranks) for ranks in sets]  # every rank makes every group, in the same order
-    return Group(groups[rank // size], rank % size, size)
+    return _one_of([list(range(first, first + size)) for first in range(0, layout.world_size, size)], rank)
+
+
+def _ends(layout: Layout, rank: int) -> Group:
+    per_stage = layout.dp * layout.tp
+    return _one_of([[place, place + (layout.pp - 1) * per_stage] for place in range(per_stage)], rank)
+
+
+def _one_of(sets: list[list[int]], rank: int) -> Group:
+    """This rank's group of disjoint sets; every rank makes every group, in the same order."""
+    mine = ALONE
+    for ranks in sets:
+        group = dist.new_group(ranks)
+        if rank in ranks:
+            mine = Group(group, ranks.index(rank), len(ranks))
+    return mine

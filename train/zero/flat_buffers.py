@@ -1,0 +1,128 @@
+"""Parameters and gradients of a rank in flat buckets, and the ranges of them that this rank updates.
+
+What of a bucket a rank keeps, by ZeRO stage (N ranks share one copy of the optimizer state):
+
+    stage   parameters              gradients (fp32)
+    0       all                     all
+    1       all                     all
+    2       all                     1/N; all of them only while a backward pass fills the bucket
+    3       1/N (the fp32 masters)  1/N, likewise; all parameters only around the layer that computes
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ...core.layout import Bucket, LocalParam, Shard, Table, buckets, local_params, shards
+from ...parallel.mesh import Mesh
+
+Fill = Callable[[LocalParam, torch.Tensor], None]  # writes a parameter's first values, padding included
+
+
+@dataclass(slots=True)
+class FlatBucket:
+    """One bucket's buffers.
+
+    Attributes:
+        plan: which parameters lie where.
+        params: the model's dtype [size]; the module's parameters are views of it. At stage 3 its memory comes and goes.
+        own: this rank's range.
+        own_params: this rank's range of the parameters: of `params` below stage 3, an fp32 copy at stage 3.
+        own_grads: fp32, this rank's range of the reduced gradients.
+        grads: fp32 [size], what backward has added up on this rank; from stage 2 on None between backward passes.
+        parameters: in the plan's order.
+    """
+
+    plan: Bucket
+    params: torch.Tensor
+    own: slice
+    own_params: torch.Tensor
+    own_grads: torch.Tensor
+    grads: torch.Tensor | None
+    parameters: tuple[nn.Parameter, ...] = field(default=())
+
+    def places(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Each parameter's part of `flat` [size], in its shape."""
+        for local, offset in zip(self.plan.params, self.plan.offsets, strict=True):
+            yield flat[offset : offset + local.size].view(local.shape)
+
+
+class FlatBuffers:
+    """All buckets of one rank. The module's parameters, wherever they were (the meta device too), become views.
+
+    Args:
+        modules: the module of each of this rank's stages.
+        dtype: of the parameters.
+        fill: gives every parameter its first values; called once per parameter, in whatever order.
+    """
+
+    def __init__(
+        self,
+        modules: tuple[nn.Module, ...],
+        table: Table,
+        mesh: Mesh,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        fill: Fill,
+    ) -> None:
+        self.mesh = mesh
+        self.modules = modules
+        self.dtype = dtype
+        self.device = device
+        at, layout = mesh.coordinates, mesh.layout
+        self.zero = layout.zero
+        plans = buckets(local_params(table, layout, at.pp, at.tp), layout)
+        self.shards: tuple[Shard, ...] = shards(plans, mesh.shard.size, mesh.shard.rank)
+        self.buckets = tuple(self._bucket(plan, fill) for plan in plans)
+
+    def _bucket(self, plan: Bucket, fill: Fill) -> FlatBucket:
+        size, length = plan.size, plan.size // self.mesh.shard.size
+        own = slice(self.mesh.shard.rank * length, (self.mesh.shard.rank + 1) * length)
+        params = torch.zeros(size, dtype=self.dtype, device=self.device)
+        grads = None if self.zero >= 2 else torch.zeros(size, dtype=torch.float32, device=self.device)
+        own_grads = torch.zeros(length, device=self.device) if grads is None else grads[own]
+        bucket = FlatBucket(plan, params, own, params[own], own_grads, grads)
+        bucket.parameters = tuple(
+            self._adopt(local, place) for local, place in zip(plan.params, bucket.places(params), strict=True)
+        )
+        with torch.no_grad():
+            for local, parameter in zip(plan.params, bucket.parameters, strict=True):
+                fill(local, parameter.data)
+        if self.zero == 3:
+            bucket.own_params = params[own].float().clone()
+            params.untyped_storage().resize_(0)
+        elif grads is not None and self.dtype == torch.float32:
+            for parameter, place in zip(bucket.parameters, bucket.places(grads), strict=True):
+                parameter.grad = place  # autograd accumulates in place into a gradient that is there
+        return bucket
+
+    def _adopt(self, local: LocalParam, place: torch.Tensor) -> nn.Parameter:
+        path, _, name = local.name.rpartition(".")
+        owner = self.modules[local.stage].get_submodule(path)
+        parameter = nn.Parameter(place)
+        owner.register_parameter(name, parameter)
+        return parameter
+
+    def zero_grads(self) -> None:
+        """Forgets the gradients of the last step."""
+        for bucket in self.buckets:
+            (bucket.own_grads if bucket.grads is None else bucket.grads).zero_()
+
+    def owned_grad_square_sum(self) -> torch.Tensor:
+        """Sum of squares, fp64 scalar, of the gradient elements that this rank owns: their sum over one replica of
+        the whole mesh is the square of the gradient's norm."""
+        norms = [
+            torch.linalg.vector_norm(_run(self.buckets[shard.bucket].own_grads, shard))
+            for shard in self.shards
+            if shard.piece.owner
+        ]
+        if not norms:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        return torch.stack(norms).double().square().sum()
+
+
+def _run(buffer: torch.Tensor, shard: Shard) -> torch.Tensor:
+    return buffer[shard.start : shard.start + shard.flat[1] - shard.flat[0]]

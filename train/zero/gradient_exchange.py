@@ -1,0 +1,160 @@
+"""Gradients on their way from backward into each rank's reduced range, exchanged while backward goes on.
+
+A bucket is complete when every one of its parameters has had its gradient. Below stage 2 that counts in a stage's last
+backward pass of the step; from stage 2 on in each of them, so that whole gradients live only as long as they are summed.
+Buckets are exchanged in one fixed order: data-parallel ranks whose graphs differ still meet in the same collective.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+
+from ...core.layout import LocalParam
+from ...parallel.collectives import Finish, all_reduce, start_all_reduce, start_reduce_scatter_flat
+from ...parallel.mesh import Group, Mesh
+from .flat_buffers import FlatBucket, FlatBuffers
+
+MAX_IN_FLIGHT = 2  # exchanges at once; more would keep more whole buckets alive
+
+
+@dataclass(slots=True)
+class _Stage:
+    """One pipeline stage during a backward pass.
+
+    Attributes:
+        buckets: in their order of exchange.
+        missing: gradients still to come, per bucket.
+        next: the first bucket that was not exchanged yet.
+    """
+
+    buckets: list[FlatBucket]
+    missing: list[int] = field(default_factory=list)
+    next: int = 0
+
+
+class GradientExchange:
+    """Sums gradients over all ranks that saw other data or another copy of a parameter.
+
+    Args:
+        sequence_parallel: whether what tensor parallelism does not split sees only its part of the sequence.
+        overlap: whether buckets are exchanged as soon as they are complete.
+    """
+
+    def __init__(self, buffers: FlatBuffers, *, sequence_parallel: bool, overlap: bool) -> None:
+        self.buffers = buffers
+        self.mesh: Mesh = buffers.mesh
+        self.sequence_parallel = sequence_parallel
+        self.overlap = overlap
+        self.every_pass = buffers.zero >= 2
+        self._in_flight: list[Finish] = []
+        self._exchanging = False
+        self._stages = [_Stage([]) for _ in buffers.modules]
+        for bucket in buffers.buckets:
+            stage = self._stages[bucket.plan.params[0].stage]
+            place = len(stage.buckets)
+            stage.buckets.append(bucket)
+            for index, parameter in enumerate(bucket.parameters):
+                parameter.register_post_accumulate_grad_hook(partial(self._arrived, stage, place, index))
+        for stage in self._stages:
+            self._forget(stage)
+
+    def begin_backward(self, stage: int, last: bool) -> None:
+        """A backward pass of `stage` begins; `last` of this step."""
+        self._exchanging = self.overlap and (last or self.every_pass)
+
+    def end_backward(self, stage: int, last: bool) -> None:
+        """All gradients of a pass have arrived: exchanges what was not complete (parameters that nothing used)."""
+        if last or self.every_pass:
+            self._exchange(self._stages[stage], len(self._stages[stage].buckets))
+            self._forget(self._stages[stage])
+        self._exchanging = False
+
+    def finish(self) -> None:
+        """Waits for all exchanges of the step; each rank's range is then in `own_grads`."""
+        self._wait(0)
+        for bucket in self.buffers.buckets:
+            if self.mesh.shard.size > 1:
+                all_reduce(bucket.own_grads, self.mesh.replicate)
+            if bucket.plan.params[0].tied:
+                all_reduce(bucket.own_grads, self.mesh.ends)
+
+    def _arrived(self, stage: _Stage, place: int, index: int, parameter: nn.Parameter) -> None:
+        bucket = stage.buckets[place]
+        if bucket.grads is None:
+            bucket.grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
+        start = bucket.plan.offsets[index]
+        target = bucket.grads[start : start + parameter.numel()].view_as(parameter)
+        if parameter.grad is not None and parameter.grad.data_ptr() != target.data_ptr():
+            target.add_(parameter.grad)
+            parameter.grad = None
+        stage.missing[place] -= 1
+        if self._exchanging and stage.missing[place] == 0:
+            rest = range(stage.next, len(stage.buckets))
+            self._exchange(stage, next((index for index in rest if stage.missing[index]), len(stage.buckets)))
+
+    def _exchange(self, stage: _Stage, end: int) -> None:
+        """Begins the exchange of the buckets up to `end`."""
+        for bucket in stage.buckets[stage.next : end]:
+            self._sum_over_tp(bucket)
+            self._wait(MAX_IN_FLIGHT - 1)
+            self._in_flight.append(self._start(bucket))
+        stage.next = max(stage.next, end)
+
+    def _start(self, bucket: FlatBucket) -> Finish:
+        grads = bucket.grads
+        if grads is None:  # nothing used it in this pass, but others wait for it
+            grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
+        if not self.every_pass and self.mesh.shard.size == 1:
+            return start_all_reduce(grads, self.mesh.replicate)
+        part = torch.empty(bucket.own_grads.shape, device=self.buffers.device)
+        finish = start_reduce_scatter_flat(part, grads, self.mesh.shard)
+        if self.every_pass:
+            bucket.grads = None
+        return partial(_settle, finish, bucket, part, grads, self.every_pass)
+
+    def _wait(self, limit: int) -> None:
+        """Finishes the oldest exchanges until `limit` are left."""
+        while len(self._in_flight) > limit:
+            self._in_flight.pop(0)()
+
+    def _forget(self, stage: _Stage) -> None:
+        stage.next = 0
+        stage.missing = [len(bucket.parameters) for bucket in stage.buckets]
+
+    def _sum_over_tp(self, bucket: FlatBucket) -> None:
+        """Adds up what ranks with the same values saw apart: replicated kv heads, norms of heads, routers; under
+        sequence parallelism all that is not split."""
+        if bucket.grads is None or self.mesh.tp.size == 1:
+            return
+        by_group: dict[int, tuple[Group, list[torch.Tensor]]] = {}
+        for local, offset in zip(bucket.plan.params, bucket.plan.offsets, strict=True):
+            for group, start, size in self._partial(local):
+                run = bucket.grads[offset + start : offset + start + size]
+                by_group.setdefault(id(group), (group, []))[1].append(run)
+        for group, runs in by_group.values():
+            summed = all_reduce(torch.cat(runs), group)
+            for run, values in zip(runs, summed.split([run.numel() for run in runs]), strict=True):
+                run.copy_(values)
+
+    def _partial(self, local: LocalParam) -> Iterator[tuple[Group, int, int]]:
+        """The pieces of a parameter whose gradients are partial: over which group, and where."""
+        for piece in local.pieces:
+            tensor = piece.tensor
+            if tensor.partial_grad or (self.sequence_parallel and tensor.split is None):
+                yield self.mesh.tp, piece.start, piece.box.size
+            elif piece.num_holders > 1:
+                yield self.mesh.kv_heads, piece.start, piece.box.size
+
+
+def _settle(
+    finish: Finish, bucket: FlatBucket, part: torch.Tensor, grads: torch.Tensor, accumulate: bool
+) -> None:
+    """Ends an exchange; `grads` is kept alive up to here."""
+    finish()
+    if accumulate:
+        bucket.own_grads.add_(part)
+    else:
+        bucket.own_grads.copy_(part)
