@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..core.layout import LocalParam
-from ..parallel.functions import copy_to_group
+from ..core.layout import LocalParam, Stage
 from ..parallel.mesh import Group
 from .attention import Attend, Attention
 from .config import ModelConfig
@@ -60,21 +59,27 @@ class PositionEmbedding(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Embeddings, layers and final norm: the `model.` of the parameters' names."""
+    """Embeddings, layers and final norm, as far as the stage has them: the `model.` of the parameters' names."""
 
     def __init__(self, place: Placement) -> None:
         super().__init__()
-        self.embed_tokens = place.embedding()
+        stage = place.stage
+        self.embed_tokens = place.embedding() if stage.first else None
         self.embed_positions = PositionEmbedding(place) if POSITIONS in place.shapes else None
-        self.layers = nn.ModuleList(DecoderLayer(i, place) for i in range(len(place.spec.layers)))
-        self.norm = place.norm()
+        self.layers = nn.ModuleDict({str(layer): DecoderLayer(layer, place) for layer in stage.layers})
+        self.norm = place.norm() if stage.last else None
 
 
 class Decoder(nn.Module):
-    """A rank's part of the language model, its weights uninitialised.
+    """A rank's part of the language model, or of one pipeline stage of it, its weights uninitialised.
+
+    Parameters keep their names in the whole model: layer 7 is `model.layers.7` on every stage. A head tied to the
+    embedding is its very parameter, `model.embed_tokens.weight`, except on a last stage that is not also the first: a
+    parameter `lm_head.weight` there, whose gradient the two stages add.
 
     Args:
         tp: tensor-parallel group.
+        stage: what to build; None = the whole model.
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
 
@@ -89,6 +94,7 @@ class Decoder(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        stage: Stage | None = None,
         num_slices: int = 1,
         row_tile: int = 0,
     ) -> None:
@@ -96,28 +102,40 @@ class Decoder(nn.Module):
         self.config = config
         self.spec = decoder_spec(config)
         self.tp = tp
-        place = Placement.of(self.spec, tp, dtype, device, num_slices, row_tile)
+        place = Placement.of(self.spec, tp, dtype, device, stage=stage, num_slices=num_slices, row_tile=row_tile)
+        self.stage = place.stage
         self._params = place.params
         self.model = Trunk(place)
-        self.lm_head = None if config.tie_word_embeddings else place.head()
+        self.lm_head = place.head(self.model.embed_tokens) if self.stage.last else None
 
-    def forward(self, tokens_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """int64 tokens and positions [...] -> final hidden states [..., D] after the last norm."""
-        x_ND = self.model.embed_tokens(tokens_N)
-        if self.model.embed_positions is not None:
-            x_ND = x_ND + self.model.embed_positions(positions_N)
+    def forward(self, x_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """From what enters the stage to what leaves it.
+
+        Args:
+            x_N: int64 tokens [...] on the first stage, the hidden states [..., D] of the one before on the others.
+            positions_N: int64 [...].
+
+        Returns:
+            Hidden states [..., D]; those of the last stage have gone through the last norm.
+        """
+        trunk = self.model
+        x_ND = x_N if trunk.embed_tokens is None else trunk.embed_tokens(x_N)
+        if trunk.embed_positions is not None:
+            x_ND = x_ND + trunk.embed_positions(positions_N)
         rope = self.spec.rope
         turns = None if rope is None else rotation(positions_N, self.spec.head_dim, rope, x_ND.dtype)
-        for layer in self.model.layers:
+        for layer in trunk.layers.values():
             x_ND = layer(x_ND, turns, attend)
-        return self.model.norm(x_ND)  # type: ignore[no-any-return]
+        return x_ND if trunk.norm is None else trunk.norm(x_ND)
 
     def logits(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> this rank's columns of the logits [..., V]; columns beyond the vocabulary mean nothing."""
-        if self.lm_head is not None:
-            return self.lm_head(x_ND)  # type: ignore[no-any-return]
-        return F.linear(copy_to_group(x_ND, self.tp), self.model.embed_tokens.weight)
+        """[..., D] -> this rank's columns of the logits [..., V]; columns beyond the vocabulary mean nothing.
+
+        Only the last stage has a head.
+        """
+        assert self.lm_head is not None
+        return self.lm_head(x_ND)  # type: ignore[no-any-return]
 
     def local_params(self) -> tuple[LocalParam, ...]:
-        """What this rank's parameters hold, in forward order (`core.layout`)."""
+        """What the stage's parameters on this rank hold, in forward order (`core.layout`)."""
         return self._params

@@ -28,7 +28,7 @@ def initial_values(spec: TensorSpec, box: Box, seed: int, std: float) -> torch.T
     """The box's initial values, fp32 on the CPU.
 
     The tensor's row-major elements are drawn in blocks of 2^20, each from a generator seeded by (seed, name, block), so
-    a box costs the rows it touches and no rank needs to talk to another.
+    a box costs the rows it touches and no rank needs to talk to another. An alias draws its original's values.
     """
     if spec.init != "normal":
         return torch.full(box.shape, 1.0 if spec.init == "ones" else 0.0)
@@ -38,7 +38,8 @@ def initial_values(spec: TensorSpec, box: Box, seed: int, std: float) -> torch.T
     total = math.prod(spec.shape)
     start, stop = box.offset[0] * row, box.end[0] * row
     blocks = range(start // BLOCK, (stop - 1) // BLOCK + 1)
-    drawn = torch.cat([_draw(spec.name, seed, block, min(BLOCK, total - block * BLOCK)) for block in blocks])
+    name = spec.alias or spec.name
+    drawn = torch.cat([_draw(name, seed, block, min(BLOCK, total - block * BLOCK)) for block in blocks])
     first = start - blocks[0] * BLOCK
     rows = drawn[first : first + stop - start].view(box.shape[0], *spec.shape[1:])
     return rows[(slice(None), *box.slices[1:])] * std

@@ -15,7 +15,8 @@ _DTYPES = MappingProxyType({torch.float32: FP32, torch.bfloat16: BF16, torch.flo
 
 
 def load_weights(decoder: Decoder, checkpoint: Checkpoint, on_bytes: Callable[[int], None] = lambda _: None) -> None:
-    """Copies this rank's boxes of every weight into the decoder, casting to its dtype; padding becomes zero.
+    """Copies this rank's boxes of every weight into the decoder, casting to its dtype; padding becomes zero. An alias
+    is read from its original.
 
     A target in fp32 takes the fp32 masters where the checkpoint has them.
 
@@ -33,7 +34,8 @@ def load_weights(decoder: Decoder, checkpoint: Checkpoint, on_bytes: Callable[[i
             parameter = decoder.get_parameter(local.name)
             flat = parameter.view(-1).zero_()
             for piece in local.pieces:
-                values = checkpoint.read(piece.tensor.name, piece.box, dtype=_DTYPES[parameter.dtype]).torch()
+                name = piece.tensor.alias or piece.tensor.name
+                values = checkpoint.read(name, piece.box, dtype=_DTYPES[parameter.dtype]).torch()
                 flat[piece.start : piece.start + piece.box.size].copy_(values.reshape(-1))
                 on_bytes(values.nbytes)
 
@@ -41,11 +43,12 @@ def load_weights(decoder: Decoder, checkpoint: Checkpoint, on_bytes: Callable[[i
 def check_tensors(specs: list[TensorSpec], checkpoint: Checkpoint) -> None:
     """Raises ShapeMismatch naming the first tensor that the checkpoint lacks or has in another shape."""
     for spec in specs:
-        found = checkpoint.tensors.get(spec.name)
+        name = spec.alias or spec.name
+        found = checkpoint.tensors.get(name)
         if found is None:
-            raise ShapeMismatch(f"{checkpoint.path} has no tensor {spec.name}, which its config.json calls for.")
+            raise ShapeMismatch(f"{checkpoint.path} has no tensor {name}, which its config.json calls for.")
         if tuple(found.shape) != spec.shape:
             raise ShapeMismatch(
-                f"{checkpoint.path}: {spec.name} has shape {list(found.shape)}; its config.json calls for "
+                f"{checkpoint.path}: {name} has shape {list(found.shape)}; its config.json calls for "
                 f"{list(spec.shape)}."
             )

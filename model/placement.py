@@ -5,11 +5,11 @@ from typing import Self
 
 import torch
 
-from ..core.layout import Layout, LocalParam, local_params
+from ..core.layout import Layout, LocalParam, Stage, local_params
 from ..parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from ..parallel.mesh import Group
 from .norm import LayerNorm, RMSNorm
-from .spec import EMBEDDING, DecoderSpec
+from .spec import EMBEDDING, HEAD, DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,14 @@ class Placement:
     """One rank's part. Layers are asked for by name, without ".weight"; a bias comes with them if the table has one.
 
     Attributes:
-        params: what this rank's parameters hold, in forward order (`core.layout`).
+        stage: the layers and ends that are built.
+        params: what the stage's parameters on this rank hold, in forward order (`core.layout`).
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
     """
 
     spec: DecoderSpec
+    stage: Stage
     tp: Group
     dtype: torch.dtype
     device: torch.device
@@ -33,11 +35,21 @@ class Placement:
 
     @classmethod
     def of(
-        cls, spec: DecoderSpec, tp: Group, dtype: torch.dtype, device: torch.device, num_slices: int, row_tile: int
+        cls,
+        spec: DecoderSpec,
+        tp: Group,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        stage: Stage | None,
+        num_slices: int,
+        row_tile: int,
     ) -> Self:
         """Works out the shapes of this rank's parameters; ParallelError if tp does not divide the model."""
-        params = local_params(spec.table, Layout(tp=tp.size), 0, tp.rank)
-        return cls(spec, tp, dtype, device, num_slices, row_tile, params, {param.name: param.shape for param in params})
+        stage = stage or Stage(range(len(spec.layers)))
+        params = local_params([tensor for tensor in spec.table if stage.holds(tensor)], Layout(tp=tp.size), 0, tp.rank)
+        shapes = {param.name: param.shape for param in params}
+        return cls(spec, stage, tp, dtype, device, num_slices, row_tile, params, shapes)
 
     def column(self, name: str) -> ColumnParallelLinear:
         """A column-parallel layer on hidden states."""
@@ -84,10 +96,15 @@ class Placement:
         rows, features = self.shapes[EMBEDDING]
         return VocabParallelEmbedding(rows, features, self.tp, dtype=self.dtype, device=self.device)
 
-    def head(self) -> ColumnParallelLinear:
-        """The untied output head, which no architecture transposes."""
-        rows, features = self.shapes["lm_head.weight"]
-        return ColumnParallelLinear(features, rows, self.tp, dtype=self.dtype, device=self.device)
+    def head(self, embedding: VocabParallelEmbedding | None) -> ColumnParallelLinear:
+        """The output head, which no architecture transposes; on the weight of `embedding` where it is tied to it and
+        they are on one stage."""
+        tied = None if HEAD in self.shapes or embedding is None else embedding.weight
+        rows, features = self.shapes[HEAD] if tied is None else tied.shape
+        device = self.device if tied is None else torch.device("meta")
+        head = ColumnParallelLinear(features, rows, self.tp, dtype=self.dtype, device=device)
+        head.weight = head.weight if tied is None else tied
+        return head
 
     def empty(self, name: str) -> torch.nn.Parameter:
         """The uninitialised parameter of that full name."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EMBEDDING = "model.embed_tokens.weight"  # parameter names of the decoder's own
 POSITIONS = "model.embed_positions.weight"
+HEAD = "lm_head.weight"
 
 
 class RopeScaling(Section):
