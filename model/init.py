@@ -6,7 +6,7 @@ import math
 import torch
 
 from ..core.geometry import Box
-from ..core.layout import TensorSpec
+from ..core.layout import LocalParam, TensorSpec
 from .decoder import Decoder
 
 BLOCK = 2**20  # elements drawn from one generator
@@ -15,13 +15,17 @@ BLOCK = 2**20  # elements drawn from one generator
 def initialize_weights(decoder: Decoder, seed: int) -> None:
     """Fills every parameter in place: norms with ones, biases with zeros, the rest with normal noise of std
     `initializer_range`."""
-    std = decoder.config.initializer_range
     with torch.no_grad():
         for local in decoder.local_params():
-            flat = decoder.get_parameter(local.name).view(-1).zero_()
-            for piece in local.pieces:
-                values = initial_values(piece.tensor, piece.box, seed, std)
-                flat[piece.start : piece.start + piece.box.size].copy_(values.reshape(-1))
+            fill_initial(local, decoder.get_parameter(local.name), seed, decoder.config.initializer_range)
+
+
+def fill_initial(local: LocalParam, parameter: torch.Tensor, seed: int, std: float) -> None:
+    """Fills one parameter in place; its padding with zeros."""
+    flat = parameter.view(-1).zero_()
+    for piece in local.pieces:
+        values = initial_values(piece.tensor, piece.box, seed, std)
+        flat[piece.start : piece.start + piece.box.size].copy_(values.reshape(-1))
 
 
 def initial_values(spec: TensorSpec, box: Box, seed: int, std: float) -> torch.Tensor:

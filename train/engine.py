@@ -39,6 +39,7 @@ class Engine:
         fill: Fill,
     ) -> None:
         self.mesh = mesh
+        self.table = table
         self.device = device
         self.buffers = FlatBuffers(tuple(modules), table, mesh, dtype=dtype, device=device, fill=fill)
         self.exchange = GradientExchange(

@@ -6,7 +6,6 @@ import torch
 
 from ..parallel.collectives import all_reduce
 from .data.batches import global_batch
-from .loss import loss_sum
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -20,12 +19,9 @@ def evaluate(trainer: "Trainer") -> float:
         trainer.inputs.held_out, 0, rows, mesh.coordinates.dp, mesh.layout.dp, options.micro_batch_size
     )
     sums = torch.zeros(2, dtype=torch.float64, device=trainer.device)
-    with torch.no_grad():
-        for micro in batch:
-            tokens, targets = (torch.from_numpy(part).to(trainer.device) for part in (micro.inputs, micro.targets))
-            sums[0] += loss_sum(trainer.decoder, tokens, targets)
-            sums[1] += int(micro.num_valid)
-    if mesh.tp.rank != 0:
+    sums[0] = trainer.pipeline.evaluate(batch)
+    sums[1] = sum(micro.num_valid for micro in batch)
+    if not trainer.speaks:
         sums.zero_()
     loss, count = all_reduce(sums, mesh.world).tolist()
     return float(loss / count)

@@ -22,10 +22,12 @@ def causal_attention(
     return out.transpose(1, 2)
 
 
-def loss_sum(decoder: Decoder, tokens_BL: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross entropy over valid targets, an fp32 scalar that is the same on every tensor-parallel rank."""
-    positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device).expand_as(tokens_BL)
-    hidden_BLD = decoder(tokens_BL, positions_BL, causal_attention)
-    logits_NV = decoder.logits(hidden_BLD.flatten(0, 1))
+def loss_sum(decoder: Decoder, hidden_BLD: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross entropy over valid targets, an fp32 scalar that is the same on every tensor-parallel rank.
+
+    Args:
+        hidden_BLD: what the last stage's decoder gives.
+    """
+    logits_NV = decoder.logits(hidden_BLD).flatten(0, 1)
     losses_N = vocab_parallel_cross_entropy(logits_NV, targets_BL.flatten(), decoder.config.vocab_size, decoder.tp)
     return losses_N.sum()

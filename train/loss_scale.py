@@ -43,3 +43,8 @@ class LossScale:
     def to_json(self) -> dict[str, float | int]:
         """What a checkpoint stores."""
         return {"value": self.value, "good_steps": self.good_steps}
+
+    def restore(self, stored: object) -> None:
+        """Takes up what a checkpoint of an fp16 run stored; other runs begin anew."""
+        if self.options.params == "fp16" and isinstance(stored, dict) and stored.get("value", 1) > 1:
+            self.value, self.good_steps = float(stored["value"]), int(stored["good_steps"])

@@ -21,7 +21,7 @@ class ReplicaCheck:
         self.snapshot = snapshot
         self.world = world
         self.slots = ("weight", *sorted(snapshot.optimizer.states))
-        self.common = replicated(snapshot.table, snapshot.optimizer.buffers.mesh.layout, self.slots)
+        self.common = replicated(snapshot.table, snapshot.buffers.mesh.layout, self.slots)
 
     def check(self, step: int) -> None:
         """One small all-reduce over the world.
@@ -41,12 +41,10 @@ class ReplicaCheck:
             raise TkError(self._describe(step, drifted, mine))
 
     def _held(self) -> Iterator[tuple[Owned, torch.Tensor]]:
-        optimizer = self.snapshot.optimizer
-        for local in self.snapshot.decoder.local_params():
-            for piece in local.pieces:
-                yield weight_held(piece), self.snapshot.weights[piece.tensor.name, piece.box]
-        for slot in self.slots[1:]:
-            for shard, values in optimizer.runs(slot):
+        for piece, values in self.snapshot.weights.items():
+            yield weight_held(piece), values
+        for slot in self.slots[1:] if self.snapshot.weights else self.slots:
+            for shard, values in self.snapshot.runs(slot):
                 yield run_held(slot, shard.piece, shard.flat), values
 
     def _describe(self, step: int, drifted: list[int], mine: torch.Tensor) -> str:

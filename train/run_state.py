@@ -100,7 +100,7 @@ class RunState:
             raise CheckpointError(f"{checkpoint.path} holds weights only: there is nothing to resume.")
         self._check_same_run(checkpoint, state)
         self.trainer.snapshot.load(checkpoint)
-        self.trainer.optimizer.step_count = int(state["optimizer_step"])
+        self.trainer.engine.optimizer.step_count = int(state["optimizer_step"])
         return TrainState(int(state["step"]), int(state["tokens"]), int(state["samples"]))
 
     def _check_same_run(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
@@ -132,7 +132,8 @@ class RunState:
         """
         trainer = self.trainer
         resume = asdict(state) | {
-            "optimizer_step": trainer.optimizer.step_count,
+            "optimizer_step": trainer.engine.optimizer.step_count,
+            "loss_scale": trainer.engine.loss_scale.to_json(),
             "seed": trainer.config.train.seed,
             "data_fingerprint": trainer.inputs.fingerprint,
         }
@@ -152,7 +153,7 @@ class RunState:
             writer=trainer.mesh.world.rank,
             table=trainer.table,
             layout=trainer.mesh.layout,
-            slots=slot_dtypes(trainer.optimizer, trainer.dtype),
+            slots=slot_dtypes(trainer.engine.optimizer),
             param_groups=_param_groups(trainer),
             side_files=trainer.inputs.side_files if self.run else {},
             keep=options.checkpoint.keep,

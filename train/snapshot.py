@@ -1,57 +1,66 @@
 """Training state to and from a checkpoint: what a rank owns goes out as it lies, what a rank updates comes in."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ..checkpoint.reader import Checkpoint
-from ..core.dtypes import BF16, FP32
+from ..core.dtypes import BF16, FP16, FP32
 from ..core.errors import CheckpointError
-from ..core.layout import Owned, TensorSpec, owned
-from ..model.decoder import Decoder
+from ..core.layout import Owned, Shard, TensorSpec, owned
 from ..model.loading import check_tensors
-from .sharded_adamw import ShardedAdamW
+from .zero.sharded_adamw import ShardedAdamW
+
+_WEIGHTS = MappingProxyType({torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16})
 
 
-def slot_dtypes(optimizer: ShardedAdamW, parameter_dtype: torch.dtype) -> dict[str, str]:
+def slot_dtypes(optimizer: ShardedAdamW) -> dict[str, str]:
     """Slot -> safetensors dtype code of what this optimizer saves."""
-    weight = BF16 if parameter_dtype == torch.bfloat16 else FP32
-    return {"weight": weight.code} | dict.fromkeys(sorted(optimizer.states), FP32.code)
+    return {"weight": _WEIGHTS[optimizer.buffers.dtype].code} | dict.fromkeys(sorted(optimizer.states), FP32.code)
 
 
 class Snapshot:
-    """A rank's view of its training state by logical tensor, slot and range."""
+    """A rank's view of its training state by logical tensor, slot and range.
 
-    def __init__(self, decoder: Decoder, optimizer: ShardedAdamW, table: Sequence[TensorSpec]) -> None:
-        self.decoder = decoder
+    Attributes:
+        weights: what the rank holds whole, by piece; empty at ZeRO stage 3.
+    """
+
+    def __init__(self, optimizer: ShardedAdamW, table: Sequence[TensorSpec]) -> None:
         self.optimizer = optimizer
+        self.buffers = optimizer.buffers
         self.table = table
         self.weights = {
-            (piece.tensor.name, piece.box): decoder.get_parameter(local.name).data.view(-1)[
-                piece.start : piece.start + piece.box.size
-            ]
-            for local in decoder.local_params()
+            piece: place.view(-1)[piece.start : piece.start + piece.box.size]
+            for bucket in (self.buffers.buckets if self.buffers.zero < 3 else ())
+            for local, place in zip(bucket.plan.params, bucket.places(bucket.params), strict=True)
             for piece in local.pieces
         }
+        self._by_box = {(piece.tensor.name, piece.box): values for piece, values in self.weights.items()}
 
     def owned(self, rank: int) -> tuple[Owned, ...]:
         """What this rank saves."""
-        layout = self.optimizer.buffers.mesh.layout
-        return owned(self.table, layout, rank, ("weight", *sorted(self.optimizer.states)))
+        return owned(self.table, self.buffers.mesh.layout, rank, ("weight", *sorted(self.optimizer.states)))
 
     def values(self, item: Owned) -> npt.NDArray[np.generic]:
         """The elements of `item`, 1-D, as bytes of the slot's dtype (bf16 as uint16); a view where memory allows."""
         start, stop = item.flat or (0, item.box.size)
-        if item.slot == "weight":
-            return _to_numpy(self.weights[item.tensor, item.box][start:stop])
-        for shard, values in self.optimizer.runs(item.slot):
+        if item.slot == "weight" and self.weights:
+            return _to_numpy(self._by_box[item.tensor, item.box][start:stop])
+        for shard, values in self.runs(item.slot):
             low, high = shard.flat
             held = (shard.piece.tensor.name, shard.piece.box)
             if held == (item.tensor, item.box) and low <= start and stop <= high:
                 return _to_numpy(values[start - low : stop - low])
         raise AssertionError(f"core.layout says this rank owns {item}, but the optimizer does not hold it")
+
+    def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
+        """Every run that this rank updates, with its values of `slot` (1-D): weights rounded to their dtype."""
+        for shard, values in self.optimizer.runs("master" if slot == "weight" else slot):
+            yield shard, values.to(self.buffers.dtype) if slot == "weight" else values
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Reads what this rank updates from a checkpoint of any layout, then everybody's parameters.

@@ -1,30 +1,31 @@
 """The training loop: rows in, one optimizer step after another, metrics and checkpoints out."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from ..core.errors import TkError
 from ..core.layout import TensorSpec
-from ..model.decoder import Decoder
-from ..model.init import initialize_weights
+from ..model.init import fill_initial
 from ..model.registry import tensor_table
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from .config import TrainConfig
-from .data.batches import global_batch
+from .data.batches import MicroBatch, global_batch
+from .engine import Engine
 from .evaluate import evaluate
-from .flat_buffers import FlatBuffers
 from .inputs import Inputs, open_inputs
-from .loss import loss_sum
 from .lr_schedule import learning_rate
 from .metrics import MetricsFile
+from .nonfinite import NonFinitePolicy
+from .passes import Passes
 from .run_state import RunState, TrainState
-from .sharded_adamw import ShardedAdamW
 from .snapshot import Snapshot
+from .stages import build_stages, gathered_units
 from .step_log import StepLog, StepResult
 from .stop import StopRequest
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
@@ -61,15 +62,30 @@ class Trainer:
         self.fork = fork
         self.stop = stop or StopRequest()
         self.on_step = on_step
-        self.dtype = torch.bfloat16 if config.precision.params == "bf16" else torch.float32
+        self.dtype = DTYPES[config.precision.params]
         self.inputs: Inputs = open_inputs(config, self.mesh, self.device)
         self.table: tuple[TensorSpec, ...] = tensor_table(self.inputs.model)
-        self.decoder = Decoder(self.inputs.model, self.mesh.tp, dtype=self.dtype, device=self.device)
-        initialize_weights(self.decoder, config.train.seed)
-        self.buffers = FlatBuffers(self.decoder, self.table, self.mesh)
-        self.optimizer = ShardedAdamW(self.buffers, config.optimizer)
-        self.snapshot = Snapshot(self.decoder, self.optimizer, self.table)
+        self.engine = self._engine()
+        self.pipeline = Passes(self.stages, self.engine, config)
+        self.nonfinite = NonFinitePolicy(config.train, self.engine)
+        self.snapshot = Snapshot(self.engine.optimizer, self.table)
         self.state = TrainState()
+
+    def _engine(self) -> Engine:
+        model, seed = self.inputs.model, self.config.train.seed
+        self.stages = build_stages(model, self.table, self.mesh, self.dtype)
+        engine = Engine(
+            self.stages,
+            self.table,
+            self.mesh,
+            self.config,
+            dtype=self.dtype,
+            device=self.device,
+            fill=lambda local, parameter: fill_initial(local, parameter, seed, model.initializer_range),
+        )
+        if self.config.zero.stage == 3:
+            engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
+        return engine
 
     def fit(self) -> TrainState:
         """Trains to `train.steps` or until stopped, saving at the end either way. Returns where it ended."""
@@ -101,13 +117,15 @@ class Trainer:
                     log.record_evaluation(self.state.step, evaluate(self))
 
     def step(self) -> StepResult:
-        """One optimizer step on the next global batch.
+        """One optimizer step on the next global batch; one whose loss or gradient overflowed or is not finite leaves
+        parameters and states as they were.
 
         Raises:
-            TkError: the loss or the gradient norm is not finite; parameters and states are as before the step.
+            TkError: the loss or the gradient norm is not finite, and `train.on_nonfinite` or the number of such steps
+                in a row ends the run.
         """
-        options = self.config
-        lr = learning_rate(self.state.step, options.train.steps, options.optimizer)
+        options, step = self.config, self.state.step
+        lr = learning_rate(step, options.train.steps, options.optimizer)
         micro_batches = global_batch(
             self.inputs.train,
             self.state.samples,
@@ -116,38 +134,33 @@ class Trainer:
             self.mesh.layout.dp,
             options.train.micro_batch_size,
         )
-        num_tokens = self._count_tokens(sum(int(micro.num_valid) for micro in micro_batches))
-        self.buffers.zero_grads()
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for micro in micro_batches:
-            tokens, targets = (torch.from_numpy(rows).to(self.device) for rows in (micro.inputs, micro.targets))
-            loss = loss_sum(self.decoder, tokens, targets) / num_tokens
-            loss.backward()
-            total += loss.detach()
-        self.buffers.reduce_grads()
-        loss_value, grad_norm, stop = self._agree(total)
-        if not (math.isfinite(loss_value) and math.isfinite(grad_norm)):
-            raise TkError(
-                f"Step {self.state.step + 1}: loss {loss_value}, gradient norm {grad_norm}; both must be finite. "
-                "Nothing was updated. Lower the learning rate, or look at the batch's rows."
-            )
-        clip = options.optimizer.grad_clip
-        scale = min(1.0, clip / (grad_norm + 1e-6)) if clip else 1.0
-        self.optimizer.step(lr, scale)
+        num_tokens = self._count_tokens(micro_batches)
+        self.engine.begin_step()
+        local_loss = self.pipeline.train(micro_batches, self.engine.loss_scale.value / num_tokens)
+        local_loss /= self.engine.loss_scale.value
+        loss, grad_norm, stop = self._agree(local_loss, self.engine.finish_backward())
+        if self.nonfinite.allows(step + 1, loss, grad_norm, local_loss):
+            self.engine.update(lr, grad_norm)
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
-        return StepResult(loss_value, grad_norm, lr, num_tokens, stop)
+        return StepResult(loss, grad_norm, lr, num_tokens, stop)
 
-    def _count_tokens(self, num_valid: int) -> int:
+    def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
         """Valid tokens of the global batch, from this data-parallel rank's."""
-        count = torch.tensor(float(num_valid if self.mesh.tp.rank == 0 else 0), dtype=torch.float64, device=self.device)
-        return int(all_reduce(count, self.mesh.world))
+        num_valid = sum(micro.num_valid for micro in micro_batches) if self.speaks else 0
+        count = torch.tensor(float(num_valid), dtype=torch.float64, device=self.device)
+        return max(1, int(all_reduce(count, self.mesh.world)))
 
-    def _agree(self, local_loss: torch.Tensor) -> tuple[float, float, bool]:
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank speaks for its data-parallel rank: of those that see the same rows, one does."""
+        return self.mesh.tp.rank == 0 and self.mesh.pp.rank == self.mesh.pp.size - 1
+
+    def _agree(self, local_loss: torch.Tensor, square_sum: torch.Tensor) -> tuple[float, float, bool]:
         """Loss, gradient norm and whether anybody was asked to stop, the same bits on every rank."""
         values = torch.zeros(3, dtype=torch.float64, device=self.device)
-        if self.mesh.tp.rank == 0:
+        if self.speaks:
             values[0] = local_loss
-        values[1] = self.buffers.owned_grad_square_sum() / self.mesh.replicate.size
+        values[1] = square_sum
         values[2] = float(self.stop.requested)
-        loss, square_sum, stop = all_reduce(values, self.mesh.world).tolist()
-        return loss, math.sqrt(square_sum) if square_sum >= 0 else math.nan, stop > 0
+        loss, square_sum_, stop = all_reduce(values, self.mesh.world).tolist()
+        return loss, math.sqrt(square_sum_) if square_sum_ >= 0 else math.nan, stop > 0

@@ -25,6 +25,10 @@ LAYOUTS = {
     "dp2 zero1": {"tp": 1, "dp": 2, "zero": 1},
     "tp2 dp2": {"tp": 2, "dp": 2, "zero": 0},
     "tp2 dp2 zero1": {"tp": 2, "dp": 2, "zero": 1},
+    "dp2 zero2": {"tp": 1, "dp": 2, "zero": 2},
+    "dp2 zero3": {"tp": 1, "dp": 2, "zero": 3},
+    "tp2 dp2 zero2": {"tp": 2, "dp": 2, "zero": 2},
+    "tp2 dp2 zero3": {"tp": 2, "dp": 2, "zero": 3},
 }
 
 

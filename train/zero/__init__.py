@@ -1,1 +1,1 @@
-"""ZeRO stages 0 to 3 (arXiv 1910.02054) on flat buckets: one code path, composable with tensor and pipeline parallel."""
+"""ZeRO stages 0 to 3 (arXiv 1910.02054) on flat buckets: one code path, beside tensor and pipeline parallelism."""

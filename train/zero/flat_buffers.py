@@ -76,6 +76,7 @@ class FlatBuffers:
         self.zero = layout.zero
         plans = buckets(local_params(table, layout, at.pp, at.tp), layout)
         self.shards: tuple[Shard, ...] = shards(plans, mesh.shard.size, mesh.shard.rank)
+        self._users = _users(modules)
         self.buckets = tuple(self._bucket(plan, fill) for plan in plans)
 
     def _bucket(self, plan: Bucket, fill: Fill) -> FlatBucket:
@@ -100,10 +101,10 @@ class FlatBuffers:
         return bucket
 
     def _adopt(self, local: LocalParam, place: torch.Tensor) -> nn.Parameter:
-        path, _, name = local.name.rpartition(".")
-        owner = self.modules[local.stage].get_submodule(path)
-        parameter = nn.Parameter(place)
-        owner.register_parameter(name, parameter)
+        old = self.modules[local.stage].get_parameter(local.name)
+        parameter = nn.Parameter(place.data)  # `data`: what is gathered into `place` is no change to autograd
+        for module, name in self._users[old]:
+            module.register_parameter(name, parameter)
         return parameter
 
     def zero_grads(self) -> None:
@@ -111,18 +112,26 @@ class FlatBuffers:
         for bucket in self.buckets:
             (bucket.own_grads if bucket.grads is None else bucket.grads).zero_()
 
+    def own_runs(self) -> Iterator[tuple[Shard, torch.Tensor]]:
+        """Every run of a logical box that this rank updates, with its reduced gradients (1-D fp32 view)."""
+        for shard in self.shards:
+            grads = self.buckets[shard.bucket].own_grads
+            yield shard, grads[shard.start : shard.start + shard.flat[1] - shard.flat[0]]
+
     def owned_grad_square_sum(self) -> torch.Tensor:
         """Sum of squares, fp64 scalar, of the gradient elements that this rank owns: their sum over one replica of
         the whole mesh is the square of the gradient's norm."""
-        norms = [
-            torch.linalg.vector_norm(_run(self.buckets[shard.bucket].own_grads, shard))
-            for shard in self.shards
-            if shard.piece.owner
-        ]
+        norms = [torch.linalg.vector_norm(grads) for shard, grads in self.own_runs() if shard.piece.owner]
         if not norms:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack(norms).double().square().sum()
 
 
-def _run(buffer: torch.Tensor, shard: Shard) -> torch.Tensor:
-    return buffer[shard.start : shard.start + shard.flat[1] - shard.flat[0]]
+def _users(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """Where each parameter is registered: tied ones in several places."""
+    users: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in modules:
+        for owner in module.modules():
+            for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+                users.setdefault(parameter, []).append((owner, name))
+    return users

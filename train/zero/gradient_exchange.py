@@ -1,7 +1,7 @@
 """Gradients on their way from backward into each rank's reduced range, exchanged while backward goes on.
 
 A bucket is complete when every one of its parameters has had its gradient. Below stage 2 that counts in a stage's last
-backward pass of the step; from stage 2 on in each of them, so that whole gradients live only as long as they are summed.
+backward pass of the step; from stage 2 on in each of them, so that whole gradients live only while they are summed.
 Buckets are exchanged in one fixed order: data-parallel ranks whose graphs differ still meet in the same collective.
 """
 
@@ -149,9 +149,7 @@ class GradientExchange:
                 yield self.mesh.kv_heads, piece.start, piece.box.size
 
 
-def _settle(
-    finish: Finish, bucket: FlatBucket, part: torch.Tensor, grads: torch.Tensor, accumulate: bool
-) -> None:
+def _settle(finish: Finish, bucket: FlatBucket, part: torch.Tensor, grads: torch.Tensor, accumulate: bool) -> None:
     """Ends an exchange; `grads` is kept alive up to here."""
     finish()
     if accumulate:

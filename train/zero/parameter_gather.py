@@ -92,9 +92,10 @@ class ParameterGather:
             for behind in self.units[index + 1 :]:
                 self._free(behind)
         following = index + step
-        if self.prefetch and 0 <= following < len(self.units):
-            if step > 0 or self.units[following].for_backward:
-                self._start(self.units[following])
+        if not self.prefetch or not 0 <= following < len(self.units):
+            return
+        if step > 0 or self.units[following].for_backward:
+            self._start(self.units[following])
 
     def _start(self, unit: Unit) -> None:
         if unit.pending is not None:

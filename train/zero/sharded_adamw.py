@@ -8,7 +8,7 @@ from torch.optim.adamw import adamw
 from ...core.layout import Shard
 from ...parallel.collectives import all_gather_flat
 from ..config import OptimizerSection
-from .flat_buffers import FlatBucket, FlatBuffers
+from .flat_buffers import FlatBuffers
 
 
 class ShardedAdamW:
