@@ -55,6 +55,8 @@ class TensorSpec:
         init: how training fills it at step 0.
         partial_grad: every tensor-parallel rank holds all of it but sees only its part of the gradient (norms of
             heads, routers): the gradient is summed over tp.
+        trainable: whether an optimizer updates it; what it does not is held by all of dp and has no slot but "weight".
+        dtype: safetensors code of its weight where that is not the model's (a module's integer buffers).
     """
 
     name: str
@@ -65,6 +67,8 @@ class TensorSpec:
     alias: str = ""
     init: Literal["normal", "ones", "zeros"] = "normal"
     partial_grad: bool = False
+    trainable: bool = True
+    dtype: str = ""
 
 
 Table = Sequence[TensorSpec]
@@ -191,6 +195,11 @@ class LocalParam:
     def unit(self) -> int | str:
         """What computes with it: its decoder layer, or the end of the pipeline it lives on."""
         return self.pieces[0].tensor.layer
+
+    @property
+    def trainable(self) -> bool:
+        """Whether an optimizer updates it."""
+        return self.pieces[0].tensor.trainable
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +345,9 @@ def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> Loca
             pieces.append(Piece(spec, box, start, _is_owner(spec, tp, rank), _num_holders(spec, tp)))
             start += box.size
     first = specs[0]
+    if len({spec.trainable for spec in specs}) > 1:
+        names = ", ".join(spec.name for spec in specs)
+        raise ParallelError(f"{names} are one parameter, {name}: freeze all of them or none.")
     shape = list(pieces[0].box.shape)
     if len(pieces) > 1:
         shape[0] = sum(piece.box.shape[0] for piece in pieces)
@@ -347,7 +359,7 @@ def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> Loca
 
 
 def buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
-    """Lays parameters into flat buckets, last parameter first: backward finishes them in that order.
+    """Lays trainable parameters into flat buckets, last parameter first: backward finishes them in that order.
 
     A bucket belongs to one stage of the pipeline, at ZeRO stage 3 to one layer, and tied parameters have one of their
     own, so that it is cut alike at both ends of the pipeline.
@@ -357,7 +369,7 @@ def buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
         return param.stage, param.tied, param.unit if layout.zero == 3 else None
 
     result: list[Bucket] = []
-    for _, group in groupby(reversed(params), together):
+    for _, group in groupby((param for param in reversed(params) if param.trainable), together):
         members: list[LocalParam] = []
         for param in group:
             if members and sum(p.size for p in members) + param.size > layout.bucket_size:
@@ -428,6 +440,8 @@ def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weig
     at = layout.coordinates(rank)
     params = local_params(table, layout, at.pp, at.tp)
     whole = [(piece, (0, piece.box.size)) for param in params for piece in param.pieces if piece.owner]
+    trainable = [run for run in whole if run[0].tensor.trainable]
+    frozen = [run for run in whole if not run[0].tensor.trainable]
     group = layout.group_size
     mine = [
         (shard.piece, shard.flat)
@@ -439,9 +453,11 @@ def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weig
         if slot == "weight" and layout.zero < 3:
             runs = _deal(whole, layout.dp, at.dp, cut=layout.tp > 1)
         elif layout.zero == 0:
-            runs = _deal(whole, layout.dp, at.dp, cut=True)
+            runs = _deal(trainable, layout.dp, at.dp, cut=True)
         else:
             runs = _deal(mine, layout.dp // group, at.dp // group, cut=True)
+            if slot == "weight":
+                runs += _deal(frozen, layout.dp, at.dp, cut=True)
         for piece, (a, b) in runs:
             flat = None if (a, b) == (0, piece.box.size) else (a, b)
             result.append(Owned(piece.tensor.name, slot, piece.box, flat))

@@ -22,9 +22,10 @@ def replicated(table: Table, layout: Layout, slots: Sequence[str]) -> tuple[Owne
                 copies = layout.dp // layout.group_size
                 runs = [(shard.piece, shard.flat) for shard in shards(parts, layout.group_size, member)]
                 for slot in slots:
-                    if slot == "weight" and layout.zero < 3:
-                        holders.update({weight_held(piece): copies for piece in pieces})
-                    else:
+                    whole = pieces if layout.zero < 3 else [p for p in pieces if not p.tensor.trainable]
+                    if slot == "weight":
+                        holders.update({weight_held(piece): copies for piece in whole})
+                    if slot != "weight" or layout.zero == 3:
                         holders.update({run_held(slot, piece, flat): copies for piece, flat in runs})
     return tuple(item for item, count in holders.items() if count > 1)
 

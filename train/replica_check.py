@@ -43,7 +43,7 @@ class ReplicaCheck:
     def _held(self) -> Iterator[tuple[Owned, torch.Tensor]]:
         for piece, values in self.snapshot.weights.items():
             yield weight_held(piece), values
-        for slot in self.slots[1:] if self.snapshot.weights else self.slots:
+        for slot in self.slots if self.snapshot.buffers.zero == 3 else self.slots[1:]:
             for shard, values in self.snapshot.runs(slot):
                 yield run_held(slot, shard.piece, shard.flat), values
 

@@ -26,7 +26,7 @@ class Snapshot:
     """A rank's view of its training state by logical tensor, slot and range.
 
     Attributes:
-        weights: what the rank holds whole, by piece; empty at ZeRO stage 3.
+        weights: what the rank holds whole, by piece; at ZeRO stage 3 only what is frozen.
     """
 
     def __init__(self, optimizer: ShardedAdamW, table: Sequence[TensorSpec]) -> None:
@@ -34,9 +34,8 @@ class Snapshot:
         self.buffers = optimizer.buffers
         self.table = table
         self.weights = {
-            piece: place.view(-1)[piece.start : piece.start + piece.box.size]
-            for bucket in (self.buffers.buckets if self.buffers.zero < 3 else ())
-            for local, place in zip(bucket.plan.params, bucket.places(bucket.params), strict=True)
+            piece: values.view(-1)[piece.start : piece.start + piece.box.size]
+            for local, values in self.buffers.held_whole()
             for piece in local.pieces
         }
         self._by_box = {(piece.tensor.name, piece.box): values for piece, values in self.weights.items()}
@@ -48,7 +47,7 @@ class Snapshot:
     def values(self, item: Owned) -> npt.NDArray[np.generic]:
         """The elements of `item`, 1-D, as bytes of the slot's dtype (bf16 as uint16); a view where memory allows."""
         start, stop = item.flat or (0, item.box.size)
-        if item.slot == "weight" and self.weights:
+        if item.slot == "weight" and (item.tensor, item.box) in self._by_box:
             return _to_numpy(self._by_box[item.tensor, item.box][start:stop])
         for shard, values in self.runs(item.slot):
             low, high = shard.flat
@@ -83,6 +82,11 @@ class Snapshot:
                     )
                 read = checkpoint.read(name, shard.piece.box, source, flat=shard.flat)
                 values.copy_(read.torch().reshape(-1))
+        for local, parameter in self.buffers.frozen.items():
+            for piece in local.pieces:
+                read = checkpoint.read(piece.tensor.name, piece.box, dtype=_WEIGHTS[parameter.dtype])
+                target = parameter.data.view(-1)[piece.start : piece.start + piece.box.size]
+                target.copy_(read.torch().reshape(-1))
         self.optimizer.publish()
 
 

@@ -1,6 +1,7 @@
 """Who owns what: over any table and layout, every element of every slot has one owner, and the load is even."""
 
 import math
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -50,7 +51,8 @@ def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
             TensorSpec(f"{layer}.fused.bias", (3 * heads * HEAD,), Split(0, HEAD, sections=3), layer),
         ]
     specs.append(TensorSpec("head", (vocab, hidden), Split(0, rule="pad"), "last", alias="embed" if tied else ""))
-    return tuple(specs)
+    frozen = draw(st.sets(st.sampled_from(sorted({spec.param or spec.name for spec in specs})), max_size=3))
+    return tuple(replace(spec, trainable=(spec.param or spec.name) not in frozen) for spec in specs)
 
 
 @st.composite
@@ -68,6 +70,10 @@ def layouts(draw: st.DrawFn) -> Layout:
     )
 
 
+def _slots(spec: TensorSpec) -> tuple[str, ...]:
+    return SLOTS if spec.trainable else SLOTS[:1]
+
+
 def boxes_of(item: Owned) -> list[Box]:
     return list(flat_to_boxes(item.box, *(item.flat or (0, item.box.size))))
 
@@ -80,9 +86,9 @@ def test_every_element_of_every_slot_has_one_owner(table: tuple[TensorSpec, ...]
     for item in items:
         found.setdefault((item.tensor, item.slot), []).extend(boxes_of(item))
     stored = [spec for spec in table if not spec.alias]
-    assert set(found) == {(spec.name, slot) for spec in stored for slot in SLOTS}
+    assert set(found) == {(spec.name, slot) for spec in stored for slot in _slots(spec)}
     for spec in stored:
-        for slot in SLOTS:
+        for slot in _slots(spec):
             assert covers_exactly(found[spec.name, slot], Box.whole(spec.shape)), (spec.name, slot)
 
 
@@ -105,7 +111,13 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
         for rank in range(layout.group_size)
         for s in shards(flat, layout.group_size, rank, layout.sharding)
     )
-    sizes = {(piece.tensor.name, piece.start): piece.box.size for param in params for piece in param.pieces}
+    sizes = {
+        (piece.tensor.name, piece.start): piece.box.size
+        for param in params
+        for piece in param.pieces
+        if param.trainable
+    }
+    assert {key[0] for key, _ in groupby(runs, key=lambda run: run[0])} <= {name for name, _ in sizes}
     for key, of_piece in groupby(runs, key=lambda run: run[0]):
         edges = [edge for _, a, b in of_piece for edge in (a, b)]
         assert edges[0] == 0
@@ -169,6 +181,12 @@ def test_replicated_heads_are_owned_by_the_lowest_rank() -> None:
         piece.owner for rank in range(4) for p in local_params((spec,), Layout(tp=4), 0, rank) for piece in p.pieces
     ]
     assert owners == [True, False, True, False]
+
+
+def test_parts_of_one_parameter_are_frozen_together() -> None:
+    query = TensorSpec("q", (4, 2), Split(0), 0, "qkv", trainable=False)
+    with pytest.raises(ParallelError, match="q, k are one parameter, qkv: freeze all of them or none"):
+        local_params((query, TensorSpec("k", (4, 2), Split(0), 0, "qkv")), Layout(), 0, 0)
 
 
 def test_sections_are_cut_each_by_itself_and_stay_whole_at_tp_1() -> None:

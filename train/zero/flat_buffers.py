@@ -54,6 +54,7 @@ class FlatBuffers:
 
     Args:
         modules: the module of each of this rank's stages.
+        table: names the module's parameters; what is not trainable in it stays outside the buckets, on every rank.
         dtype: of the parameters.
         fill: gives every parameter its first values; called once per parameter, in whatever order.
     """
@@ -74,10 +75,12 @@ class FlatBuffers:
         self.device = device
         at, layout = mesh.coordinates, mesh.layout
         self.zero = layout.zero
-        plans = buckets(local_params(table, layout, at.pp, at.tp), layout)
+        params = local_params(table, layout, at.pp, at.tp)
+        plans = buckets(params, layout)
         self.shards: tuple[Shard, ...] = shards(plans, mesh.shard.size, mesh.shard.rank)
         self._users = _users(modules)
         self.buckets = tuple(self._bucket(plan, fill) for plan in plans)
+        self.frozen = {local: self._frozen(local, fill) for local in params if not local.trainable}
 
     def _bucket(self, plan: Bucket, fill: Fill) -> FlatBucket:
         size, length = plan.size, plan.size // self.mesh.shard.size
@@ -100,12 +103,26 @@ class FlatBuffers:
                 parameter.grad = place  # autograd accumulates in place into a gradient that is there
         return bucket
 
+    def _frozen(self, local: LocalParam, fill: Fill) -> nn.Parameter:
+        parameter = self._adopt(local, torch.zeros(local.shape, dtype=self.dtype, device=self.device))
+        parameter.requires_grad_(False)
+        with torch.no_grad():
+            fill(local, parameter.data)
+        return parameter
+
     def _adopt(self, local: LocalParam, place: torch.Tensor) -> nn.Parameter:
         old = self.modules[local.stage].get_parameter(local.name)
         parameter = nn.Parameter(place.data)  # `data`: what is gathered into `place` is no change to autograd
         for module, name in self._users[old]:
             module.register_parameter(name, parameter)
         return parameter
+
+    def held_whole(self) -> Iterator[tuple[LocalParam, torch.Tensor]]:
+        """The parameters that this rank holds all of at any time: all below stage 3, frozen ones always."""
+        for bucket in self.buckets if self.zero < 3 else ():
+            yield from zip(bucket.plan.params, bucket.places(bucket.params), strict=True)
+        for local, parameter in self.frozen.items():
+            yield local, parameter.data
 
     def zero_grads(self) -> None:
         """Forgets the gradients of the last step."""
