@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..core.errors import ParallelError
 from ..core.layout import LocalParam, Stage
 from ..parallel.mesh import Group
 from .attention import Attend, Attention
@@ -51,10 +52,13 @@ class PositionEmbedding(nn.Module):
 
     def __init__(self, place: Placement) -> None:
         super().__init__()
+        self.tp, self.sequence_parallel = place.tp, place.sequence_parallel
         self.weight = place.empty(POSITIONS)
 
     def forward(self, positions_N: torch.Tensor) -> torch.Tensor:
-        """int64 positions [...] -> [..., D]."""
+        """int64 positions [...], all of them on every rank -> [..., D] replicated (or split along dim -2)."""
+        if self.sequence_parallel:
+            positions_N = positions_N.chunk(self.tp.size, dim=-1)[self.tp.rank]
         return F.embedding(positions_N, self.weight)
 
 
@@ -77,9 +81,14 @@ class Decoder(nn.Module):
     embedding is its very parameter, `model.embed_tokens.weight`, except on a last stage that is not also the first: a
     parameter `lm_head.weight` there, whose gradient the two stages add.
 
+    Gradients that are partial sums over `tp`: those of tensors with `partial_grad`, and under sequence parallelism of
+    every tensor whose `split` is None, for it has seen this rank's part of the sequence only.
+
     Args:
         tp: tensor-parallel group.
         stage: what to build; None = the whole model.
+        sequence_parallel: splits hidden states over `tp` along the sequence wherever no tensor-parallel block needs
+            them whole (arXiv 2205.05198); not together with `num_slices`.
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
 
@@ -95,6 +104,7 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         stage: Stage | None = None,
+        sequence_parallel: bool = False,
         num_slices: int = 1,
         row_tile: int = 0,
     ) -> None:
@@ -102,7 +112,18 @@ class Decoder(nn.Module):
         self.config = config
         self.spec = decoder_spec(config)
         self.tp = tp
-        place = Placement.of(self.spec, tp, dtype, device, stage=stage, num_slices=num_slices, row_tile=row_tile)
+        self.sequence_parallel = sequence_parallel and tp.size > 1
+        assert not (self.sequence_parallel and num_slices > 1)
+        place = Placement.of(
+            self.spec,
+            tp,
+            dtype,
+            device,
+            stage=stage,
+            sequence_parallel=self.sequence_parallel,
+            num_slices=num_slices,
+            row_tile=row_tile,
+        )
         self.stage = place.stage
         self._params = place.params
         self.model = Trunk(place)
@@ -117,7 +138,15 @@ class Decoder(nn.Module):
 
         Returns:
             Hidden states [..., D]; those of the last stage have gone through the last norm.
+
+        Under sequence parallelism hidden states, entering and leaving, are this rank's [..., L / tp, D]; tokens and
+        positions are all [..., L].
+
+        Raises:
+            ParallelError: tp does not divide the sequence under sequence parallelism.
         """
+        if self.sequence_parallel:
+            self._check_length(positions_N.shape[-1])
         trunk = self.model
         x_ND = x_N if trunk.embed_tokens is None else trunk.embed_tokens(x_N)
         if trunk.embed_positions is not None:
@@ -131,7 +160,8 @@ class Decoder(nn.Module):
     def logits(self, x_ND: torch.Tensor) -> torch.Tensor:
         """[..., D] -> this rank's columns of the logits [..., V]; columns beyond the vocabulary mean nothing.
 
-        Only the last stage has a head.
+        Only the last stage has a head. Under sequence parallelism it takes [..., L / tp, D], not flattened, and
+        gives [..., L, V].
         """
         assert self.lm_head is not None
         return self.lm_head(x_ND)  # type: ignore[no-any-return]
@@ -139,3 +169,12 @@ class Decoder(nn.Module):
     def local_params(self) -> tuple[LocalParam, ...]:
         """What the stage's parameters on this rank hold, in forward order (`core.layout`)."""
         return self._params
+
+    def _check_length(self, length: int) -> None:
+        size = self.tp.size
+        if length % size:
+            raise ParallelError(
+                f"sequence_parallel splits sequences over tp: length % tp = {length} % {size} = {length % size}, and "
+                f"it must be 0. Use a length (train.seq_len) that {size} divides, such as "
+                f"{length + size - length % size}, or parallel.sequence_parallel = false."
+            )

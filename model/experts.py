@@ -1,7 +1,7 @@
 """Mixture of experts (arXiv 1701.06538, 2401.04088) whose experts are each split over tensor-parallel ranks.
 
 The router is replicated, so every rank sends the same tokens to the same experts, and no token is dropped. Everything
-after `copy_to_group` is a partial sum, the gradient of the router among it (`TensorSpec.partial_grad`).
+after `enter_block` is a partial sum, the gradient of the router among it (`TensorSpec.partial_grad`).
 
 Letters: T tokens, D hidden size, I intermediate size of an expert on this rank, E experts, K of them per token,
 S slices of I (see RowParallelLinear).
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..parallel.collectives import all_gather, tree_sum
-from ..parallel.functions import copy_to_group, reduce_from_group
+from ..parallel.functions import enter_block, leave_block
 from .activation import swiglu
 from .placement import Placement
 from .spec import ExpertsSpec
@@ -57,7 +57,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, layer: int, experts: ExpertsSpec, place: Placement) -> None:
         super().__init__()
         prefix = f"model.layers.{layer}.mlp"
-        self.tp, self.row_tile = place.tp, place.row_tile
+        self.tp, self.sequence_parallel, self.row_tile = place.tp, place.sequence_parallel, place.row_tile
         self.num_local_slices = max(1, place.num_slices // place.tp.size)
         self.fixed_tree = place.num_slices > 1
         self.top_k, self.normalize = experts.top_k, experts.normalize
@@ -65,8 +65,9 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(f"{prefix}.experts", experts.num_experts, place)
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
-        x_TD = copy_to_group(x_ND.flatten(0, -2), self.tp)
+        """[..., D] -> [..., D]; router and experts see all tokens, whether hidden states are split or not."""
+        x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
+        x_TD = x_ND.flatten(0, -2)
         weights_TK, chosen_TK = self._route(x_TD)
         partial_STD = torch.zeros(self.num_local_slices, *x_TD.shape, dtype=torch.float32, device=x_TD.device)
         by_expert = chosen_TK.flatten().argsort(stable=True)
@@ -76,7 +77,7 @@ class MixtureOfExperts(nn.Module):
                 tokens = places // self.top_k
                 y_STD = self._expert(x_TD[tokens], gate_up, down).float() * weights_TK.flatten()[places].unsqueeze(-1)
                 partial_STD.index_add_(1, tokens, y_STD)
-        return self._sum(partial_STD.to(x_TD.dtype)).view_as(x_ND)
+        return self._sum(partial_STD.to(x_TD.dtype).unflatten(1, x_ND.shape[:-1]))
 
     def _route(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         probabilities_TE = self.gate(x_TD).float().softmax(dim=-1)
@@ -96,7 +97,7 @@ class MixtureOfExperts(nn.Module):
             tiles.append(torch.stack([F.linear(x, weight) for x, weight in zip(inner, downs, strict=True)]))
         return torch.cat(tiles, dim=1)[:, : len(x_TD)]
 
-    def _sum(self, partial_STD: torch.Tensor) -> torch.Tensor:
+    def _sum(self, partial_SND: torch.Tensor) -> torch.Tensor:
         if not self.fixed_tree:
-            return reduce_from_group(partial_STD[0], self.tp)
-        return tree_sum(all_gather(tree_sum(list(partial_STD.unbind())), self.tp))
+            return leave_block(partial_SND[0], self.tp, self.sequence_parallel)
+        return tree_sum(all_gather(tree_sum(list(partial_SND.unbind())), self.tp))

@@ -19,6 +19,7 @@ class Placement:
     Attributes:
         stage: the layers and ends that are built.
         params: what the stage's parameters on this rank hold, in forward order (`core.layout`).
+        sequence_parallel: whether hidden states are split over `tp` between its blocks (see parallel/layers.py).
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
     """
@@ -28,6 +29,7 @@ class Placement:
     tp: Group
     dtype: torch.dtype
     device: torch.device
+    sequence_parallel: bool
     num_slices: int
     row_tile: int
     params: tuple[LocalParam, ...]
@@ -42,6 +44,7 @@ class Placement:
         device: torch.device,
         *,
         stage: Stage | None,
+        sequence_parallel: bool,
         num_slices: int,
         row_tile: int,
     ) -> Self:
@@ -49,7 +52,7 @@ class Placement:
         stage = stage or Stage(range(len(spec.layers)))
         params = local_params([tensor for tensor in spec.table if stage.holds(tensor)], Layout(tp=tp.size), 0, tp.rank)
         shapes = {param.name: param.shape for param in params}
-        return cls(spec, stage, tp, dtype, device, num_slices, row_tile, params, shapes)
+        return cls(spec, stage, tp, dtype, device, sequence_parallel, num_slices, row_tile, params, shapes)
 
     def column(self, name: str) -> ColumnParallelLinear:
         """A column-parallel layer on hidden states."""
@@ -64,6 +67,7 @@ class Placement:
             device=self.device,
             bias=f"{name}.bias" in self.shapes,
             num_transposed=num_transposed,
+            sequence_parallel=self.sequence_parallel,
         )
 
     def row(self, name: str) -> RowParallelLinear:
@@ -78,6 +82,7 @@ class Placement:
             num_slices=self.num_slices,
             bias=f"{name}.bias" in self.shapes,
             transposed=self.spec.transposed,
+            sequence_parallel=self.sequence_parallel,
         )
 
     def norm(self) -> RMSNorm | LayerNorm:
@@ -94,7 +99,10 @@ class Placement:
     def embedding(self) -> VocabParallelEmbedding:
         """The token embedding."""
         rows, features = self.shapes[EMBEDDING]
-        return VocabParallelEmbedding(rows, features, self.tp, dtype=self.dtype, device=self.device)
+        sequence = self.sequence_parallel
+        return VocabParallelEmbedding(
+            rows, features, self.tp, dtype=self.dtype, device=self.device, sequence_parallel=sequence
+        )
 
     def head(self, embedding: VocabParallelEmbedding | None) -> ColumnParallelLinear:
         """The output head, which no architecture transposes; on the weight of `embedding` where it is tied to it and
@@ -102,7 +110,10 @@ class Placement:
         tied = None if HEAD in self.shapes or embedding is None else embedding.weight
         rows, features = self.shapes[HEAD] if tied is None else tied.shape
         device = self.device if tied is None else torch.device("meta")
-        head = ColumnParallelLinear(features, rows, self.tp, dtype=self.dtype, device=device)
+        sequence = self.sequence_parallel
+        head = ColumnParallelLinear(
+            features, rows, self.tp, dtype=self.dtype, device=device, sequence_parallel=sequence
+        )
         head.weight = head.weight if tied is None else tied
         return head
 

@@ -94,6 +94,25 @@ def _wait(work: dist.Work | None) -> None:
         work.wait()
 
 
+def all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    """Every rank's part, of one shape, one after another along `dim` (negative)."""
+    if group.size == 1:
+        return part
+    parts = part.new_empty(group.size, *part.shape)
+    all_gather_flat(parts.view(-1), part.reshape(-1), group)
+    return parts.movedim(0, dim - 1).flatten(dim - 1, dim)
+
+
+def reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    """Sums `values` over the group and returns this rank's equal part of the sum along `dim` (negative)."""
+    if group.size == 1:
+        return values
+    parts = values.unflatten(dim, (group.size, -1)).movedim(dim - 1, 0)
+    output = values.new_empty(parts.shape[1:])
+    reduce_scatter_flat(output.view(-1), parts.reshape(-1), group)
+    return output
+
+
 def broadcast(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     """Gives every rank the values of the group's rank 0, in place. Returns it."""
     if group.size > 1:

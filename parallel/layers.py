@@ -1,6 +1,9 @@
 """Tensor-parallel layers on plain local tensors, with the group passed in (Megatron-LM, arXiv 1909.08053).
 
 Every layer holds only its rank's part of the weight, uninitialised; model/init.py or model/loading.py fills it.
+With `sequence_parallel` (arXiv 2205.05198) hidden states are split over ranks along dim -2, not replicated, wherever
+they are outside of a pair of column- and row-parallel layers; so is what a row-parallel bias is added to, and the
+gradient of that bias is then a partial sum.
 Letters: N any leading dims, D in features, F out features of this rank.
 """
 
@@ -9,12 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from .collectives import all_gather, tree_sum
-from .functions import copy_to_group, reduce_from_group
+from .functions import enter_block, leave_block
 from .mesh import Group
 
 
 class ColumnParallelLinear(nn.Module):
-    """y_NF = x_ND W_FD^T + b_F where each rank holds rows of W and b: input replicated, output split over ranks.
+    """y_NF = x_ND W_FD^T + b_F where each rank holds rows of W and b: output features split over ranks.
 
     Args:
         in_features: D, of the whole input.
@@ -32,9 +35,11 @@ class ColumnParallelLinear(nn.Module):
         device: torch.device,
         bias: bool = False,
         num_transposed: int = 0,
+        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         self.tp = tp
+        self.sequence_parallel = sequence_parallel
         self.in_features = in_features
         self.num_transposed = num_transposed
         n = num_transposed
@@ -43,8 +48,8 @@ class ColumnParallelLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] replicated -> [..., F] split."""
-        x_ND = copy_to_group(x_ND, self.tp)
+        """[..., D] replicated (or split along dim -2) -> [..., F] split along dim -1."""
+        x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
         if not self.num_transposed:
             return F.linear(x_ND, self.weight, self.bias)
         blocks = self.weight.chunk(self.num_transposed)
@@ -53,7 +58,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """y_NF = sum over ranks of x_ND W_FD^T, plus b_F: ranks hold columns of W, input split, output replicated.
+    """y_NF = sum over ranks of x_ND W_FD^T, plus b_F: ranks hold columns of W, input features split over ranks.
 
     Args:
         in_features: D, columns held by this rank.
@@ -75,9 +80,11 @@ class RowParallelLinear(nn.Module):
         num_slices: int = 1,
         bias: bool = False,
         transposed: bool = False,
+        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         self.tp = tp
+        self.sequence_parallel = sequence_parallel
         self.in_features = in_features
         self.num_local_slices = max(1, num_slices // tp.size)
         self.fixed_tree = num_slices > 1
@@ -87,13 +94,13 @@ class RowParallelLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] split -> [..., F] replicated."""
+        """[..., D] split along dim -1 -> [..., F] replicated (or split along dim -2)."""
         y_NF = self._sum(x_ND, self.weight.t() if self.transposed else self.weight)
         return y_NF if self.bias is None else y_NF + self.bias
 
     def _sum(self, x_ND: torch.Tensor, weight_FD: torch.Tensor) -> torch.Tensor:
         if not self.fixed_tree:
-            return reduce_from_group(F.linear(x_ND, weight_FD), self.tp)
+            return leave_block(F.linear(x_ND, weight_FD), self.tp, self.sequence_parallel)
         inputs = x_ND.chunk(self.num_local_slices, dim=-1)
         weights = weight_FD.chunk(self.num_local_slices, dim=-1)
         partial = tree_sum([F.linear(x, w) for x, w in zip(inputs, weights, strict=True)])
@@ -108,17 +115,27 @@ class VocabParallelEmbedding(nn.Module):
         features: D.
     """
 
-    def __init__(self, num_rows: int, features: int, tp: Group, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        features: int,
+        tp: Group,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        sequence_parallel: bool = False,
+    ) -> None:
         super().__init__()
         self.tp = tp
+        self.sequence_parallel = sequence_parallel
         self.weight = nn.Parameter(torch.empty(num_rows, features, dtype=dtype, device=device))
 
     def forward(self, ids_N: torch.Tensor) -> torch.Tensor:
-        """int64 ids [...] -> [..., D] replicated."""
+        """int64 ids [...], all of them on every rank -> [..., D] replicated (or split along dim -2)."""
         if self.tp.size == 1:
             return F.embedding(ids_N, self.weight)
         rows = self.weight.shape[0]
         local_N = ids_N - self.tp.rank * rows
         outside_N = (local_N < 0) | (local_N >= rows)
         partial_ND = F.embedding(local_N.masked_fill(outside_N, 0), self.weight)
-        return reduce_from_group(partial_ND.masked_fill(outside_N.unsqueeze(-1), 0.0), self.tp)
+        return leave_block(partial_ND.masked_fill(outside_N.unsqueeze(-1), 0.0), self.tp, self.sequence_parallel)

@@ -8,9 +8,11 @@ from tk.core.geometry import Box
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.init import initialize_weights
+from tk.parallel.collectives import all_reduce
 from tk.parallel.cross_entropy import vocab_parallel_cross_entropy
-from tk.parallel.mesh import Group
+from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.architectures import ENTRIES, VOCAB
+from tk.train.loss import causal_attention
 
 CPU = torch.device("cpu")
 BATCH, LENGTH = 2, 16
@@ -41,13 +43,40 @@ def loss_of(decoder: Decoder, hidden_BLD: torch.Tensor) -> torch.Tensor:
     return vocab_parallel_cross_entropy(logits, tokens()[2].flatten(), VOCAB, decoder.tp).mean()
 
 
-def gradients(decoder: Decoder) -> Gradients:
-    """This rank's gradient of every piece of every parameter, by tensor and box."""
+def backward(decoder: Decoder) -> torch.Tensor:
+    """Forward and backward of a whole decoder; the loss."""
+    inputs, positions, _ = tokens()
+    loss = loss_of(decoder, decoder(inputs, positions, causal_attention))
+    loss.backward()
+    return loss.detach()
+
+
+def gradients(decoder: Decoder, mesh: Mesh | None = None) -> Gradients:
+    """This rank's gradient of every piece of every parameter, by tensor and box.
+
+    With `mesh`, summed over the ranks that hold the same values but saw different parts, as the decoder states.
+    """
     found = {}
     for local in decoder.local_params():
         gradient = decoder.get_parameter(local.name).grad
         assert gradient is not None, local.name
         for piece in local.pieces:
             part = gradient.reshape(-1)[piece.start : piece.start + piece.box.size]
-            found[piece.tensor.name, piece.box] = part.view(piece.box.shape)
+            tensor = piece.tensor
+            if mesh and (tensor.partial_grad or (decoder.sequence_parallel and tensor.split is None)):
+                all_reduce(part, mesh.tp)
+            elif mesh and piece.num_holders > 1:
+                all_reduce(part, mesh.kv_heads)
+            found[tensor.name, piece.box] = part.view(piece.box.shape)
     return found
+
+
+def compare_with_one_process(mesh: Mesh, name: str, **options: Any) -> None:
+    """Loss and every gradient of this rank, of a decoder with those options, against a plain one on one process."""
+    whole, mine = build(config_of(name), ALONE), build(config_of(name), mesh.tp, **options)
+    torch.testing.assert_close(backward(mine), backward(whole), rtol=1e-6, atol=1e-6)
+    expected = {tensor: gradient for (tensor, _), gradient in gradients(whole).items()}
+    for (tensor, box), gradient in gradients(mine, mesh).items():
+        wanted = expected[tensor][box.slices]
+        off = (gradient - wanted).norm() / (wanted.norm() + 1e-2)  # of biases of keys it is 0
+        assert off < 2e-5, f"{name}: {tensor} {box}: {off}"

@@ -1,0 +1,65 @@
+"""Sequence parallelism against one process: loss and every gradient, of every architecture."""
+
+import pytest
+import torch
+
+from tk.core.errors import ParallelError
+from tk.core.layout import Layout, Stage
+from tk.parallel.mesh import Mesh
+from tk.tests.model.architectures import ENTRIES
+from tk.tests.model.decoders import build, compare_with_one_process, config_of, loss_of, tokens
+from tk.tests.rank_pool import RankPool
+from tk.train.loss import causal_attention
+
+
+def _mesh() -> Mesh:
+    return Mesh.build(Layout(tp=torch.distributed.get_world_size()), "cpu", num_kv_heads=2)
+
+
+def compare(names: list[str], sequence_parallel: bool) -> None:
+    mesh = _mesh()
+    for name in names:
+        compare_with_one_process(mesh, name, sequence_parallel=sequence_parallel)
+
+
+def check_stages() -> list[int]:
+    """Hidden states between stages are this rank's part, and the stages are the whole; the part's shape."""
+    tp = _mesh().tp
+    config = config_of("llama3")
+    inputs, positions, _ = tokens()
+    whole = build(config, tp, sequence_parallel=True)
+    states = inputs
+    for cut in (Stage(range(1), last=False), Stage(range(1, 3), first=False)):
+        part = build(config, tp, sequence_parallel=True, stage=cut)
+        states = part(states, positions, causal_attention)
+    assert torch.equal(loss_of(part, states), loss_of(whole, whole(inputs, positions, causal_attention)))
+    return list(states.shape)
+
+
+def refused() -> str:
+    """What is said of a sequence that tp does not divide."""
+    decoder = build(config_of("llama3"), _mesh().tp, sequence_parallel=True)
+    inputs, positions, _ = tokens()
+    with pytest.raises(ParallelError) as error:
+        decoder(inputs[:, :-1], positions[:, :-1], causal_attention)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_every_architecture_equals_one_process(rank_pool: RankPool, sequence_parallel: bool) -> None:
+    rank_pool.run(compare, 2, names=list(ENTRIES), sequence_parallel=sequence_parallel)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_more_ranks_than_kv_heads(rank_pool: RankPool, sequence_parallel: bool) -> None:
+    rank_pool.run(compare, 4, names=["qwen2"], sequence_parallel=sequence_parallel)
+
+
+def test_hidden_states_between_stages_are_split(rank_pool: RankPool) -> None:
+    assert rank_pool.run(check_stages, 2) == [[2, 8, 64]] * 2
+
+
+def test_a_sequence_that_tp_does_not_divide_is_refused(rank_pool: RankPool) -> None:
+    for message in rank_pool.run(refused, 2):
+        assert "length % tp = 15 % 2 = 1, and it must be 0" in message
+        assert "such as 16" in message
