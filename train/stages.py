@@ -15,14 +15,23 @@ from .zero.flat_buffers import FlatBucket, FlatBuffers
 from .zero.parameter_gather import Unit
 
 
-def build_stages(config: ModelConfig, table: Table, mesh: Mesh, dtype: torch.dtype) -> tuple[Decoder, ...]:
+def build_stages(
+    config: ModelConfig, table: Table, mesh: Mesh, dtype: torch.dtype, *, sequence_parallel: bool
+) -> tuple[Decoder, ...]:
     """This rank's stages on the meta device: flat buffers give their parameters memory.
 
     Raises:
         ParallelError: the layout does not fit the model.
     """
     return tuple(
-        Decoder(config, mesh.tp, dtype=dtype, device=torch.device("meta"), stage=stage)
+        Decoder(
+            config,
+            mesh.tp,
+            dtype=dtype,
+            device=torch.device("meta"),
+            stage=stage,
+            sequence_parallel=sequence_parallel,
+        )
         for stage in stages(table, mesh.layout, mesh.coordinates.pp)
     )
 

@@ -73,7 +73,10 @@ class Trainer:
 
     def _engine(self) -> Engine:
         model, seed = self.inputs.model, self.config.train.seed
-        self.stages = build_stages(model, self.table, self.mesh, self.dtype)
+        parallel = self.config.parallel
+        self.stages = build_stages(
+            model, self.table, self.mesh, self.dtype, sequence_parallel=parallel.sequence_parallel
+        )
         engine = Engine(
             self.stages,
             self.table,

@@ -1,6 +1,7 @@
 """Every layout gives the same model: losses, gradient norms, first gradients and final weights of one process."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,17 @@ from tk.tests.train.conftest import Configure
 from tk.train.config import TrainConfig
 from tk.train.trainer import Trainer
 
-LAYOUTS = {
-    "tp2": {"tp": 2, "dp": 1, "zero": 0},
-    "tp4, kv heads replicated": {"tp": 4, "dp": 1, "zero": 1},
-    "dp2": {"tp": 1, "dp": 2, "zero": 0},
-    "dp2 zero1": {"tp": 1, "dp": 2, "zero": 1},
-    "tp2 dp2": {"tp": 2, "dp": 2, "zero": 0},
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp2": {"tp": 2},
+    "tp2 sp": {"tp": 2, "sequence_parallel": True},
+    "tp4 sp, kv heads replicated": {"tp": 4, "zero": 1, "sequence_parallel": True},
+    "dp2": {"dp": 2},
+    "dp2 zero1": {"dp": 2, "zero": 1},
+    "tp2 dp2": {"tp": 2, "dp": 2},
     "tp2 dp2 zero1": {"tp": 2, "dp": 2, "zero": 1},
-    "dp2 zero2": {"tp": 1, "dp": 2, "zero": 2},
-    "dp2 zero3": {"tp": 1, "dp": 2, "zero": 3},
-    "tp2 dp2 zero2": {"tp": 2, "dp": 2, "zero": 2},
+    "dp4 zero2": {"dp": 4, "zero": 2},
+    "dp4 zero3, hybrid": {"dp": 4, "zero": 3, "shard_size": 2},
+    "tp2 sp dp2 zero2": {"tp": 2, "dp": 2, "zero": 2, "sequence_parallel": True},
     "tp2 dp2 zero3": {"tp": 2, "dp": 2, "zero": 3},
 }
 
@@ -43,9 +45,14 @@ def run_training(config: dict[str, Any]) -> dict[str, list[float]]:
     return {"loss": [loss for loss, _ in results], "grad_norm": [norm for _, norm in results]}
 
 
-def _with_layout(config: dict[str, Any], layout: dict[str, int]) -> dict[str, Any]:
-    zero = config["zero"] | {"stage": layout["zero"]}
-    return config | {"parallel": {"tp": layout["tp"], "dp": layout["dp"]}, "zero": zero}
+def _with_layout(config: dict[str, Any], layout: dict[str, Any]) -> dict[str, Any]:
+    zero = {"stage": layout.get("zero", 0), "shard_size": layout.get("shard_size", 0)}
+    parallel = {key: value for key, value in layout.items() if key not in ("zero", "shard_size")}
+    return config | {"parallel": {"dp": 1} | parallel, "zero": config["zero"] | zero}
+
+
+def _num_ranks(layout: dict[str, Any]) -> int:
+    return math.prod(layout.get(axis, 1) for axis in ("tp", "pp", "dp"))
 
 
 def _assert_same_model(actual: Checkpoint, expected: Checkpoint, slot: str, own: float, total: float) -> None:
@@ -71,7 +78,7 @@ def test_layouts_equal_one_process_in_fp32(
     for name in names:
         layout = LAYOUTS[name]
         mine = _with_layout(config | {"checkpoint": {"dir": str(tmp_path / name), "every": 1, "keep": 0}}, layout)
-        for result in rank_pool.run(run_training, layout["tp"] * layout["dp"], config=mine):
+        for result in rank_pool.run(run_training, _num_ranks(layout), config=mine):
             np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-5, err_msg=name)
             np.testing.assert_allclose(result["grad_norm"], expected["grad_norm"], rtol=1e-4, err_msg=name)
         # After one step exp_avg is (1 - beta1) x the clipped gradient.
@@ -91,7 +98,7 @@ def test_every_architecture_trains_alike_over_tp(
     model = shape.model_dump(mode="json") | {"vocab_size": 0, "initializer_range": 0.05}
     options = {"model": model, "train": {"steps": 3}}
     expected = run_training(configure("one", checkpoint={"every": 1}, **options))
-    for layout in (LAYOUTS["tp2 dp2 zero1"], LAYOUTS["tp4, kv heads replicated"]):
+    for layout in (LAYOUTS["tp2 dp2 zero1"], LAYOUTS["tp4 sp, kv heads replicated"]):
         run = f"tp{layout['tp']}"
         mine = _with_layout(configure(run, checkpoint={"every": 1}, **options), layout)
         for result in rank_pool.run(run_training, 4, config=mine):
