@@ -12,7 +12,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tk.core.errors import WorkerDied
 from tk.parallel.mesh import ALONE
-from tk.tests.pipeline.toy_model import ToyStage, build, executor_of, gradients, one_process, whole_group
+from tk.tests.pipeline.toy_model import (
+    ToyStage,
+    build,
+    executor_of,
+    gradients,
+    one_process,
+    weight_gradients,
+    whole_group,
+)
 from tk.tests.rank_pool import RankPool
 from tk.train.pipeline.executor import MAX_SENDING
 from tk.train.pipeline.simulator import simulate
@@ -106,6 +114,7 @@ def check_hooks(name: str, virtual_stages: int) -> list[str]:
     """When a stage's gradients are complete, by the executor's word; and that they are."""
     events: list[str] = []
     complete: dict[int, list[torch.Tensor]] = {}
+    incomplete: dict[int, list[torch.Tensor]] = {}
 
     def after(stage: int) -> None:
         events.append(f"after {stage}")
@@ -113,12 +122,15 @@ def check_hooks(name: str, virtual_stages: int) -> list[str]:
 
     def before(stage: int) -> None:
         events.append(f"before {stage}, {executor.phase}")
+        incomplete[stage] = weight_gradients(mine[stage])
 
     hooks: dict[str, Any] = {"before_last_backward": before, "after_last_backward": after}
     executor, mine = executor_of(name, virtual_stages, 3, whole_group(), **hooks)
     executor.run()
     for stage, grads in complete.items():
         assert all(torch.equal(*pair) for pair in zip(grads, gradients(mine[stage]), strict=True))
+        weights = weight_gradients(mine[stage])
+        assert not any(torch.equal(*pair) for pair in zip(incomplete[stage], weights, strict=True)), "not put off"
     return events
 
 

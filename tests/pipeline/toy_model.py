@@ -131,6 +131,11 @@ def gradients(stage: ToyStage) -> list[torch.Tensor]:
     return [grad for grad in grads if grad is not None]
 
 
+def weight_gradients(stage: ToyStage) -> list[torch.Tensor]:
+    """Copies, of the weights whose gradients can be put off."""
+    return [p.grad.clone() for name, p in stage.named_parameters() if name.endswith("weight") and p.grad is not None]
+
+
 def whole_group(process_group: dist.ProcessGroup | None = None) -> Group:
     """All ranks of a process group (of the default one if None) as a pipeline."""
     group = process_group or dist.group.WORLD

@@ -33,7 +33,8 @@ class WeightGradQueue(Protocol):
     """Where linear layers leave the computing of weight gradients for later (zero bubble).
 
     Attributes:
-        enabled: while True, a layer's backward puts a closure here instead of computing its weight gradient.
+        enabled: while True, layers put a closure here instead of computing their weight gradient. The executor sets
+            it for a whole step.
     """
 
     enabled: bool
@@ -115,7 +116,7 @@ class PipelineExecutor:
         self._actions = schedule.ranks[pp.rank]
         self._posts = plan_communication(schedule)[pp.rank]
         self._trains = not schedule.forward_only
-        self._weight_grads = weight_grads
+        self._weight_grads = weight_grads if schedule.splits_backward else None
         self._before_last_backward = before_last_backward
         self._after_last_backward = after_last_backward
         # By stage, so that a later action replaces an earlier one.
@@ -133,7 +134,7 @@ class PipelineExecutor:
             WorkerDied: a neighbour is gone, or did not answer within the process group's timeout.
         """
         step = _Step(torch.zeros((), dtype=torch.float64, device=self.boundary.device))
-        with torch.set_grad_enabled(self._trains):
+        with torch.set_grad_enabled(self._trains), self._putting_off_weight_grads():
             for action, batches in zip(self._actions, self._posts, strict=False):
                 self._post(step, batches)
                 self.phase = str(action)
@@ -142,6 +143,18 @@ class PipelineExecutor:
             self._finish_sends(step, 0)
         self.phase = "idle"
         return step.losses
+
+    @contextmanager
+    def _putting_off_weight_grads(self) -> Iterator[None]:
+        queue = self._weight_grads
+        if queue is None:
+            yield
+            return
+        queue.enabled = True
+        try:
+            yield
+        finally:
+            queue.enabled = False
 
     def _compute(self, step: _Step, action: Action) -> None:
         if action.kind is Kind.FORWARD:
@@ -178,24 +191,18 @@ class PipelineExecutor:
         is_loss = action.stage == self.schedule.num_stages - 1
         grad = None if is_loss else self._arrived(step, action)
         root, x = step.roots.pop(key), step.inputs.pop(key)
-        queue = self._weight_grads if action.kind is Kind.BACKWARD_INPUT else None
         if root is not None:
-            if queue:
-                queue.enabled = True
-            try:
-                torch.autograd.backward(root, grad)
-            finally:
-                if queue:
-                    queue.enabled = False
-        if queue:
-            step.weight_grads[key] = queue.take()
+            torch.autograd.backward(root, grad)
+        if self._weight_grads is not None:
+            step.weight_grads[key] = self._weight_grads.take()
         if x is not None:
             step.results[action] = torch.zeros_like(x) if x.grad is None else x.grad
 
     def _backward_weight(self, step: _Step, action: Action) -> None:
+        put_off = step.weight_grads.pop((action.stage, action.micro_batch))[::-1]
         with torch.no_grad():
-            for add_weight_grad in step.weight_grads.pop((action.stage, action.micro_batch)):
-                add_weight_grad()
+            while put_off:
+                put_off.pop()()  # gone from the list at once, and with it what it kept in memory
 
     def _arrived(self, step: _Step, action: Action) -> torch.Tensor:
         """What the action needs from another rank."""
