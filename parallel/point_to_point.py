@@ -1,0 +1,75 @@
+"""Tensors from one rank of a group to another, without waiting: both know shape and dtype, so nothing is pickled.
+
+Every message between two ranks is matched by order, not by name, so both must post in the same order. What is posted
+together goes out together: with NCCL a rank may send to and receive from the same peer in one call without deadlock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from .collectives import all_reduce
+from .mesh import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """`tensor`, of any float dtype, to a rank of the group."""
+
+    tensor: torch.Tensor
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Fills the contiguous `tensor` with what a rank of the group sends."""
+
+    tensor: torch.Tensor
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A message on its way. Its tensor is kept until it is waited for and must not be written meanwhile."""
+
+    tensor: torch.Tensor
+    works: tuple[dist.Work, ...]
+
+    def wait(self) -> torch.Tensor:
+        """The tensor, once it may be used (received) or written again (sent). On CUDA the current stream waits.
+
+        Raises:
+            RuntimeError: the peer is gone, or did not answer within the process group's timeout.
+        """
+        for work in self.works:
+            work.wait()
+        return self.tensor
+
+
+def connect(group: Group, device: torch.device) -> None:
+    """Called by all ranks of a group before the first `exchange`: NCCL sets up a group with all its ranks at once."""
+    all_reduce(torch.zeros(1, device=device), group)
+
+
+def exchange(messages: Sequence[Send | Receive], group: Group) -> list[Pending]:
+    """Posts messages as one batch and returns at once; one `Pending` for each, in order.
+
+    Raises:
+        RuntimeError: the connection to a peer is broken.
+    """
+    operations = [
+        dist.P2POp(dist.isend, message.tensor.contiguous(), group=group.process_group, group_peer=message.destination)
+        if isinstance(message, Send)
+        else dist.P2POp(dist.irecv, message.tensor, group=group.process_group, group_peer=message.source)
+        for message in messages
+    ]
+    if not operations:
+        return []
+    works = tuple(dist.batch_isend_irecv(operations))
+    one_each = len(works) == len(operations)  # NCCL has one work for the whole batch
+    return [
+        Pending(operation.tensor, works[index : index + 1] if one_each else works)
+        for index, operation in enumerate(operations)
+    ]
