@@ -4,6 +4,8 @@ Sums only, divided by the caller: averaging was silently wrong on older gloo. Na
 fall back where torch is older.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -49,23 +51,59 @@ def reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group: Group
         output.copy_(values)
 
 
+class Pending:
+    """A collective's result that may still be under way."""
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        work: dist.Work | None = None,
+        arrange: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    ) -> None:
+        self._tensor, self._work, self._arrange = tensor, work, arrange
+
+    def wait(self) -> torch.Tensor:
+        """The result, once it is there."""
+        if self._work is not None:
+            self._work.wait()
+        return self._arrange(self._tensor)
+
+
+def start_all_reduce(tensor: torch.Tensor, group: Group) -> Pending:
+    """Begins to sum `tensor` over the group, in place."""
+    if group.size == 1:
+        return Pending(tensor)
+    return Pending(tensor, dist.all_reduce(tensor, group=group.process_group, async_op=True))
+
+
+def start_all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> Pending:
+    """Begins to lay every rank's part, of one shape, one after another along `dim` (negative)."""
+    if group.size == 1:
+        return Pending(part)
+    parts = part.new_empty(group.size, *part.shape)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    work = gather(parts.view(-1), part.reshape(-1), group=group.process_group, async_op=True)
+    return Pending(parts, work, lambda parts: parts.movedim(0, dim - 1).flatten(dim - 1, dim))
+
+
+def start_reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> Pending:
+    """Begins to sum `values` over the group; the result is this rank's equal part of the sum along `dim` (negative)."""
+    if group.size == 1:
+        return Pending(values)
+    parts = values.unflatten(dim, (group.size, -1)).movedim(dim - 1, 0)
+    output = values.new_empty(parts.shape[1:])
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return Pending(output, scatter(output.view(-1), parts.reshape(-1), group=group.process_group, async_op=True))
+
+
 def all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """Every rank's part, of one shape, one after another along `dim` (negative)."""
-    if group.size == 1:
-        return part
-    parts = part.new_empty(group.size, *part.shape)
-    all_gather_flat(parts.view(-1), part.reshape(-1), group)
-    return parts.movedim(0, dim - 1).flatten(dim - 1, dim)
+    return start_all_gather_dim(part, dim, group).wait()
 
 
 def reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """Sums `values` over the group and returns this rank's equal part of the sum along `dim` (negative)."""
-    if group.size == 1:
-        return values
-    parts = values.unflatten(dim, (group.size, -1)).movedim(dim - 1, 0)
-    output = values.new_empty(parts.shape[1:])
-    reduce_scatter_flat(output.view(-1), parts.reshape(-1), group)
-    return output
+    return start_reduce_scatter_dim(values, dim, group).wait()
 
 
 def broadcast(tensor: torch.Tensor, group: Group) -> torch.Tensor:
