@@ -14,6 +14,7 @@ from torch import nn
 from ..core.errors import ParallelError
 from ..core.layout import LocalParam, Stage
 from ..parallel.mesh import Group
+from ..parallel.weight_grads import WeightGradQueue
 from .attention import Attend, Attention
 from .config import ModelConfig
 from .experts import MixtureOfExperts
@@ -89,6 +90,8 @@ class Decoder(nn.Module):
         stage: what to build; None = the whole model.
         sequence_parallel: splits hidden states over `tp` along the sequence wherever no tensor-parallel block needs
             them whole (arXiv 2205.05198); not together with `num_slices`.
+        weight_grads: where the gradients of linear layers' weights go while it is enabled, the head's among them;
+            those of norms, biases, embeddings and experts never do.
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
 
@@ -105,6 +108,7 @@ class Decoder(nn.Module):
         device: torch.device,
         stage: Stage | None = None,
         sequence_parallel: bool = False,
+        weight_grads: WeightGradQueue | None = None,
         num_slices: int = 1,
         row_tile: int = 0,
     ) -> None:
@@ -114,13 +118,14 @@ class Decoder(nn.Module):
         self.tp = tp
         self.sequence_parallel = sequence_parallel and tp.size > 1
         assert not (self.sequence_parallel and num_slices > 1)
-        place = Placement.of(
+        place = Placement(
             self.spec,
             tp,
             dtype,
             device,
-            stage=stage,
+            stage or Stage(range(len(self.spec.layers))),
             sequence_parallel=self.sequence_parallel,
+            weight_grads=weight_grads,
             num_slices=num_slices,
             row_tile=row_tile,
         )

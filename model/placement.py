@@ -1,58 +1,54 @@
 """Where and how a rank builds its part of a decoder: group, shapes of its parameters, dtype, device."""
 
 from dataclasses import dataclass
-from typing import Self
+from functools import cached_property
 
 import torch
 
 from ..core.layout import Layout, LocalParam, Stage, local_params
 from ..parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from ..parallel.mesh import Group
+from ..parallel.weight_grads import WeightGradQueue
 from .norm import LayerNorm, RMSNorm
 from .spec import EMBEDDING, HEAD, DecoderSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
     """One rank's part. Layers are asked for by name, without ".weight"; a bias comes with them if the table has one.
 
     Attributes:
         stage: the layers and ends that are built.
-        params: what the stage's parameters on this rank hold, in forward order (`core.layout`).
         sequence_parallel: whether hidden states are split over `tp` between its blocks (see parallel/layers.py).
+        weight_grads: where linear layers may put off their weights' gradients to.
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
     """
 
     spec: DecoderSpec
-    stage: Stage
     tp: Group
     dtype: torch.dtype
     device: torch.device
-    sequence_parallel: bool
-    num_slices: int
-    row_tile: int
-    params: tuple[LocalParam, ...]
-    shapes: dict[str, tuple[int, ...]]
+    stage: Stage
+    sequence_parallel: bool = False
+    weight_grads: WeightGradQueue | None = None
+    num_slices: int = 1
+    row_tile: int = 0
 
-    @classmethod
-    def of(
-        cls,
-        spec: DecoderSpec,
-        tp: Group,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        stage: Stage | None,
-        sequence_parallel: bool,
-        num_slices: int,
-        row_tile: int,
-    ) -> Self:
-        """Works out the shapes of this rank's parameters; ParallelError if tp does not divide the model."""
-        stage = stage or Stage(range(len(spec.layers)))
-        params = local_params([tensor for tensor in spec.table if stage.holds(tensor)], Layout(tp=tp.size), 0, tp.rank)
-        shapes = {param.name: param.shape for param in params}
-        return cls(spec, stage, tp, dtype, device, sequence_parallel, num_slices, row_tile, params, shapes)
+    @cached_property
+    def params(self) -> tuple[LocalParam, ...]:
+        """What the stage's parameters on this rank hold, in forward order (`core.layout`).
+
+        Raises:
+            ParallelError: tp does not divide the model.
+        """
+        held = [tensor for tensor in self.spec.table if self.stage.holds(tensor)]
+        return local_params(held, Layout(tp=self.tp.size), 0, self.tp.rank)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the parameters, by name."""
+        return {param.name: param.shape for param in self.params}
 
     def column(self, name: str) -> ColumnParallelLinear:
         """A column-parallel layer on hidden states."""
@@ -68,6 +64,7 @@ class Placement:
             bias=f"{name}.bias" in self.shapes,
             num_transposed=num_transposed,
             sequence_parallel=self.sequence_parallel,
+            weight_grads=self.weight_grads,
         )
 
     def row(self, name: str) -> RowParallelLinear:
@@ -83,6 +80,7 @@ class Placement:
             bias=f"{name}.bias" in self.shapes,
             transposed=self.spec.transposed,
             sequence_parallel=self.sequence_parallel,
+            weight_grads=self.weight_grads,
         )
 
     def norm(self) -> RMSNorm | LayerNorm:
@@ -99,9 +97,13 @@ class Placement:
     def embedding(self) -> VocabParallelEmbedding:
         """The token embedding."""
         rows, features = self.shapes[EMBEDDING]
-        sequence = self.sequence_parallel
         return VocabParallelEmbedding(
-            rows, features, self.tp, dtype=self.dtype, device=self.device, sequence_parallel=sequence
+            rows,
+            features,
+            self.tp,
+            dtype=self.dtype,
+            device=self.device,
+            sequence_parallel=self.sequence_parallel,
         )
 
     def head(self, embedding: VocabParallelEmbedding | None) -> ColumnParallelLinear:
@@ -110,9 +112,14 @@ class Placement:
         tied = None if HEAD in self.shapes or embedding is None else embedding.weight
         rows, features = self.shapes[HEAD] if tied is None else tied.shape
         device = self.device if tied is None else torch.device("meta")
-        sequence = self.sequence_parallel
         head = ColumnParallelLinear(
-            features, rows, self.tp, dtype=self.dtype, device=device, sequence_parallel=sequence
+            features,
+            rows,
+            self.tp,
+            dtype=self.dtype,
+            device=device,
+            sequence_parallel=self.sequence_parallel,
+            weight_grads=self.weight_grads,
         )
         head.weight = head.weight if tied is None else tied
         return head

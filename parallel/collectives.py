@@ -11,11 +11,28 @@ import torch.distributed as dist
 
 from .mesh import Group
 
-Finish = Callable[[], None]  # waits for a collective that was started; its tensors belong to it until then
 
+class Pending:
+    """A collective's result that may still be under way; until then the tensors involved belong to it."""
 
-def _nothing() -> None:
-    """The end of what a group of one does not do."""
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        work: dist.Work | None = None,
+        arrange: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    ) -> None:
+        self._tensor, self._work, self._arrange = tensor, work, arrange
+
+    def wait(self) -> torch.Tensor:
+        """The result, once it is there."""
+        if self._work is not None:
+            self._work.wait()
+        return self._arrange(self._tensor)
+
+    def then(self, arrange: Callable[[torch.Tensor], torch.Tensor]) -> "Pending":
+        """The same with its result looked at in another way."""
+        before = self._arrange
+        return Pending(self._tensor, self._work, lambda tensor: arrange(before(tensor)))
 
 
 def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
@@ -39,78 +56,67 @@ def all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
     return parts
 
 
-def start_all_reduce(tensor: torch.Tensor, group: Group) -> Finish:
-    """Begins to sum `tensor` over the group in place."""
+def start_all_reduce(tensor: torch.Tensor, group: Group) -> Pending:
+    """Begins to sum `tensor` over the group, in place."""
     if group.size == 1:
-        return _nothing
-    work = dist.all_reduce(tensor, group=group.process_group, async_op=True)
-    return lambda: _wait(work)
+        return Pending(tensor)
+    return Pending(tensor, dist.all_reduce(tensor, group=group.process_group, async_op=True))
 
 
-def start_all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group) -> Finish:
+def start_all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group) -> Pending:
     """Begins to fill 1-D `output` [size * n] with every rank's `part` [n], which may be this rank's own range of it."""
     if group.size > 1:
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        work = gather(output, part, group=group.process_group, async_op=True)
-        return lambda: _wait(work)
-    if output.data_ptr() != part.data_ptr():
-        output.copy_(part)
-    return _nothing
+        return Pending(output, gather(output, part, group=group.process_group, async_op=True))
+    return Pending(output if output.data_ptr() == part.data_ptr() else output.copy_(part))
 
 
 def all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group) -> None:
     """`start_all_gather_flat` and its end."""
-    start_all_gather_flat(output, part, group)()
+    start_all_gather_flat(output, part, group).wait()
 
 
-def start_reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group: Group) -> Finish:
+def start_reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group: Group) -> Pending:
     """Begins to sum 1-D `values` [size * n] over the group and to leave this rank's range [n] in `output`."""
     if group.size == 1:
-        if output.data_ptr() != values.data_ptr():
-            output.copy_(values)
-        return _nothing
+        return Pending(output if output.data_ptr() == values.data_ptr() else output.copy_(values))
     if values.is_cuda:
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        work = scatter(output, values, group=group.process_group, async_op=True)
-        return lambda: _wait(work)
+        return Pending(output, scatter(output, values, group=group.process_group, async_op=True))
     # On gloo an all-to-all and a sum of our own take a third of the time of its reduce-scatter (measured).
     parts = torch.empty_like(values)
     work = dist.all_to_all_single(parts, values, group=group.process_group, async_op=True)
-
-    def finish() -> None:
-        _wait(work)
-        torch.sum(parts.view(group.size, -1), dim=0, out=output)
-
-    return finish
+    return Pending(parts, work, lambda parts: torch.sum(parts.view(group.size, -1), dim=0, out=output))
 
 
-def reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group: Group) -> None:
-    """`start_reduce_scatter_flat` and its end."""
-    start_reduce_scatter_flat(output, values, group)()
+def start_all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> Pending:
+    """Begins to lay every rank's part, of one shape, one after another along `dim` (negative)."""
+    if group.size == 1:
+        return Pending(part)
+    parts = part.new_empty(group.size, *part.shape)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    work = gather(parts.view(-1), part.reshape(-1), group=group.process_group, async_op=True)
+    return Pending(parts, work, lambda parts: parts.movedim(0, dim - 1).flatten(dim - 1, dim))
 
 
-def _wait(work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()
+def start_reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> Pending:
+    """Begins to sum `values` over the group; the result is this rank's equal part of the sum along `dim` (negative)."""
+    if group.size == 1:
+        return Pending(values)
+    parts = values.unflatten(dim, (group.size, -1)).movedim(dim - 1, 0)
+    output = values.new_empty(parts.shape[1:])
+    pending = start_reduce_scatter_flat(output.view(-1), parts.reshape(-1), group)
+    return pending.then(lambda _: output)
 
 
 def all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """Every rank's part, of one shape, one after another along `dim` (negative)."""
-    if group.size == 1:
-        return part
-    parts = part.new_empty(group.size, *part.shape)
-    all_gather_flat(parts.view(-1), part.reshape(-1), group)
-    return parts.movedim(0, dim - 1).flatten(dim - 1, dim)
+    return start_all_gather_dim(part, dim, group).wait()
 
 
 def reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """Sums `values` over the group and returns this rank's equal part of the sum along `dim` (negative)."""
-    if group.size == 1:
-        return values
-    parts = values.unflatten(dim, (group.size, -1)).movedim(dim - 1, 0)
-    output = values.new_empty(parts.shape[1:])
-    reduce_scatter_flat(output.view(-1), parts.reshape(-1), group)
-    return output
+    return start_reduce_scatter_dim(values, dim, group).wait()
 
 
 def broadcast(tensor: torch.Tensor, group: Group) -> torch.Tensor:

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from .collectives import all_gather, tree_sum
-from .functions import enter_block, leave_block
+from .functions import leave_block
+from .linear import ParallelProduct
 from .mesh import Group
+from .weight_grads import WeightGradQueue
 
 
 class ColumnParallelLinear(nn.Module):
@@ -23,6 +25,7 @@ class ColumnParallelLinear(nn.Module):
         in_features: D, of the whole input.
         out_features: F, rows held by this rank.
         num_transposed: 0 keeps the weight as [F, D]; n as n blocks [D, F / n], one below the other.
+        weight_grads: where the weight's gradient may be put off to.
     """
 
     def __init__(
@@ -36,12 +39,11 @@ class ColumnParallelLinear(nn.Module):
         bias: bool = False,
         num_transposed: int = 0,
         sequence_parallel: bool = False,
+        weight_grads: WeightGradQueue | None = None,
     ) -> None:
         super().__init__()
-        self.tp = tp
-        self.sequence_parallel = sequence_parallel
         self.in_features = in_features
-        self.num_transposed = num_transposed
+        self.product = ParallelProduct("column", tp, num_transposed, sequence_parallel, weight_grads)
         n = num_transposed
         shape = (n * in_features, out_features // n) if n else (out_features, in_features)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
@@ -49,12 +51,7 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """[..., D] replicated (or split along dim -2) -> [..., F] split along dim -1."""
-        x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
-        if not self.num_transposed:
-            return F.linear(x_ND, self.weight, self.bias)
-        blocks = self.weight.chunk(self.num_transposed)
-        y_NF = torch.cat([F.linear(x_ND, block.t()) for block in blocks], dim=-1)
-        return y_NF if self.bias is None else y_NF + self.bias
+        return self.product(x_ND, self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -67,6 +64,7 @@ class RowParallelLinear(nn.Module):
             slices, each summed on its own and then added as one fixed binary tree, so that every tp that divides
             num_slices gives the same bits (inference in fp32).
         transposed: the weight is kept as [D, F].
+        weight_grads: where the weight's gradient may be put off to.
     """
 
     def __init__(
@@ -81,26 +79,27 @@ class RowParallelLinear(nn.Module):
         bias: bool = False,
         transposed: bool = False,
         sequence_parallel: bool = False,
+        weight_grads: WeightGradQueue | None = None,
     ) -> None:
         super().__init__()
         self.tp = tp
-        self.sequence_parallel = sequence_parallel
         self.in_features = in_features
         self.num_local_slices = max(1, num_slices // tp.size)
         self.fixed_tree = num_slices > 1
         self.transposed = transposed
+        self.product = ParallelProduct("row", tp, int(transposed), sequence_parallel, weight_grads)
         shape = (in_features, out_features) if transposed else (out_features, in_features)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """[..., D] split along dim -1 -> [..., F] replicated (or split along dim -2)."""
-        y_NF = self._sum(x_ND, self.weight.t() if self.transposed else self.weight)
+        if not self.fixed_tree:
+            return self.product(x_ND, self.weight, self.bias)
+        y_NF = self._sum_fixed(x_ND, self.weight.t() if self.transposed else self.weight)
         return y_NF if self.bias is None else y_NF + self.bias
 
-    def _sum(self, x_ND: torch.Tensor, weight_FD: torch.Tensor) -> torch.Tensor:
-        if not self.fixed_tree:
-            return leave_block(F.linear(x_ND, weight_FD), self.tp, self.sequence_parallel)
+    def _sum_fixed(self, x_ND: torch.Tensor, weight_FD: torch.Tensor) -> torch.Tensor:
         inputs = x_ND.chunk(self.num_local_slices, dim=-1)
         weights = weight_FD.chunk(self.num_local_slices, dim=-1)
         partial = tree_sum([F.linear(x, w) for x, w in zip(inputs, weights, strict=True)])

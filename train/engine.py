@@ -58,22 +58,22 @@ class Engine:
         """Forgets the gradients of the step before."""
         self.buffers.zero_grads()
 
-    def end_forward(self, stage: int) -> None:
-        """A forward pass of this rank's `stage` has ended."""
-        if self.gathers:
-            self.gathers[stage].end_pass()
-
-    def begin_backward(self, stage: int, last: bool) -> None:
-        """A backward pass of `stage` begins; `last` of this step."""
+    def begin_backward(self, stage: int, *, last: bool, complete: bool = True) -> None:
+        """A backward pass of this rank's `stage` begins: the last one of the step, and one that gives all gradients of
+        its micro-batch rather than putting some off."""
         if self.gathers:
             self.gathers[stage].begin_backward()
-        self.exchange.begin_backward(stage, last)
+        if complete:
+            self.exchange.begin_backward(last)
 
-    def end_backward(self, stage: int, last: bool) -> None:
-        """All gradients of a backward pass of `stage` have arrived."""
-        self.exchange.end_backward(stage, last)
+    def end_pass(self, stage: int) -> None:
+        """A forward or backward pass of `stage` has ended."""
         if self.gathers:
             self.gathers[stage].end_pass()
+
+    def gradients_arrived(self, stage: int, *, last: bool) -> None:
+        """All gradients of one micro-batch have arrived, of the step's last if `last`."""
+        self.exchange.end_backward(stage, last)
 
     def finish_backward(self) -> torch.Tensor:
         """Waits for every exchange. Returns this rank's share of the squared gradient norm, fp64 scalar, unscaled: its

@@ -9,6 +9,7 @@ from ..core.layout import Table, stages
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder
 from ..parallel.mesh import Mesh
+from ..parallel.weight_grads import WeightGradQueue
 from .data.batches import MicroBatch
 from .loss import causal_attention, loss_sum
 from .zero.flat_buffers import FlatBucket, FlatBuffers
@@ -16,7 +17,13 @@ from .zero.parameter_gather import Unit
 
 
 def build_stages(
-    config: ModelConfig, table: Table, mesh: Mesh, dtype: torch.dtype, *, sequence_parallel: bool
+    config: ModelConfig,
+    table: Table,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    *,
+    sequence_parallel: bool,
+    weight_grads: WeightGradQueue,
 ) -> tuple[Decoder, ...]:
     """This rank's stages on the meta device: flat buffers give their parameters memory.
 
@@ -31,6 +38,7 @@ def build_stages(
             device=torch.device("meta"),
             stage=stage,
             sequence_parallel=sequence_parallel,
+            weight_grads=weight_grads,
         )
         for stage in stages(table, mesh.layout, mesh.coordinates.pp)
     )

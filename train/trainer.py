@@ -10,6 +10,7 @@ from ..model.init import fill_initial
 from ..model.registry import tensor_table
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
+from ..parallel.weight_grads import WeightGradQueue
 from .config import TrainConfig
 from .data.batches import MicroBatch, global_batch
 from .engine import Engine
@@ -65,8 +66,9 @@ class Trainer:
         self.dtype = DTYPES[config.precision.params]
         self.inputs: Inputs = open_inputs(config, self.mesh, self.device)
         self.table: tuple[TensorSpec, ...] = tensor_table(self.inputs.model)
+        self.weight_grads = WeightGradQueue()
         self.engine = self._engine()
-        self.pipeline = Passes(self.stages, self.engine, config)
+        self.pipeline = Passes(self.stages, self.engine, config, self.weight_grads)
         self.nonfinite = NonFinitePolicy(config.train, self.engine)
         self.snapshot = Snapshot(self.engine.optimizer, self.table)
         self.state = TrainState()
@@ -75,7 +77,12 @@ class Trainer:
         model, seed = self.inputs.model, self.config.train.seed
         parallel = self.config.parallel
         self.stages = build_stages(
-            model, self.table, self.mesh, self.dtype, sequence_parallel=parallel.sequence_parallel
+            model,
+            self.table,
+            self.mesh,
+            self.dtype,
+            sequence_parallel=parallel.sequence_parallel,
+            weight_grads=self.weight_grads,
         )
         engine = Engine(
             self.stages,

@@ -40,7 +40,8 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
         timeout=timedelta(seconds=config.parallel.timeout_seconds),
     )
     try:
-        mesh = Mesh.build(config.layout(world), device.type, config.model.num_key_value_heads)
+        model = config.model
+        mesh = Mesh.build(config.layout(world), device.type, model.num_key_value_heads, model.tie_word_embeddings)
         Trainer(config, mesh, device, resume=resume, fork=fork, stop=stop).fit()
     finally:
         dist.destroy_process_group()

@@ -18,10 +18,11 @@ FLOORS = {
 }
 # The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
 COMPUTE = {
-    "parallel": {"collectives", "cross_entropy", "functions", "layers", "mesh", "point_to_point"},
+    "parallel": {"collectives", "cross_entropy", "functions", "layers", "linear", "mesh", "point_to_point"},
     "model": {"activation", "attention", "decoder", "experts", "init", "loading", "mlp", "norm", "placement", "rope"},
-    "train": {"evaluate", "flat_buffers", "inputs", "loss", "metrics", "replica_check", "run_state", "saver"}
-    | {"sharded_adamw", "snapshot", "step_log", "trainer", "worker", "pipeline.executor"},
+    "train": {"engine", "evaluate", "inputs", "loss", "metrics", "nonfinite", "passes", "replica_check", "run_state"}
+    | {"saver", "snapshot", "stages", "step_log", "trainer", "worker", "pipeline.executor"}
+    | {"zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather", "zero.sharded_adamw"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }
 

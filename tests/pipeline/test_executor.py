@@ -2,8 +2,9 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tk.tests.pipeline.toy_model import (
     whole_group,
 )
 from tk.tests.rank_pool import RankPool
+from tk.train.pipeline.actions import Action
 from tk.train.pipeline.executor import MAX_SENDING
 from tk.train.pipeline.simulator import simulate
 
@@ -116,16 +118,17 @@ def check_hooks(name: str, virtual_stages: int) -> list[str]:
     complete: dict[int, list[torch.Tensor]] = {}
     incomplete: dict[int, list[torch.Tensor]] = {}
 
-    def after(stage: int) -> None:
-        events.append(f"after {stage}")
-        complete[stage] = [grad.clone() for grad in gradients(mine[stage])]
+    @contextmanager
+    def around(action: Action, last: bool) -> Iterator[None]:
+        if last:
+            events.append(f"before {action.stage}, {executor.phase}")
+            incomplete[action.stage] = weight_gradients(mine[action.stage])
+        yield
+        if last:
+            events.append(f"after {action.stage}")
+            complete[action.stage] = [grad.clone() for grad in gradients(mine[action.stage])]
 
-    def before(stage: int) -> None:
-        events.append(f"before {stage}, {executor.phase}")
-        incomplete[stage] = weight_gradients(mine[stage])
-
-    hooks: dict[str, Any] = {"before_last_backward": before, "after_last_backward": after}
-    executor, mine = executor_of(name, virtual_stages, 3, whole_group(), **hooks)
+    executor, mine = executor_of(name, virtual_stages, 3, whole_group(), around=around)
     executor.run()
     for stage, grads in complete.items():
         assert all(torch.equal(*pair) for pair in zip(grads, gradients(mine[stage]), strict=True))

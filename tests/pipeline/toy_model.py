@@ -1,6 +1,5 @@
 """A small residual model cut into stages, whose linear layers can put off their weight gradients."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,27 +8,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from tk.parallel.mesh import Group
+from tk.parallel.weight_grads import WeightGradQueue
 from tk.train.pipeline.executor import Boundary, PipelineExecutor
 from tk.train.pipeline.schedules import make_schedule
 
 WIDTH, ROWS, NUM_LAYERS = 6, 3, 11  # 11 layers: no number of stages divides them
 
 
-class Queue:
-    """The simplest queue of weight gradients."""
-
-    def __init__(self) -> None:
-        self.enabled = False
-        self.closures: list[Callable[[], None]] = []
-
-    def take(self) -> list[Callable[[], None]]:
-        taken, self.closures = self.closures, []
-        return taken
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: nn.Parameter, queue: Queue) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: nn.Parameter, queue: WeightGradQueue) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.weight, ctx.queue = weight, queue
         return F.linear(x, weight)
@@ -46,14 +34,14 @@ class _Linear(torch.autograd.Function):
             weight_grad = grad.t() @ x
             parameter.grad = weight_grad if parameter.grad is None else parameter.grad.add_(weight_grad)
 
-        ctx.queue.closures.append(add)
+        ctx.queue.put(add)
         return grad @ weight, None, None
 
 
 class Layer(nn.Module):
     """x + W tanh(norm * x): a weight that can be put off, and one that cannot."""
 
-    def __init__(self, queue: Queue, generator: torch.Generator) -> None:
+    def __init__(self, queue: WeightGradQueue, generator: torch.Generator) -> None:
         super().__init__()
         self.queue = queue
         self.norm = nn.Parameter(1 + 0.1 * torch.randn(WIDTH, generator=generator))
@@ -92,10 +80,12 @@ def loss_sum(prediction: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (prediction - targets).square().sum()
 
 
-def build(num_stages: int, num_micro_batches: int, dtype: torch.dtype = torch.float32) -> tuple[list[ToyStage], Queue]:
+def build(
+    num_stages: int, num_micro_batches: int, dtype: torch.dtype = torch.float32
+) -> tuple[list[ToyStage], WeightGradQueue]:
     """The whole model in stages, the same in every process, with its data: ROWS rows per micro-batch."""
     generator = torch.Generator().manual_seed(7)
-    queue = Queue()
+    queue = WeightGradQueue()
     layers = [Layer(queue, generator) for _ in range(NUM_LAYERS)]
     inputs, targets = torch.randn(2, ROWS * num_micro_batches, WIDTH, generator=generator).to(dtype)
     cuts = [index * NUM_LAYERS // num_stages for index in range(num_stages + 1)]

@@ -31,6 +31,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp4 zero3, hybrid": {"dp": 4, "zero": 3, "shard_size": 2},
     "tp2 sp dp2 zero2": {"tp": 2, "dp": 2, "zero": 2, "sequence_parallel": True},
     "tp2 dp2 zero3": {"tp": 2, "dp": 2, "zero": 3},
+    "pp2": {"pp": 2},
+    "pp2 gpipe dp2 zero2": {"pp": 2, "dp": 2, "zero": 2, "schedule": "gpipe"},
+    "pp2 zb tp2 sp": {"pp": 2, "tp": 2, "schedule": "zb-h1", "sequence_parallel": True},
+    "pp2 zb dp2 zero3": {"pp": 2, "dp": 2, "zero": 3, "schedule": "zb-h1"},
+    "pp2 interleaved dp2 zero3": {"pp": 2, "dp": 2, "zero": 3, "schedule": "interleaved", "num_virtual_stages": 2},
 }
 
 
@@ -38,7 +43,8 @@ def run_training(config: dict[str, Any]) -> dict[str, list[float]]:
     """Trains on this rank, saving after step 1 and at the end; returns losses and gradient norms by step."""
     parsed = parse(config, TrainConfig, "test")
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
-    mesh = Mesh.build(parsed.layout(world), "cpu", parsed.model.num_key_value_heads)
+    model = parsed.model
+    mesh = Mesh.build(parsed.layout(world), "cpu", model.num_key_value_heads, model.tie_word_embeddings)
     results: list[tuple[float, float]] = []
     trainer = Trainer(parsed, mesh, on_step=lambda step, result: results.append((result.loss, result.grad_norm)))
     trainer.fit()

@@ -5,7 +5,7 @@ It knows no model: a stage is a function from (micro-batch, activation) to an ac
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ...core.errors import WorkerDied
 from ...parallel.mesh import Group
 from ...parallel.point_to_point import Pending, Receive, Send, connect, exchange
+from ...parallel.weight_grads import PutOff, WeightGradQueue, run
 from .actions import Action, Kind, Schedule, Transfer
 from .communication import Batch, plan_communication
 
@@ -27,20 +28,6 @@ class Stage(Protocol):
     def forward(self, micro_batch: int, x: torch.Tensor | None) -> torch.Tensor:
         """The activation for the next stage from `x`, the previous stage's (None on the first, which has its own
         input); on the last stage the micro-batch's loss, a scalar scaled as it is to be summed."""
-
-
-class WeightGradQueue(Protocol):
-    """Where linear layers leave the computing of weight gradients for later (zero bubble).
-
-    Attributes:
-        enabled: while True, layers put a closure here instead of computing their weight gradient. The executor sets
-            it for a whole step.
-    """
-
-    enabled: bool
-
-    def take(self) -> list[Callable[[], None]]:
-        """Everything put so far; empties the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +62,14 @@ class _Step:
     sending: deque[Pending] = field(default_factory=deque)
     inputs: dict[Key, torch.Tensor | None] = field(default_factory=dict)
     roots: dict[Key, torch.Tensor | GradientEdge | None] = field(default_factory=dict)
-    weight_grads: dict[Key, list[Callable[[], None]]] = field(default_factory=dict)
+    weight_grads: dict[Key, list[PutOff]] = field(default_factory=dict)
 
 
-def _ignore(stage: int) -> None:
-    pass
+Around = Callable[[Action, bool], AbstractContextManager[None]]
+
+
+def _nothing_around(action: Action, last: bool) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class PipelineExecutor:
@@ -88,8 +78,8 @@ class PipelineExecutor:
     Args:
         stages: this rank's, by global index.
         weight_grads: needed by schedules that split the backward.
-        before_last_backward: called with the stage before the last action that adds to its weight gradients.
-        after_last_backward: called with the stage after it: its gradients are complete.
+        around: the context that an action is computed in; told whether it is the last one that adds to its stage's
+            weight gradients, so that they are complete after it.
 
     Attributes:
         phase: what this rank does now, for reports: "forward stage 1 micro-batch 3", or for whom it waits.
@@ -103,8 +93,7 @@ class PipelineExecutor:
         boundary: Boundary,
         *,
         weight_grads: WeightGradQueue | None = None,
-        before_last_backward: Callable[[int], None] = _ignore,
-        after_last_backward: Callable[[int], None] = _ignore,
+        around: Around = _nothing_around,
     ) -> None:
         assert schedule.pp == pp.size
         assert weight_grads is not None or not schedule.splits_backward
@@ -117,8 +106,7 @@ class PipelineExecutor:
         self._posts = plan_communication(schedule)[pp.rank]
         self._trains = not schedule.forward_only
         self._weight_grads = weight_grads if schedule.splits_backward else None
-        self._before_last_backward = before_last_backward
-        self._after_last_backward = after_last_backward
+        self._around = around
         # By stage, so that a later action replaces an earlier one.
         completes = {a.stage: a for a in self._actions if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)}
         self._last_backwards = frozenset(completes.values())
@@ -157,18 +145,9 @@ class PipelineExecutor:
             queue.enabled = False
 
     def _compute(self, step: _Step, action: Action) -> None:
-        if action.kind is Kind.FORWARD:
-            self._forward(step, action)
-            return
-        last = action in self._last_backwards
-        if last:
-            self._before_last_backward(action.stage)
-        if action.kind is Kind.BACKWARD_WEIGHT:
-            self._backward_weight(step, action)
-        else:
-            self._backward(step, action)
-        if last:
-            self._after_last_backward(action.stage)
+        compute = {Kind.FORWARD: self._forward, Kind.BACKWARD_WEIGHT: self._backward_weight}
+        with self._around(action, action in self._last_backwards):
+            compute.get(action.kind, self._backward)(step, action)
 
     def _forward(self, step: _Step, action: Action) -> None:
         key = (action.stage, action.micro_batch)
@@ -199,10 +178,8 @@ class PipelineExecutor:
             step.results[action] = torch.zeros_like(x) if x.grad is None else x.grad
 
     def _backward_weight(self, step: _Step, action: Action) -> None:
-        put_off = step.weight_grads.pop((action.stage, action.micro_batch))[::-1]
         with torch.no_grad():
-            while put_off:
-                put_off.pop()()  # gone from the list at once, and with it what it kept in memory
+            run(step.weight_grads.pop((action.stage, action.micro_batch)))
 
     def _arrived(self, step: _Step, action: Action) -> torch.Tensor:
         """What the action needs from another rank."""

@@ -5,7 +5,7 @@ backward pass of the step; from stage 2 on in each of them, so that whole gradie
 Buckets are exchanged in one fixed order: data-parallel ranks whose graphs differ still meet in the same collective.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ...core.layout import LocalParam
-from ...parallel.collectives import Finish, all_reduce, start_all_reduce, start_reduce_scatter_flat
+from ...parallel.collectives import Pending, all_reduce, start_all_reduce, start_reduce_scatter_flat
 from ...parallel.mesh import Group, Mesh
 from .flat_buffers import FlatBucket, FlatBuffers
 
@@ -49,7 +49,7 @@ class GradientExchange:
         self.sequence_parallel = sequence_parallel
         self.overlap = overlap
         self.every_pass = buffers.zero >= 2
-        self._in_flight: list[Finish] = []
+        self._in_flight: list[Callable[[], object]] = []
         self._exchanging = False
         self._stages = [_Stage([]) for _ in buffers.modules]
         for bucket in buffers.buckets:
@@ -61,8 +61,8 @@ class GradientExchange:
         for stage in self._stages:
             self._forget(stage)
 
-    def begin_backward(self, stage: int, last: bool) -> None:
-        """A backward pass of `stage` begins; `last` of this step."""
+    def begin_backward(self, last: bool) -> None:
+        """A backward pass begins that gives all gradients of its stage; `last` of this step."""
         self._exchanging = self.overlap and (last or self.every_pass)
 
     def end_backward(self, stage: int, last: bool) -> None:
@@ -103,17 +103,18 @@ class GradientExchange:
             self._in_flight.append(self._start(bucket))
         stage.next = max(stage.next, end)
 
-    def _start(self, bucket: FlatBucket) -> Finish:
+    def _start(self, bucket: FlatBucket) -> Callable[[], object]:
+        """Begins one exchange; returns what ends it."""
         grads = bucket.grads
         if grads is None:  # nothing used it in this pass, but others wait for it
             grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
         if not self.every_pass and self.mesh.shard.size == 1:
-            return start_all_reduce(grads, self.mesh.replicate)
+            return start_all_reduce(grads, self.mesh.replicate).wait
         part = torch.empty(bucket.own_grads.shape, device=self.buffers.device)
-        finish = start_reduce_scatter_flat(part, grads, self.mesh.shard)
+        pending = start_reduce_scatter_flat(part, grads, self.mesh.shard)
         if self.every_pass:
             bucket.grads = None
-        return partial(_settle, finish, bucket, part, grads, self.every_pass)
+        return partial(_settle, pending, bucket, part, grads, self.every_pass)
 
     def _wait(self, limit: int) -> None:
         """Finishes the oldest exchanges until `limit` are left."""
@@ -149,9 +150,9 @@ class GradientExchange:
                 yield self.mesh.kv_heads, piece.start, piece.box.size
 
 
-def _settle(finish: Finish, bucket: FlatBucket, part: torch.Tensor, grads: torch.Tensor, accumulate: bool) -> None:
+def _settle(pending: Pending, bucket: FlatBucket, part: torch.Tensor, grads: torch.Tensor, accumulate: bool) -> None:
     """Ends an exchange; `grads` is kept alive up to here."""
-    finish()
+    pending.wait()
     if accumulate:
         bucket.own_grads.add_(part)
     else:

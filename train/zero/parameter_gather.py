@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...parallel.collectives import Finish, start_all_gather_flat
+from ...parallel.collectives import Pending, start_all_gather_flat
 from .flat_buffers import FlatBucket, FlatBuffers
 
 
@@ -31,7 +31,7 @@ class Unit:
     buckets: list[FlatBucket]
     modules: Sequence[nn.Module]
     for_backward: bool = True
-    pending: list[Finish] | None = field(default=None)
+    pending: list[Pending] | None = field(default=None)
     ready: bool = False
 
 
@@ -85,8 +85,8 @@ class ParameterGather:
         unit = self.units[index]
         self._start(unit)
         if not unit.ready and unit.pending is not None:
-            for finish in unit.pending:
-                finish()
+            for gathering in unit.pending:
+                gathering.wait()
             unit.ready = True
         if step < 0:
             for behind in self.units[index + 1 :]:
@@ -110,8 +110,8 @@ class ParameterGather:
         if unit.pending is None:
             return
         if not unit.ready:
-            for finish in unit.pending:
-                finish()
+            for gathering in unit.pending:
+                gathering.wait()
         unit.pending, unit.ready = None, False
         for bucket in unit.buckets:
             bucket.params.untyped_storage().resize_(0)

@@ -1,0 +1,153 @@
+"""The product of a tensor-parallel linear layer with a backward of its own, which hides its communication.
+
+The collective of the input's gradient is under way while the weight's gradient is computed (Megatron-LM, arXiv
+2205.05198, section 4.2.2, which also gathers a split input again instead of keeping it whole); the latter can also be
+put off. Where there is nothing to hide, plain operators are as good and remain: one rank, or no gradients.
+
+Letters: N any leading dims, D in features, F out features of this rank. A weight is kept as [F, D], or as n blocks
+[D, F / n], one below the other (`num_transposed` = n).
+"""
+
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from .collectives import (
+    Pending,
+    all_gather_dim,
+    all_reduce,
+    reduce_scatter_dim,
+    start_all_gather_dim,
+    start_all_reduce,
+    start_reduce_scatter_dim,
+)
+from .functions import SEQUENCE, enter_block, leave_block
+from .mesh import Group
+from .weight_grads import WeightGradQueue
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelProduct:
+    """x_ND W_FD^T of one layer, with what goes before and after it.
+
+    Attributes:
+        side: "column" turns an input replicated (or split along the sequence) into features split over ranks, "row"
+            features split over ranks into an output replicated (or split along the sequence).
+        weight_grads: where weight gradients can be put off to.
+    """
+
+    side: Literal["column", "row"]
+    tp: Group
+    num_transposed: int = 0
+    sequence_parallel: bool = False
+    weight_grads: WeightGradQueue | None = None
+
+    def __call__(self, x_ND: torch.Tensor, weight: torch.Tensor, bias_F: torch.Tensor | None = None) -> torch.Tensor:
+        """[..., D] -> [..., F], plus the bias."""
+        queue = self.weight_grads if self.weight_grads and self.weight_grads.enabled else None
+        if queue and not (weight.requires_grad and x_ND.requires_grad):
+            queue = None
+        if torch.is_grad_enabled() and (self.tp.size > 1 or queue):
+            call = _Call(self, weight, queue)
+            y_NF: torch.Tensor = _Product.apply(x_ND, None if queue else weight, call)  # type: ignore[no-untyped-call]
+            return y_NF if bias_F is None else y_NF + bias_F
+        if self.side == "column":
+            return product(enter_block(x_ND, self.tp, self.sequence_parallel), weight, self.num_transposed, bias_F)
+        y_NF = leave_block(product(x_ND, weight, self.num_transposed), self.tp, self.sequence_parallel)
+        return y_NF if bias_F is None else y_NF + bias_F
+
+    def gathers(self, side: Literal["column", "row"]) -> bool:
+        """Whether hidden states are gathered before the product of that side."""
+        return self.sequence_parallel and self.side == side
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One product on its way from forward to backward; `queue` is where the weight's gradient will be put off to."""
+
+    layer: ParallelProduct
+    weight: torch.Tensor
+    queue: WeightGradQueue | None
+
+
+class _Product(torch.autograd.Function):
+    """Without the bias, whose gradient is cheap.
+
+    Autograd does not see a weight whose gradient is put off: even without a gradient its hooks would be called.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: torch.Tensor, weight: torch.Tensor | None, call: _Call) -> torch.Tensor:
+        ctx.save_for_backward(x_ND)
+        ctx.call = call
+        layer = call.layer
+        if layer.gathers("column"):
+            x_ND = all_gather_dim(x_ND, SEQUENCE, layer.tp)
+        y_NF = product(x_ND, call.weight, layer.num_transposed)
+        if layer.side == "column":
+            return y_NF
+        return reduce_scatter_dim(y_NF, SEQUENCE, layer.tp) if layer.sequence_parallel else all_reduce(y_NF, layer.tp)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        (x_ND,) = ctx.saved_tensors
+        call: _Call = ctx.call
+        layer = call.layer
+        for_input, for_weight, _ = ctx.needs_input_grad
+        grad_NF = all_gather_dim(grads[0], SEQUENCE, layer.tp) if layer.gathers("row") else grads[0]
+        whole_ND = _start_gather(x_ND, layer) if for_weight else None
+        sum_ND = _start_sum(_input_gradient(grad_NF, call.weight, layer.num_transposed), layer) if for_input else None
+        grad_weight = _weight_gradient(grad_NF, whole_ND.wait(), layer.num_transposed) if whole_ND else None
+        if call.queue is not None:
+            call.queue.put(partial(_accumulate, call, grad_NF, x_ND))
+        return sum_ND.wait() if sum_ND else None, grad_weight, None
+
+
+def _start_gather(x_ND: torch.Tensor, layer: ParallelProduct) -> Pending:
+    return start_all_gather_dim(x_ND, SEQUENCE, layer.tp) if layer.gathers("column") else Pending(x_ND)
+
+
+def _start_sum(grad_ND: torch.Tensor, layer: ParallelProduct) -> Pending:
+    """Partial gradients of a replicated or split input begin to be summed; those of split features are whole."""
+    if layer.side == "row":
+        return Pending(grad_ND)
+    if layer.sequence_parallel:
+        return start_reduce_scatter_dim(grad_ND, SEQUENCE, layer.tp)
+    return start_all_reduce(grad_ND, layer.tp)
+
+
+def _accumulate(call: _Call, grad_NF: torch.Tensor, x_ND: torch.Tensor) -> None:
+    """What is put off: adds the gradient to the weight's as backward would, calling its hooks."""
+    with torch.no_grad():
+        whole_ND = _start_gather(x_ND, call.layer).wait()
+        gradient = _weight_gradient(grad_NF, whole_ND, call.layer.num_transposed)
+    torch.autograd.backward(call.weight, gradient)
+
+
+def product(
+    x_ND: torch.Tensor, weight: torch.Tensor, num_transposed: int, bias_F: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[..., D] -> [..., F], plus the bias, by this rank's weight."""
+    if not num_transposed:
+        return F.linear(x_ND, weight, bias_F)
+    parts = [F.linear(x_ND, block.t()) for block in weight.chunk(num_transposed)]
+    y_NF = parts[0] if num_transposed == 1 else torch.cat(parts, dim=-1)
+    return y_NF if bias_F is None else y_NF + bias_F
+
+
+def _input_gradient(grad_NF: torch.Tensor, weight: torch.Tensor, num_transposed: int) -> torch.Tensor:
+    if not num_transposed:
+        return grad_NF.matmul(weight)
+    pairs = zip(grad_NF.chunk(num_transposed, dim=-1), weight.chunk(num_transposed), strict=True)
+    return reduce(torch.add, [part.matmul(block.t()) for part, block in pairs])
+
+
+def _weight_gradient(grad_NF: torch.Tensor, x_ND: torch.Tensor, num_transposed: int) -> torch.Tensor:
+    grad_TF, x_TD = grad_NF.flatten(0, -2), x_ND.flatten(0, -2)
+    if not num_transposed:
+        return grad_TF.t().mm(x_TD)
+    parts = [x_TD.t().mm(part) for part in grad_TF.chunk(num_transposed, dim=-1)]
+    return parts[0] if num_transposed == 1 else torch.cat(parts)

@@ -1,0 +1,133 @@
+"""The backward of linear layers: sums hidden behind weight gradients, and those put off and run later."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tk.core.layout import Layout
+from tk.parallel import linear
+from tk.parallel.collectives import Pending
+from tk.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from tk.parallel.mesh import ALONE, Group, Mesh
+from tk.parallel.weight_grads import WeightGradQueue, run
+from tk.tests.rank_pool import RankPool
+
+CPU = torch.device("cpu")
+
+
+class _Watched:
+    """A column- and a row-parallel layer on one queue, with what their hooks saw."""
+
+    def __init__(self, tp: Group, transposed: bool = False, **options: Any) -> None:
+        self.queue = WeightGradQueue()
+        shared: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "bias": True, "weight_grads": self.queue}
+        self.up = ColumnParallelLinear(8, 6, tp, num_transposed=3 * transposed, **shared, **options)
+        self.down = RowParallelLinear(6, 8, tp, transposed=transposed, **shared, **options)
+        self.fired: list[str] = []
+        generator = torch.Generator().manual_seed(tp.rank)
+        for name in ("up", "down"):
+            for parameter in getattr(self, name).parameters():
+                torch.nn.init.normal_(parameter, generator=generator)
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.fired.append(name))
+
+    def backward(self) -> torch.Tensor:
+        """The gradient of the input."""
+        x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(7)).requires_grad_()
+        self.down(torch.tanh(self.up(x))).square().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+
+def check_put_off(sequence_parallel: bool, transposed: bool) -> None:
+    """Put-off gradients and the input's are those of one backward pass; biases' are not put off."""
+    size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    tp = Mesh.build(Layout(tp=size), "cpu", size).tp if size > 1 else ALONE
+    plain, watched = (_Watched(tp, sequence_parallel=sequence_parallel, transposed=transposed) for _ in range(2))
+    expected = plain.backward()
+    assert plain.queue.take() == []
+    watched.queue.enabled = True
+    torch.testing.assert_close(watched.backward(), expected)
+    assert watched.fired == ["down", "up"]
+    assert watched.up.weight.grad is None
+    later = watched.queue.take()
+    assert len(later) == 2
+    run(later)
+    assert watched.fired == ["down", "up"] * 2
+    for name in ("up", "down"):
+        for mine, theirs in zip(getattr(watched, name).parameters(), getattr(plain, name).parameters(), strict=True):
+            assert mine.grad is not None
+            assert theirs.grad is not None
+            torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_put_off_gradients_are_the_same(transposed: bool) -> None:
+    check_put_off(sequence_parallel=False, transposed=transposed)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_put_off_gradients_are_the_same_at_tp(rank_pool: RankPool, sequence_parallel: bool) -> None:
+    rank_pool.run(check_put_off, 2, sequence_parallel=sequence_parallel, transposed=True)
+
+
+def test_put_off_gradients_are_added_in_place() -> None:
+    """As into the flat buffers of training."""
+    watched = _Watched(ALONE)
+    watched.queue.enabled = True
+    buffer = torch.ones_like(watched.up.weight)
+    watched.up.weight.grad = buffer
+    watched.backward()
+    assert torch.equal(buffer, torch.ones_like(buffer))
+    run(watched.queue.take())
+    assert watched.up.weight.grad is buffer
+    plain = _Watched(ALONE)
+    plain.backward()
+    assert plain.up.weight.grad is not None
+    torch.testing.assert_close(buffer, plain.up.weight.grad + 1)
+
+
+def test_a_frozen_weight_is_not_put_off() -> None:
+    watched = _Watched(ALONE)
+    watched.queue.enabled = True
+    watched.up.weight.requires_grad_(False)
+    watched.backward()
+    assert len(watched.queue.take()) == 1
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_weight_gradient_is_computed_while_the_sum_is_under_way(
+    monkeypatch: pytest.MonkeyPatch, sequence_parallel: bool
+) -> None:
+    seen: list[str] = []
+
+    class Watching(Pending):
+        def wait(self) -> torch.Tensor:
+            seen.append("sum waited for")
+            return super().wait()
+
+    def start(grad: torch.Tensor, *_: Any) -> Pending:
+        seen.append("sum begun")
+        return Watching(grad)
+
+    def gather(x: torch.Tensor, *_: Any) -> Pending:
+        seen.append("input's gathering begun")
+        return Pending(x)
+
+    compute = linear._weight_gradient
+
+    def weight_gradient(*arguments: Any) -> torch.Tensor:
+        seen.append("weight gradient")
+        return compute(*arguments)
+
+    monkeypatch.setattr(linear, "start_all_reduce", start)
+    monkeypatch.setattr(linear, "start_reduce_scatter_dim", start)
+    monkeypatch.setattr(linear, "start_all_gather_dim", gather)
+    monkeypatch.setattr(linear, "all_gather_dim", lambda x, *_: x)
+    monkeypatch.setattr(linear, "_weight_gradient", weight_gradient)
+    layer = ColumnParallelLinear(
+        8, 6, Group(None, 0, 2), dtype=torch.float32, device=CPU, sequence_parallel=sequence_parallel
+    )
+    layer(torch.zeros(4, 8, requires_grad=True)).sum().backward()
+    first = ["input's gathering begun"] if sequence_parallel else []
+    assert seen == [*first, "sum begun", "weight gradient", "sum waited for"]
