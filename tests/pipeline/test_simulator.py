@@ -62,7 +62,7 @@ def test_interleaving_divides_the_bubble_by_the_virtual_stages(pp: int, v: int, 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 8), st.integers(0, 20), st.integers(1, 9))
 def test_zero_bubble_h1_loses_what_its_paper_says(pp: int, more: int, cost: int) -> None:
-    """(pp - 1)(F + I - W) (arXiv 2401.10241, table 1), where F = I = W and there are pp micro-batches or more."""
+    """(pp - 1)(F + I - W) (arXiv 2401.10241, section 2.3), where F = I = W and there are pp micro-batches or more."""
     result = simulate(make_schedule("zb-h1", pp, 1, pp + more), Costs.uniform(pp, cost, cost, cost))
     assert result.makespan - result.busy[0] == (pp - 1) * cost
 

@@ -4,7 +4,7 @@ gpipe         all forwards, then all backwards (arXiv 1811.06965); with virtual 
               chunk after another (arXiv 2211.05953)
 1f1b          PipeDream-Flush (arXiv 2104.04473, section 2.1): one forward, one backward, few activations
 interleaved   1f1b over several model chunks per rank (arXiv 2104.04473, section 2.2): a smaller bubble
-zb-h1         1f1b whose weight gradients fill the bubble (arXiv 2401.10241, section 2.3), at 1f1b's peak memory
+zb-h1         1f1b whose weight gradients fill the bubble (arXiv 2401.10241, section 2.1), at 1f1b's peak memory
 forward-only  evaluation
 """
 
