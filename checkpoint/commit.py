@@ -38,7 +38,7 @@ def commit(
 
     Args:
         folder: the step's folder aside, from `LockedRun.begin_step`.
-        slots: dtype code of each slot, the same for all tensors: {"weight": "BF16", "exp_avg": "F32", ...}.
+        slots: dtype code of each slot of an ordinary tensor: {"weight": "BF16", "exp_avg": "F32", ...}.
         param_groups: the optimizer's groups, each with "params", a list of tensor names.
         resume: layout-free state of the run; plain JSON.
         side_files: config.json, tokenizer.json and such.
@@ -52,7 +52,11 @@ def commit(
         ManifestError: the parts do not hold every element of every slot exactly once.
         CheckpointError: a folder of the final name is there already.
     """
-    stored = {spec.name: StoredTensor(spec.shape, slots, spec.split, spec.layer) for spec in table if not spec.alias}
+    stored = {
+        spec.name: StoredTensor(spec.shape, spec.codes(slots), spec.split, spec.layer)
+        for spec in table
+        if not spec.alias
+    }
     aliases = {spec.name: spec.alias for spec in table if spec.alias}
     manifest = Manifest(step, layout, stored, aliases, tuple(param_groups), resume or {})
     parts = wait_for_parts(folder, layout.world_size, timeout)

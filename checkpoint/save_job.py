@@ -26,7 +26,7 @@ class SaveJob:
     Attributes:
         run: the run folder, whose lock the job holds; attempt: the lock's.
         writer: this rank; rank 0 also commits and prunes.
-        slots: dtype code of each slot.
+        slots: dtype code of each slot of an ordinary tensor (see TensorSpec.codes).
         keep: newest steps kept, 0 = all; keep_every: steps divisible by it are never pruned, 0 = none.
         timeout: seconds to wait for the parts of other ranks.
     """
@@ -47,9 +47,10 @@ class SaveJob:
         """What this rank writes."""
         return owned(self.table, self.layout, self.writer, list(self.slots))
 
-    def dtype(self, item: Owned) -> dtypes.DType:
-        """What an item is stored as."""
-        return dtypes.by_code(self.slots[item.slot])
+    def stored_as(self) -> dict[Owned, dtypes.DType]:
+        """What each item is stored as."""
+        codes = {spec.name: spec.codes(self.slots) for spec in self.table}
+        return {item: dtypes.by_code(codes[item.tensor][item.slot]) for item in self.items()}
 
     def save(self, step: int, resume: Mapping[str, Any], values: Callable[[Owned], dtypes.Array]) -> None:
         """Writes this rank's part of a step; rank 0 also waits for the others', commits and prunes.
@@ -66,7 +67,7 @@ class SaveJob:
         if run:
             run.begin_step(step)
         folder = step_aside(self.run, step, self.attempt)
-        entries = [(item, self.slots[item.slot], partial(values, item)) for item in self.items()]
+        entries = [(item, dtype.code, partial(values, item)) for item, dtype in self.stored_as().items()]
         write_part(folder, self.writer, self.table, entries)
         if run:
             commit(
@@ -112,8 +113,8 @@ class Buffers:
     def __init__(self, job: SaveJob) -> None:
         self._places: dict[Owned, tuple[int, int, dtypes.DType]] = {}
         self.nbytes = 0
-        for item in job.items():
-            count, dtype = Region.of(item.box, item.flat).size, job.dtype(item)
+        for item, dtype in job.stored_as().items():
+            count = Region.of(item.box, item.flat).size
             self._places[item] = (self.nbytes, count, dtype)
             self.nbytes += -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 

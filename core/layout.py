@@ -12,7 +12,7 @@ Floors of meaning, each built on the one before:
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any, Literal
@@ -69,6 +69,11 @@ class TensorSpec:
     partial_grad: bool = False
     trainable: bool = True
     dtype: str = ""
+
+    def codes(self, slots: Mapping[str, str]) -> dict[str, str]:
+        """The slots that are stored of it, with their dtype codes; `slots` has those of an ordinary tensor."""
+        weight = {"weight": self.dtype or slots["weight"]}
+        return dict(slots) | weight if self.trainable else weight
 
 
 Table = Sequence[TensorSpec]

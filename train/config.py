@@ -1,13 +1,13 @@
 """The training configuration: every section and key of the TOML file, with defaults and checks (no torch)."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from ..core.config import Section
 from ..core.errors import ParallelError
-from ..core.layout import Layout
+from ..core.layout import Layout, Table
 from ..model.config import ModelConfig
 
 
@@ -237,3 +237,19 @@ class TrainConfig(Section):
             zero=self.zero.stage,
             bucket_size=self.zero.bucket_size,
         )
+
+
+def param_groups(options: OptimizerSection, table: Table) -> list[dict[str, Any]]:
+    """The optimizer's groups as a checkpoint stores them: with and without weight decay, frozen tensors in neither."""
+    stored = [spec for spec in table if spec.trainable and not spec.alias]
+    return [
+        {
+            "name": options.name,
+            "lr": options.lr,
+            "betas": list(options.betas),
+            "eps": options.eps,
+            "weight_decay": options.weight_decay if decay else 0.0,
+            "params": [spec.name for spec in stored if (len(spec.shape) >= 2) == decay],
+        }
+        for decay in (True, False)
+    ]

@@ -5,17 +5,20 @@ begin and end; everything between is hooks.
 """
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import torch
 
 from ..core.layout import Table
 from ..parallel.mesh import Mesh
-from .config import TrainConfig
+from .config import OptimizerSection, PrecisionSection
 from .loss_scale import LossScale
 from .zero.flat_buffers import Fill, FlatBuffers
 from .zero.gradient_exchange import GradientExchange
 from .zero.parameter_gather import ParameterGather, Unit
 from .zero.sharded_adamw import ShardedAdamW
+
+DTYPES = MappingProxyType({"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
 
 
 class Engine:
@@ -23,7 +26,7 @@ class Engine:
 
     Args:
         modules: one per stage of this rank.
-        config: sections precision, parallel, zero and optimizer.
+        sequence_parallel, overlap: see GradientExchange.
         fill: gives every parameter its first values.
     """
 
@@ -32,27 +35,28 @@ class Engine:
         modules: Sequence[torch.nn.Module],
         table: Table,
         mesh: Mesh,
-        config: TrainConfig,
         *,
-        dtype: torch.dtype,
+        optimizer: OptimizerSection,
+        precision: PrecisionSection,
         device: torch.device,
         fill: Fill,
+        sequence_parallel: bool = False,
+        overlap: bool = True,
     ) -> None:
         self.mesh = mesh
         self.table = table
         self.device = device
+        dtype = DTYPES[precision.params]
         self.buffers = FlatBuffers(tuple(modules), table, mesh, dtype=dtype, device=device, fill=fill)
-        self.exchange = GradientExchange(
-            self.buffers, sequence_parallel=config.parallel.sequence_parallel, overlap=config.zero.overlap
-        )
-        self.optimizer = ShardedAdamW(self.buffers, config.optimizer)
-        self.loss_scale = LossScale.of(config.precision)
-        self.grad_clip = config.optimizer.grad_clip
+        self.exchange = GradientExchange(self.buffers, sequence_parallel=sequence_parallel, overlap=overlap)
+        self.optimizer = ShardedAdamW(self.buffers, optimizer)
+        self.loss_scale = LossScale.of(precision)
         self.gathers: list[ParameterGather] = []
 
-    def gather_around(self, units: Sequence[Sequence[Unit]], *, prefetch: bool) -> None:
-        """At ZeRO stage 3: the units of each stage, in forward order."""
-        self.gathers = [ParameterGather(self.buffers, stage, prefetch=prefetch) for stage in units]
+    def gather_around(self, units: Sequence[Sequence[Unit]], *, prefetch: bool, chain: bool = True) -> None:
+        """At ZeRO stage 3: the units of each stage, in forward order (see ParameterGather)."""
+        self.gathers = [ParameterGather(self.buffers, stage, prefetch=prefetch, chain=chain) for stage in units]
+        self.exchange.on_complete = [gather.bucket_done for gather in self.gathers]
 
     def begin_step(self) -> None:
         """Forgets the gradients of the step before."""
@@ -83,6 +87,7 @@ class Engine:
         return square_sum / self.loss_scale.value**2
 
     def update(self, lr: float, grad_norm: float) -> None:
-        """One optimizer step with the gradients clipped to `grad_clip`."""
-        clip = min(1.0, self.grad_clip / (grad_norm + 1e-6)) if self.grad_clip else 1.0
+        """One optimizer step with the gradients clipped to `optimizer.grad_clip`."""
+        limit = self.optimizer.options.grad_clip
+        clip = min(1.0, limit / (grad_norm + 1e-6)) if limit else 1.0
         self.optimizer.step(lr, clip / self.loss_scale.value)

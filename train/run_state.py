@@ -14,6 +14,7 @@ from ..checkpoint.save_job import SaveJob
 from ..core.errors import CheckpointError, ConfigError, TkError
 from ..model.config import ModelConfig
 from ..parallel.collectives import broadcast
+from .config import param_groups
 from .replica_check import ReplicaCheck
 from .resume import choose
 from .saver import Saver
@@ -154,25 +155,9 @@ class RunState:
             table=trainer.table,
             layout=trainer.mesh.layout,
             slots=slot_dtypes(trainer.engine.optimizer),
-            param_groups=_param_groups(trainer),
+            param_groups=param_groups(options.optimizer, trainer.table),
             side_files=trainer.inputs.side_files if self.run else {},
             keep=options.checkpoint.keep,
             keep_every=options.checkpoint.keep_every,
             timeout=options.parallel.timeout_seconds,
         )
-
-
-def _param_groups(trainer: "Trainer") -> list[dict[str, object]]:
-    options = trainer.config.optimizer
-    stored = [spec for spec in trainer.table if not spec.alias]
-    return [
-        {
-            "name": options.name,
-            "lr": options.lr,
-            "betas": list(options.betas),
-            "eps": options.eps,
-            "weight_decay": options.weight_decay if decay else 0.0,
-            "params": [spec.name for spec in stored if (len(spec.shape) >= 2) == decay],
-        }
-        for decay in (True, False)
-    ]

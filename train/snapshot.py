@@ -8,18 +8,31 @@ import numpy.typing as npt
 import torch
 
 from ..checkpoint.reader import Checkpoint
-from ..core.dtypes import BF16, FP16, FP32
+from ..core.dtypes import FP32
 from ..core.errors import CheckpointError
 from ..core.layout import Owned, Shard, TensorSpec, owned
 from ..model.loading import check_tensors
 from .zero.sharded_adamw import ShardedAdamW
 
-_WEIGHTS = MappingProxyType({torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16})
+CODES = MappingProxyType(
+    {
+        torch.float64: "F64",
+        torch.float32: "F32",
+        torch.bfloat16: "BF16",
+        torch.float16: "F16",
+        torch.int64: "I64",
+        torch.int32: "I32",
+        torch.int16: "I16",
+        torch.int8: "I8",
+        torch.uint8: "U8",
+        torch.bool: "BOOL",
+    }
+)
 
 
 def slot_dtypes(optimizer: ShardedAdamW) -> dict[str, str]:
     """Slot -> safetensors dtype code of what this optimizer saves."""
-    return {"weight": _WEIGHTS[optimizer.buffers.dtype].code} | dict.fromkeys(sorted(optimizer.states), FP32.code)
+    return {"weight": CODES[optimizer.buffers.dtype]} | dict.fromkeys(sorted(optimizer.states), FP32.code)
 
 
 class Snapshot:
@@ -82,11 +95,10 @@ class Snapshot:
                     )
                 read = checkpoint.read(name, shard.piece.box, source, flat=shard.flat)
                 values.copy_(read.torch().reshape(-1))
-        for local, parameter in self.buffers.frozen.items():
+        for local, values in self.buffers.frozen.items():
             for piece in local.pieces:
-                read = checkpoint.read(piece.tensor.name, piece.box, dtype=_WEIGHTS[parameter.dtype])
-                target = parameter.data.view(-1)[piece.start : piece.start + piece.box.size]
-                target.copy_(read.torch().reshape(-1))
+                whole = checkpoint.read(piece.tensor.name, piece.box).torch()
+                values.view(-1)[piece.start : piece.start + piece.box.size].copy_(whole.reshape(-1))
         self.optimizer.publish()
 
 

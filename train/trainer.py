@@ -13,7 +13,7 @@ from ..parallel.mesh import Mesh
 from ..parallel.weight_grads import WeightGradQueue
 from .config import TrainConfig
 from .data.batches import MicroBatch, global_batch
-from .engine import Engine
+from .engine import DTYPES, Engine
 from .evaluate import evaluate
 from .inputs import Inputs, open_inputs
 from .lr_schedule import learning_rate
@@ -25,8 +25,6 @@ from .snapshot import Snapshot
 from .stages import build_stages, gathered_units
 from .step_log import StepLog, StepResult
 from .stop import StopRequest
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
@@ -88,10 +86,12 @@ class Trainer:
             self.stages,
             self.table,
             self.mesh,
-            self.config,
-            dtype=self.dtype,
+            optimizer=self.config.optimizer,
+            precision=self.config.precision,
             device=self.device,
             fill=lambda local, parameter: fill_initial(local, parameter, seed, model.initializer_range),
+            sequence_parallel=parallel.sequence_parallel,
+            overlap=self.config.zero.overlap,
         )
         if self.config.zero.stage == 3:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)

@@ -21,7 +21,7 @@ from ...parallel.mesh import Mesh
 Fill = Callable[[LocalParam, torch.Tensor], None]  # writes a parameter's first values, padding included
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FlatBucket:
     """One bucket's buffers.
 
@@ -103,12 +103,18 @@ class FlatBuffers:
                 parameter.grad = place  # autograd accumulates in place into a gradient that is there
         return bucket
 
-    def _frozen(self, local: LocalParam, fill: Fill) -> nn.Parameter:
-        parameter = self._adopt(local, torch.zeros(local.shape, dtype=self.dtype, device=self.device))
-        parameter.requires_grad_(False)
-        with torch.no_grad():
-            fill(local, parameter.data)
-        return parameter
+    def _frozen(self, local: LocalParam, fill: Fill) -> torch.Tensor:
+        """A tensor that stays where it is, unless it has no memory yet."""
+        module = self.modules[local.stage]
+        if local.name not in {name for name, _ in module.named_parameters(remove_duplicate=False)}:
+            return module.get_buffer(local.name)
+        parameter = module.get_parameter(local.name)
+        if parameter.is_meta:
+            parameter = self._adopt(local, torch.zeros(local.shape, dtype=self.dtype, device=self.device))
+            parameter.requires_grad_(False)
+            with torch.no_grad():
+                fill(local, parameter.data)
+        return parameter.data
 
     def _adopt(self, local: LocalParam, place: torch.Tensor) -> nn.Parameter:
         old = self.modules[local.stage].get_parameter(local.name)
@@ -121,8 +127,7 @@ class FlatBuffers:
         """The parameters that this rank holds all of at any time: all below stage 3, frozen ones always."""
         for bucket in self.buckets if self.zero < 3 else ():
             yield from zip(bucket.plan.params, bucket.places(bucket.params), strict=True)
-        for local, parameter in self.frozen.items():
-            yield local, parameter.data
+        yield from self.frozen.items()
 
     def zero_grads(self) -> None:
         """Forgets the gradients of the last step."""

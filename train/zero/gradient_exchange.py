@@ -41,6 +41,9 @@ class GradientExchange:
     Args:
         sequence_parallel: whether what tensor parallelism does not split sees only its part of the sequence.
         overlap: whether buckets are exchanged as soon as they are complete.
+
+    Attributes:
+        on_complete: per stage, told each bucket all of whose parameters have had their gradient in this pass.
     """
 
     def __init__(self, buffers: FlatBuffers, *, sequence_parallel: bool, overlap: bool) -> None:
@@ -49,6 +52,7 @@ class GradientExchange:
         self.sequence_parallel = sequence_parallel
         self.overlap = overlap
         self.every_pass = buffers.zero >= 2
+        self.on_complete: list[Callable[[FlatBucket], None]] = []
         self._in_flight: list[Callable[[], object]] = []
         self._exchanging = False
         self._stages = [_Stage([]) for _ in buffers.modules]
@@ -91,6 +95,8 @@ class GradientExchange:
             target.add_(parameter.grad)
             parameter.grad = None
         stage.missing[place] -= 1
+        if self.on_complete and stage.missing[place] == 0:
+            self.on_complete[bucket.plan.params[0].stage](bucket)
         if self._exchanging and stage.missing[place] == 0:
             rest = range(stage.next, len(stage.buckets))
             self._exchange(stage, next((index for index in rest if stage.missing[index]), len(stage.buckets)))

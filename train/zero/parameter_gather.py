@@ -41,12 +41,16 @@ class ParameterGather:
     Args:
         units: in forward order.
         prefetch: whether the next unit is gathered while one computes.
+        chain: whether a unit's backward has ended when that of the one before it begins; where that is not known,
+            only its gradients tell.
     """
 
-    def __init__(self, buffers: FlatBuffers, units: Sequence[Unit], *, prefetch: bool) -> None:
+    def __init__(self, buffers: FlatBuffers, units: Sequence[Unit], *, prefetch: bool, chain: bool) -> None:
         self.buffers = buffers
         self.units = units
         self.prefetch = prefetch
+        self.chain = chain
+        self._incomplete: list[int] = []
         self._in_backward = False
         for index, unit in enumerate(units):
             unit.modules[0].register_forward_pre_hook(self._before(index))
@@ -55,6 +59,16 @@ class ParameterGather:
     def begin_backward(self) -> None:
         """From here on modules that are called are recomputed ones: they free nothing."""
         self._in_backward = True
+        self._incomplete = [len(unit.buckets) for unit in self.units]
+
+    def bucket_done(self, bucket: FlatBucket) -> None:
+        """All gradients of a bucket are there: backward needs its parameters no more."""
+        if self.chain:
+            return
+        index = next(index for index, unit in enumerate(self.units) if bucket in unit.buckets)
+        self._incomplete[index] -= 1
+        if self._incomplete[index] == 0:
+            self._free(self.units[index])
 
     def end_pass(self) -> None:
         """A forward or backward pass has ended: nothing stays gathered."""
@@ -64,7 +78,7 @@ class ParameterGather:
 
     def _before(self, index: int) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, inputs: Any) -> None:
-            self._need(index, 1)
+            self._need(index, -1 if self._in_backward else 1)
 
         return hook
 
@@ -88,7 +102,7 @@ class ParameterGather:
             for gathering in unit.pending:
                 gathering.wait()
             unit.ready = True
-        if step < 0:
+        if step < 0 and self.chain:
             for behind in self.units[index + 1 :]:
                 self._free(behind)
         following = index + step
