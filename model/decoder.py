@@ -20,6 +20,7 @@ from .config import ModelConfig
 from .experts import MixtureOfExperts
 from .mlp import GatedMLP, PlainMLP
 from .placement import Placement
+from .recompute import Recompute, recomputed
 from .registry import decoder_spec
 from .rope import Rotation, rotation
 from .spec import POSITIONS, ExpertsSpec
@@ -30,6 +31,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, layer: int, place: Placement) -> None:
         super().__init__()
+        self.recompute_all = place.recompute == "full"
         self.input_layernorm = place.norm()
         self.self_attn = Attention(layer, place)
         self.post_attention_layernorm = place.norm()
@@ -37,6 +39,11 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend) -> torch.Tensor:
         """[..., D] -> [..., D]."""
+        if self.recompute_all:
+            return recomputed(self._compute, x_ND, turns, attend)
+        return self._compute(x_ND, turns, attend)
+
+    def _compute(self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend) -> torch.Tensor:
         x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), turns, attend)
         return x_ND + self.mlp(self.post_attention_layernorm(x_ND))  # type: ignore[no-any-return]
 
@@ -92,6 +99,8 @@ class Decoder(nn.Module):
             them whole (arXiv 2205.05198); not together with `num_slices`.
         weight_grads: where the gradients of linear layers' weights go while it is enabled, the head's among them;
             those of norms, biases, embeddings and experts never do.
+        recompute: what backward computes again instead of keeping it: "full" whole layers; "selective" what is large
+            and cheap, attention between its projections and the activations of feed-forward blocks.
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
 
@@ -109,6 +118,7 @@ class Decoder(nn.Module):
         stage: Stage | None = None,
         sequence_parallel: bool = False,
         weight_grads: WeightGradQueue | None = None,
+        recompute: Recompute = "none",
         num_slices: int = 1,
         row_tile: int = 0,
     ) -> None:
@@ -126,6 +136,7 @@ class Decoder(nn.Module):
             stage or Stage(range(len(self.spec.layers))),
             sequence_parallel=self.sequence_parallel,
             weight_grads=weight_grads,
+            recompute=recompute,
             num_slices=num_slices,
             row_tile=row_tile,
         )

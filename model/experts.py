@@ -7,6 +7,8 @@ Letters: T tokens, D hidden size, I intermediate size of an expert on this rank,
 S slices of I (see RowParallelLinear).
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,6 +17,7 @@ from ..parallel.collectives import all_gather, tree_sum
 from ..parallel.functions import enter_block, leave_block
 from .activation import swiglu
 from .placement import Placement
+from .recompute import recomputed
 from .spec import ExpertsSpec
 
 
@@ -60,6 +63,7 @@ class MixtureOfExperts(nn.Module):
         self.tp, self.sequence_parallel, self.row_tile = place.tp, place.sequence_parallel, place.row_tile
         self.num_local_slices = max(1, place.num_slices // place.tp.size)
         self.fixed_tree = place.num_slices > 1
+        self.activation = partial(recomputed, swiglu) if place.recompute == "selective" else swiglu
         self.top_k, self.normalize = experts.top_k, experts.normalize
         self.gate = Router(f"{prefix}.gate", place)
         self.experts = Experts(f"{prefix}.experts", experts.num_experts, place)
@@ -93,7 +97,7 @@ class MixtureOfExperts(nn.Module):
         downs = down.chunk(self.num_local_slices, dim=-1)
         tiles = []
         for tile_TD in padded_TD.split(size):
-            inner = swiglu(F.linear(tile_TD, gate_up)).chunk(self.num_local_slices, dim=-1)
+            inner = self.activation(F.linear(tile_TD, gate_up)).chunk(self.num_local_slices, dim=-1)
             tiles.append(torch.stack([F.linear(x, weight) for x, weight in zip(inner, downs, strict=True)]))
         return torch.cat(tiles, dim=1)[:, : len(x_TD)]
 
