@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .placement import Placement
+from .recompute import recomputed
 from .rope import Rotation, rotate
 
 
@@ -31,6 +32,7 @@ class Attention(nn.Module):
         spec = place.spec
         self.layer = layer
         self.window = spec.layers[layer].window
+        self.recompute_core = place.recompute == "selective"
         self.head_dim = spec.head_dim
         self.num_heads = spec.num_heads // place.tp.size
         self.num_kv_heads = max(1, spec.num_kv_heads // place.tp.size)
@@ -41,11 +43,18 @@ class Attention(nn.Module):
 
     def forward(self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend) -> torch.Tensor:
         """[..., D] -> [..., D]."""
-        qkv = self.qkv_proj(x_ND).unflatten(-1, (-1, self.head_dim))
+        qkv_NF = self.qkv_proj(x_ND)
+        if self.recompute_core:
+            return self.o_proj(recomputed(self._core, qkv_NF, turns, attend))  # type: ignore[no-any-return]
+        return self.o_proj(self._core(qkv_NF, turns, attend))  # type: ignore[no-any-return]
+
+    def _core(self, qkv_NF: torch.Tensor, turns: Rotation | None, attend: Attend) -> torch.Tensor:
+        """From the first projection's output to the last one's input."""
+        qkv = qkv_NF.unflatten(-1, (-1, self.head_dim))
         q_NHE, k_NKE, v_NKE = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q_NHE, k_NKE = self.q_norm(q_NHE), self.k_norm(k_NKE)
         if turns is not None:
             q_NHE, k_NKE = rotate(q_NHE, turns), rotate(k_NKE, turns)
         out_NHE = attend(self.layer, q_NHE, k_NKE, v_NKE, self.window)
-        return self.o_proj(out_NHE.flatten(-2))  # type: ignore[no-any-return]
+        return out_NHE.flatten(-2)

@@ -37,6 +37,7 @@ class ModelConfig(Section):
         moe_intermediate_size: of each expert, where dense layers have another.
         norm_topk_prob: whether the chosen experts' probabilities are scaled to sum to 1.
         decoder_sparse_step: every so many layers have experts, but never those in `mlp_only_layers`.
+        router_aux_loss_coef: weight of the routers' load-balancing loss in training (see balance.py).
     """
 
     architecture: str = "llama"
@@ -66,6 +67,7 @@ class ModelConfig(Section):
     norm_topk_prob: bool = False
     decoder_sparse_step: int = Field(default=1, ge=1)
     mlp_only_layers: tuple[int, ...] = ()
+    router_aux_loss_coef: float = Field(default=0.001, ge=0)
 
     @model_validator(mode="before")
     @classmethod

@@ -16,10 +16,12 @@ from ..core.layout import LocalParam, Stage
 from ..parallel.mesh import Group
 from ..parallel.weight_grads import WeightGradQueue
 from .attention import Attend, Attention
+from .balance import RouterBalance
 from .config import ModelConfig
 from .experts import MixtureOfExperts
 from .mlp import GatedMLP, PlainMLP
 from .placement import Placement
+from .recompute import Recompute, recomputed
 from .registry import decoder_spec
 from .rope import Rotation, rotation
 from .spec import POSITIONS, ExpertsSpec
@@ -30,15 +32,26 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, layer: int, place: Placement) -> None:
         super().__init__()
+        self.recompute_all = place.recompute == "full"
         self.input_layernorm = place.norm()
         self.self_attn = Attention(layer, place)
         self.post_attention_layernorm = place.norm()
         self.mlp = _feed_forward(layer, place)
 
-    def forward(self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend) -> torch.Tensor:
+    def forward(
+        self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend, balance: RouterBalance | None = None
+    ) -> torch.Tensor:
         """[..., D] -> [..., D]."""
+        if self.recompute_all:
+            return recomputed(self._compute, x_ND, turns, attend, balance)
+        return self._compute(x_ND, turns, attend, balance)
+
+    def _compute(
+        self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend, balance: RouterBalance | None
+    ) -> torch.Tensor:
         x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), turns, attend)
-        return x_ND + self.mlp(self.post_attention_layernorm(x_ND))  # type: ignore[no-any-return]
+        routed = (balance,) if isinstance(self.mlp, MixtureOfExperts) else ()
+        return x_ND + self.mlp(self.post_attention_layernorm(x_ND), *routed)  # type: ignore[no-any-return]
 
 
 def _feed_forward(layer: int, place: Placement) -> nn.Module:
@@ -92,6 +105,8 @@ class Decoder(nn.Module):
             them whole (arXiv 2205.05198); not together with `num_slices`.
         weight_grads: where the gradients of linear layers' weights go while it is enabled, the head's among them;
             those of norms, biases, embeddings and experts never do.
+        recompute: what backward computes again instead of keeping it: "full" whole layers; "selective" what is large
+            and cheap, attention between its projections and the activations of feed-forward blocks.
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
 
@@ -109,6 +124,7 @@ class Decoder(nn.Module):
         stage: Stage | None = None,
         sequence_parallel: bool = False,
         weight_grads: WeightGradQueue | None = None,
+        recompute: Recompute = "none",
         num_slices: int = 1,
         row_tile: int = 0,
     ) -> None:
@@ -126,6 +142,7 @@ class Decoder(nn.Module):
             stage or Stage(range(len(self.spec.layers))),
             sequence_parallel=self.sequence_parallel,
             weight_grads=weight_grads,
+            recompute=recompute,
             num_slices=num_slices,
             row_tile=row_tile,
         )
@@ -134,12 +151,15 @@ class Decoder(nn.Module):
         self.model = Trunk(place)
         self.lm_head = place.head(self.model.embed_tokens) if self.stage.last else None
 
-    def forward(self, x_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def forward(
+        self, x_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend, balance: RouterBalance | None = None
+    ) -> torch.Tensor:
         """From what enters the stage to what leaves it.
 
         Args:
             x_N: int64 tokens [...] on the first stage, the hidden states [..., D] of the one before on the others.
             positions_N: int64 [...].
+            balance: adds the load-balancing loss of the stage's routers to what backward differentiates.
 
         Returns:
             Hidden states [..., D]; those of the last stage have gone through the last norm.
@@ -159,7 +179,7 @@ class Decoder(nn.Module):
         rope = self.spec.rope
         turns = None if rope is None else rotation(positions_N, self.spec.head_dim, rope, x_ND.dtype)
         for layer in trunk.layers.values():
-            x_ND = layer(x_ND, turns, attend)
+            x_ND = layer(x_ND, turns, attend, balance)
         return x_ND if trunk.norm is None else trunk.norm(x_ND)
 
     def logits(self, x_ND: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,8 @@ Letters: T tokens, D hidden size, I intermediate size of an expert on this rank,
 S slices of I (see RowParallelLinear).
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -14,7 +16,9 @@ from torch import nn
 from ..parallel.collectives import all_gather, tree_sum
 from ..parallel.functions import enter_block, leave_block
 from .activation import swiglu
+from .balance import RouterBalance, balancing_loss
 from .placement import Placement
+from .recompute import recomputed
 from .spec import ExpertsSpec
 
 
@@ -57,18 +61,26 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, layer: int, experts: ExpertsSpec, place: Placement) -> None:
         super().__init__()
         prefix = f"model.layers.{layer}.mlp"
+        self.layer = layer
+        self.num_sparse_layers = sum(isinstance(each.feed_forward, ExpertsSpec) for each in place.spec.layers)
         self.tp, self.sequence_parallel, self.row_tile = place.tp, place.sequence_parallel, place.row_tile
         self.num_local_slices = max(1, place.num_slices // place.tp.size)
         self.fixed_tree = place.num_slices > 1
+        self.activation = partial(recomputed, swiglu) if place.recompute == "selective" else swiglu
         self.top_k, self.normalize = experts.top_k, experts.normalize
         self.gate = Router(f"{prefix}.gate", place)
         self.experts = Experts(f"{prefix}.experts", experts.num_experts, place)
 
-    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]; router and experts see all tokens, whether hidden states are split or not."""
+    def forward(self, x_ND: torch.Tensor, balance: RouterBalance | None = None) -> torch.Tensor:
+        """[..., D] -> [..., D]; router and experts see all tokens, whether hidden states are split or not.
+
+        Args:
+            balance: takes the router's load-balancing loss, of [B, L, D].
+        """
         x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
         x_TD = x_ND.flatten(0, -2)
-        weights_TK, chosen_TK = self._route(x_TD)
+        probabilities_TE = self.gate(x_TD).float().softmax(dim=-1)
+        weights_TK, chosen_TK = self._choose(probabilities_TE)
         partial_STD = torch.zeros(self.num_local_slices, *x_TD.shape, dtype=torch.float32, device=x_TD.device)
         by_expert = chosen_TK.flatten().argsort(stable=True)
         counts = chosen_TK.flatten().bincount(minlength=self.experts.num_experts).tolist()
@@ -77,10 +89,14 @@ class MixtureOfExperts(nn.Module):
                 tokens = places // self.top_k
                 y_STD = self._expert(x_TD[tokens], gate_up, down).float() * weights_TK.flatten()[places].unsqueeze(-1)
                 partial_STD.index_add_(1, tokens, y_STD)
-        return self._sum(partial_STD.to(x_TD.dtype).unflatten(1, x_ND.shape[:-1]))
+        y_ND = self._sum(partial_STD.to(x_TD.dtype).unflatten(1, x_ND.shape[:-1]))
+        if balance is None:
+            return y_ND
+        probabilities_BLE, chosen_BLK = (x.unflatten(0, x_ND.shape[:-1]) for x in (probabilities_TE, chosen_TK))
+        loss = balancing_loss(probabilities_BLE, chosen_BLK, balance.counted_BL)
+        return balance.attach(self.layer, y_ND, loss, self.num_sparse_layers, self.tp.size)
 
-    def _route(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        probabilities_TE = self.gate(x_TD).float().softmax(dim=-1)
+    def _choose(self, probabilities_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights_TK, chosen_TK = probabilities_TE.topk(self.top_k, dim=-1)
         if self.normalize:
             weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
@@ -93,7 +109,7 @@ class MixtureOfExperts(nn.Module):
         downs = down.chunk(self.num_local_slices, dim=-1)
         tiles = []
         for tile_TD in padded_TD.split(size):
-            inner = swiglu(F.linear(tile_TD, gate_up)).chunk(self.num_local_slices, dim=-1)
+            inner = self.activation(F.linear(tile_TD, gate_up)).chunk(self.num_local_slices, dim=-1)
             tiles.append(torch.stack([F.linear(x, weight) for x, weight in zip(inner, downs, strict=True)]))
         return torch.cat(tiles, dim=1)[:, : len(x_TD)]
 

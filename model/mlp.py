@@ -1,10 +1,9 @@
 """Feed-forward blocks that every token goes through. Letters: N any leading dims, D hidden size."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from .activation import swiglu
+from .activation import gelu_new, swiglu
 from .placement import Placement
 
 
@@ -18,11 +17,11 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D]."""
-        return self.down_proj(swiglu(self.gate_up_proj(x_ND)))  # type: ignore[no-any-return]
+        return self.down_proj(self.gate_up_proj(x_ND), swiglu)  # type: ignore[no-any-return]
 
 
 class PlainMLP(nn.Module):
-    """down(gelu(up(x))), GELU in its tanh form (arXiv 1606.08415)."""
+    """down(gelu(up(x)))."""
 
     def __init__(self, layer: int, place: Placement) -> None:
         super().__init__()
@@ -31,4 +30,4 @@ class PlainMLP(nn.Module):
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D]."""
-        return self.down_proj(F.gelu(self.up_proj(x_ND), approximate="tanh"))  # type: ignore[no-any-return]
+        return self.down_proj(self.up_proj(x_ND), gelu_new)  # type: ignore[no-any-return]

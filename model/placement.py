@@ -10,6 +10,7 @@ from ..parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabPara
 from ..parallel.mesh import Group
 from ..parallel.weight_grads import WeightGradQueue
 from .norm import LayerNorm, RMSNorm
+from .recompute import Recompute
 from .spec import EMBEDDING, HEAD, DecoderSpec
 
 
@@ -21,6 +22,7 @@ class Placement:
         stage: the layers and ends that are built.
         sequence_parallel: whether hidden states are split over `tp` between its blocks (see parallel/layers.py).
         weight_grads: where linear layers may put off their weights' gradients to.
+        recompute: see Decoder.
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
     """
@@ -32,6 +34,7 @@ class Placement:
     stage: Stage
     sequence_parallel: bool = False
     weight_grads: WeightGradQueue | None = None
+    recompute: Recompute = "none"
     num_slices: int = 1
     row_tile: int = 0
 
@@ -81,6 +84,7 @@ class Placement:
             transposed=self.spec.transposed,
             sequence_parallel=self.sequence_parallel,
             weight_grads=self.weight_grads,
+            recompute_activation=self.recompute == "selective",
         )
 
     def norm(self) -> RMSNorm | LayerNorm:

@@ -13,7 +13,7 @@ from torch import nn
 
 from .collectives import all_gather, tree_sum
 from .functions import leave_block
-from .linear import ParallelProduct
+from .linear import Activation, ParallelProduct
 from .mesh import Group
 from .weight_grads import WeightGradQueue
 
@@ -65,6 +65,7 @@ class RowParallelLinear(nn.Module):
             num_slices gives the same bits (inference in fp32).
         transposed: the weight is kept as [D, F].
         weight_grads: where the weight's gradient may be put off to.
+        recompute_activation: whether backward computes an activation before the product again instead of keeping it.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class RowParallelLinear(nn.Module):
         transposed: bool = False,
         sequence_parallel: bool = False,
         weight_grads: WeightGradQueue | None = None,
+        recompute_activation: bool = False,
     ) -> None:
         super().__init__()
         self.tp = tp
@@ -87,15 +89,21 @@ class RowParallelLinear(nn.Module):
         self.num_local_slices = max(1, num_slices // tp.size)
         self.fixed_tree = num_slices > 1
         self.transposed = transposed
+        self.recompute_activation = recompute_activation
         self.product = ParallelProduct("row", tp, int(transposed), sequence_parallel, weight_grads)
         shape = (in_features, out_features) if transposed else (out_features, in_features)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
 
-    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] split along dim -1 -> [..., F] replicated (or split along dim -2)."""
+    def forward(self, x_ND: torch.Tensor, activation: Activation | None = None) -> torch.Tensor:
+        """[..., D] split along dim -1 -> [..., F] replicated (or split along dim -2).
+
+        With an activation, `x_ND` goes through it first.
+        """
+        if activation is not None and (self.fixed_tree or not self.recompute_activation):
+            x_ND, activation = activation(x_ND), None
         if not self.fixed_tree:
-            return self.product(x_ND, self.weight, self.bias)
+            return self.product(x_ND, self.weight, self.bias, activation)
         y_NF = self._sum_fixed(x_ND, self.weight.t() if self.transposed else self.weight)
         return y_NF if self.bias is None else y_NF + self.bias
 

@@ -2,12 +2,14 @@
 
 The collective of the input's gradient is under way while the weight's gradient is computed (Megatron-LM, arXiv
 2205.05198, section 4.2.2, which also gathers a split input again instead of keeping it whole); the latter can also be
-put off. Where there is nothing to hide, plain operators are as good and remain: one rank, or no gradients.
+put off, and an activation before the product be computed again. Where none of this is wanted, plain operators are as
+good and remain: one rank, or no gradients.
 
 Letters: N any leading dims, D in features, F out features of this rank. A weight is kept as [F, D], or as n blocks
 [D, F / n], one below the other (`num_transposed` = n).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, Literal
@@ -28,6 +30,8 @@ from .functions import SEQUENCE, enter_block, leave_block
 from .mesh import Group
 from .weight_grads import WeightGradQueue
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelProduct:
@@ -45,17 +49,28 @@ class ParallelProduct:
     sequence_parallel: bool = False
     weight_grads: WeightGradQueue | None = None
 
-    def __call__(self, x_ND: torch.Tensor, weight: torch.Tensor, bias_F: torch.Tensor | None = None) -> torch.Tensor:
-        """[..., D] -> [..., F], plus the bias."""
+    def __call__(
+        self,
+        x_ND: torch.Tensor,
+        weight: torch.Tensor,
+        bias_F: torch.Tensor | None = None,
+        activation: Activation | None = None,
+    ) -> torch.Tensor:
+        """[..., D] -> [..., F], plus the bias.
+
+        Args:
+            activation: what the input goes through first ("row" only), computed again by backward instead of kept.
+        """
         queue = self.weight_grads if self.weight_grads and self.weight_grads.enabled else None
         if queue and not (weight.requires_grad and x_ND.requires_grad):
             queue = None
-        if torch.is_grad_enabled() and (self.tp.size > 1 or queue):
-            call = _Call(self, weight, queue)
+        if torch.is_grad_enabled() and (self.tp.size > 1 or queue or activation):
+            call = _Call(self, weight, queue, activation)
             y_NF: torch.Tensor = _Product.apply(x_ND, None if queue else weight, call)  # type: ignore[no-untyped-call]
             return y_NF if bias_F is None else y_NF + bias_F
         if self.side == "column":
             return product(enter_block(x_ND, self.tp, self.sequence_parallel), weight, self.num_transposed, bias_F)
+        x_ND = x_ND if activation is None else activation(x_ND)
         y_NF = leave_block(product(x_ND, weight, self.num_transposed), self.tp, self.sequence_parallel)
         return y_NF if bias_F is None else y_NF + bias_F
 
@@ -66,11 +81,17 @@ class ParallelProduct:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One product on its way from forward to backward; `queue` is where the weight's gradient will be put off to."""
+    """One product on its way from forward to backward.
+
+    Attributes:
+        queue: where the weight's gradient will be put off to.
+        activation: what the input goes through first, in backward again.
+    """
 
     layer: ParallelProduct
     weight: torch.Tensor
     queue: WeightGradQueue | None
+    activation: Activation | None
 
 
 class _Product(torch.autograd.Function):
@@ -84,6 +105,8 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(x_ND)
         ctx.call = call
         layer = call.layer
+        if call.activation is not None:
+            x_ND = call.activation(x_ND)
         if layer.gathers("column"):
             x_ND = all_gather_dim(x_ND, SEQUENCE, layer.tp)
         y_NF = product(x_ND, call.weight, layer.num_transposed)
@@ -97,13 +120,27 @@ class _Product(torch.autograd.Function):
         call: _Call = ctx.call
         layer = call.layer
         for_input, for_weight, _ = ctx.needs_input_grad
+        before_ND, after_ND = _activate(x_ND, call.activation)
+        x_ND = after_ND.detach()
         grad_NF = all_gather_dim(grads[0], SEQUENCE, layer.tp) if layer.gathers("row") else grads[0]
         whole_ND = _start_gather(x_ND, layer) if for_weight else None
         sum_ND = _start_sum(_input_gradient(grad_NF, call.weight, layer.num_transposed), layer) if for_input else None
         grad_weight = _weight_gradient(grad_NF, whole_ND.wait(), layer.num_transposed) if whole_ND else None
         if call.queue is not None:
             call.queue.put(partial(_accumulate, call, grad_NF, x_ND))
-        return sum_ND.wait() if sum_ND else None, grad_weight, None
+        grad_ND = sum_ND.wait() if sum_ND else None
+        if grad_ND is not None and after_ND is not before_ND:
+            (grad_ND,) = torch.autograd.grad(after_ND, before_ND, grad_ND)
+        return grad_ND, grad_weight, None
+
+
+def _activate(x_ND: torch.Tensor, activation: Activation | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ends of the activation's own piece of graph, the same tensor if there is none."""
+    if activation is None:
+        return x_ND, x_ND
+    before_ND = x_ND.detach().requires_grad_()
+    with torch.enable_grad():
+        return before_ND, activation(before_ND)
 
 
 def _start_gather(x_ND: torch.Tensor, layer: ParallelProduct) -> Pending:
@@ -142,7 +179,8 @@ def _input_gradient(grad_NF: torch.Tensor, weight: torch.Tensor, num_transposed:
     if not num_transposed:
         return grad_NF.matmul(weight)
     pairs = zip(grad_NF.chunk(num_transposed, dim=-1), weight.chunk(num_transposed), strict=True)
-    return reduce(torch.add, [part.matmul(block.t()) for part, block in pairs])
+    terms = [part.matmul(block.t()) for part, block in pairs]
+    return reduce(torch.add, reversed(terms))  # in the order, and so with the bits, of plain operators' backward
 
 
 def _weight_gradient(grad_NF: torch.Tensor, x_ND: torch.Tensor, num_transposed: int) -> torch.Tensor:

@@ -19,10 +19,12 @@ FLOORS = {
 # The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
 COMPUTE = {
     "parallel": {"collectives", "cross_entropy", "functions", "layers", "linear", "mesh", "point_to_point"},
-    "model": {"activation", "attention", "decoder", "experts", "init", "loading", "mlp", "norm", "placement", "rope"},
-    "train": {"engine", "evaluate", "inputs", "loss", "metrics", "nonfinite", "passes", "replica_check", "run_state"}
-    | {"saver", "snapshot", "stages", "step_log", "trainer", "worker", "pipeline.executor"}
-    | {"zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather", "zero.sharded_adamw"},
+    "model": {"activation", "attention", "balance", "decoder", "experts", "init", "loading", "mlp", "norm", "placement"}
+    | {"recompute", "rope"},
+    "train": {"engine", "evaluate", "foreign_model", "inputs", "loss", "metrics", "model_engine", "nonfinite", "passes"}
+    | {"replica_check", "run_state", "saver", "snapshot", "stages", "step_log", "trainer", "worker"}
+    | {"pipeline.executor", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}
+    | {"zero.sharded_adamw"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from tk.core.geometry import Box
+from tk.model.balance import RouterBalance
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.init import initialize_weights
@@ -43,10 +44,10 @@ def loss_of(decoder: Decoder, hidden_BLD: torch.Tensor) -> torch.Tensor:
     return vocab_parallel_cross_entropy(logits, tokens()[2].flatten(), VOCAB, decoder.tp).mean()
 
 
-def backward(decoder: Decoder) -> torch.Tensor:
+def backward(decoder: Decoder, balance: RouterBalance | None = None) -> torch.Tensor:
     """Forward and backward of a whole decoder; the loss."""
     inputs, positions, _ = tokens()
-    loss = loss_of(decoder, decoder(inputs, positions, causal_attention))
+    loss = loss_of(decoder, decoder(inputs, positions, causal_attention, balance))
     loss.backward()
     return loss.detach()
 
@@ -71,10 +72,12 @@ def gradients(decoder: Decoder, mesh: Mesh | None = None) -> Gradients:
     return found
 
 
-def compare_with_one_process(mesh: Mesh, name: str, **options: Any) -> None:
+def compare_with_one_process(mesh: Mesh, name: str, balance_weight: float = 0.0, **options: Any) -> None:
     """Loss and every gradient of this rank, of a decoder with those options, against a plain one on one process."""
     whole, mine = build(config_of(name), ALONE), build(config_of(name), mesh.tp, **options)
-    torch.testing.assert_close(backward(mine), backward(whole), rtol=1e-6, atol=1e-6)
+    balances = [RouterBalance(balance_weight) for _ in range(2)]
+    torch.testing.assert_close(backward(mine, balances[0]), backward(whole, balances[1]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(*(torch.as_tensor(balance.total()) for balance in balances), rtol=1e-5, atol=1e-6)
     expected = {tensor: gradient for (tensor, _), gradient in gradients(whole).items()}
     for (tensor, box), gradient in gradients(mine, mesh).items():
         wanted = expected[tensor][box.slices]

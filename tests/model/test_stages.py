@@ -8,6 +8,7 @@ import torch
 
 from tk.checkpoint import Checkpoint
 from tk.core.layout import Layout, Stage, stages
+from tk.model.balance import RouterBalance
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
@@ -19,18 +20,22 @@ from tk.tests.rank_pool import RankPool
 from tk.train.loss import causal_attention
 
 
-def _run(parts: Sequence[Decoder]) -> torch.Tensor:
-    """Forward and backward with hidden states and their gradients handed over as between ranks; the logits."""
+def _run(parts: Sequence[Decoder]) -> tuple[torch.Tensor, float]:
+    """Forward and backward with hidden states and their gradients handed over as between ranks.
+
+    Returns the logits and the load-balancing loss of all stages.
+    """
+    balances = [RouterBalance(0.5) for _ in parts]
     states, positions, _ = tokens()
     ends: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for part in parts:
+    for part, balance in zip(parts, balances, strict=True):
         entering = states.detach().requires_grad_(states.is_floating_point())
-        states = part(entering, positions, causal_attention)
+        states = part(entering, positions, causal_attention, balance)
         ends.append((entering, states))
     loss_of(parts[-1], states).backward()
     for (_, leaving), (entering, _) in zip(ends[-2::-1], ends[:0:-1], strict=True):
         leaving.backward(entering.grad)
-    return parts[-1].logits(states).detach()
+    return parts[-1].logits(states).detach(), sum(float(balance.total()) for balance in balances)
 
 
 def _compare(name: str, tied: bool, tp: Group) -> None:
@@ -40,7 +45,9 @@ def _compare(name: str, tied: bool, tp: Group) -> None:
     cuts = [stages(whole.spec.table, Layout(pp=3), rank)[0] for rank in range(3)]
     assert [len(cut.layers) for cut in cuts] == [1, 1, 2]
     parts = [build(config, tp, stage=cut) for cut in cuts]
-    assert torch.equal(_run(parts), _run([whole]))
+    (logits, balance), (expected_logits, expected_balance) = _run(parts), _run([whole])
+    assert torch.equal(logits, expected_logits)
+    assert balance == pytest.approx(expected_balance)
     found = [gradients(part) for part in parts]
     expected = gradients(whole)
     heads = {key: value for key, value in found[-1].items() if tied and key[0] == "lm_head.weight"}

@@ -1,0 +1,148 @@
+"""The load-balancing loss of routers against `transformers`' function, in value and in every gradient."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from tk.checkpoint import Checkpoint
+from tk.core.layout import Layout
+from tk.model.balance import RouterBalance, balancing_loss
+from tk.model.config import ModelConfig
+from tk.model.decoder import Decoder
+from tk.model.loading import load_weights
+from tk.parallel.mesh import ALONE, Mesh
+from tk.tests.model.architectures import ENTRIES
+from tk.tests.model.decoders import (
+    BATCH,
+    CPU,
+    backward,
+    build,
+    compare_with_one_process,
+    config_of,
+    gradients,
+    loss_of,
+    tokens,
+)
+from tk.tests.rank_pool import RankPool
+from tk.train.loss import causal_attention
+
+SPARSE = ["mixtral", "qwen3_moe"]
+
+
+def compare_at_tp() -> None:
+    mesh = Mesh.build(Layout(tp=torch.distributed.get_world_size()), "cpu", num_kv_heads=2)
+    for name in SPARSE:
+        for sequence_parallel in (False, True):
+            compare_with_one_process(mesh, name, balance_weight=0.5, sequence_parallel=sequence_parallel)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_loss_of_a_sequence_is_the_one_of_transformers(padded: bool) -> None:
+    logits = 2 * torch.randn(3, 20, 6, generator=torch.Generator().manual_seed(0))
+    counted = torch.ones(3, 20, dtype=torch.bool)
+    if padded:
+        counted[0, 15:] = counted[1] = False
+    probabilities = logits.softmax(dim=-1)
+    chosen = probabilities.topk(2, dim=-1).indices
+    expected = sum(
+        load_balancing_loss_func((row,), 6, 2, attention_mask=mask.long() if padded else None)
+        for row, mask in zip(logits, counted, strict=True)
+        if mask.any()
+    )
+    mine = balancing_loss(probabilities, chosen, counted if padded else None)
+    torch.testing.assert_close(mine, expected)
+    assert mine > 2 * (2 if padded else 3) * 1.02, "balanced, each sequence has loss 2"
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_gradients_equal_transformers(tmp_path: Path, name: str) -> None:
+    coefficient = 0.7
+    model = ENTRIES[name].make(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    decoder = Decoder(config, ALONE, dtype=torch.float32, device=CPU)
+    load_weights(decoder, Checkpoint.open(tmp_path))
+    balance = RouterBalance(coefficient / BATCH)
+    backward(decoder, balance)
+
+    inputs, _, targets = tokens()
+    output = model(inputs, output_router_logits=True, use_cache=False)
+    routers = [layer for layer in output.router_logits if layer is not None]
+    sequences = [rows for layer in routers for rows in layer.unflatten(0, inputs.shape)]
+    size = (config.num_local_experts, config.num_experts_per_tok)
+    balancing = torch.stack([load_balancing_loss_func((rows,), *size) for rows in sequences]).sum() / len(routers)
+    loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
+    (loss + coefficient / BATCH * balancing).backward()
+    torch.testing.assert_close(balance.total(), balancing.detach())
+
+    expected = _as_stored(model, tmp_path / "gradients")
+    for (tensor, _), gradient in gradients(decoder).items():
+        torch.testing.assert_close(gradient, expected[tensor], rtol=1e-4, atol=2e-6, msg=tensor)
+    plain = build(config, ALONE)
+    plain.load_state_dict(decoder.state_dict())
+    backward(plain)
+    routed = [key for key in expected if key.endswith(".gate.weight")]
+    without = {tensor: gradient for (tensor, _), gradient in gradients(plain).items()}
+    assert all((without[key] - expected[key]).abs().max() > 1e-3 for key in routed), "too little to be seen"
+
+
+def _as_stored(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
+    """The gradients under the names of stored tensors: transformers stacks experts in memory."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.copy_(parameter.grad)
+    model.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def test_gradients_at_tp_equal_one_process(rank_pool: RankPool) -> None:
+    rank_pool.run(compare_at_tp, 2)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_counts_nothing_twice(recompute: str) -> None:
+    balances = [RouterBalance(0.5), RouterBalance(0.5)]
+    plain, other = (build(config_of("mixtral"), ALONE, recompute=mode) for mode in ("none", recompute))
+    for decoder, balance in zip((plain, other), balances, strict=True):
+        backward(decoder, balance)
+    assert balances[0].total() == balances[1].total()
+    expected = gradients(plain)
+    assert all(torch.equal(value, expected[key]) for key, value in gradients(other).items())
+
+
+def test_rows_that_do_not_count_change_nothing() -> None:
+    """A padding row has no loss and sends no gradient to the routers."""
+    config = config_of("mixtral")
+    inputs, positions, _ = tokens()
+    alone, padded = build(config, ALONE), build(config, ALONE)
+    balances = RouterBalance(0.5), RouterBalance(0.5, torch.tensor([[True], [False]]).expand_as(inputs))
+    for decoder, rows, balance in ((alone, 1, balances[0]), (padded, 2, balances[1])):
+        hidden = decoder(inputs[:rows], positions[:rows], causal_attention, balance)
+        (0 * hidden.sum()).backward()
+    torch.testing.assert_close(balances[0].total(), balances[1].total())
+    routers = [local.name for local in alone.local_params() if local.name.endswith(".gate.weight")]
+    for name in routers:
+        expected = alone.get_parameter(name).grad
+        assert expected is not None
+        assert expected.any()
+        torch.testing.assert_close(padded.get_parameter(name).grad, expected)
+
+
+def test_without_gradients_it_is_still_measured() -> None:
+    decoder = build(config_of("mixtral"), ALONE)
+    inputs, positions, _ = tokens()
+    balance = RouterBalance(0.0)
+    with torch.no_grad():
+        loss_of(decoder, decoder(inputs, positions, causal_attention, balance))
+    assert float(balance.total()) > BATCH * config_of("mixtral").num_experts_per_tok
+
+
+def test_the_coefficient_is_read_from_config_json_and_written_there() -> None:
+    config = config_of("mixtral", router_aux_loss_coef=0.03)
+    assert config.router_aux_loss_coef == 0.03
+    assert config.to_json()["router_aux_loss_coef"] == 0.03
+    assert "router_aux_loss_coef" not in config_of("llama3").to_json()
