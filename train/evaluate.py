@@ -6,7 +6,7 @@ import torch
 
 from ..parallel.collectives import all_reduce
 from .data.batches import global_batch
-from .loss import loss_sum
+from .loss import micro_batch_loss
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -22,10 +22,9 @@ def evaluate(trainer: "Trainer") -> float:
     sums = torch.zeros(2, dtype=torch.float64, device=trainer.device)
     with torch.no_grad():
         for micro in batch:
-            tokens, targets = (torch.from_numpy(part).to(trainer.device) for part in (micro.inputs, micro.targets))
-            sums[0] += loss_sum(trainer.decoder, tokens, targets)
-            sums[1] += int(micro.num_valid)
+            sums[0] += micro_batch_loss(trainer.decoder, micro, trainer.device)
+            sums[1] += micro.num_valid
     if mesh.tp.rank != 0:
         sums.zero_()
     loss, count = all_reduce(sums, mesh.world).tolist()
-    return float(loss / count)
+    return float(loss / max(1, count))

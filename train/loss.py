@@ -1,10 +1,14 @@
 """The loss of a micro-batch as a sum, so that dividing by the global number of tokens is never a mean of means."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
+from ..model.attention import Attend
 from ..model.decoder import Decoder
 from ..parallel.cross_entropy import vocab_parallel_cross_entropy
+from .data.batches import MicroBatch
 
 
 def causal_attention(
@@ -22,10 +26,46 @@ def causal_attention(
     return out.transpose(1, 2)
 
 
-def loss_sum(decoder: Decoder, tokens_BL: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross entropy over valid targets, an fp32 scalar that is the same on every tensor-parallel rank."""
-    positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device).expand_as(tokens_BL)
-    hidden_BLD = decoder(tokens_BL, positions_BL, causal_attention)
+def attention_within(documents: Sequence[int]) -> Attend:
+    """Causal attention that never leaves a document; `documents` are their lengths over the flattened rows, () = rows.
+
+    Each is computed for itself, which costs the sum of their squares: on a CPU a fraction of a masked row.
+    """
+    if not documents:
+        return causal_attention
+
+    def attend(
+        layer: int, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        pieces = (x.flatten(0, 1).unsqueeze(0).split(list(documents), 1) for x in (q_BLHE, k_BLKE, v_BLKE))
+        out = [causal_attention(layer, q, k, v, window) for q, k, v in zip(*pieces, strict=True)]
+        return torch.cat(out, 1).view_as(q_BLHE)
+
+    return attend
+
+
+def micro_batch_loss(decoder: Decoder, micro: MicroBatch, device: torch.device) -> torch.Tensor:
+    """`loss_sum` of a micro-batch that lies on the host."""
+    rows = (micro.inputs, micro.targets, micro.positions)
+    tokens_BL, targets_BL, positions_BL = (torch.from_numpy(each).to(device) for each in rows)
+    return loss_sum(decoder, tokens_BL, targets_BL, positions_BL, attention_within(micro.documents))
+
+
+def loss_sum(
+    decoder: Decoder,
+    tokens_BL: torch.Tensor,
+    targets_BL: torch.Tensor,
+    positions_BL: torch.Tensor | None = None,
+    attend: Attend = causal_attention,
+) -> torch.Tensor:
+    """Sum of the cross entropy over valid targets, an fp32 scalar that is the same on every tensor-parallel rank.
+
+    Args:
+        positions_BL: int64, within documents; None = within rows.
+    """
+    if positions_BL is None:
+        positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device).expand_as(tokens_BL)
+    hidden_BLD = decoder(tokens_BL, positions_BL, attend)
     logits_NV = decoder.logits(hidden_BLD.flatten(0, 1))
     losses_N = vocab_parallel_cross_entropy(logits_NV, targets_BL.flatten(), decoder.config.vocab_size, decoder.tp)
     return losses_N.sum()

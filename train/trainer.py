@@ -16,8 +16,9 @@ from .config import TrainConfig
 from .data.batches import global_batch
 from .evaluate import evaluate
 from .flat_buffers import FlatBuffers
+from .initial_model import resolve
 from .inputs import Inputs, open_inputs
-from .loss import loss_sum
+from .loss import micro_batch_loss
 from .lr_schedule import learning_rate
 from .metrics import MetricsFile
 from .run_state import RunState, TrainState
@@ -54,7 +55,7 @@ class Trainer:
         stop: StopRequest | None = None,
         on_step: Callable[[int, StepResult], None] = lambda step, result: None,
     ) -> None:
-        self.config = config
+        self.config = config = resolve(config, resume)
         self.mesh = mesh or Mesh.alone()
         self.device = device or torch.device("cpu")
         self.resume = resume
@@ -65,7 +66,8 @@ class Trainer:
         self.inputs: Inputs = open_inputs(config, self.mesh, self.device)
         self.table: tuple[TensorSpec, ...] = tensor_table(self.inputs.model)
         self.decoder = Decoder(self.inputs.model, self.mesh.tp, dtype=self.dtype, device=self.device)
-        initialize_weights(self.decoder, config.train.seed)
+        if not config.model.init:
+            initialize_weights(self.decoder, config.train.seed)  # else `fit` loads them, or a step to resume
         self.buffers = FlatBuffers(self.decoder, self.table, self.mesh)
         self.optimizer = ShardedAdamW(self.buffers, config.optimizer)
         self.snapshot = Snapshot(self.decoder, self.optimizer, self.table)
@@ -116,12 +118,11 @@ class Trainer:
             self.mesh.layout.dp,
             options.train.micro_batch_size,
         )
-        num_tokens = self._count_tokens(sum(int(micro.num_valid) for micro in micro_batches))
+        num_tokens = self._count_tokens(sum(micro.num_valid for micro in micro_batches))
         self.buffers.zero_grads()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for micro in micro_batches:
-            tokens, targets = (torch.from_numpy(rows).to(self.device) for rows in (micro.inputs, micro.targets))
-            loss = loss_sum(self.decoder, tokens, targets) / num_tokens
+            loss = micro_batch_loss(self.decoder, micro, self.device) / num_tokens
             loss.backward()
             total += loss.detach()
         self.buffers.reduce_grads()
@@ -140,7 +141,7 @@ class Trainer:
     def _count_tokens(self, num_valid: int) -> int:
         """Valid tokens of the global batch, from this data-parallel rank's."""
         count = torch.tensor(float(num_valid if self.mesh.tp.rank == 0 else 0), dtype=torch.float64, device=self.device)
-        return int(all_reduce(count, self.mesh.world))
+        return max(1, int(all_reduce(count, self.mesh.world)))  # a batch of questions alone has no loss, not NaN
 
     def _agree(self, local_loss: torch.Tensor) -> tuple[float, float, bool]:
         """Loss, gradient norm and whether anybody was asked to stop, the same bits on every rank."""
