@@ -84,7 +84,7 @@ class PackedDataset:
         self._quota_ends = list(accumulate(self._quotas))
         files = [open_tokens(Path(path), tokenizer) for path, _ in sources]
         _check_same_tokenizer(files)
-        self.seq_len = seq_len
+        self.seq_len, self.split = seq_len, split
         self.seed = seed if split == "train" else 0
         self.sources = [PackedSource(file, seq_len, split, eval_fraction, packing) for file in files]
         self.num_rows = sum(source.num_rows for source in self.sources)
@@ -109,7 +109,8 @@ class PackedDataset:
     def notes(self) -> list[str]:
         """What of the sources' documents is not as it was: a line for each source that has such."""
         rows = (source.rows for source in self.sources)
-        return [note for each in rows if isinstance(each, DocumentRows) and (note := each.note())]
+        notes = [each.note() for each in rows if isinstance(each, DocumentRows)]
+        return [f"{self.split} split of {note}" for note in notes if note]
 
     def _choose(self, index: int) -> tuple[int, int]:
         """The source of row `index`, and how many rows that source gave before it (but for the order within a block).
