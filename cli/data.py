@@ -22,8 +22,10 @@ def data() -> None:
 def prepare(inputs: tuple[str, ...], tokenizer_folder: str, out: Path, force: bool) -> None:
     """Tokenize INPUTs into one token folder for `tk train`.
 
-    An INPUT is a text file (one document), a .jsonl file (a document per line, {"text": ...}), a folder of such files,
-    or the word stdlib: the sources of Python's standard library.
+    An INPUT is a text file (one document), a .jsonl file (a document per line), a folder of such files, or the word
+    stdlib: the sources of Python's standard library. A line is {"text": ...}, or for fine-tuning {"prompt": ...,
+    "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}, of which only the response and what the
+    assistant says are learned; messages go through the tokenizer's chat template.
 
     \b
     Example:
@@ -46,6 +48,8 @@ def prepare(inputs: tuple[str, ...], tokenizer_folder: str, out: Path, force: bo
     if corpus.skipped:
         click.echo(f"skipped {len(corpus.skipped)} files that are no UTF-8 text, {corpus.skipped[0]} first", err=True)
     meta = tokens.meta
+    if tokens.masked:
+        click.echo(f"learned: {int(tokens.learned(0, meta.num_tokens).sum()):,} tokens", err=True)
     click.echo(
         f"{out}: {meta.num_tokens:,} tokens of {meta.num_documents:,} documents ({format_bytes(corpus.num_bytes)}) "
         f"in {format_seconds(time.monotonic() - start)}"

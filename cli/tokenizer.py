@@ -40,7 +40,7 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> N
     corpus = find_corpus(inputs)
     start = time.monotonic()
     with progress_bar("training the tokenizer", corpus.num_bytes, show=format_bytes) as bar:
-        learned = learn_byte_level_bpe(corpus.documents(bar.advance), vocab_size)
+        learned = learn_byte_level_bpe(corpus.texts(bar.advance), vocab_size)
     with sigterm_unwinds():
         trained = write_byte_level_bpe(learned, out, replaceable)
     if corpus.skipped:

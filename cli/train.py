@@ -48,6 +48,7 @@ def train(
     from ..core.layout import local_params
     from ..model.registry import tensor_table
     from ..train.config import TrainConfig
+    from ..train.initial_model import resolve
     from ..train.launch import FORK, Launcher
     from ..train.plan import describe
 
@@ -59,11 +60,12 @@ def train(
 
         ctx.exit(run_rank(loaded, resume, fork))
     layout = loaded.layout(nproc)
-    vocab_size = loaded.model.vocab_size or loaded.data.vocab_size
-    table = tensor_table(loaded.model.model_copy(update={"vocab_size": vocab_size}))
+    known = resolve(loaded, resume)
+    vocab_size = known.model.vocab_size or known.data.vocab_size
+    table = tensor_table(known.model.model_copy(update={"vocab_size": vocab_size}))
     params = local_params(table, layout, 0, 0)  # refuses a tp that does not fit, before any process is started
     if dry_run:
-        click.echo(describe(loaded, layout, params))
+        click.echo(describe(known, layout, params))
         return
     _check_folders(loaded, resume)
     arguments = [json.dumps(loaded.model_dump(mode="json")), resume, *([FORK] if fork else [])]
@@ -80,10 +82,14 @@ def _check_folders(config: "TrainConfig", resume: str) -> None:
     """What can be seen to be missing before any process is started."""
     from ..checkpoint import Checkpoint
     from ..core.errors import ConfigError
+    from ..train.data.megatron_file import is_megatron
 
     for source in () if config.data.sources == "stdlib" else config.data.sources:
-        if not Path(source.path).is_dir():
-            raise ConfigError(f"[data] sources: there is no folder {source.path}; `tk data prepare` makes one.")
+        if not Path(source.path).is_dir() and not is_megatron(Path(source.path)):
+            raise ConfigError(
+                f"[data] sources: there is no folder {source.path}, which `tk data prepare` would make, nor Megatron's "
+                f"files {source.path}.bin and .idx."
+            )
     if resume not in ("auto", "never"):
         Checkpoint.open(resume)
 

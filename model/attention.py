@@ -18,7 +18,7 @@ class Attend(Protocol):
     """Causal attention of one layer, however keys and values are kept. Rotary embedding is already applied."""
 
     def __call__(
-        self, layer: int, q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, window: int | None
+        self, layer: int, q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, window: int | None, /
     ) -> torch.Tensor:
         """Returns [..., H, E]. A query sees `window` positions, its own included; None = all before it."""
 

@@ -113,7 +113,7 @@ class ModelConfig(Section):
             "num_key_value_heads": self.num_attention_heads,
             "head_dim": self.hidden_size // self.num_attention_heads,
         }
-        for name, field in type(self).model_fields.items():
+        for name, field in ModelConfig.model_fields.items():
             if name not in own and getattr(self, name) != unset.get(name, field.default):
                 raise ValueError(f"{name} = {getattr(self, name)!r} is no option of {self.architecture}")
 

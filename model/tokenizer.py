@@ -17,7 +17,10 @@ import tokenizers
 from ..core.errors import CheckpointError, InvalidRequest
 
 # What belongs to a tokenizer in a model folder and goes along with every copy of it; only the first must be there.
-SIDE_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TOKENIZER_FILE: Final = "tokenizer.json"
+CONFIG_FILE: Final = "tokenizer_config.json"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+SIDE_FILES: Final = (TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", TEMPLATE_FILE)
 
 
 def _byte_alphabet() -> Mapping[str, int]:
@@ -112,7 +115,7 @@ class Tokenizer:
         Raises:
             CheckpointError: there is no tokenizer.json, or one of the files is damaged.
         """
-        path = Path(folder) / "tokenizer.json"
+        path = Path(folder) / TOKENIZER_FILE
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -126,8 +129,8 @@ class Tokenizer:
             raise CheckpointError(f"{path} is damaged, or no tokenizer that this version reads: {error}.") from error
 
     def _document_end(self) -> int | None:
-        path = self.folder / "tokenizer_config.json"
-        token = _read_json(path).get("eos_token")
+        path = self.folder / CONFIG_FILE
+        token = read_json(path).get("eos_token")
         if isinstance(token, dict):
             token = token.get("content")
         if token is None:
@@ -147,6 +150,26 @@ class Tokenizer:
             return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
         except TypeError as error:
             raise InvalidRequest("The text has a lone surrogate; it must be valid Unicode.", field="text") from error
+
+    def encode_spans(self, text: str, spans: Iterable[tuple[int, int]]) -> tuple[list[int], list[bool]]:
+        """Token ids of a text that spells its special tokens out, and which of them reach into the [start, stop) spans.
+
+        Spans are of characters.
+        """
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        inside = bytearray(len(text))
+        for start, stop in spans:
+            inside[start:stop] = b"\1" * (stop - start)
+        marked, end = [], 0
+        for start, stop in encoding.offsets:  # some tokenizers leave a token's leading spaces out of its offsets
+            marked.append(any(inside[min(start, end) : stop]))
+            end = stop
+        return list(encoding.ids), marked
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """How the special tokens are spelled."""
+        return tuple(self._added[token_id] for token_id in sorted(self._special))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text without added special tokens, on all cores."""
@@ -227,7 +250,7 @@ def read_eos_token_ids(folder: Path) -> frozenset[int]:
     """
     found: set[int] = set()
     for path in (folder / "config.json", folder / "generation_config.json"):
-        value = _read_json(path).get("eos_token_id")
+        value = read_json(path).get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
             raise CheckpointError(f"{path}: eos_token_id is {value!r}; it must be an id, a list of ids, or null.")
@@ -235,7 +258,7 @@ def read_eos_token_ids(folder: Path) -> frozenset[int]:
     return frozenset(found)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; {} if there is no such file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -1,9 +1,18 @@
 """The training configuration: every section and key of the TOML file, with defaults and checks (no torch)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from ..core.config import Section
 from ..core.errors import ParallelError
@@ -11,8 +20,46 @@ from ..core.layout import Layout, Table
 from ..model.config import ModelConfig
 
 
+class ModelSection(ModelConfig):
+    """A shape, or `init`: the checkpoint whose shape, weights and tokenizer the run begins with.
+
+    Read from TOML, a section with `init` has no shape yet; `initial_model.resolve` gives it the checkpoint's. It is
+    handed to ranks as it was read.
+    """
+
+    init: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_or_the_other(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("init"):
+            keys = [key for key in data if key != "init"]
+            if keys:
+                raise ValueError(
+                    f"init = {data['init']!r} brings the shape of its checkpoint: leave out {', '.join(keys)}, or init"
+                )
+        return data
+
+    @model_serializer(mode="wrap")
+    def _as_read(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"init": self.init} if self.init else handler(self)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the shape is: not before a checkpoint has given it."""
+        return not self.init or self.vocab_size > 0
+
+    def with_shape(self, shape: ModelConfig) -> "ModelSection":
+        """This section with the shape of its checkpoint."""
+        return self.model_copy(update={name: getattr(shape, name) for name in ModelConfig.model_fields})
+
+    def shape(self) -> ModelConfig:
+        """The shape alone."""
+        return ModelConfig(**{name: getattr(self, name) for name in ModelConfig.model_fields})
+
+
 class DataSource(Section):
-    """One token folder of a mixture."""
+    """One source of a mixture: a token folder, or Megatron's files PATH.bin and PATH.idx."""
 
     path: str
     weight: float = Field(default=1.0, gt=0)
@@ -24,7 +71,10 @@ class DataSection(Section):
     Attributes:
         sources: token folders (`tk data prepare`), or the one word "stdlib": Python's own library, prepared on first
             use under `cache`.
-        tokenizer: folder with tokenizer.json that goes into the checkpoint; "" takes the first source's own.
+        tokenizer: folder with tokenizer.json that goes into the checkpoint; "" takes that of `model.init`, or the first
+            source's own.
+        packing: "concat" cuts the stream of all documents into rows; "documents" packs whole ones, which neither attend
+            to each other nor share positions.
         vocab_size: of the tokenizer that "stdlib" trains.
         eval_fraction: held-out share of the rows, never trained on.
         cache: where "stdlib" is prepared.
@@ -36,6 +86,7 @@ class DataSection(Section):
         Discriminator(lambda value: "<name>" if isinstance(value, str) else "<array>"),
     ] = "stdlib"
     tokenizer: str = ""
+    packing: Literal["concat", "documents"] = "concat"
     vocab_size: int = Field(default=4096, ge=300)
     eval_fraction: float = Field(default=0.02, gt=0, lt=0.5)
     cache: str = "runs/stdlib"
@@ -52,6 +103,7 @@ class TrainSection(Section):
     Attributes:
         on_nonfinite: what happens when loss or gradient norm are not finite: the run ends, or the step is left out.
         max_skipped_steps: steps left out in a row, after which the run ends all the same.
+        freeze: patterns of parameters that stay as they are (see train/freezing.py).
         stop_timeout: seconds that ranks get to finish a step and save once asked to stop.
     """
 
@@ -65,11 +117,21 @@ class TrainSection(Section):
     eval_rows: int = Field(default=32, ge=1)
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_skipped_steps: int = Field(default=10, ge=1)
+    freeze: tuple[str, ...] = ()
     stop_timeout: float = Field(default=120.0, gt=0, le=86400)
+
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
 
 
 class OptimizerSection(Section):
-    """AdamW (arXiv 1711.05101) and the learning rate's course."""
+    """AdamW (arXiv 1711.05101) and the learning rate's course.
+
+    Attributes:
+        decay_share: of all steps, how many the schedule "wsd" falls for at the end.
+    """
 
     name: Literal["adamw"] = "adamw"
     lr: float = Field(default=1e-3, gt=0)
@@ -78,7 +140,8 @@ class OptimizerSection(Section):
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     grad_clip: float = Field(default=1.0, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    decay_share: float = Field(default=0.2, gt=0, le=1)
     warmup_steps: int = Field(default=0, ge=0)
 
     @field_validator("betas", mode="before")
@@ -172,7 +235,7 @@ class CheckpointSection(Section):
 class TrainConfig(Section):
     """One training run. `load_toml(path, TrainConfig, overrides)` reads it."""
 
-    model: ModelConfig = ModelConfig()
+    model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -184,7 +247,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
-        if self.train.seq_len > self.model.max_position_embeddings:
+        if self.model.is_known and self.train.seq_len > self.model.max_position_embeddings:
             raise ValueError(
                 f"train.seq_len = {self.train.seq_len} exceeds model.max_position_embeddings = "
                 f"{self.model.max_position_embeddings}"

@@ -24,4 +24,4 @@ def evaluate(trainer: "Trainer") -> float:
     if not trainer.speaks:
         sums.zero_()
     loss, count = all_reduce(sums, mesh.world).tolist()
-    return float(loss / count)
+    return float(loss / max(1, count))

@@ -15,6 +15,7 @@ from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from .config import TrainConfig
 from .data.dataset import PackedDataset
+from .data.documents import SPLITS
 from .data.stdlib import prepare_stdlib
 
 
@@ -46,14 +47,28 @@ def open_inputs(config: TrainConfig, mesh: Mesh, device: torch.device) -> Inputs
         tokenizer_folder, sources = _stdlib(config, mesh, device)
     else:
         sources = [(Path(source.path), source.weight) for source in options.sources]
-        tokenizer_folder = Path(options.tokenizer or options.sources[0].path)
-    tokenizer = Tokenizer.from_folder(tokenizer_folder)
+        tokenizer_folder = sources[0][0]
+    tokenizer = Tokenizer.from_folder(_tokenizer_folder(config, tokenizer_folder))
     seq_len, seed = config.train.seq_len, config.train.seed
-    train = PackedDataset(sources, seq_len, seed, "train", options.eval_fraction)
-    held_out = PackedDataset(sources, seq_len, seed, "eval", options.eval_fraction)
+    train, held_out = (
+        PackedDataset(sources, seq_len, seed, split, options.eval_fraction, options.packing, tokenizer)
+        for split in SPLITS
+    )
     _check_tokenizer(train, tokenizer)
     model = _complete(config, tokenizer)
+    if mesh.world.rank == 0:
+        for note in (*train.notes(), *held_out.notes()):
+            print(note, file=sys.stderr)
     return Inputs(model, train, held_out, train.fingerprint, _side_files(model, tokenizer))
+
+
+def _tokenizer_folder(config: TrainConfig, source: Path) -> Path:
+    folder = Path(config.data.tokenizer) if config.data.tokenizer else source
+    if not config.data.tokenizer and not folder.is_dir():
+        raise ConfigError(
+            f"[data] sources: {folder} does not say which tokenizer it was made with: give [data] tokenizer."
+        )
+    return folder
 
 
 def _stdlib(config: TrainConfig, mesh: Mesh, device: torch.device) -> tuple[Path, list[tuple[Path, float]]]:
@@ -74,23 +89,29 @@ def _stdlib(config: TrainConfig, mesh: Mesh, device: torch.device) -> tuple[Path
 
 def _check_tokenizer(dataset: PackedDataset, tokenizer: Tokenizer) -> None:
     for source in dataset.sources:
-        if source.tokens.meta.tokenizer_sha256 != tokenizer.sha256:
+        if source.tokens.tokenizer_sha256 != tokenizer.sha256:
             raise ConfigError(
-                f"{source.tokens.folder} was not made with the tokenizer in {tokenizer.folder}: prepare it again with "
+                f"{source.tokens.path} was not made with the tokenizer in {tokenizer.folder}: prepare it again with "
                 "that one (tk data prepare), or name the right [data] tokenizer."
             )
 
 
 def _complete(config: TrainConfig, tokenizer: Tokenizer) -> ModelConfig:
-    vocab_size = config.model.vocab_size or tokenizer.vocab_size
+    shape = config.model.shape()
+    vocab_size = shape.vocab_size or tokenizer.vocab_size
     if vocab_size < tokenizer.vocab_size:
         raise ConfigError(
-            f"[model] vocab_size = {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}; leave it out."
+            f"The tokenizer in {tokenizer.folder} has {tokenizer.vocab_size} tokens, more than "
+            + (
+                f"the vocabulary of {vocab_size} of [model] init = {config.model.init}: use that model's own tokenizer."
+                if config.model.init
+                else f"[model] vocab_size = {vocab_size}; leave that key out."
+            )
         )
-    return config.model.model_copy(
+    return shape.model_copy(
         update={
             "vocab_size": vocab_size,
-            "eos_token_id": config.model.eos_token_id or tuple(sorted(tokenizer.eos_token_ids)),
+            "eos_token_id": shape.eos_token_id or tuple(sorted(tokenizer.eos_token_ids)),
             "dtype": "bfloat16" if config.precision.params == "bf16" else "float32",
         }
     )

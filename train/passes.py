@@ -43,15 +43,19 @@ class Passes:
         Returns:
             The sum of their losses, fp64, on ranks of the last stage; 0 elsewhere.
         """
-        return self._run(self.config.parallel.schedule, micro_batches, loss_factor)
+        model, rows = self.stages[0].decoder.config, self.config.train.global_batch_size
+        balance = model.router_aux_loss_coef / rows * self.engine.loss_scale.value
+        return self._run(self.config.parallel.schedule, micro_batches, loss_factor, balance)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         """As `train`, without backward and factor."""
-        return self._run("forward-only", micro_batches, 1.0)
+        return self._run("forward-only", micro_batches, 1.0, 0.0)
 
-    def _run(self, name: str, micro_batches: Sequence[MicroBatch], loss_factor: float) -> torch.Tensor:
+    def _run(
+        self, name: str, micro_batches: Sequence[MicroBatch], loss_factor: float, balance_weight: float
+    ) -> torch.Tensor:
         for stage in self.stages:
-            stage.micro_batches, stage.loss_factor = micro_batches, loss_factor
+            stage.micro_batches, stage.loss_factor, stage.balance_weight = micro_batches, loss_factor, balance_weight
         key = (name, len(micro_batches))
         if key not in self._executors:
             self._executors[key] = self._executor(*key)

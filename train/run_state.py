@@ -15,6 +15,7 @@ from ..core.errors import CheckpointError, ConfigError, TkError
 from ..model.config import ModelConfig
 from ..parallel.collectives import broadcast
 from .config import param_groups
+from .initial_model import open_init
 from .replica_check import ReplicaCheck
 from .resume import choose
 from .saver import Saver
@@ -85,12 +86,16 @@ class RunState:
     def load(self, resume: str, fork: bool) -> TrainState:
         """Fills the trainer from the checkpoint that `resume` means (see Trainer) and returns where that stands.
 
+        Where there is none and `model.init` is given, weights come from there, and all else begins anew.
+
         Raises:
             CheckpointError: it cannot be used, or newer steps are in its way and `fork` was not asked for.
             ConfigError: the data is not what the checkpoint was trained on, or the folder's steps are in the way.
         """
         checkpoint = choose(self.run, self.trainer.config.run_folder, resume, fork, self._from_rank_0)
         if checkpoint is None:
+            if self.trainer.config.model.init:
+                self.trainer.snapshot.load_weights(open_init(self.trainer.config))
             return TrainState()
         if self.run:
             steps = self.trainer.config.train.steps

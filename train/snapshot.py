@@ -83,8 +83,19 @@ class Snapshot:
             ShapeMismatch: the checkpoint is not of this model.
             CheckpointError: it has no optimizer states.
         """
+        self._fill(checkpoint, ("master", "exp_avg", "exp_avg_sq"))
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        """Reads parameters alone, stored in whatever dtype; optimizer states stay as they are.
+
+        Raises:
+            ShapeMismatch: the checkpoint is not of this model.
+        """
+        self._fill(checkpoint, ("master",))
+
+    def _fill(self, checkpoint: Checkpoint, slots: Sequence[str]) -> None:
         check_tensors([spec for spec in self.table if not spec.alias], checkpoint)
-        for slot in ("master", "exp_avg", "exp_avg_sq"):
+        for slot in slots:
             for shard, values in self.optimizer.runs(slot):
                 name = shard.piece.tensor.name
                 stored = checkpoint.tensors[name].slots

@@ -6,12 +6,15 @@ import torch
 from torch import nn
 
 from ..core.layout import Table, stages
+from ..model.balance import RouterBalance
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder
+from ..model.recompute import Recompute
 from ..parallel.mesh import Mesh
 from ..parallel.weight_grads import WeightGradQueue
 from .data.batches import MicroBatch
-from .loss import causal_attention, loss_sum
+from .data.row import IGNORED
+from .loss import attention_within, loss_sum
 from .zero.flat_buffers import FlatBucket, FlatBuffers
 from .zero.parameter_gather import Unit
 
@@ -24,6 +27,7 @@ def build_stages(
     *,
     sequence_parallel: bool,
     weight_grads: WeightGradQueue,
+    recompute: Recompute,
 ) -> tuple[Decoder, ...]:
     """This rank's stages on the meta device: flat buffers give their parameters memory.
 
@@ -39,6 +43,7 @@ def build_stages(
             stage=stage,
             sequence_parallel=sequence_parallel,
             weight_grads=weight_grads,
+            recompute=recompute,
         )
         for stage in stages(table, mesh.layout, mesh.coordinates.pp)
     )
@@ -70,21 +75,35 @@ def _units(decoder: Decoder, buckets: Sequence[FlatBucket]) -> list[Unit]:
 
 
 class StagePass:
-    """One stage with the micro-batches of a step, as the pipeline's executor runs it."""
+    """One stage with the micro-batches of a step, as the pipeline's executor runs it.
+
+    Attributes:
+        loss_factor: what each micro-batch's summed loss is multiplied by.
+        balance_weight: see RouterBalance.
+    """
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self.decoder = decoder
         self.device = device
         self.micro_batches: Sequence[MicroBatch] = ()
         self.loss_factor = 1.0
+        self.balance_weight = 0.0
 
     def forward(self, micro_batch: int, x: torch.Tensor | None) -> torch.Tensor:
         """Hidden states for the next stage from those of the one before (tokens on the first); on the last stage the
         sum of the micro-batch's losses times `loss_factor`."""
         micro = self.micro_batches[micro_batch]
-        tokens_BL, targets_BL = (torch.from_numpy(rows).to(self.device) for rows in (micro.inputs, micro.targets))
-        positions_BL = torch.arange(tokens_BL.shape[1], device=self.device).expand_as(tokens_BL)
-        hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, causal_attention)
+        rows = (micro.inputs, micro.targets, micro.positions)
+        tokens_BL, targets_BL, positions_BL = (torch.from_numpy(each).to(self.device) for each in rows)
+        attend, balance = attention_within(micro.documents), self._balance(targets_BL)
+        hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, attend, balance)
         if not self.decoder.stage.last:
             return hidden_BLD  # type: ignore[no-any-return]
         return loss_sum(self.decoder, hidden_BLD, targets_BL) * self.loss_factor
+
+    def _balance(self, targets_BL: torch.Tensor) -> RouterBalance | None:
+        """Rows that only fill the batch up do not count."""
+        if not self.balance_weight or not torch.is_grad_enabled():
+            return None
+        real_B1 = (targets_BL != IGNORED).any(dim=1, keepdim=True)
+        return RouterBalance(self.balance_weight, real_B1.expand_as(targets_BL))

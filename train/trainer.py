@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -15,6 +16,8 @@ from .config import TrainConfig
 from .data.batches import MicroBatch, global_batch
 from .engine import DTYPES, Engine
 from .evaluate import evaluate
+from .freezing import frozen_tensors
+from .initial_model import resolve
 from .inputs import Inputs, open_inputs
 from .lr_schedule import learning_rate
 from .metrics import MetricsFile
@@ -54,7 +57,7 @@ class Trainer:
         stop: StopRequest | None = None,
         on_step: Callable[[int, StepResult], None] = lambda step, result: None,
     ) -> None:
-        self.config = config
+        self.config = config = resolve(config, resume)
         self.mesh = mesh or Mesh.alone()
         self.device = device or torch.device("cpu")
         self.resume = resume
@@ -63,13 +66,18 @@ class Trainer:
         self.on_step = on_step
         self.dtype = DTYPES[config.precision.params]
         self.inputs: Inputs = open_inputs(config, self.mesh, self.device)
-        self.table: tuple[TensorSpec, ...] = tensor_table(self.inputs.model)
+        self.table = self._table()
         self.weight_grads = WeightGradQueue()
         self.engine = self._engine()
         self.pipeline = Passes(self.stages, self.engine, config, self.weight_grads)
         self.nonfinite = NonFinitePolicy(config.train, self.engine)
         self.snapshot = Snapshot(self.engine.optimizer, self.table)
         self.state = TrainState()
+
+    def _table(self) -> tuple[TensorSpec, ...]:
+        table = tensor_table(self.inputs.model)
+        frozen = frozen_tensors(table, self.config.train.freeze)
+        return tuple(replace(spec, trainable=(spec.alias or spec.name) not in frozen) for spec in table)
 
     def _engine(self) -> Engine:
         model, seed = self.inputs.model, self.config.train.seed
@@ -81,6 +89,7 @@ class Trainer:
             self.dtype,
             sequence_parallel=parallel.sequence_parallel,
             weight_grads=self.weight_grads,
+            recompute=self.config.recompute.mode,
         )
         engine = Engine(
             self.stages,
@@ -158,7 +167,7 @@ class Trainer:
         """Valid tokens of the global batch, from this data-parallel rank's."""
         num_valid = sum(micro.num_valid for micro in micro_batches) if self.speaks else 0
         count = torch.tensor(float(num_valid), dtype=torch.float64, device=self.device)
-        return max(1, int(all_reduce(count, self.mesh.world)))
+        return max(1, int(all_reduce(count, self.mesh.world)))  # a batch of questions alone has no loss, not NaN
 
     @property
     def speaks(self) -> bool:

@@ -12,6 +12,7 @@ from ..core.config import parse
 from ..core.errors import ConfigError, TkError
 from ..parallel.mesh import Mesh
 from .config import TrainConfig
+from .initial_model import resolve
 from .launch import FORK, RENDEZVOUS_VARIABLE, write_error
 from .stop import StopRequest
 from .trainer import Trainer
@@ -40,6 +41,7 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
         timeout=timedelta(seconds=config.parallel.timeout_seconds),
     )
     try:
+        config = resolve(config, resume)
         model = config.model
         mesh = Mesh.build(config.layout(world), device.type, model.num_key_value_heads, model.tie_word_embeddings)
         Trainer(config, mesh, device, resume=resume, fork=fork, stop=stop).fit()

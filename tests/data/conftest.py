@@ -20,7 +20,7 @@ NON_ASCII = "naïve café — 你好，世界 😀 👩‍👩‍👧 Приве
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
     """Some library sources, small enough to tokenize in no time."""
-    return [text for text in itertools.islice(stdlib_corpus().documents(), 80) if len(text) < 20_000][:40]
+    return [text for text in itertools.islice(stdlib_corpus().texts(), 80) if len(text) < 20_000][:40]
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,9 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from tk.train.data.batches import IGNORED, global_batch
+from tk.train.data.batches import global_batch
+from tk.train.data.row import IGNORED, Row
 
 
 class CountedRows:
@@ -13,8 +13,12 @@ class CountedRows:
 
     seq_len = 3
 
-    def row(self, index: int) -> NDArray[np.int64]:
-        return index * 1000 + np.arange(self.seq_len + 1, dtype=np.int64)
+    def __init__(self, apart: bool = False) -> None:
+        self.apart = apart
+
+    def row(self, index: int) -> Row:
+        tokens = index * 1000 + np.arange(self.seq_len + 1, dtype=np.int64)
+        return Row(tokens[:-1], tokens[1:], (1 + index % 2, 2 - index % 2) if self.apart else ())
 
 
 @given(first=st.integers(0, 500), batch=st.integers(1, 20), dp=st.integers(1, 6), micro_batch_size=st.integers(1, 5))
@@ -39,3 +43,12 @@ def test_one_rank_has_the_rows_in_order() -> None:
     micro_batches = global_batch(CountedRows(), 10, 5, dp_rank=0, dp=1, micro_batch_size=2)
     assert [micro.inputs[:, 0].tolist() for micro in micro_batches] == [[10000, 11000], [12000, 13000], [14000, 0]]
     assert micro_batches[-1].targets.tolist() == [[14001, 14002, 14003], [IGNORED] * 3]
+
+
+def test_positions_begin_anew_with_each_document() -> None:
+    (apart,) = global_batch(CountedRows(apart=True), 0, 3, dp_rank=0, dp=1, micro_batch_size=4)
+    assert apart.documents == (1, 2, 2, 1, 1, 2, 3), "a row that fills up is one document"
+    assert apart.positions.tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 1], [0, 1, 2]]
+    (whole,) = global_batch(CountedRows(), 0, 2, dp_rank=0, dp=1, micro_batch_size=2)
+    assert whole.documents == ()
+    assert whole.positions.tolist() == [[0, 1, 2]] * 2

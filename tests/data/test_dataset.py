@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import ConfigError
-from tk.train.data.dataset import MIXTURE_BLOCK, PackedDataset, Split
+from tk.train.data.dataset import MIXTURE_BLOCK, PackedDataset
+from tk.train.data.documents import Split
 from tk.train.data.permutation import derive_key, permute
+from tk.train.data.row import Row
 from tk.train.data.token_file import TokenFile
 from tk.train.data.unigram import unigram_entropy
 
@@ -24,6 +26,11 @@ LENGTH = 32
 
 def dataset(*folders: Path, seed: int = 0, split: Split = "train", seq_len: int = LENGTH) -> PackedDataset:
     return PackedDataset([(folder, 1.0) for folder in folders], seq_len, seed, split, eval_fraction=0.1)
+
+
+def _bytes(row: Row) -> bytes:
+    """The seq_len + 1 tokens of a row."""
+    return np.append(row.inputs, row.targets[-1]).tobytes()
 
 
 @given(size=st.integers(1, 300), key=st.integers(0, 2**64 - 1))
@@ -49,21 +56,23 @@ def test_every_token_is_a_target_once_per_epoch(token_folder: Path, seq_len: int
     stream = source.tokens.read(source.start, source.stop)
     for epoch in (0, 1):
         epoch_rows = [rows.row(epoch * rows.num_rows + number) for number in range(rows.num_rows)]
-        assert {(row.shape, row.dtype) for row in epoch_rows} == {((seq_len + 1,), np.dtype(np.int64))}
-        targets = Counter(np.concatenate([row[1:] for row in epoch_rows]).tolist())
+        shapes = {(part.shape, part.dtype) for row in epoch_rows for part in (row.inputs, row.targets)}
+        assert shapes == {((seq_len,), np.dtype(np.int64))}
+        assert {row.documents for row in epoch_rows} == {()}
+        targets = Counter(int(token) for row in epoch_rows for token in row.targets)
         assert targets == Counter(stream[1 : rows.num_rows * seq_len + 1].tolist())
         packed = {stream[number * seq_len :][: seq_len + 1].tobytes() for number in range(rows.num_rows)}
-        assert {row.tobytes() for row in epoch_rows} == packed
+        assert {_bytes(row) for row in epoch_rows} == packed
     assert (source.stop - source.start - 1) - rows.num_rows * seq_len in range(seq_len)
 
 
 def test_orders_differ_by_epoch_and_seed(token_folder: Path) -> None:
     rows, other = dataset(token_folder), dataset(token_folder, seed=1)
     first, second, reseeded = (
-        [source.row(start + number).tobytes() for number in range(rows.num_rows)]
+        [_bytes(source.row(start + number)) for number in range(rows.num_rows)]
         for source, start in ((rows, 0), (rows, rows.num_rows), (other, 0))
     )
-    in_order = [rows.sources[0].read_row(number).tobytes() for number in range(rows.num_rows)]
+    in_order = [_bytes(rows.sources[0].rows.read_row(number)) for number in range(rows.num_rows)]
     assert sorted(first) == sorted(second) == sorted(reseeded) == sorted(in_order)
     for one, two in ((first, second), (first, reseeded), (first, in_order)):
         assert sum(a == b for a, b in zip(one, two, strict=True)) < rows.num_rows / 4
@@ -73,14 +82,15 @@ def test_orders_differ_by_epoch_and_seed(token_folder: Path) -> None:
 def test_a_row_does_not_depend_on_what_was_asked_before(token_folder: Path, indexes: list[int]) -> None:
     used = dataset(token_folder, token_folder)
     for index in [*indexes, 5]:
-        assert np.array_equal(used.row(index), dataset(token_folder, token_folder).row(index))
+        assert _bytes(used.row(index)) == _bytes(dataset(token_folder, token_folder).row(index))
 
 
 def test_rows_are_the_same_in_every_process(token_folder: Path) -> None:
     program = (
         "import hashlib, sys; from tk.train.data.dataset import PackedDataset\n"
         f"rows = PackedDataset([(sys.argv[1], 2.0), (sys.argv[1], 1.0)], {LENGTH}, 3)\n"
-        "print(rows.fingerprint, hashlib.sha256(b''.join(rows.row(i).tobytes() for i in range(50))).hexdigest())"
+        "content = b''.join(rows.row(i).targets.tobytes() for i in range(50))\n"
+        "print(rows.fingerprint, hashlib.sha256(content).hexdigest())"
     )
     answers = {
         subprocess.run(
@@ -98,10 +108,12 @@ def test_rows_are_the_same_in_every_process(token_folder: Path) -> None:
 
 def test_splits_share_no_document(token_folder: Path) -> None:
     train, held_out = dataset(token_folder).sources[0], dataset(token_folder, split="eval").sources[0]
-    assert (train.start, train.stop, held_out.stop) == (0, held_out.start, held_out.tokens.meta.num_tokens)
+    assert (train.start, train.stop, held_out.stop) == (0, held_out.start, held_out.tokens.num_tokens)
     assert held_out.start in held_out.tokens.document_offsets
     assert 0.05 <= (held_out.stop - held_out.start) / held_out.stop <= 0.1
-    orders = [[dataset(token_folder, split="eval", seed=seed).row(i).tobytes() for i in range(5)] for seed in (0, 1)]
+    orders = [
+        [dataset(token_folder, split="eval", seed=seed).row(i).targets.tobytes() for i in range(5)] for seed in (0, 1)
+    ]
     assert orders[0] == orders[1], "every seed is evaluated on the same rows"
 
 

@@ -31,7 +31,7 @@ def test_files_folders_and_lines(tmp_path: Path) -> None:
 
     corpus = find_corpus([str(folder), single])
     read: list[int] = []
-    documents = list(corpus.documents(read.append))
+    documents = list(corpus.texts(read.append))
     assert documents[-1] == "single"
     assert sorted(documents) == sorted(["print(1)\n", "with\r\na mark", "one", "two", "single"])
     assert documents.index("one") + 1 == documents.index("two")
@@ -46,7 +46,7 @@ def test_the_order_of_a_folder_depends_on_its_names_alone(tmp_path: Path) -> Non
         (tmp_path / copy).mkdir()
         for name in order:
             (tmp_path / copy / name).write_text(name)
-        orders.append(list(find_corpus([tmp_path / copy]).documents()))
+        orders.append(list(find_corpus([tmp_path / copy]).texts()))
     assert orders[0] == orders[1]
     assert orders[0] != sorted(names), "the tail must be a sample, not the last in the alphabet"
 

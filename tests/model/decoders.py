@@ -13,7 +13,9 @@ from tk.parallel.collectives import all_reduce
 from tk.parallel.cross_entropy import vocab_parallel_cross_entropy
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.architectures import ENTRIES, VOCAB
+from tk.train.data.batches import MicroBatch
 from tk.train.loss import causal_attention
+from tk.train.stages import StagePass
 
 CPU = torch.device("cpu")
 BATCH, LENGTH = 2, 16
@@ -42,6 +44,15 @@ def loss_of(decoder: Decoder, hidden_BLD: torch.Tensor) -> torch.Tensor:
     """The mean loss on the targets, from the last stage's hidden states."""
     logits = decoder.logits(hidden_BLD).flatten(0, 1)
     return vocab_parallel_cross_entropy(logits, tokens()[2].flatten(), VOCAB, decoder.tp).mean()
+
+
+def whole_loss(
+    decoder: Decoder, tokens_BL: torch.Tensor, targets_BL: torch.Tensor, documents: tuple[int, ...] = ()
+) -> torch.Tensor:
+    """The summed loss of a micro-batch as training computes it, on a decoder of one stage."""
+    stage = StagePass(decoder, CPU)
+    stage.micro_batches = [MicroBatch(tokens_BL.numpy(), targets_BL.numpy(), documents)]
+    return stage.forward(0, None)
 
 
 def backward(decoder: Decoder, balance: RouterBalance | None = None) -> torch.Tensor:

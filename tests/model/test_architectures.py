@@ -20,8 +20,9 @@ from tk.model.registry import architectures, tensor_table
 from tk.parallel.collectives import all_gather
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
+from tk.tests.model.decoders import whole_loss
 from tk.tests.rank_pool import RankPool
-from tk.train.loss import causal_attention, loss_sum
+from tk.train.loss import causal_attention
 
 CPU = torch.device("cpu")
 
@@ -96,7 +97,7 @@ def test_gradients_equal_transformers(tmp_path: Path, name: str) -> None:
     model = ENTRIES[name].make(tmp_path)
     decoder = _load(tmp_path, ALONE)
     tokens = _tokens()
-    loss = loss_sum(decoder, tokens[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
+    loss = whole_loss(decoder, tokens[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
     loss.backward()
     model(tokens, labels=tokens).loss.backward()
     # transformers holds experts as one tensor in memory; what it saves is named as our table is.

@@ -18,8 +18,9 @@ from tk.model.init import initialize_weights
 from tk.model.loading import load_weights
 from tk.parallel.collectives import all_gather
 from tk.parallel.mesh import ALONE, Group, Mesh
+from tk.tests.model.decoders import whole_loss
 from tk.tests.rank_pool import RankPool
-from tk.train.loss import causal_attention, loss_sum
+from tk.train.loss import causal_attention
 
 CPU = torch.device("cpu")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -106,7 +107,7 @@ def test_gradients_equal_transformers(tmp_path: Path) -> None:
     reference = _reference(tmp_path, "grouped")
     decoder = _load(tmp_path, ALONE)
     tokens = _tokens()
-    loss = loss_sum(decoder, tokens[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
+    loss = whole_loss(decoder, tokens[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
     loss.backward()
     expected = reference(tokens, labels=tokens).loss
     expected.backward()

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from tk.model.tokenizer import Tokenizer
 from tk.train.data.prepare import prepare_tokens
+from tk.train.data.sources import find_corpus
 from tk.train.data.tokenizer_training import train_byte_level_bpe
 
 Configure = Callable[..., dict[str, Any]]
@@ -24,6 +26,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     tokenizer = train_byte_level_bpe(iter(_documents()), 301, folder / "tokenizer")
     prepare_tokens(iter(_documents()), tokenizer, folder / "tokens")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def examples(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Questions and answers of many lengths, with the corpus's tokenizer, as a token folder."""
+    folder = tmp_path_factory.mktemp("examples") / "tokens"
+    lines = [{"prompt": f"{'x' * (i % 7)} = ", "response": f"{i * i}\n" * (1 + i % 3)} for i in range(300)]
+    path = folder.with_name("examples.jsonl")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    prepare_tokens(find_corpus([path]).documents(), Tokenizer.from_folder(corpus / "tokenizer"), folder)
     return folder
 
 

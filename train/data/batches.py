@@ -1,12 +1,13 @@
 """A global batch, dealt over data-parallel ranks and micro-batches: the same rows for any of their numbers."""
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-IGNORED: Final = -100  # the target of a position that does not count, as in torch's cross entropy
+from .row import IGNORED, Row
 
 
 class Rows(Protocol):
@@ -14,26 +15,37 @@ class Rows(Protocol):
 
     seq_len: int
 
-    def row(self, index: int) -> NDArray[np.int64]:
-        """Row `index`: int64 [seq_len + 1]."""
+    def row(self, index: int) -> Row:
+        """Row `index`."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one rank computes at once.
+    """What one rank computes at once: all that a forward pass needs, on whichever stage.
 
     Attributes:
         inputs: int64 [micro_batch_size, seq_len].
-        targets: int64 [micro_batch_size, seq_len]: the token after each input, `IGNORED` in rows that only fill up.
-        num_valid: targets that count.
+        targets: int64 [micro_batch_size, seq_len]: the token after each input, `IGNORED` where it does not count.
+        documents: lengths of the documents, row after row, together micro_batch_size x seq_len; () = a row is one text.
     """
 
     inputs: NDArray[np.int64]
     targets: NDArray[np.int64]
+    documents: tuple[int, ...] = ()
 
     @property
     def num_valid(self) -> int:
+        """Targets that count."""
         return int(np.count_nonzero(self.targets != IGNORED))
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """int64 [micro_batch_size, seq_len]: of each input within its document, or within its row."""
+        num_rows, seq_len = self.inputs.shape
+        lengths = np.array(self.documents or (seq_len,) * num_rows)
+        starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        positions: NDArray[np.int64] = np.arange(num_rows * seq_len) - starts
+        return positions.reshape(num_rows, seq_len)
 
 
 def global_batch(
@@ -56,10 +68,12 @@ def _ceil(number: int, unit: int) -> int:
 
 
 def _micro_batch(dataset: Rows, indexes: range, end: int) -> MicroBatch:
-    rows = np.zeros((len(indexes), dataset.seq_len + 1), np.int64)
-    num_real = max(0, min(len(indexes), end - indexes.start))
-    for place in range(num_real):
-        rows[place] = dataset.row(indexes[place])
-    targets = rows[:, 1:].copy()
-    targets[num_real:] = IGNORED
-    return MicroBatch(rows[:, :-1].copy(), targets)
+    inputs = np.zeros((len(indexes), dataset.seq_len), np.int64)
+    targets = np.full((len(indexes), dataset.seq_len), IGNORED, np.int64)
+    rows = [dataset.row(index) for index in indexes if index < end]
+    for place, row in enumerate(rows):
+        inputs[place], targets[place] = row.inputs, row.targets
+    documents = [row.documents or (dataset.seq_len,) for row in rows]
+    documents += [(dataset.seq_len,)] * (len(indexes) - len(rows))
+    apart = any(row.documents for row in rows)
+    return MicroBatch(inputs, targets, tuple(chain.from_iterable(documents)) if apart else ())

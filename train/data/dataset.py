@@ -6,57 +6,60 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...core.errors import ConfigError
+from ...model.tokenizer import Tokenizer
+from .documents import DocumentRows, Split, StreamRows, split_range
 from .permutation import derive_key, permute
-from .token_file import TokenFile
+from .row import Row
+from .token_stream import TokenStream, open_tokens
 
-Split = Literal["train", "eval"]
-PACKING: Final = "documents-in-order-1"
+Packing = Literal["concat", "documents"]
+PACKINGS: Final = MappingProxyType({"concat": "documents-in-order-1", "documents": "documents-best-fit-1"})
 MIXTURE_BLOCK: Final = 4096
 
 
 class PackedSource:
-    """One split of one token folder, cut into rows of seq_len + 1 tokens that overlap by one.
+    """One split of one source as rows.
 
-    The eval split is the tail of the documents, `eval_fraction` of the tokens or up to half of that less, so that no
-    document is in both splits; only where the documents are too long for that, one is cut in two. Every token of a
-    split but its first, and less than a row at its end, is a target exactly once.
+    Attributes:
+        start, stop: the split's tokens.
+        rows: how they become rows.
     """
 
-    def __init__(self, tokens: TokenFile, seq_len: int, split: Split, eval_fraction: float) -> None:
+    def __init__(
+        self, tokens: TokenStream, seq_len: int, split: Split, eval_fraction: float, packing: Packing = "concat"
+    ) -> None:
         self.tokens = tokens
-        self.seq_len = seq_len
-        boundary = _boundary(tokens, eval_fraction)
-        self.start, self.stop = (0, boundary) if split == "train" else (boundary, tokens.meta.num_tokens)
-        self.num_rows = max(0, (self.stop - self.start - 1) // seq_len)
+        self.start, self.stop = split_range(tokens, split, eval_fraction)
+        kind = DocumentRows if packing == "documents" else StreamRows
+        self.rows: StreamRows | DocumentRows = kind(tokens, seq_len, self.start, self.stop)
+        self.num_rows = self.rows.num_rows
         if not self.num_rows:
             raise ConfigError(
-                f"The {split} split of {tokens.folder} has {self.stop - self.start} tokens, fewer than one "
+                f"The {split} split of {tokens.path} has {self.stop - self.start} tokens, fewer than one "
                 f"row of seq_len + 1 = {seq_len + 1}: use more data, a shorter seq_len, or another eval_fraction "
                 f"(now {eval_fraction:g})."
+                if packing == "concat"
+                else f"The {split} split of {tokens.path} has no document of which anything is learned within seq_len "
+                f"= {seq_len}: use more data, a longer seq_len, or another eval_fraction (now {eval_fraction:g})."
             )
-
-    def read_row(self, number: int) -> NDArray[np.int64]:
-        """Row `number` in the order of the file."""
-        start = self.start + number * self.seq_len
-        return self.tokens.read(start, start + self.seq_len + 1)
 
 
 class PackedDataset:
     """An endless sequence of rows, drawn from one or more token folders by weight, epoch after epoch.
 
     Args:
-        sources: token folders and their weights (any positive numbers); a source's rows are that share of all rows, to
-            1/4096.
-        seq_len: inputs per row; a row has one token more.
+        sources: token folders, or Megatron's files (see `open_tokens`), and their weights (any positive numbers); a
+            source's rows are that share of all rows, to 1/4096.
+        seq_len: inputs per row.
         seed: of the order of rows. The eval split has one order for all seeds.
         split: "train", or "eval" for what is held out.
         eval_fraction: share of each source's tokens that is held out.
+        packing: "concat" cuts the stream of all documents; "documents" keeps them whole and apart.
+        tokenizer: of sources that do not say which was theirs.
 
     Attributes:
         num_rows: rows in one epoch of all sources.
@@ -74,32 +77,40 @@ class PackedDataset:
         seed: int,
         split: Split = "train",
         eval_fraction: float = 0.02,
+        packing: Packing = "concat",
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self._quotas = _quotas([weight for _, weight in sources])
         self._quota_ends = list(accumulate(self._quotas))
-        files = [TokenFile(folder) for folder, _ in sources]
+        files = [open_tokens(Path(path), tokenizer) for path, _ in sources]
         _check_same_tokenizer(files)
-        self.seq_len = seq_len
+        self.seq_len, self.split = seq_len, split
         self.seed = seed if split == "train" else 0
-        self.sources = [PackedSource(file, seq_len, split, eval_fraction) for file in files]
+        self.sources = [PackedSource(file, seq_len, split, eval_fraction, packing) for file in files]
         self.num_rows = sum(source.num_rows for source in self.sources)
-        self.vocab_size = files[0].meta.vocab_size
+        self.vocab_size = files[0].vocab_size
         described = {
-            "sources": [[file.meta.fingerprint, quota] for file, quota in zip(files, self._quotas, strict=True)],
-            "tokenizer": files[0].meta.tokenizer_sha256,
+            "sources": [[file.fingerprint, quota] for file, quota in zip(files, self._quotas, strict=True)],
+            "tokenizer": files[0].tokenizer_sha256,
             "seq_len": seq_len,
-            "packing": PACKING,
+            "packing": PACKINGS[packing],
             "eval_fraction": eval_fraction,
         }
         self.fingerprint = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
-    def row(self, index: int) -> NDArray[np.int64]:
-        """Row `index` >= 0 of the run: int64 [seq_len + 1]."""
+    def row(self, index: int) -> Row:
+        """Row `index` >= 0 of the run."""
         number, ordinal = self._choose(index)
         source = self.sources[number]
         epoch, place = divmod(ordinal, source.num_rows)
-        key = derive_key("epoch", self.seed, source.tokens.meta.fingerprint, epoch)
-        return source.read_row(permute(place, source.num_rows, key))
+        key = derive_key("epoch", self.seed, source.tokens.fingerprint, epoch)
+        return source.rows.read_row(permute(place, source.num_rows, key))
+
+    def notes(self) -> list[str]:
+        """What of the sources' documents is not as it was: a line for each source that has such."""
+        rows = (source.rows for source in self.sources)
+        notes = [each.note() for each in rows if isinstance(each, DocumentRows)]
+        return [f"{self.split} split of {note}" for note in notes if note]
 
     def _choose(self, index: int) -> tuple[int, int]:
         """The source of row `index`, and how many rows that source gave before it (but for the order within a block).
@@ -116,19 +127,11 @@ class PackedDataset:
         return number, block * quota + place - (self._quota_ends[number] - quota)
 
 
-def _boundary(tokens: TokenFile, eval_fraction: float) -> int:
-    """Where the held-out tail begins: at a document if one begins in the second half of the tail, else anywhere."""
-    wanted = round(tokens.meta.num_tokens * eval_fraction)
-    boundary = tokens.meta.num_tokens - wanted
-    document = int(tokens.document_offsets[int(np.searchsorted(tokens.document_offsets, boundary))])
-    return document if tokens.meta.num_tokens - document >= wanted / 2 else boundary
-
-
-def _check_same_tokenizer(files: Sequence[TokenFile]) -> None:
+def _check_same_tokenizer(files: Sequence[TokenStream]) -> None:
     for file in files[1:]:
-        if file.meta.tokenizer_sha256 != files[0].meta.tokenizer_sha256:
+        if file.tokenizer_sha256 != files[0].tokenizer_sha256:
             raise ConfigError(
-                f"{file.folder} and {files[0].folder} were made with different tokenizers; prepare both with one."
+                f"{file.path} and {files[0].path} were made with different tokenizers; prepare both with one."
             )
 
 

@@ -3,10 +3,11 @@
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...core.errors import ConfigError
 from ...model.tokenizer import SIDE_FILES, Tokenizer
+from .examples import Document, Example, ExampleEncoder
 from .publish import new_folder
 from .token_file import TokenFile, TokenFileWriter
 
@@ -14,16 +15,26 @@ PIECE_CHARACTERS: Final = 1 << 20
 BATCH_CHARACTERS: Final = 1 << 21
 
 
+class Piece(NamedTuple):
+    """A part of a text."""
+
+    text: str
+    is_first: bool
+    is_last: bool
+
+
 def prepare_tokens(
-    documents: Iterable[str], tokenizer: Tokenizer, out: Path, replaceable: Collection[str] = ()
+    documents: Iterable[Document], tokenizer: Tokenizer, out: Path, replaceable: Collection[str] = ()
 ) -> TokenFile:
     """Tokenizes documents into the new token folder `out`, which gets the tokenizer's files too.
 
-    Each document is encoded as the prompt of a request would be (bos where the tokenizer adds one) and ends with eos. A
-    document above `PIECE_CHARACTERS` is encoded in pieces that end with a line.
+    Each text is encoded as the prompt of a request would be (bos where the tokenizer adds one) and ends with eos. One
+    above `PIECE_CHARACTERS` is encoded in pieces that end with a line. Examples get a mask (see data/examples.py).
 
     Raises:
-        ConfigError: no text at all, `out` is taken, or the tokenizer names no end-of-text token.
+        ConfigError: no text at all, `out` is taken, the tokenizer names no end-of-text token, or its chat template
+            refuses a conversation.
+        CheckpointError: there are conversations and no chat template.
     """
     eos = tokenizer.eos_token_id
     if eos is None:
@@ -34,13 +45,12 @@ def prepare_tokens(
     start = _start_of_document(tokenizer, eos)
     with new_folder(out, replaceable) as folder:
         with TokenFileWriter(folder, tokenizer, eos) as writer:
+            encoder = ExampleEncoder(tokenizer, start, eos)
             for batch in _batches(documents):
-                for (_, first, last), ids in zip(
-                    batch, tokenizer.encode_batch([piece[0] for piece in batch]), strict=True
-                ):
-                    writer.append(start + ids if first else ids)
-                    if last:
-                        writer.end_document()
+                if isinstance(batch, list):
+                    _append_texts(writer, tokenizer, start, batch)
+                else:
+                    writer.add_example(*encoder.encode(batch))
             writer.finish()
         for name in SIDE_FILES:
             if (tokenizer.folder / name).is_file():
@@ -54,15 +64,28 @@ def _start_of_document(tokenizer: Tokenizer, eos: int) -> list[int]:
     return added[:-1] if added[-1:] == [eos] else added
 
 
-def _batches(documents: Iterable[str]) -> Iterator[list[tuple[str, bool, bool]]]:
-    """Pieces of documents (text, whether the first, whether the last), some `BATCH_CHARACTERS` at a time."""
-    batch: list[tuple[str, bool, bool]] = []
+def _append_texts(writer: TokenFileWriter, tokenizer: Tokenizer, start: list[int], batch: list[Piece]) -> None:
+    for piece, ids in zip(batch, tokenizer.encode_batch([piece.text for piece in batch]), strict=True):
+        writer.append(start + ids if piece.is_first else ids)
+        if piece.is_last:
+            writer.end_document()
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Piece] | Example]:
+    """In order: pieces of texts, some `BATCH_CHARACTERS` at a time, and examples."""
+    batch: list[Piece] = []
     size = 0
     for document in documents:
+        if not isinstance(document, str):
+            if batch:
+                yield batch
+            yield document
+            batch, size = [], 0
+            continue
         start = 0
         while start < len(document):
             stop = _piece_end(document, start)
-            batch.append((document[start:stop], start == 0, stop == len(document)))
+            batch.append(Piece(document[start:stop], start == 0, stop == len(document)))
             size += stop - start
             start = stop
             if size >= BATCH_CHARACTERS:

@@ -1,7 +1,6 @@
 """Where text comes from: files, folders, JSON lines, and the Python standard library as found on this machine."""
 
 import hashlib
-import json
 import os
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ...core.errors import ConfigError
+from .examples import Document, parse_line
 
 STDLIB: Final = "stdlib"
 # Tests, other people's packages, and tables that a script wrote: not the Python that people write.
@@ -48,11 +48,15 @@ class Corpus:
         """Size of all files."""
         return sum(file.num_bytes for file in self.files)
 
-    def documents(self, advance: Callable[[int], None] = _ignore) -> Iterator[str]:
+    def texts(self, advance: Callable[[int], None] = _ignore) -> Iterator[str]:
+        """The texts of all documents; see `documents`."""
+        return (each if isinstance(each, str) else each.text for each in self.documents(advance))
+
+    def documents(self, advance: Callable[[int], None] = _ignore) -> Iterator[Document]:
         """The documents, one file at a time; `advance` is told of bytes as they are read.
 
         Raises:
-            ConfigError: a named file cannot be read, or a JSON line has no text.
+            ConfigError: a named file cannot be read, or a JSON line is no document.
         """
         self.skipped.clear()
         for file in self.files:
@@ -137,28 +141,13 @@ def _mixed(root: Path, paths: Iterable[Path]) -> list[Path]:
     return sorted(paths, key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(root))).digest())
 
 
-def _json_lines(path: Path, advance: Callable[[int], None]) -> Iterator[str]:
+def _json_lines(path: Path, advance: Callable[[int], None]) -> Iterator[Document]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 advance(len(line))
-                text = _text_of(line, f"{path}:{number}") if line.strip() else ""
-                if text:
-                    yield text
+                document = parse_line(line, f"{path}:{number}") if line.strip() else ""
+                if document:
+                    yield document
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}.") from error
-
-
-def _text_of(line: bytes, where: str) -> str:
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not a line of JSON: {error}.") from error
-    text = document.get("text") if isinstance(document, dict) else None
-    if not isinstance(text, str):
-        raise ConfigError(f'{where}: each line must be an object with a string "text", as in {{"text": "Once ..."}}.')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f'{where}: "text" is not valid Unicode: {error}.') from error
-    return text

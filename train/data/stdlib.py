@@ -61,5 +61,5 @@ def _build(folder: Path, vocab_size: int, progress: Callable[[str, int, int], No
 
         return advance
 
-    tokenizer = train_byte_level_bpe(corpus.documents(advance_in("tokenizer")), vocab_size, folder / "tokenizer")
+    tokenizer = train_byte_level_bpe(corpus.texts(advance_in("tokenizer")), vocab_size, folder / "tokenizer")
     prepare_tokens(corpus.documents(advance_in("tokens")), tokenizer, folder / "tokens")

@@ -1,0 +1,55 @@
+"""`[model] init`: the shape and the tokenizer that a run begins with come from a checkpoint. No torch, no processes."""
+
+from pathlib import Path
+
+from ..checkpoint.reader import Checkpoint
+from ..checkpoint.run_folder import RunFolder
+from ..core.errors import CheckpointError, ConfigError, ManifestError
+from ..model.config import ModelConfig
+from ..model.tokenizer import TOKENIZER_FILE
+from .config import TrainConfig
+
+
+def resolve(config: TrainConfig, resume: str) -> TrainConfig:
+    """The configuration with the shape, and where none is named the tokenizer, of the checkpoint behind `model.init`.
+
+    A run that resumes takes both from the step it resumes instead: it does not need init's folder any more. Without
+    init, and a second time, the configuration comes back as it is.
+
+    Args:
+        resume: see Trainer.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be used.
+        ConfigError: [train] seq_len is longer than the model allows.
+    """
+    if config.model.is_known:
+        return config
+    checkpoint = _begins_with(config, resume)
+    shape = ModelConfig.from_json(checkpoint.config(), str(checkpoint.path / "config.json"))
+    if not shape.vocab_size:
+        raise ManifestError(f"{checkpoint.path / 'config.json'} names no vocab_size.")
+    if config.train.seq_len > shape.max_position_embeddings:
+        raise ConfigError(
+            f"train.seq_len = {config.train.seq_len} exceeds max_position_embeddings = "
+            f"{shape.max_position_embeddings} of {checkpoint.path}."
+        )
+    changes: dict[str, object] = {"model": config.model.with_shape(shape)}
+    if not config.data.tokenizer and (checkpoint.path / TOKENIZER_FILE).is_file():
+        changes["data"] = config.data.model_copy(update={"tokenizer": str(checkpoint.path)})
+    return config.model_copy(update=changes)
+
+
+def _begins_with(config: TrainConfig, resume: str) -> Checkpoint:
+    if resume not in ("auto", "never"):
+        return Checkpoint.open(Path(resume))
+    own = RunFolder(config.run_folder).newest().checkpoint if resume == "auto" else None
+    return own or open_init(config)
+
+
+def open_init(config: TrainConfig) -> Checkpoint:
+    """The checkpoint behind `model.init`; CheckpointError says that the key names none."""
+    try:
+        return Checkpoint.open(Path(config.model.init))
+    except CheckpointError as error:
+        raise type(error)(f"[model] init: {error}") from error
