@@ -51,6 +51,8 @@ class RouterBalance:
 
 
 class _Attach(torch.autograd.Function):
+    """Leaves `y_ND` and its gradient as they are, replicated or split; the loss's gradient is a partial one."""
+
     @staticmethod
     def forward(ctx: Any, y_ND: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:
         ctx.weight, ctx.like = weight, (loss.dtype, loss.device)

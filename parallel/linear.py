@@ -97,6 +97,10 @@ class _Call:
 class _Product(torch.autograd.Function):
     """Without the bias, whose gradient is cheap.
 
+    Backward of "column" turns a gradient split along features into that of a replicated (or split) input: its partial
+    sums are summed (and scattered). That of "row" turns a replicated (or split, then gathered) gradient into one split
+    along features. The weight's gradient is whole on each rank either way.
+
     Autograd does not see a weight whose gradient is put off: even without a gradient its hooks would be called.
     """
 
