@@ -13,7 +13,9 @@ from ..checkpoint.run_folder import LockedRun, RunFolder
 from ..checkpoint.save_job import SaveJob
 from ..core.errors import CheckpointError, ConfigError, TkError
 from ..model.config import ModelConfig
+from ..model.loading import peers
 from ..parallel.collectives import broadcast
+from ..parallel.host import on_this_host
 from .replica_check import ReplicaCheck
 from .resume import choose
 from .saver import Saver
@@ -99,7 +101,8 @@ class RunState:
         if not state:
             raise CheckpointError(f"{checkpoint.path} holds weights only: there is nothing to resume.")
         self._check_same_run(checkpoint, state)
-        self.trainer.snapshot.load(checkpoint)
+        host = on_this_host(self.trainer.mesh.world, self.trainer.config.parallel.timeout_seconds)
+        self.trainer.snapshot.load(checkpoint, peers(host))
         self.trainer.optimizer.step_count = int(state["optimizer_step"])
         return TrainState(int(state["step"]), int(state["tokens"]), int(state["samples"]))
 

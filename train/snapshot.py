@@ -6,7 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..checkpoint.read_plan import Want
 from ..checkpoint.reader import Checkpoint
+from ..checkpoint.shared_read import ALONE, Peers, read_all
 from ..core.dtypes import BF16, FP32
 from ..core.errors import CheckpointError
 from ..core.layout import Owned, TensorSpec, owned
@@ -53,16 +55,20 @@ class Snapshot:
                 return _to_numpy(values[start - low : stop - low])
         raise AssertionError(f"core.layout says this rank owns {item}, but the optimizer does not hold it")
 
-    def load(self, checkpoint: Checkpoint) -> None:
+    def load(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
         """Reads what this rank updates from a checkpoint of any layout, then everybody's parameters.
 
         fp32 values come from "master" where it is stored, else from "weight".
+
+        Args:
+            peers: ranks of this host, which load now, too: each block is read once between them.
 
         Raises:
             ShapeMismatch: the checkpoint is not of this model.
             CheckpointError: it has no optimizer states.
         """
         check_tensors([spec for spec in self.table if not spec.alias], checkpoint)
+        wants, places = [], []
         for slot in ("master", "exp_avg", "exp_avg_sq"):
             for shard, values in self.optimizer.runs(slot):
                 name = shard.piece.tensor.name
@@ -72,8 +78,9 @@ class Snapshot:
                     raise CheckpointError(
                         f"{checkpoint.path} has no {slot} of {name}: it holds weights only and cannot be resumed."
                     )
-                read = checkpoint.read(name, shard.piece.box, source, flat=shard.flat)
-                values.copy_(read.torch().reshape(-1))
+                wants.append(Want(name, shard.piece.box, source, shard.flat))
+                places.append(values)
+        read_all(checkpoint, wants, lambda index, read: places[index].copy_(read.torch()), peers)
         self.optimizer.publish()
 
 

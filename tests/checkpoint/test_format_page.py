@@ -96,6 +96,21 @@ HELD = {
         "hugging_face:names_without_the_base_models_prefix",
         "hugging_face:hub_cache_links_are_followed_and_others_are_not",
     ],
+    "Ranks of one host that load together": [
+        "shared_read:inference_ranks_read_the_weights_once",
+        "shared_read:training_ranks_read_every_slot_once",
+        "shared_read:rounds_hold_each_block_once_and_fit_the_areas",
+        "shared_read:shared_memory_is_bounded_and_has_no_name",
+        "train/shared_load:ranks_of_a_host_read_a_checkpoint_once",
+    ],
+    "What one rank finds damaged": [
+        "shared_read:what_one_rank_finds_all_report",
+        "shared_read:a_disk_error_on_one_rank_ends_all",
+    ],
+    "Where each by itself": [
+        "shared_read:training_ranks_read_every_slot_once",
+        "shared_read:where_memory_cannot_be_shared_each_reads_alone",
+    ],
     "JSON with duplicate keys": ["broken:hostile_json", "broken:hostile_headers", "broken:hostile_parts"],
     "Nothing is allocated": ["corpus:no_broken_checkpoint_costs_more_memory_than_its_bytes"],
     "CRCs find accidents": ["corpus:every_flip_and_cut_is_found_by_loading_and_by_verify"],

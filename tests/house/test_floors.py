@@ -18,7 +18,7 @@ FLOORS = {
 }
 # The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
 COMPUTE = {
-    "parallel": {"collectives", "cross_entropy", "functions", "layers", "mesh"},
+    "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "mesh"},
     "model": {"activation", "attention", "decoder", "experts", "init", "loading", "mlp", "norm", "placement", "rope"},
     "train": {"evaluate", "flat_buffers", "inputs", "loss", "metrics", "replica_check", "run_state", "saver"}
     | {"sharded_adamw", "snapshot", "step_log", "trainer", "worker"},
