@@ -53,6 +53,7 @@ class RunState:
             run.lock_fd if run else -1,
             trainer.config.checkpoint.async_save,
         )
+        trainer.before_update = self.saver.settle
 
     @staticmethod
     @contextmanager
@@ -131,7 +132,8 @@ class RunState:
         """Every rank writes what it owns; rank 0 commits and prunes. In the background, unless it is the last.
 
         Raises:
-            TkError: this save or the one before it failed (a full disk, say), or replicas have drifted.
+            TkError: this save or the one before it failed (a full disk, say), or replicas have drifted (of a save in
+                the background the next update says so).
         """
         trainer = self.trainer
         resume = asdict(state) | {

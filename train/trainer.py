@@ -69,6 +69,7 @@ class Trainer:
         self.buffers = FlatBuffers(self.decoder, self.table, self.mesh)
         self.optimizer = ShardedAdamW(self.buffers, config.optimizer)
         self.snapshot = Snapshot(self.decoder, self.optimizer, self.table)
+        self.before_update: Callable[[], None] = lambda: None  # ends what may read parameters and states until then
         self.state = TrainState()
 
     def fit(self) -> TrainState:
@@ -133,6 +134,7 @@ class Trainer:
             )
         clip = options.optimizer.grad_clip
         scale = min(1.0, clip / (grad_norm + 1e-6)) if clip else 1.0
+        self.before_update()
         self.optimizer.step(lr, scale)
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
         return StepResult(loss_value, grad_norm, lr, num_tokens, stop)
