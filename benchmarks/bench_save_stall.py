@@ -1,7 +1,10 @@
 """How long a background save stops training: beside a memcpy of the same bytes, in one run, interleaved.
 
-With `--dp 2` and more, ranks are processes here, each with its own share to write and its replicas to compare; `check`
-is the time of that comparison, which reads everything that a rank holds in common with others.
+With `--dp 2` and more, ranks are processes here, each with its own share to write and its replicas to compare.
+Checksums of what replicas hold are taken by a thread while the next step computes. `stall` is the time for which a rank
+stands still: the copy, and the comparison before its next update. `beside` is what that step's own work takes longer
+for the checksums (and, where a rank is alone, for the writer, which then begins at once), `cpu` all of it in processor
+time: with as many busy ranks as cores, nothing is for free.
 """
 
 import json
@@ -12,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import add, sub
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -45,8 +49,9 @@ def main(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: Path
         results = [json.loads(rank.communicate()[0]) for rank in ranks]
     worst = max(results, key=lambda result: result["stall"])
     print(f"dp {dp}, ZeRO {zero}: a rank writes {worst['bytes'] / 2**20:.0f} MiB")
-    for what in ("memcpy", "first", "check", "stall"):
+    for what in ("memcpy", "work", "first", "copy", "settle", "stall", "beside"):
         print(f"{what:<8} {worst[what] * 1e3:>8.1f} ms {worst[what] / worst['memcpy']:>6.2f} x memcpy")
+    print(f"{'cpu':<8} {worst['cpu'] * 1e3:>8.1f} ms {worst['cpu'] / worst['memcpy_cpu']:>6.2f} x memcpy's")
 
 
 def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: Path) -> dict[str, float]:
@@ -65,27 +70,45 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=dp)
     mesh = Mesh.build(Layout(dp=dp, zero=zero), "cpu", 4)
     snapshot = build(megabytes, mesh)
-    slots = slot_dtypes(snapshot.optimizer, torch.float32)
+    slots = slot_dtypes(snapshot.optimizer)
     job = SaveJob(folder / "run", "0" * 8, rank, snapshot.table, mesh.layout, slots, keep=1)
     replicas = ReplicaCheck(snapshot, mesh.world)
     saver = Saver(job, snapshot, replicas, lock_fd=-1, background=True)
     values = [snapshot.values(item) for item in job.items()]
     copies = [np.zeros_like(value) for value in values]
-    times: dict[str, list[float]] = {"memcpy": [], "check": [], "stall": []}
+    left, right = torch.rand(2, 512, 512)
+    products = sum(value.nbytes for value in values) // 2**22
+    names = ("memcpy", "memcpy_cpu", "work", "work_cpu", "copy", "settle", "step", "step_cpu")
+    times: dict[str, list[float]] = {name: [] for name in names}
+
+    def work() -> None:
+        """In the place of forward, backward and the exchange of gradients."""
+        for _ in range(products):
+            torch.mm(left, right)
+        dist.barrier()
+
     for step in range(saves):
-        with clock(times["memcpy"]):
+        dist.barrier()  # whatever is timed, all ranks do it at once
+        with clock(times["memcpy"], times["memcpy_cpu"]):
             for to, of in zip(copies, values, strict=True):
                 np.copyto(to, of)
         dist.barrier()
-        with clock(times["check"]):
-            replicas.check(step)
+        with clock(times["work"], times["work_cpu"]):
+            work()
         dist.barrier()
-        with clock(times["stall"]):
-            saver.save(step, {}, last=False)
+        with clock(times["step"], times["step_cpu"]):
+            with clock(times["copy"]):
+                saver.save(step, {}, last=False)
+            work()
+            with clock(times["settle"]):
+                saver.settle()
         assert saver._writer
         saver._writer.wait()
     saver.close(failed=False)
     dist.destroy_process_group()
+    times["stall"] = list(map(add, times["copy"], times["settle"]))
+    times["beside"] = list(map(sub, map(sub, times["step"], times["work"]), times["stall"]))
+    times["cpu"] = list(map(sub, times["step_cpu"], times["work_cpu"]))
     first = times["stall"][0]
     return {name: median(some[1:]) for name, some in times.items()} | {
         "first": first,
@@ -99,32 +122,41 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
 
     from tk.model.config import ModelConfig
     from tk.model.decoder import Decoder
-    from tk.model.init import initialize_weights
+    from tk.model.init import fill_initial
     from tk.model.registry import tensor_table
     from tk.train.config import OptimizerSection
-    from tk.train.flat_buffers import FlatBuffers
-    from tk.train.sharded_adamw import ShardedAdamW
     from tk.train.snapshot import Snapshot
+    from tk.train.zero.flat_buffers import FlatBuffers
+    from tk.train.zero.sharded_adamw import ShardedAdamW
 
     shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "vocab_size": 4096}
     num_layers = max(1, round((megabytes * 2**20 / 12 - 2 * 4096 * 1024) / (4 * 1024**2 + 3 * 1024 * 2816)))
     config = ModelConfig.model_validate(shape | {"num_hidden_layers": num_layers})
     table = tensor_table(config)
-    decoder = Decoder(config, mesh.tp, dtype=torch.float32, device=torch.device("cpu"))
-    initialize_weights(decoder, seed=0)
-    optimizer = ShardedAdamW(FlatBuffers(decoder, table, mesh), OptimizerSection())
+    decoder = Decoder(config, mesh.tp, dtype=torch.float32, device=torch.device("meta"))
+    buffers = FlatBuffers(
+        (decoder,),
+        table,
+        mesh,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        fill=lambda local, parameter: fill_initial(local, parameter, 0, config.initializer_range),
+    )
+    optimizer = ShardedAdamW(buffers, OptimizerSection())
     for tensors in optimizer.states.values():
         for tensor in tensors:
             tensor.fill_(0.5)  # touched: a page of zeros that was never written is read from cache
-    return Snapshot(decoder, optimizer, table)
+    return Snapshot(optimizer, table)
 
 
 @contextmanager
-def clock(seconds: list[float]) -> Iterator[None]:
-    """Appends the time that the block takes."""
-    start = time.perf_counter()
+def clock(seconds: list[float], cpu_seconds: list[float] | None = None) -> Iterator[None]:
+    """Appends the time that the block takes, and that of the process's threads on a processor."""
+    start, cpu_start = time.perf_counter(), time.process_time()
     yield
     seconds.append(time.perf_counter() - start)
+    if cpu_seconds is not None:
+        cpu_seconds.append(time.process_time() - cpu_start)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ class TensorChunks(Sequence[Chunk]):
         self._chunks = sorted(chunks, key=lambda chunk: (chunk.box.offset, chunk.box.shape, chunk.start))
         groups = [(box, list(of_box)) for box, of_box in groupby(self._chunks, key=lambda chunk: chunk.box)]
         _check_cover(what, groups, shape, dtype.itemsize)
+        lengths = [len(of_box) for _, of_box in groups]
+        self._firsts = {box: at for (box, _), at in zip(groups, accumulate(lengths, initial=0), strict=False)}
         boxes = [box for box, _ in groups]
         self._dim = max(range(len(shape)), key=lambda dim: len({box.offset[dim] for box in boxes}), default=None)
         if self._dim is not None:
@@ -42,6 +44,10 @@ class TensorChunks(Sequence[Chunk]):
 
     def find(self, region: Region) -> Iterator[Chunk]:
         """The chunks that may share elements with a region, O(log n + those found); none that does is left out."""
+        return (chunk for _, chunk in self.find_indexed(region))
+
+    def find_indexed(self, region: Region) -> Iterator[tuple[int, Chunk]]:
+        """As `find`, each with its index."""
         first, last = 0, len(self._groups)
         if self._dim is not None:
             first = bisect_right(self._highs, region.box.offset[self._dim])
@@ -49,7 +55,8 @@ class TensorChunks(Sequence[Chunk]):
         for box, starts, chunks in self._groups[first:last]:
             span = shared_span(Region.of(box), region)
             if span is not None:
-                yield from chunks[max(bisect_right(starts, span[0]) - 1, 0) : bisect_left(starts, span[1])]
+                found = range(max(bisect_right(starts, span[0]) - 1, 0), bisect_left(starts, span[1]))
+                yield from ((self._firsts[box] + index, chunks[index]) for index in found)
 
     @overload
     def __getitem__(self, index: int) -> Chunk: ...

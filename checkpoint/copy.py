@@ -16,13 +16,13 @@ import numpy as np
 from ..core import dtypes
 from . import storage
 from .chunk import BlockCrcs, Chunk, Part
+from .data_files import DataFiles
 from .plan import TILE, CopyPlan, Job, Piece, Tile, tiles
 from .reader import Checkpoint, corrupt
 from .region import as_bytes, copy_region
 from .writer import ChunkWriter
 
 AHEAD: Final = 2  # tiles read before the one that is being written is done
-MAX_OPEN: Final = 64  # source files
 
 
 def run_copy(
@@ -66,7 +66,7 @@ class TileReader:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._files: dict[str, int] = {}
+        self._files = DataFiles(checkpoint)
         self._crcs: dict[int, BlockCrcs] = {}
         self._job: Job | None = None
 
@@ -74,8 +74,7 @@ class TileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in self._files.values():
-            storage.close(fd)
+        self._files.__exit__()
 
     def load(self, tile: Tile) -> dtypes.Array:
         """The tile's values in the target's dtype, 1-D."""
@@ -97,7 +96,7 @@ class TileReader:
         path = self._checkpoint.data_path(chunk.file)
         at = (piece.region.start - chunk.region.start) * into.itemsize
         data = as_bytes(into)
-        storage.read_exact(self._file(chunk.file), data, chunk.offset + at, path)
+        storage.read_exact(self._files.open(chunk.file), data, chunk.offset + at, path)
         if chunk.crc is None:
             return
         crcs = self._crcs.setdefault(piece.index, BlockCrcs())
@@ -108,13 +107,6 @@ class TileReader:
         for block in range(checked, len(crcs.blocks)):
             if crcs.blocks[block] != chunk.crc[block]:
                 raise corrupt(path, chunk, block)
-
-    def _file(self, name: str) -> int:
-        if name not in self._files:
-            if len(self._files) >= MAX_OPEN:
-                storage.close(self._files.pop(next(iter(self._files))))
-            self._files[name] = self._checkpoint.open_data(name)
-        return self._files[name]
 
 
 class _Target:

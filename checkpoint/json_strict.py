@@ -11,6 +11,9 @@ from ..core.errors import ManifestError
 
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 20_000_000
+MIN_BYTES: Final = 3  # of text per object, array or value: what was made to fill memory has less
+MIN_STRING_BYTES: Final = 8  # of text per string
+FREE_NODES: Final = 10_000  # however short
 MAX_INT: Final = 2**62
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
 
@@ -23,10 +26,10 @@ def parse(data: bytes, what: str, max_nodes: int = MAX_NODES) -> Any:
         max_nodes: objects, arrays and values at most.
 
     Raises:
-        ManifestError: no valid UTF-8 or JSON, a duplicate key, NaN or infinity, or too deep or too many values.
+        ManifestError: no valid UTF-8 or JSON, a duplicate key, NaN or infinity, or too deep or too many values, also
+            for its bytes.
     """
-    if data.count(b",") + data.count(b"[") + data.count(b"{") > max_nodes:
-        raise ManifestError(f"{what} holds more than {max_nodes} values.")
+    _check_counts(data, what, max_nodes)
     try:
         document = json.loads(
             data.decode("utf-8"),
@@ -45,6 +48,18 @@ def parse(data: bytes, what: str, max_nodes: int = MAX_NODES) -> Any:
     if isinstance(document, dict | list):
         _check_depth(document, what)
     return document
+
+
+def _check_counts(data: bytes, what: str, max_nodes: int) -> None:
+    """Refuses what would take many times its size in memory; counts what stands inside strings, too."""
+    nodes = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if nodes > max_nodes:
+        raise ManifestError(f"{what} holds more than {max_nodes} values.")
+    for count, kind, min_bytes in ((nodes, "values", MIN_BYTES), (data.count(b'"') // 2, "strings", MIN_STRING_BYTES)):
+        if count > FREE_NODES + len(data) // min_bytes:
+            raise ManifestError(
+                f"{what} holds {count} {kind} in {len(data)} bytes; {min_bytes} bytes each are the least."
+            )
 
 
 def dump(document: Any) -> bytes:

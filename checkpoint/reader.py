@@ -246,33 +246,51 @@ class Checkpoint:
 
     def _read_chunk(self, chunk: Chunk, dtype: DType, target: Region, values: dtypes.Array) -> None:
         """Copies what `target` shares with a chunk into `values`, block by block."""
-        source = chunk.region
-        span = shared_span(source, target)
-        if span is None:
+        spans = touched(chunk, target, dtype.itemsize)
+        if not spans:
             return
-        per_block = BLOCK // dtype.itemsize
-        low, high = span[0] - source.start, span[1] - source.start
-        if chunk.crc is not None:  # whole blocks, so that each can be checked
-            low, high = low // per_block * per_block, min(-(-high // per_block) * per_block, source.size)
-        same_box = source.box == target.box
+        same_box = chunk.box == target.box
         with storage.closing(self.open_data(chunk.file)) as fd:
-            for first in range(low, high, per_block):
-                last = min(first + per_block, high)
-                piece = Region(source.box, source.start + first, source.start + last)
+            for low, high in spans:
+                piece = Region(chunk.box, chunk.start + low, chunk.start + high)
                 direct = same_box and target.start <= piece.start and piece.stop <= target.stop
-                if not direct and shared_span(piece, target) is None:
-                    continue
                 at = piece.start - target.start
                 memory = values[at : at + piece.size] if direct else np.empty(piece.size, dtype.numpy)
-                self._read_block(fd, chunk, as_bytes(memory), first * dtype.itemsize)
+                self.read_span(fd, chunk, as_bytes(memory), low * dtype.itemsize)
                 if not direct:
                     copy_region(values, target, memory, piece)
 
-    def _read_block(self, fd: int, chunk: Chunk, memory: memoryview, start: int) -> None:
+    def read_span(self, fd: int, chunk: Chunk, memory: memoryview, start: int) -> None:
+        """Fills `memory` from byte `start` of a chunk; where there are checksums it must be one of its whole blocks.
+
+        Raises:
+            ShardCorrupt: the checksum does not match, or the file ends before.
+        """
         path = self.data_path(chunk.file)
         storage.read_exact(fd, memory, chunk.offset + start, path)
         if chunk.crc is not None and crc32(memory) != chunk.crc[start // BLOCK]:
             raise corrupt(path, chunk, start // BLOCK)
+
+
+def touched(chunk: Chunk, target: Region, itemsize: int) -> list[tuple[int, int]]:
+    """What has to be read of a chunk for `target`: [low, high) of its elements, each within one block.
+
+    Whole blocks, so that each can be checked; where there are no checksums, no more than from the first element that
+    is shared to the last.
+    """
+    span = shared_span(chunk.region, target)
+    if span is None:
+        return []
+    per_block, size = BLOCK // itemsize, chunk.stop - chunk.start
+    found = []
+    for block in range((span[0] - chunk.start) // per_block, -(-(span[1] - chunk.start) // per_block)):
+        low, high = block * per_block, min((block + 1) * per_block, size)
+        inside = shared_span(Region(chunk.box, chunk.start + low, chunk.start + high), target)
+        if inside and chunk.crc is None:
+            found.append((inside[0] - chunk.start, inside[1] - chunk.start))
+        elif inside:
+            found.append((low, high))
+    return found
 
 
 def corrupt(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:

@@ -17,7 +17,7 @@ from ..core.errors import ConfigError, TkError, WorkerDied
 from ..core.progress import format_bytes
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder
-from ..model.loading import load_weights
+from ..model.loading import load_weights, peers
 from ..parallel.mesh import ALONE, Group
 from .ipc import Frame, error_frame, receive, send
 from .kv_cache import TORCH_DTYPES, KVCache
@@ -66,7 +66,7 @@ def _load(start: Frame) -> ModelRunner:
     dtype = TORCH_DTYPES[job["dtype"]]
     slices = num_slices(config, tp.size, dtype)
     decoder = Decoder(config, tp, dtype=dtype, device=device, num_slices=slices, row_tile=SMALLEST)
-    load_weights(decoder, checkpoint)
+    load_weights(decoder, checkpoint, peers=peers(tp))
     if device.type == "cuda":
         _check_room(job["kv_bytes"], device)
     num_kv_heads = max(1, config.num_key_value_heads // tp.size)

@@ -1,20 +1,35 @@
 """From a checkpoint of any layout into a rank's parameters."""
 
 from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
 
 import torch
 
-from ..checkpoint.reader import Checkpoint
+from ..checkpoint.read_plan import Want
+from ..checkpoint.reader import Checkpoint, StoredArray
+from ..checkpoint.shared_read import ALONE, Peers, read_all
 from ..core.dtypes import BF16, FP16, FP32
 from ..core.errors import ShapeMismatch
 from ..core.layout import TensorSpec
+from ..parallel.collectives import gather_bytes
+from ..parallel.mesh import Group
 from .decoder import Decoder
 
 _DTYPES = MappingProxyType({torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16})
 
 
-def load_weights(decoder: Decoder, checkpoint: Checkpoint, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+def peers(group: Group) -> Peers:
+    """The ranks of a group as a load knows them; all of them must be on one host."""
+    return Peers(group.rank, group.size, partial(gather_bytes, group=group))
+
+
+def load_weights(
+    decoder: Decoder,
+    checkpoint: Checkpoint,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    peers: Peers = ALONE,
+) -> None:
     """Copies this rank's boxes of every weight into the decoder, casting to its dtype; padding becomes zero. An alias
     is read from its original.
 
@@ -22,6 +37,7 @@ def load_weights(decoder: Decoder, checkpoint: Checkpoint, on_bytes: Callable[[i
 
     Args:
         on_bytes: told the bytes of each tensor as it has been read.
+        peers: ranks of this host that load now, too: each block is read once between them.
 
     Raises:
         ShapeMismatch: the checkpoint's tensors are not this model's.
@@ -29,15 +45,18 @@ def load_weights(decoder: Decoder, checkpoint: Checkpoint, on_bytes: Callable[[i
     """
     locals_ = decoder.local_params()
     check_tensors([piece.tensor for local in locals_ for piece in local.pieces], checkpoint)
-    with torch.no_grad():
-        for local in locals_:
-            parameter = decoder.get_parameter(local.name)
-            flat = parameter.view(-1).zero_()
-            for piece in local.pieces:
-                name = piece.tensor.alias or piece.tensor.name
-                values = checkpoint.read(name, piece.box, dtype=_DTYPES[parameter.dtype]).torch()
-                flat[piece.start : piece.start + piece.box.size].copy_(values.reshape(-1))
-                on_bytes(values.nbytes)
+    wants, places = [], []
+    for local in locals_:
+        flat = decoder.get_parameter(local.name).data.view(-1).zero_()
+        for piece in local.pieces:
+            wants.append(Want(piece.tensor.alias or piece.tensor.name, piece.box, dtype=_DTYPES[flat.dtype]))
+            places.append(flat[piece.start : piece.start + piece.box.size])
+
+    def deliver(index: int, values: StoredArray) -> None:
+        places[index].copy_(values.torch().reshape(-1))
+        on_bytes(values.values.nbytes)
+
+    read_all(checkpoint, wants, deliver, peers)
 
 
 def check_tensors(specs: list[TensorSpec], checkpoint: Checkpoint) -> None:

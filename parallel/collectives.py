@@ -126,6 +126,19 @@ def broadcast(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     return tensor
 
 
+def gather_bytes(data: bytes, group: Group) -> list[bytes]:
+    """Every rank's bytes, of any length each, in rank order. One small collective if all are empty, else two."""
+    if group.size == 1:
+        return [data]
+    device = torch.device("cuda" if dist.get_backend(group.process_group) == "nccl" else "cpu")
+    sizes = [int(size) for size in all_gather(torch.tensor(len(data), device=device), group)]
+    if not any(sizes):
+        return [b""] * group.size
+    padded = torch.frombuffer(bytearray(data.ljust(max(sizes), b"\0")), dtype=torch.uint8).to(device)
+    parts = all_gather(padded, group)
+    return [bytes(part[:size].cpu().numpy()) for part, size in zip(parts, sizes, strict=True)]
+
+
 def tree_sum(parts: list[torch.Tensor]) -> torch.Tensor:
     """Adds a power-of-two number of tensors as one fixed binary tree: its bits do not depend on who held what."""
     while len(parts) > 1:

@@ -188,8 +188,16 @@ CASES: Final[dict[str, tuple[Change, str]]] = {
         r"ManifestError: .*has the key 'writer' twice",
     ),
     "deep-json": (
-        lambda step: write_manifest(step, b'{"format":' + b"[" * 10**6),
+        lambda step: write_manifest(step, b'{"format":' + b"[       " * 10**5),
         r"ManifestError: .*nested deeper than 32",
+    ),
+    "dense-json": (
+        lambda step: write_manifest(step, b'{"format":[' + b"[]," * 10**5),
+        r"ManifestError: .*holds \d+ values in \d+ bytes",
+    ),
+    "dense-strings": (
+        lambda step: write_part_data(step, b'{"chunks":[' + b'"ab",' * 10**5),
+        r"ManifestError: .*holds \d+ strings in \d+ bytes",
     ),
     "no-json": (lambda step: write_part_data(step, b"\x80\x04K\x01."), r"ManifestError: .*is not UTF-8"),
     "aliases-in-a-circle": (_in_manifest(_tied_in_a_circle), r"ManifestError: .*'a' must be no stored tensor and name"),

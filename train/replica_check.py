@@ -1,4 +1,4 @@
-"""Replicas must be bit-equal: before each save their checksums are compared, so that drift is never saved."""
+"""Replicas must be bit-equal: before a save is written their checksums are compared, so that drift is never saved."""
 
 from collections.abc import Iterator
 
@@ -24,16 +24,26 @@ class ReplicaCheck:
         self.common = replicated(snapshot.table, snapshot.buffers.mesh.layout, self.slots)
 
     def check(self, step: int) -> None:
+        """`compare` of what is held now."""
+        if self.common:
+            self.compare(step, self.checksums())
+
+    def checksums(self) -> torch.Tensor:
+        """Of all that ranks hold in common, int64 [items]. No collective; may be called from another thread while
+        nothing is updated."""
+        found = {item: checksum(values) for item, values in self._held()}
+        absent = torch.tensor(_ABSENT, device=next(iter(found.values())).device)
+        return torch.stack([found.get(item, absent) for item in self.common])
+
+    def compare(self, step: int, mine: torch.Tensor) -> None:
         """One small all-reduce over the world.
+
+        Args:
+            mine: this rank's `checksums`.
 
         Raises:
             TkError: replicas differ; names a tensor and who holds what. All ranks raise it.
         """
-        if not self.common:
-            return
-        found = {item: checksum(values) for item, values in self._held()}
-        absent = torch.tensor(_ABSENT, device=next(iter(found.values())).device)
-        mine = torch.stack([found.get(item, absent) for item in self.common])
         inverted = torch.where(mine == _ABSENT, mine, ~mine)
         highest, highest_inverted = all_reduce_max(torch.stack([mine, inverted]), self.world)
         drifted = (highest != ~highest_inverted).nonzero().flatten().tolist()
@@ -67,11 +77,8 @@ class ReplicaCheck:
 
 
 def checksum(values: torch.Tensor) -> torch.Tensor:
-    """The bits of a 1-D fp32 or bf16 tensor, added up as 32-bit words from its first element; int64 scalar."""
-    tail = values[:0].view(torch.int16)
-    if values.element_size() == 2:
-        even = values.numel() // 2 * 2
-        tail = values[even:].view(torch.int16)
-        values = values[:even] if values.storage_offset() % 2 == 0 else values[:even].clone()
-    words = values.view(torch.int32).sum(dtype=torch.int32)  # wraps; a wider sum is ten times slower
-    return words.long() + tail.sum()
+    """The bits of a 1-D fp32 or bf16 tensor, added up as 64-bit words from its first element; int64 scalar, wraps."""
+    per_word = 8 // values.element_size()
+    whole = values.numel() // per_word * per_word
+    words = values[:whole] if values.storage_offset() % per_word == 0 else values[:whole].clone()
+    return words.view(torch.int64).sum() + values[whole:].view(torch.int16).sum()

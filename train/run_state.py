@@ -11,9 +11,12 @@ import torch
 from ..checkpoint.reader import Checkpoint
 from ..checkpoint.run_folder import LockedRun, RunFolder
 from ..checkpoint.save_job import SaveJob
+from ..checkpoint.shared_read import Peers
 from ..core.errors import CheckpointError, ConfigError, TkError
 from ..model.config import ModelConfig
+from ..model.loading import peers
 from ..parallel.collectives import broadcast
+from ..parallel.host import on_this_host
 from .config import param_groups
 from .initial_model import open_init
 from .replica_check import ReplicaCheck
@@ -53,6 +56,7 @@ class RunState:
             run.lock_fd if run else -1,
             trainer.config.checkpoint.async_save,
         )
+        trainer.before_update = self.saver.settle
 
     @staticmethod
     @contextmanager
@@ -95,7 +99,7 @@ class RunState:
         checkpoint = choose(self.run, self.trainer.config.run_folder, resume, fork, self._from_rank_0)
         if checkpoint is None:
             if self.trainer.config.model.init:
-                self.trainer.snapshot.load_weights(open_init(self.trainer.config))
+                self.trainer.snapshot.load_weights(open_init(self.trainer.config), self._peers())
             return TrainState()
         if self.run:
             steps = self.trainer.config.train.steps
@@ -105,9 +109,13 @@ class RunState:
         if not state:
             raise CheckpointError(f"{checkpoint.path} holds weights only: there is nothing to resume.")
         self._check_same_run(checkpoint, state)
-        self.trainer.snapshot.load(checkpoint)
+        self.trainer.snapshot.load(checkpoint, self._peers())
         self.trainer.engine.optimizer.step_count = int(state["optimizer_step"])
         return TrainState(int(state["step"]), int(state["tokens"]), int(state["samples"]))
+
+    def _peers(self) -> Peers:
+        """The ranks of this machine, which read together what they need."""
+        return peers(on_this_host(self.trainer.mesh.world, self.trainer.config.parallel.timeout_seconds))
 
     def _check_same_run(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
         """What decides the model and its data must be as it was; layout, precision and schedule may change."""
@@ -134,7 +142,8 @@ class RunState:
         """Every rank writes what it owns; rank 0 commits and prunes. In the background, unless it is the last.
 
         Raises:
-            TkError: this save or the one before it failed (a full disk, say), or replicas have drifted.
+            TkError: this save or the one before it failed (a full disk, say), or replicas have drifted (of a save in
+                the background the next update says so).
         """
         trainer = self.trainer
         resume = asdict(state) | {

@@ -1,14 +1,30 @@
-"""Saving a trainer's steps: replicas compared, then written in the background, or in place where one has to wait."""
+"""Saving a trainer's steps: written in the background once replicas agree, or in place where one has to wait.
 
+In the background, a save stops training for a copy of this rank's share. Checksums of what replicas hold are taken by
+a thread during the next step, up to its update; then they are compared, and only then is the writer told to write.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from ..checkpoint.background_save import BackgroundSaver
 from ..checkpoint.save_job import SaveJob
 from ..core.errors import TkError
 from .replica_check import ReplicaCheck
 from .snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A save whose values are copied and which nobody writes yet: replicas may turn out to differ."""
+
+    step: int
+    resume: dict[str, object]
+    checksums: Future[torch.Tensor]
 
 
 class Saver:
@@ -28,34 +44,55 @@ class Saver:
         self.lock_fd = lock_fd
         self.background = background
         self._writer: BackgroundSaver | None = None
+        self._thread = ThreadPoolExecutor(1, "tk-checksums")
+        self._copied: _Copied | None = None
 
     def save(self, step: int, resume: dict[str, object], last: bool) -> None:
         """Saves what the snapshot shows now. Returns once it is copied; if `last` or not in the background, once this
-        rank's part is durable and, on rank 0, the step is committed.
+        rank's part is durable and, on rank 0, the step is committed. Every rank calls it.
 
         Raises:
             TkError: replicas have drifted, or this save or the one before it failed.
             OSError: the disk is full or fails.
         """
+        self.settle()
         if self._writer:
             self._writer.wait()
-        self.replicas.check(step)
         if last or not self.background:
+            self.replicas.check(step)
             self.job.save(step, resume, self.snapshot.values)
             return
         if self._writer is None:
             self._writer = BackgroundSaver(self.job, self.lock_fd)
         for item in self.job.items():
             np.copyto(self._writer.buffer(item), self.snapshot.values(item))
-        self._writer.begin(step, resume)
+        if self.replicas.common:
+            self._copied = _Copied(step, resume, self._thread.submit(self.replicas.checksums))
+        else:
+            self._writer.begin(step, resume)
+
+    def settle(self) -> None:
+        """Has the save that was copied last written, if replicas agree. To be called by every rank before anything
+        that was saved is updated; a no-op where that is done.
+
+        Raises:
+            TkError: they have drifted; nothing of the step is written.
+        """
+        copied, self._copied = self._copied, None
+        if copied and self._writer:
+            self.replicas.compare(copied.step, copied.checksums.result())
+            self._writer.begin(copied.step, copied.resume)
 
     def close(self, failed: bool) -> None:
         """Waits for the save in flight and ends the writer; where the run has failed, its own error is the one to
-        tell."""
-        if self._writer is None:
-            return
+        tell, and a save that replicas have not agreed on is lost."""
         try:
-            with suppress(*([TkError] if failed else [])):
-                self._writer.wait()
+            if not failed:
+                self.settle()
+            if self._writer:
+                with suppress(*([TkError] if failed else [])):
+                    self._writer.wait()
         finally:
-            self._writer.close()
+            self._thread.shutdown()
+            if self._writer:
+                self._writer.close()

@@ -7,7 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..checkpoint.read_plan import Want
 from ..checkpoint.reader import Checkpoint
+from ..checkpoint.shared_read import ALONE, Peers, read_all
 from ..core.dtypes import FP32
 from ..core.errors import CheckpointError
 from ..core.layout import Owned, Shard, TensorSpec, owned
@@ -74,42 +76,47 @@ class Snapshot:
         for shard, values in self.optimizer.runs("master" if slot == "weight" else slot):
             yield shard, values.to(self.buffers.dtype) if slot == "weight" else values
 
-    def load(self, checkpoint: Checkpoint) -> None:
+    def load(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
         """Reads what this rank updates from a checkpoint of any layout, then everybody's parameters.
 
         fp32 values come from "master" where it is stored, else from "weight".
+
+        Args:
+            peers: ranks of this host, which load now, too: each block is read once between them.
 
         Raises:
             ShapeMismatch: the checkpoint is not of this model.
             CheckpointError: it has no optimizer states.
         """
-        self._fill(checkpoint, ("master", "exp_avg", "exp_avg_sq"))
+        self._fill(checkpoint, ("master", "exp_avg", "exp_avg_sq"), peers)
 
-    def load_weights(self, checkpoint: Checkpoint) -> None:
+    def load_weights(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
         """Reads parameters alone, stored in whatever dtype; optimizer states stay as they are.
 
         Raises:
             ShapeMismatch: the checkpoint is not of this model.
         """
-        self._fill(checkpoint, ("master",))
+        self._fill(checkpoint, ("master",), peers)
 
-    def _fill(self, checkpoint: Checkpoint, slots: Sequence[str]) -> None:
+    def _fill(self, checkpoint: Checkpoint, slots: Sequence[str], peers: Peers) -> None:
         check_tensors([spec for spec in self.table if not spec.alias], checkpoint)
+        wants, places = [], []
         for slot in slots:
             for shard, values in self.optimizer.runs(slot):
-                name = shard.piece.tensor.name
+                name = shard.piece.tensor.alias or shard.piece.tensor.name
                 stored = checkpoint.tensors[name].slots
                 source = "weight" if slot == "master" and slot not in stored else slot
                 if source not in stored:
                     raise CheckpointError(
                         f"{checkpoint.path} has no {slot} of {name}: it holds weights only and cannot be resumed."
                     )
-                read = checkpoint.read(name, shard.piece.box, source, flat=shard.flat)
-                values.copy_(read.torch().reshape(-1))
-        for local, values in self.buffers.frozen.items():
+                wants.append(Want(name, shard.piece.box, source, shard.flat))
+                places.append(values)
+        for local, whole in self.buffers.frozen.items():
             for piece in local.pieces:
-                whole = checkpoint.read(piece.tensor.name, piece.box).torch()
-                values.view(-1)[piece.start : piece.start + piece.box.size].copy_(whole.reshape(-1))
+                wants.append(Want(piece.tensor.alias or piece.tensor.name, piece.box))
+                places.append(whole.view(-1)[piece.start : piece.start + piece.box.size])
+        read_all(checkpoint, wants, lambda index, read: places[index].copy_(read.torch().reshape(-1)), peers)
         self.optimizer.publish()
 
 

@@ -72,6 +72,7 @@ class Trainer:
         self.pipeline = Passes(self.stages, self.engine, config, self.weight_grads)
         self.nonfinite = NonFinitePolicy(config.train, self.engine)
         self.snapshot = Snapshot(self.engine.optimizer, self.table)
+        self.before_update: Callable[[], None] = lambda: None  # ends what may read parameters and states until then
         self.state = TrainState()
 
     def _table(self) -> tuple[TensorSpec, ...]:
@@ -159,6 +160,7 @@ class Trainer:
         local_loss /= self.engine.loss_scale.value
         loss, grad_norm, stop = self._agree(local_loss, self.engine.finish_backward())
         if self.nonfinite.allows(step + 1, loss, grad_norm, local_loss):
+            self.before_update()
             self.engine.update(lr, grad_norm)
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
         return StepResult(loss, grad_norm, lr, num_tokens, stop)

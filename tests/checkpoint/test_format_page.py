@@ -59,7 +59,10 @@ HELD = {
     "`crc`:": [BY_HAND, BLOCKS],
     '`format` ("tk")': [BY_HAND, "broken:hostile_manifests"],
     "A run folder holds": ["run_folder:a_second_writer_is_refused_by_name", "run_folder:what_was_saved_is_there"],
-    "Before a save, ranks": ["train/saving:drift_ends_the_job_and_names_tensor_and_ranks"],
+    "Before a save is written, ranks": [
+        "train/saving:drift_ends_the_job_and_names_tensor_and_ranks",
+        "train/saving:drift_that_is_found_late_leaves_nothing",
+    ],
     "Each rank then writes its files": [IN_ORDER],
     "Rank 0 waits": [IN_ORDER, "run_folder:missing_parts_are_named_and_nothing_is_committed"],
     "Then it fsyncs the parent": [IN_ORDER],
@@ -69,7 +72,10 @@ HELD = {
         "run_folder:pruning_keeps_the_newest_the_milestones_and_what_it_cannot_judge",
     ],
     "Whoever makes a folder": ["crash:power_cut_after_every_operation"],
-    "With `[checkpoint] async_save`": ["train/saving:in_the_background_as_in_place"],
+    "With `[checkpoint] async_save`": [
+        "train/saving:in_the_background_as_in_place",
+        "train/saving:a_copied_save_is_written_only_once_replicas_agree",
+    ],
     "One save is in flight": [
         "background_save:only_one_save_is_in_flight",
         "train/saving:a_failed_save_is_told_at_the_next_and_at_the_end",
@@ -95,6 +101,21 @@ HELD = {
         "hugging_face:a_folder_of_one_file_or_many_is_read_as_it_lies",
         "hugging_face:names_without_the_base_models_prefix",
         "hugging_face:hub_cache_links_are_followed_and_others_are_not",
+    ],
+    "Ranks of one host that load together": [
+        "shared_read:inference_ranks_read_the_weights_once",
+        "shared_read:training_ranks_read_every_slot_once",
+        "shared_read:rounds_hold_each_block_once_and_fit_the_areas",
+        "shared_read:shared_memory_is_bounded_and_has_no_name",
+        "train/shared_load:ranks_of_a_host_read_a_checkpoint_once",
+    ],
+    "What one rank finds damaged": [
+        "shared_read:what_one_rank_finds_all_report",
+        "shared_read:a_disk_error_on_one_rank_ends_all",
+    ],
+    "Where each by itself": [
+        "shared_read:training_ranks_read_every_slot_once",
+        "shared_read:where_memory_cannot_be_shared_each_reads_alone",
     ],
     "JSON with duplicate keys": ["broken:hostile_json", "broken:hostile_headers", "broken:hostile_parts"],
     "Nothing is allocated": ["corpus:no_broken_checkpoint_costs_more_memory_than_its_bytes"],

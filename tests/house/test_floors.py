@@ -18,7 +18,7 @@ FLOORS = {
 }
 # The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
 COMPUTE = {
-    "parallel": {"collectives", "cross_entropy", "functions", "layers", "linear", "mesh", "point_to_point"},
+    "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "linear", "mesh", "point_to_point"},
     "model": {"activation", "attention", "balance", "decoder", "experts", "init", "loading", "mlp", "norm", "placement"}
     | {"recompute", "rope"},
     "train": {"engine", "evaluate", "foreign_model", "inputs", "loss", "metrics", "model_engine", "nonfinite", "passes"}

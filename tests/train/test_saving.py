@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,9 @@ def train_with_fault(config: dict[str, Any], slot: str, name: str, faulty_rank: 
             return
         if slot == "weight":
             weights = trainer.snapshot.weights.items()
-            values = next(values for (tensor, _), values in weights if tensor == name)
+            values = next(values for piece, values in weights if piece.tensor.name == name)
         else:
-            runs = trainer.optimizer.runs(slot)
+            runs = trainer.engine.optimizer.runs(slot)
             values = next(values for shard, values in runs if shard.piece.tensor.name == name)
         values.view(torch.int32)[3] ^= 1
 
@@ -108,6 +109,38 @@ def test_drift_ends_the_job_and_names_tensor_and_ranks(
         assert f"Step 2 was not saved: replicas that must be bit-equal have drifted apart in {name}" in message
         assert f"slot {slot}: {camps} differ" in message
     assert [step for step, _ in RunFolder(tmp_path / "run").steps()] == [1], "the save before it is there"
+
+
+def test_drift_that_is_found_late_leaves_nothing(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
+    """Copied at step 2, found at the update of step 3: at no time is there anything of step 2 on disk."""
+    config = configure(train={"steps": 4}, parallel={"dp": 2}, zero={"stage": 1}, checkpoint={"every": 2})
+    name = "model.norm.weight"
+    for message in rank_pool.run(train_with_fault, 2, config=config, slot="weight", name=name, faulty_rank=1):
+        assert "Step 2 was not saved" in message
+    assert not list((tmp_path / "run").glob("step-*"))
+    assert [step for step, _ in _losses(tmp_path / "run")] == [1, 2], "step 3 was not taken"
+
+
+def save_and_end(config: dict[str, Any], end: str) -> list[str]:
+    """Copies step 1; then the run ends as it should, or fails. The steps on disk before and after the end."""
+    seen: list[str] = []
+    trainer = _trainer(config)
+    with suppress(KeyError), RunState.open(trainer) as state:
+        state.save(TrainState(1), last=False)
+        seen += [path.name for path in Path(config["checkpoint"]["dir"]).glob("step-*")]
+        torch.distributed.barrier()
+        if end == "failure":
+            raise KeyError(end)
+    torch.distributed.barrier()
+    return seen + [path.name for path in Path(config["checkpoint"]["dir"]).glob("step-*")]
+
+
+def test_a_copied_save_is_written_only_once_replicas_agree(
+    rank_pool: RankPool, configure: Configure, tmp_path: Path
+) -> None:
+    for end, there in (("orderly", ["step-00000001"]), ("failure", [])):
+        config = configure(end, parallel={"dp": 2})
+        assert rank_pool.run(save_and_end, 2, config=config, end=end) == [there, there]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
