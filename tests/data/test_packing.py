@@ -174,6 +174,23 @@ def test_texts_before_the_first_example_count_as_a_whole(byte_level: Tokenizer, 
     assert meta.fingerprint == tokens.fingerprint
 
 
+def test_the_mask_is_part_of_the_fingerprint(byte_level: Tokenizer, tmp_path: Path) -> None:
+    found = set()
+    for number, learned in enumerate(([True, True], [False, True], None)):
+        (tmp_path / str(number)).mkdir()
+        with TokenFileWriter(tmp_path / str(number), byte_level, 0) as writer:
+            if learned:
+                writer.add_example([7, 0], learned)
+            else:
+                writer.append([7])
+                writer.end_document()
+            writer.finish()
+        tokens = TokenFile(tmp_path / str(number))
+        assert tokens.masked == (learned is not None)
+        found.add(tokens.fingerprint)
+    assert len(found) == 3
+
+
 def test_nothing_to_learn_is_refused(make_examples: Callable[[Sequence[tuple[int, int]]], Path]) -> None:
     with pytest.raises(ConfigError, match="no document of which anything is learned within seq_len = 32"):
         packed(make_examples([(40, 3)] * 20))
