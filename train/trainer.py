@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from ..core.layout import TensorSpec
+from ..core.layout import LocalParam, TensorSpec
 from ..model.init import fill_initial
 from ..model.registry import tensor_table
 from ..parallel.collectives import all_reduce
@@ -81,10 +81,9 @@ class Trainer:
         return tuple(replace(spec, trainable=(spec.alias or spec.name) not in frozen) for spec in table)
 
     def _engine(self) -> Engine:
-        model, seed = self.inputs.model, self.config.train.seed
         parallel = self.config.parallel
         self.stages = build_stages(
-            model,
+            self.inputs.model,
             self.table,
             self.mesh,
             self.dtype,
@@ -99,13 +98,18 @@ class Trainer:
             optimizer=self.config.optimizer,
             precision=self.config.precision,
             device=self.device,
-            fill=lambda local, parameter: fill_initial(local, parameter, seed, model.initializer_range),
+            fill=self._fill,
             sequence_parallel=parallel.sequence_parallel,
             overlap=self.config.zero.overlap,
         )
         if self.config.zero.stage == 3:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
         return engine
+
+    def _fill(self, local: LocalParam, parameter: torch.Tensor) -> None:
+        """Initial values; none are drawn where `fit` will load a checkpoint's."""
+        if not self.config.model.init:
+            fill_initial(local, parameter, self.config.train.seed, self.inputs.model.initializer_range)
 
     def fit(self) -> TrainState:
         """Trains to `train.steps` or until stopped, saving at the end either way. Returns where it ended."""

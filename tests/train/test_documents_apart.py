@@ -90,10 +90,15 @@ def test_layouts_agree_on_packed_examples(
     data = {"sources": [{"path": str(examples)}], "packing": "documents", "eval_fraction": 0.1}
     sections: dict[str, Any] = {"data": data, "train": {"steps": 6, "eval_every": 3}}
     expected = run_training(configure("one", **sections))
-    for tp, dp in ((1, 2), (2, 2)):
-        run = f"{tp}x{dp}"
-        config = configure(run, parallel={"tp": tp, "dp": dp}, **sections)
-        for result in rank_pool.run(run_training, tp * dp, config=config):
+    layouts: list[tuple[int, dict[str, Any]]] = [
+        (2, {"parallel": {"dp": 2}, "zero": {"stage": 3}}),
+        (4, {"parallel": {"tp": 2, "dp": 2}, "zero": {"stage": 1}}),
+        (4, {"parallel": {"tp": 2, "pp": 2, "sequence_parallel": True}, "recompute": {"mode": "full"}}),
+    ]
+    for number, (num_ranks, layout) in enumerate(layouts):
+        run = f"layout-{number}"
+        config = configure(run, **layout, **sections)
+        for result in rank_pool.run(run_training, num_ranks, config=config):
             np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-5)
             np.testing.assert_allclose(result["grad_norm"], expected["grad_norm"], rtol=1e-4)
         mine, theirs = (_evaluations(tmp_path / folder) for folder in (run, "one"))
