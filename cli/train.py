@@ -69,7 +69,14 @@ def train(
     arguments = [json.dumps(loaded.model_dump(mode="json")), resume, *([FORK] if fork else [])]
     logs = loaded.run_folder / "logs"
     try:
-        code = Launcher("tk.train.rank", arguments, layout.world_size, logs, loaded.train.stop_timeout).run()
+        code = Launcher(
+            "tk.train.rank",
+            arguments,
+            layout.world_size,
+            logs,
+            loaded.train.stop_timeout,
+            loaded.parallel.timeout_seconds,
+        ).run()
     except TkError:
         _clear_leftovers(loaded.run_folder)
         raise

@@ -14,6 +14,7 @@ from ..checkpoint.save_job import SaveJob
 from ..core.errors import CheckpointError, ConfigError, TkError
 from ..model.config import ModelConfig
 from ..parallel.collectives import broadcast
+from .flight_recorder import is_echo
 from .replica_check import ReplicaCheck
 from .resume import choose
 from .saver import Saver
@@ -72,8 +73,8 @@ class RunState:
     def _finishing(self) -> Iterator["RunState"]:
         try:
             yield self
-        except BaseException:
-            self.saver.close(failed=True)
+        except BaseException as error:
+            self.saver.close(failed=True, alone=is_echo(error))
             raise
         self.saver.close(failed=False)
 

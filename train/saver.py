@@ -10,6 +10,8 @@ from ..core.errors import TkError
 from .replica_check import ReplicaCheck
 from .snapshot import Snapshot
 
+_ALONE_SECONDS = 2.0
+
 
 class Saver:
     """Saves one rank's share of every step.
@@ -49,13 +51,17 @@ class Saver:
             np.copyto(self._writer.buffer(item), self.snapshot.values(item))
         self._writer.begin(step, resume)
 
-    def close(self, failed: bool) -> None:
+    def close(self, failed: bool, alone: bool = False) -> None:
         """Waits for the save in flight and ends the writer; where the run has failed, its own error is the one to
-        tell."""
+        tell.
+
+        Args:
+            alone: other ranks are gone, and with them perhaps their parts of the save: it is not waited for for long.
+        """
         if self._writer is None:
             return
         try:
             with suppress(*([TkError] if failed else [])):
-                self._writer.wait()
+                self._writer.wait(_ALONE_SECONDS if alone else None)
         finally:
             self._writer.close()

@@ -16,6 +16,7 @@ from .config import TrainConfig
 from .data.batches import global_batch
 from .evaluate import evaluate
 from .flat_buffers import FlatBuffers
+from .heartbeat import Heartbeat
 from .inputs import Inputs, open_inputs
 from .loss import loss_sum
 from .lr_schedule import learning_rate
@@ -38,6 +39,7 @@ class Trainer:
         fork: steps of the run folder that are newer than the checkpoint to continue from are moved aside, not refused.
         stop: asked at every step's end.
         on_step: called after every step with its number (1-based) and result.
+        heartbeat: told what this rank does, whenever it begins something else.
 
     Raises:
         TkError: bad configuration, data or checkpoint.
@@ -53,6 +55,7 @@ class Trainer:
         fork: bool = False,
         stop: StopRequest | None = None,
         on_step: Callable[[int, StepResult], None] = lambda step, result: None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self.config = config
         self.mesh = mesh or Mesh.alone()
@@ -61,6 +64,7 @@ class Trainer:
         self.fork = fork
         self.stop = stop or StopRequest()
         self.on_step = on_step
+        self.heartbeat = heartbeat or Heartbeat()
         self.dtype = torch.bfloat16 if config.precision.params == "bf16" else torch.float32
         self.inputs: Inputs = open_inputs(config, self.mesh, self.device)
         self.table: tuple[TensorSpec, ...] = tensor_table(self.inputs.model)
@@ -73,6 +77,7 @@ class Trainer:
 
     def fit(self) -> TrainState:
         """Trains to `train.steps` or until stopped, saving at the end either way. Returns where it ended."""
+        self.heartbeat.beat("loading")
         with RunState.open(self) as run:
             self.state = run.load(self.resume, self.fork)
             folder, step = self.config.run_folder, self.state.step
@@ -94,10 +99,12 @@ class Trainer:
                 self.on_step(self.state.step, result)
                 every = self.config.checkpoint.every
                 if last or (every and self.state.step % every == 0):
+                    self.heartbeat.beat("save")
                     run.save(self.state, last)
                 if result.stop:
                     return
                 if last or (options.eval_every and self.state.step % options.eval_every == 0):
+                    self.heartbeat.beat("evaluate")
                     log.record_evaluation(self.state.step, evaluate(self))
 
     def step(self) -> StepResult:
@@ -106,7 +113,8 @@ class Trainer:
         Raises:
             TkError: the loss or the gradient norm is not finite; parameters and states are as before the step.
         """
-        options = self.config
+        options, beat = self.config, self.heartbeat.beat
+        beat("data", self.state.step + 1)
         lr = learning_rate(self.state.step, options.train.steps, options.optimizer)
         micro_batches = global_batch(
             self.inputs.train,
@@ -121,9 +129,12 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for micro in micro_batches:
             tokens, targets = (torch.from_numpy(rows).to(self.device) for rows in (micro.inputs, micro.targets))
+            beat("forward")
             loss = loss_sum(self.decoder, tokens, targets) / num_tokens
+            beat("backward")
             loss.backward()
             total += loss.detach()
+        beat("reduce")
         self.buffers.reduce_grads()
         loss_value, grad_norm, stop = self._agree(total)
         if not (math.isfinite(loss_value) and math.isfinite(grad_norm)):
@@ -133,6 +144,7 @@ class Trainer:
             )
         clip = options.optimizer.grad_clip
         scale = min(1.0, clip / (grad_norm + 1e-6)) if clip else 1.0
+        beat("optimizer")
         self.optimizer.step(lr, scale)
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
         return StepResult(loss_value, grad_norm, lr, num_tokens, stop)
