@@ -45,11 +45,9 @@ def train(
     WORLD_SIZE set) this process joins that job as one rank.
     """
     from ..core.config import load_toml
-    from ..core.layout import local_params
-    from ..model.registry import tensor_table
     from ..train.config import TrainConfig
     from ..train.launch import FORK, Launcher
-    from ..train.plan import describe
+    from ..train.plan import describe, make_plan
 
     if fork and resume in ("auto", "never"):
         raise click.UsageError(f"--fork needs a checkpoint to fork from: --resume CKPT, not {resume}.")
@@ -58,12 +56,9 @@ def train(
         from ..train.worker import run_rank
 
         ctx.exit(run_rank(loaded, resume, fork))
-    layout = loaded.layout(nproc)
-    vocab_size = loaded.model.vocab_size or loaded.data.vocab_size
-    table = tensor_table(loaded.model.model_copy(update={"vocab_size": vocab_size}))
-    params = local_params(table, layout, 0, 0)  # refuses a tp that does not fit, before any process is started
+    plan = make_plan(loaded, nproc)  # refuses what does not fit, before any process is started
     if dry_run:
-        click.echo(describe(loaded, layout, params))
+        click.echo(describe(plan))
         return
     _check_folders(loaded, resume)
     arguments = [json.dumps(loaded.model_dump(mode="json")), resume, *([FORK] if fork else [])]
@@ -72,7 +67,7 @@ def train(
         code = Launcher(
             "tk.train.rank",
             arguments,
-            layout.world_size,
+            plan.layout.world_size,
             logs,
             loaded.train.stop_timeout,
             loaded.parallel.timeout_seconds,

@@ -10,6 +10,7 @@ import platform
 import re
 import resource
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,8 +175,9 @@ def _gloo() -> Fact:
 
     hint = "ranks on the CPU talk over gloo: name an interface by GLOO_SOCKET_IFNAME=lo, or mend /etc/hosts"
     try:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        dist.destroy_process_group()
+        with tempfile.TemporaryDirectory() as folder:
+            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+            dist.destroy_process_group()
     except (RuntimeError, ValueError) as error:
         return Fact("software", "gloo", f"cannot start: {error}", "broken", hint)
     return Fact("software", "gloo", "starts")

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 from ..checkpoint.storage import replace_small
-from ..model.config import ModelConfig
-from ..model.registry import count_multiplied
 
 _PEAK_BF16_FLOPS = {
     "H100": 989e12,
@@ -55,11 +53,6 @@ def _lines_up_to(path: Path, last_step: int) -> list[str]:
         except (ValueError, KeyError, TypeError):
             continue  # a line cut short by a crash
     return kept
-
-
-def flops_per_token(config: ModelConfig, seq_len: int) -> float:
-    """Training flops per token: 6 per parameter that is multiplied, 6 layers x hidden x seq for causal attention."""
-    return 6.0 * count_multiplied(config) + 6.0 * config.num_hidden_layers * config.hidden_size * seq_len
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

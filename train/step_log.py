@@ -10,7 +10,8 @@ import torch
 
 from ..core.progress import Progress, progress_bar
 from ..parallel.collectives import all_reduce
-from .metrics import MetricsFile, flops_per_token, memory_bytes, peak_flops
+from .flops import flops_per_token
+from .metrics import MetricsFile, memory_bytes, peak_flops
 from .run_state import TrainState
 
 if TYPE_CHECKING:
