@@ -60,7 +60,7 @@ def train(
     if dry_run:
         click.echo(describe(plan))
         return
-    _check_folders(loaded, resume)
+    _check_surroundings(loaded, resume)
     arguments = [json.dumps(loaded.model_dump(mode="json")), resume, *([FORK] if fork else [])]
     logs = loaded.run_folder / "logs"
     try:
@@ -78,11 +78,14 @@ def train(
     ctx.exit(code)
 
 
-def _check_folders(config: "TrainConfig", resume: str) -> None:
+def _check_surroundings(config: "TrainConfig", resume: str) -> None:
     """What can be seen to be missing before any process is started."""
     from ..checkpoint import Checkpoint
     from ..core.errors import ConfigError
+    from ..train.extras import require_tensorboard
 
+    if config.metrics.tensorboard:
+        require_tensorboard()
     for source in () if config.data.sources == "stdlib" else config.data.sources:
         if not Path(source.path).is_dir():
             raise ConfigError(f"[data] sources: there is no folder {source.path}; `tk data prepare` makes one.")

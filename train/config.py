@@ -169,6 +169,16 @@ class CheckpointSection(Section):
     async_save: bool = True
 
 
+class MetricsSection(Section):
+    """What is recorded beside metrics.jsonl.
+
+    Attributes:
+        tensorboard: event files in the run folder's tensorboard/ (the extra of that name).
+    """
+
+    tensorboard: bool = False
+
+
 class TrainConfig(Section):
     """One training run. `load_toml(path, TrainConfig, overrides)` reads it."""
 
@@ -181,6 +191,7 @@ class TrainConfig(Section):
     zero: ZeroSection = ZeroSection()
     recompute: RecomputeSection = RecomputeSection()
     checkpoint: CheckpointSection
+    metrics: MetricsSection = MetricsSection()
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":

@@ -25,7 +25,7 @@ _INSTRUCTIONS: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 _FAST_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
 _EXTRAS: Final = (
     ("tensorboard", "[metrics] tensorboard = true", "pip install 'tk-toolkit[tensorboard]'"),
-    ("transformers", "the oracle in tests", "pip install 'tk-toolkit[dev]'"),
+    ("resvg_py", "tk plot -o FILE.png", "pip install 'tk-toolkit[plot]'"),
 )
 
 State = Literal["ok", "note", "broken"]

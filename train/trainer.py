@@ -81,7 +81,8 @@ class Trainer:
         with RunState.open(self) as run:
             self.state = run.load(self.resume, self.fork)
             folder, step = self.config.run_folder, self.state.step
-            metrics = MetricsFile(folder, step, run.attempt) if self.mesh.world.rank == 0 else None
+            events = self.config.metrics.tensorboard
+            metrics = MetricsFile(folder, step, run.attempt, events) if self.mesh.world.rank == 0 else None
             try:
                 self._loop(run, metrics)
             finally:

@@ -127,6 +127,7 @@ PROMISED = {
     "demo": {"--out"},
     "train": {"--set", "--nproc", "--resume", "--dry-run"},
     "plan": {"--set", "--nproc", "--json"},
+    "plot": {"-o"},
     "doctor": {"--json"},
     "data prepare": {"--tokenizer", "--out"},
     "tokenizer train": {"--vocab-size", "--out"},
