@@ -29,6 +29,8 @@ def play(schedule: str, pp: int, virtual_stages: int, num_micro_batches: int) ->
         peaks = [m * v] * p
     elif schedule == "interleaved":
         peaks = [min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1) for rank in range(p)]
+    elif schedule == "zb-h1":  # weights' gradients come late
+        peaks = [min(m, p)] * p
     else:
         peaks = [min(m, p - rank) for rank in range(p)]
     return ScheduleFacts(bubble, tuple(peaks))

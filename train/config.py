@@ -53,6 +53,7 @@ class TrainSection(Section):
         on_nonfinite: what happens when loss or gradient norm are not finite: the run ends, or the step is left out.
         max_skipped_steps: steps left out in a row, after which the run ends all the same.
         stop_timeout: seconds that ranks get to finish a step and save once asked to stop.
+        profile: "A:B" traces steps A to B, both included; "" none.
     """
 
     steps: int = Field(default=100, ge=1)
@@ -66,6 +67,21 @@ class TrainSection(Section):
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_skipped_steps: int = Field(default=10, ge=1)
     stop_timeout: float = Field(default=120.0, gt=0, le=86400)
+    profile: str = ""
+
+    @field_validator("profile")
+    @classmethod
+    def _is_range(cls, value: str) -> str:
+        first, _, last = value.partition(":")
+        if value and not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+            raise ValueError('it must be "A:B", the first and the last step to trace, as in "10:13"')
+        return value
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps to trace, 1-based."""
+        first, _, last = self.profile.partition(":")
+        return range(int(first), int(last) + 1) if self.profile else range(0)
 
 
 class OptimizerSection(Section):

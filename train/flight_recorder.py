@@ -25,5 +25,8 @@ def dump_flight_record(logs: Path, rank: int) -> None:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an error only shows that other ranks are gone or stuck: c10d's own, and gloo's, which have no class."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    """Whether an error only shows that other ranks are gone or stuck: c10d's own, gloo's, which have no class, and
+    whatever was raised from one of them."""
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+        return True
+    return error.__cause__ is not None and is_echo(error.__cause__)

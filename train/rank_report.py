@@ -21,7 +21,8 @@ class Report:
     """What a rank said of its end.
 
     Attributes:
-        kind: "understood" is a TkError, "fault" one of ours, "echo" what a rank sees of others that are gone or stuck.
+        kind: "echo" is what a rank sees of others that are gone or stuck, "understood" another TkError, "fault" one of
+            ours.
     """
 
     error: TkError
@@ -50,11 +51,10 @@ def read_reports(folder: Path) -> list[Report]:
 def _read(path: Path) -> Report:
     """A rank's report; the error carries the rank's traceback as a note, which `--debug` shows."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    kind = getattr(errors, data["class"], None)
-    if isinstance(kind, type) and issubclass(kind, TkError):
-        report = Report(kind(data["message"]), "understood")
-    else:
-        error = TkError(f"Rank {data['rank']}: {data['class']}: {data['message']}")
-        report = Report(error, "echo" if data["echo"] else "fault")
-    report.error.add_note(data["traceback"])
-    return report
+    known = getattr(errors, data["class"], None)
+    kind: Kind = "fault"
+    error = TkError(f"Rank {data['rank']}: {data['class']}: {data['message']}")
+    if isinstance(known, type) and issubclass(known, TkError):
+        error, kind = known(data["message"]), "understood"
+    error.add_note(data["traceback"])
+    return Report(error, "echo" if data["echo"] else kind)

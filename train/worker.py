@@ -42,7 +42,7 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
     start_flight_recorder(logs)
     try:
         _join(config, rank, world, stop, resume, fork, heartbeat)
-    except RuntimeError as error:
+    except Exception as error:
         if not is_echo(error):
             raise
         dump_flight_record(logs, rank)

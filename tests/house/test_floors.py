@@ -31,7 +31,7 @@ COMPUTE = {
         "run_state",
         "saver",
     }
-    | {"sharded_adamw", "snapshot", "step_log", "trainer", "worker"},
+    | {"sharded_adamw", "snapshot", "step_log", "step_profiler", "trainer", "worker"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }
 

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from tk.core.errors import WorkerDied
 from tk.core.process import die_with_parent
 from tk.train.heartbeat import HEARTBEATS_VARIABLE, Heartbeat, read_beats
 from tk.train.launch import LAUNCHER_VARIABLE
@@ -32,7 +33,7 @@ def main() -> int:
             beat.step < step or (beat.step, beat.phase) == (step, "forward") for beat in read_beats(folder, world)
         ):
             if time.monotonic() > deadline:
-                write_error(RuntimeError("gloo: timed out"), rank, echo=True)
+                write_error(WorkerDied("a neighbour does not answer"), rank, echo=True)
                 return 1
             time.sleep(0.001)
     return 0

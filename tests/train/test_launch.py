@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tk.core.errors import TkError, WorkerDied
+from tk.train.flight_recorder import is_echo
 from tk.train.heartbeat import HEARTBEATS_VARIABLE, Beat, Heartbeat, read_beats
 from tk.train.launch import Launcher
 from tk.train.stop import StopRequest
@@ -108,6 +110,17 @@ def test_places_are_grouped_and_ranks_joined() -> None:
     beats = [Beat(rank, 41, "reduce", 0.0) for rank in range(3)] + [Beat(3, 41, "forward", 0.0)]
     text = describe_places(beats, [3])
     assert text == "rank 3 is at step 41 in forward; ranks 0-2 wait at step 41 in reduce"
+
+
+def test_what_only_shows_that_others_are_gone_is_told_from_causes() -> None:
+    lost = RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
+    wrapped = WorkerDied("rank 2 is gone")
+    wrapped.__cause__ = lost
+    assert is_echo(lost)
+    assert is_echo(wrapped)
+    assert is_echo(dist.DistBackendError("NCCL timeout"))
+    assert not is_echo(WorkerDied("the process that writes checkpoints was killed by signal 9"))
+    assert not is_echo(RuntimeError("shapes do not match"))
 
 
 def test_a_signal_that_comes_twice_at_once_is_one_request() -> None:

@@ -17,7 +17,10 @@ import pytest
 
 from tk.checkpoint.reader import Checkpoint
 from tk.checkpoint.run_folder import RunFolder
+from tk.core.config import parse
 from tk.tests.train.conftest import Configure
+from tk.train.config import TrainConfig
+from tk.train.trainer import Trainer
 
 WriteToml = Callable[..., Path]
 DEADLINE = 120.0
@@ -149,6 +152,7 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
     [
         (["train.stepz=3"], 2, "unknown key 'train.stepz'; did you mean 'steps'?"),
         (["parallel.tp=3"], 2, "num_attention_heads % tp = 4 % 3 = 1"),
+        (["train.profile=7:3"], 2, 'it must be "A:B", the first and the last step to trace'),
         (["optimizer.lr=fast"], 2, "'optimizer.lr' = 'fast'"),
         (["data.tokenizer=/nowhere"], 3, "Cannot read the tokenizer /nowhere/tokenizer.json"),
         (["train.seq_len=128"], 2, "train.seq_len = 128 exceeds model.max_position_embeddings = 64"),
@@ -260,6 +264,17 @@ def test_modules_of_the_current_folder_are_not_imported(
 ) -> None:
     (tmp_path / "random.py").write_text("raise SystemExit('shadowed')")
     assert _run(str(write_toml(configure(train={"steps": 1}))), folder=tmp_path)[0] == 0
+
+
+def test_profiled_steps_leave_a_trace(configure: Configure, tmp_path: Path) -> None:
+    events = {}
+    for name, steps in (("two", "2:3"), ("five", "2:9")):  # the second ends with the run, after step 6
+        config = parse(configure(name, train={"steps": 6, "profile": steps}), TrainConfig, "test")
+        Trainer(config).fit()
+        events[name] = json.loads((tmp_path / name / "logs" / "trace-rank-0.json").read_text())["traceEvents"]
+    updates = {name: sum("fused_adamw" in event["name"] for event in found) for name, found in events.items()}
+    assert updates["two"] > 0
+    assert updates["five"] == updates["two"] * 5 / 2
 
 
 def test_fork_moves_newer_steps(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
