@@ -5,14 +5,16 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-from .heartbeat import Beat, read_beats
+from .heartbeat import STARTING, Beat, read_beats
 
 FLIGHT_RECORD: Final = "flight-recorder-rank-{rank}.json"
+START_SECONDS: Final = 60.0
 STALL_REPORT: Final = "stall-report.txt"
 
 
 class Watch:
-    """Notices ranks whose heartbeats stand still, by this process's own clock: no clock of a rank is trusted.
+    """Notices ranks whose heartbeats stand still, by this process's own clock: no clock of a rank is trusted. To start,
+    which is to load libraries, a rank always has a minute.
 
     Args:
         limit: seconds after which a rank that began no new phase is stuck.
@@ -32,7 +34,8 @@ class Watch:
             if beat != self.beats[rank]:
                 self.changed[rank] = now
         self.beats = beats
-        return [rank for rank, since in enumerate(self.changed) if now - since > self.limit]
+        limits = [max(self.limit, START_SECONDS) if beat.phase == STARTING else self.limit for beat in beats]
+        return [rank for rank, since in enumerate(self.changed) if now - since > limits[rank]]
 
 
 def describe_places(beats: Sequence[Beat], culprits: Collection[int]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tk.core.errors import WorkerDied
 from tk.core.process import die_with_parent
-from tk.train.heartbeat import HEARTBEATS_VARIABLE, Heartbeat, read_beats
+from tk.train.heartbeat import HEARTBEATS_VARIABLE, STARTING, Heartbeat, read_beats
 from tk.train.launch import LAUNCHER_VARIABLE
 from tk.train.rank_report import write_error
 
@@ -20,6 +20,9 @@ def main() -> int:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     folder, faulty = Path(os.environ[HEARTBEATS_VARIABLE]), rank == int(sys.argv[1])
     heartbeat = Heartbeat(folder, rank)
+    heartbeat.beat("ready")
+    while any(beat.phase == STARTING for beat in read_beats(folder, world)):
+        time.sleep(0.001)
     for step in range(1, 100_000):
         heartbeat.beat("forward", step)
         if faulty and step == 3 and sys.argv[2] == "sleep":
@@ -28,7 +31,7 @@ def main() -> int:
             write_error(ValueError("a fault of its own"), rank, echo=False)
             return 1
         heartbeat.beat("reduce")
-        deadline = time.monotonic() + 0.5
+        deadline = time.monotonic() + 1.2
         while any(
             beat.step < step or (beat.step, beat.phase) == (step, "forward") for beat in read_beats(folder, world)
         ):

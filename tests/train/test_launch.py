@@ -17,7 +17,7 @@ from tk.train.launch import Launcher
 from tk.train.stop import StopRequest
 from tk.train.watch import Watch, describe_places, name_ranks
 
-LIMIT = 1.0  # seconds; the light ranks wait half a second for each other
+LIMIT = 1.0  # seconds; the light ranks wait 1.2 for each other
 
 
 def _launcher(tmp_path: Path, fault: str = "none", num_ranks: int = 3) -> Launcher:
@@ -92,8 +92,10 @@ def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_the_watch_trusts_no_clock_but_its_own(tmp_path: Path) -> None:
     now = 0.0
-    ranks = [Heartbeat(tmp_path, rank) for rank in range(2)]
-    watch = Watch(tmp_path, 2, 10.0, clock=lambda: now)
+    ranks = [Heartbeat(tmp_path, rank) for rank in range(3)]
+    for rank in ranks[:2]:
+        rank.beat("loading")
+    watch = Watch(tmp_path, 3, 10.0, clock=lambda: now)
     now = 9.0
     ranks[1].beat("forward", 1)
     assert watch.look() == []
@@ -103,6 +105,8 @@ def test_the_watch_trusts_no_clock_but_its_own(tmp_path: Path) -> None:
     assert watch.look() == []
     now = 22.0
     assert watch.look() == [0, 1]
+    now = 61.0
+    assert watch.look() == [0, 1, 2], "a minute to start, and no more"
 
 
 def test_places_are_grouped_and_ranks_joined() -> None:

@@ -133,15 +133,15 @@ def test_a_killed_rank_ends_the_job_with_its_name(configure: Configure, write_to
 def test_a_stopped_rank_ends_the_job_within_the_timeout(
     configure: Configure, write_toml: WriteToml, tmp_path: Path
 ) -> None:
-    config = write_toml(configure(train={"steps": 100_000}, parallel={"tp": 2, "timeout_seconds": 4.0}))
+    config = write_toml(configure(train={"steps": 100_000}, parallel={"tp": 2, "timeout_seconds": 6.0}))
     process = _start(str(config))
     _wait_for_step(tmp_path / "run", 2, process)
     os.kill(_rank(process, 1), signal.SIGSTOP)
     stopped = time.monotonic()
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1
-    assert time.monotonic() - stopped < 20
-    assert re.search(r"No progress for 4 seconds.*rank 1 is at step \d+ in \w+; rank 0 waits at step \d+ in", errors)
+    assert time.monotonic() - stopped < 25
+    assert re.search(r"No progress for 6 seconds.*rank 1 is at step \d+ in \w+; rank 0 waits at step \d+ in", errors)
     record = Path(re.search(r"\(flight recorder\) are in (\S+)\.", errors)[1])  # type: ignore[index]
     last = json.loads(record.read_bytes())["entries"][-1]
     assert last["profiling_name"] == "gloo:all_reduce"
