@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -66,14 +67,16 @@ class BackgroundSaver:
         self._in_flight = step
         self._send({"step": step, "resume": dict(resume)})
 
-    def wait(self) -> None:
-        """Returns once no save is in flight.
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns once no save is in flight, or after `timeout` seconds.
 
         Raises:
             TkError: the last one failed; what the writer reported, of its own class.
             WorkerDied: the writer is gone.
         """
         if self._in_flight is None:
+            return
+        if timeout is not None and not select.select([self._socket], [], [], timeout)[0]:
             return
         try:
             line = self._answers.readline()

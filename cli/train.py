@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     help="auto: from the run folder's newest good step; never: only in a folder without steps; or a checkpoint.",
 )
 @click.option("--fork", is_flag=True, help="With --resume CKPT: move newer steps to forked-*/ instead of refusing.")
+@click.option(
+    "--deepspeed",
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    help="A DeepSpeed configuration whose settings join CONFIG's; --set goes over both.",
+)
 @click.option("--dry-run", is_flag=True, help="Check everything that needs no rank, print the plan, and stop.")
 @click.pass_context
 def train(
@@ -37,6 +43,7 @@ def train(
     nproc: int | None,
     resume: str,
     fork: bool,
+    deepspeed: Path | None,
     dry_run: bool,
 ) -> None:
     """Trains the model that CONFIG (TOML) describes and saves checkpoints in its run folder.
@@ -44,46 +51,69 @@ def train(
     The first Ctrl-C ends the running step, saves and exits 130; the second ends at once. Under torchrun (RANK and
     WORLD_SIZE set) this process joins that job as one rank.
     """
-    from ..core.config import load_toml
-    from ..core.layout import local_params
-    from ..model.registry import tensor_table
-    from ..train.config import TrainConfig
     from ..train.initial_model import resolve
     from ..train.launch import FORK, Launcher
-    from ..train.plan import describe
+    from ..train.plan import describe, make_plan
 
     if fork and resume in ("auto", "never"):
         raise click.UsageError(f"--fork needs a checkpoint to fork from: --resume CKPT, not {resume}.")
-    loaded = load_toml(config, TrainConfig, overrides)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    loaded = _load(config, overrides, deepspeed, int(os.environ["WORLD_SIZE"]) if joined else nproc)
+    if joined:
         from ..train.worker import run_rank
 
         ctx.exit(run_rank(loaded, resume, fork))
-    layout = loaded.layout(nproc)
-    known = resolve(loaded, resume)
-    vocab_size = known.model.vocab_size or known.data.vocab_size
-    table = tensor_table(known.model.model_copy(update={"vocab_size": vocab_size}))
-    params = local_params(table, layout, 0, 0)  # refuses a tp that does not fit, before any process is started
+    plan = make_plan(resolve(loaded, resume), nproc)  # refuses what does not fit, before any process is started
     if dry_run:
-        click.echo(describe(known, layout, params))
+        click.echo(describe(plan))
         return
-    _check_folders(loaded, resume)
+    _check_surroundings(loaded, resume)
     arguments = [json.dumps(loaded.model_dump(mode="json")), resume, *([FORK] if fork else [])]
     logs = loaded.run_folder / "logs"
     try:
-        code = Launcher("tk.train.rank", arguments, layout.world_size, logs, loaded.train.stop_timeout).run()
+        code = Launcher(
+            "tk.train.rank",
+            arguments,
+            plan.layout.world_size,
+            logs,
+            loaded.train.stop_timeout,
+            loaded.parallel.timeout_seconds,
+        ).run()
     except TkError:
         _clear_leftovers(loaded.run_folder)
         raise
     ctx.exit(code)
 
 
-def _check_folders(config: "TrainConfig", resume: str) -> None:
+def _load(config: Path, overrides: tuple[str, ...], deepspeed: Path | None, num_ranks: int | None) -> "TrainConfig":
+    """The configuration: the TOML file, the DeepSpeed file's settings in it, and overrides over both."""
+    from ..core.config import apply_overrides, load_toml, parse, read_toml
+    from ..train.config import TrainConfig
+    from ..train.deepspeed_config import map_deepspeed, merge, read_deepspeed
+
+    ours = load_toml(config, TrainConfig, overrides)
+    if deepspeed is None:
+        return ours
+    dp = ours.layout(num_ranks).dp
+    mapped = map_deepspeed(read_deepspeed(deepspeed), str(deepspeed), dp, ours.train.micro_batch_size)
+    data = read_toml(config)
+    merge(data, mapped, str(config), str(deepspeed))
+    apply_overrides(data, overrides)
+    if os.environ.get("RANK", "0") == "0":
+        for note in mapped.notes:
+            click.echo(f"{deepspeed}: {note}", err=True)
+    return parse(data, TrainConfig, f"{config} with {deepspeed}")
+
+
+def _check_surroundings(config: "TrainConfig", resume: str) -> None:
     """What can be seen to be missing before any process is started."""
     from ..checkpoint import Checkpoint
     from ..core.errors import ConfigError
     from ..train.data.megatron_file import is_megatron
+    from ..train.extras import require_tensorboard
 
+    if config.metrics.tensorboard:
+        require_tensorboard()
     for source in () if config.data.sources == "stdlib" else config.data.sources:
         if not Path(source.path).is_dir() and not is_megatron(Path(source.path)):
             raise ConfigError(

@@ -29,15 +29,25 @@ def load_toml(path: Path, schema: type[S], overrides: Iterable[str] = ()) -> S:
     Raises:
         ConfigError: the file cannot be read or does not fit the schema; the message names file, key and what fits.
     """
+    data = read_toml(path)
+    apply_overrides(data, overrides)
+    return parse(data, schema, str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises ConfigError if it cannot be read."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"Cannot read the configuration {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+
+
+def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Lays `section.key=value` overrides over plain data. Raises ConfigError if one is not of that form."""
     for override in overrides:
         _apply_override(data, override)
-    return parse(data, schema, str(path))
 
 
 def parse(data: Mapping[str, Any], schema: type[S], where: str) -> S:

@@ -72,11 +72,8 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         ConfigError: the cache cannot hold a block, `max_model_len` is more than model or cache can hold, or the ranks
             take more memory than this machine has free.
     """
-    table, layout = tensor_table(config), Layout(tp=options.tp)
-    itemsize = dtypes.by_name(dtype).itemsize
-    ranks = (local_params(table, layout, 0, rank) for rank in range(options.tp))
-    weight_bytes = max(sum(math.prod(param.shape) for param in params) for params in ranks) * itemsize
-    block_bytes = _block_bytes(config, options, kv_dtype)
+    weight_bytes = weight_bytes_per_rank(config, options.tp, dtype)
+    block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype)
     longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     num_blocks = _num_blocks(options, weight_bytes, block_bytes, longest)
     _check_length(config, options, num_blocks)
@@ -94,6 +91,22 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     return plan
 
 
+def weight_bytes_per_rank(config: ModelConfig, tp: int, dtype: str) -> int:
+    """Weights of the rank with most. Raises ParallelError if tp does not divide the model."""
+    table, layout = tensor_table(config), Layout(tp=tp)
+    ranks = (local_params(table, layout, 0, rank) for rank in range(tp))
+    return max(sum(math.prod(param.shape) for param in params) for params in ranks) * dtypes.by_name(dtype).itemsize
+
+
+def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str) -> int:
+    """Keys and values of one token over all layers, on one rank."""
+    if kv_dtype == "int8":
+        vector_bytes = config.head_dim + SCALE_BYTES
+    else:
+        vector_bytes = config.head_dim * dtypes.by_name(kv_dtype).itemsize
+    return 2 * config.num_hidden_layers * max(1, config.num_key_value_heads // tp) * vector_bytes
+
+
 def free_memory(group: Path = CONTROL_GROUP) -> int:
     """Bytes that this machine, or this container, can still give out."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -107,15 +120,6 @@ def free_memory(group: Path = CONTROL_GROUP) -> int:
     sizes = {name: int(size) for name, size in (line.split() for line in stat.splitlines())}
     cached = sizes["active_file"] + sizes["inactive_file"]  # counted as used, and given up when asked for
     return free if limit == "max" else min(free, max(0, int(limit) - int(used) + cached))
-
-
-def _block_bytes(config: ModelConfig, options: EngineOptions, kv_dtype: str) -> int:
-    if kv_dtype == "int8":
-        vector_bytes = config.head_dim + SCALE_BYTES
-    else:
-        vector_bytes = config.head_dim * dtypes.by_name(kv_dtype).itemsize
-    num_kv_heads = max(1, config.num_key_value_heads // options.tp)
-    return 2 * config.num_hidden_layers * num_kv_heads * options.block_size * vector_bytes
 
 
 def _num_blocks(options: EngineOptions, weight_bytes: int, block_bytes: int, longest: int) -> int:

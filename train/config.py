@@ -105,6 +105,7 @@ class TrainSection(Section):
         max_skipped_steps: steps left out in a row, after which the run ends all the same.
         freeze: patterns of parameters that stay as they are (see train/freezing.py).
         stop_timeout: seconds that ranks get to finish a step and save once asked to stop.
+        profile: "A:B" traces steps A to B, both included; "" none.
     """
 
     steps: int = Field(default=100, ge=1)
@@ -119,6 +120,21 @@ class TrainSection(Section):
     max_skipped_steps: int = Field(default=10, ge=1)
     freeze: tuple[str, ...] = ()
     stop_timeout: float = Field(default=120.0, gt=0, le=86400)
+    profile: str = ""
+
+    @field_validator("profile")
+    @classmethod
+    def _is_range(cls, value: str) -> str:
+        first, _, last = value.partition(":")
+        if value and not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+            raise ValueError('it must be "A:B", the first and the last step to trace, as in "10:13"')
+        return value
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps to trace, 1-based."""
+        first, _, last = self.profile.partition(":")
+        return range(int(first), int(last) + 1) if self.profile else range(0)
 
     @field_validator("freeze", mode="before")
     @classmethod
@@ -232,6 +248,16 @@ class CheckpointSection(Section):
     async_save: bool = True
 
 
+class MetricsSection(Section):
+    """What is recorded beside metrics.jsonl.
+
+    Attributes:
+        tensorboard: event files in the run folder's tensorboard/ (the extra of that name).
+    """
+
+    tensorboard: bool = False
+
+
 class TrainConfig(Section):
     """One training run. `load_toml(path, TrainConfig, overrides)` reads it."""
 
@@ -244,6 +270,7 @@ class TrainConfig(Section):
     zero: ZeroSection = ZeroSection()
     recompute: RecomputeSection = RecomputeSection()
     checkpoint: CheckpointSection
+    metrics: MetricsSection = MetricsSection()
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":

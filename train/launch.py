@@ -3,7 +3,6 @@
 Under torchrun this is not used: there a rank is what torchrun started. No torch is imported here.
 """
 
-import json
 import math
 import os
 import signal
@@ -11,16 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import FrameType
 
-from ..core import errors
-from ..core.errors import TkError, WorkerDied
+from ..core.errors import WorkerDied
+from .heartbeat import HEARTBEATS_VARIABLE
+from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
+from .watch import Watch, describe_places, name_flight_records
 
-ERROR_FOLDER_VARIABLE = "TK_ERROR_FOLDER"
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
 LAUNCHER_VARIABLE = "TK_LAUNCHER"  # its process id
 FORK = "--fork"  # a rank's argument
@@ -34,21 +32,31 @@ class Launcher:
     Args:
         log_folder: takes rank-N.log of every rank but 0, whose output is this process's.
         stop_timeout: seconds from the first signal until ranks are killed.
+        stall_timeout: seconds that a rank may stay in one phase.
     """
 
     def __init__(
-        self, module: str, arguments: Sequence[str], num_ranks: int, log_folder: Path, stop_timeout: float
+        self,
+        module: str,
+        arguments: Sequence[str],
+        num_ranks: int,
+        log_folder: Path,
+        stop_timeout: float,
+        stall_timeout: float,
     ) -> None:
         self.command = [sys.executable, "-P", "-m", module, *arguments]  # -P: not what lies in the current folder
         self.num_ranks = num_ranks
         self.log_folder = log_folder
         self.stop_timeout = stop_timeout
+        self.stall_timeout = stall_timeout
+        self.grace = min(GRACE_SECONDS, stall_timeout)
         self.signal_seen: int | None = None
         self.at_once = False  # a second signal came
         self.kill_at = math.inf
         self.ranks: list[subprocess.Popen[bytes]] = []
         self.failures: dict[int, int] = {}  # rank -> exit code of those that failed by themselves, first one first
         self.unstopped: list[int] = []  # ranks that had to be killed
+        self.stalled: list[int] = []  # those of them that made no progress
 
     def run(self) -> int:
         """Runs the job to its end.
@@ -61,16 +69,19 @@ class Launcher:
                 did not stop in time.
         """
         self.log_folder.mkdir(parents=True, exist_ok=True)
+        self.started = time.time()
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with tempfile.TemporaryDirectory(prefix="tk-train-") as scratch:
+                # Ranks that wait for the stuck one give up first, which shows who it is.
+                watch = Watch(Path(scratch), self.num_ranks, self.stall_timeout + self.grace)
                 try:
                     self._start(Path(scratch))
-                    self._wait()
+                    self._wait(watch)
                 finally:
                     self._kill()
                 if not self.at_once:
-                    self._raise_failure(Path(scratch))
+                    self._raise_failure(Path(scratch), watch)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -89,6 +100,7 @@ class Launcher:
                 "WORLD_SIZE": str(self.num_ranks),
                 RENDEZVOUS_VARIABLE: f"file://{scratch / 'rendezvous'}",
                 ERROR_FOLDER_VARIABLE: str(scratch),
+                HEARTBEATS_VARIABLE: str(scratch),
                 LAUNCHER_VARIABLE: str(os.getpid()),
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -103,15 +115,18 @@ class Launcher:
                     )
             self.ranks.append(process)
 
-    def _wait(self) -> None:
-        """Waits until all ranks have ended; once one has failed, its peers get a moment to report and are killed."""
+    def _wait(self, watch: Watch) -> None:
+        """Waits until all ranks have ended; once one has failed, its peers get a moment to report and are killed, and
+        so are all where one stands still."""
         while any(rank.poll() is None for rank in self.ranks):
             had_failures = bool(self.failures)
             self._note_failures()
             if self.failures and not had_failures:
-                self.kill_at = min(self.kill_at, time.monotonic() + GRACE_SECONDS)
-            if time.monotonic() >= self.kill_at:
-                self.unstopped = [number for number, rank in enumerate(self.ranks) if rank.poll() is None]
+                self.kill_at = min(self.kill_at, time.monotonic() + self.grace)
+            running = [number for number, rank in enumerate(self.ranks) if rank.poll() is None]
+            self.stalled = [rank for rank in watch.look() if rank in running]
+            if self.stalled or time.monotonic() >= self.kill_at:
+                self.unstopped = running
                 return
             time.sleep(POLL_SECONDS)
         self._note_failures()
@@ -140,25 +155,29 @@ class Launcher:
         for rank in self.ranks:
             rank.wait()
 
-    def _raise_failure(self, scratch: Path) -> None:
-        """Raises the cause of a failed job: an error that a rank understood, else a rank that was killed, else the
-        first to fail. Ranks that our own signal ended before they could handle it have not failed."""
-        reports = [read_report(path) for path in sorted(scratch.glob("error-*.json"))]
-        understood = next((report for report in reports if report.is_understood), None)
-        if understood:
-            raise understood.error
-        failed = {
-            rank: code for rank, code in self.failures.items() if not (self.signal_seen and code == -signal.SIGTERM)
-        }
-        killed = {rank: code for rank, code in failed.items() if code < 0}
-        if failed and not killed and reports:
-            raise reports[0].error
-        for rank, code in (killed or failed).items():
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    def _raise_failure(self, scratch: Path, watch: Watch) -> None:
+        """Raises the cause of a failed job: an error that a rank understood, else a rank that was killed, else a fault
+        of ours, else ranks that stood still, else the first to fail. Ranks that our own signal ended before they could
+        handle it have not failed."""
+        watch.look()
+        reports = read_reports(scratch)
+        for kind in ("understood", "fault"):
+            error = next((report.error for report in reports if report.kind == kind), None)
+            if error and not (kind == "fault" and self._killed()):
+                raise error
+        if killed := self._killed():
+            rank, name = next(iter(killed.items()))
+            raise WorkerDied(f"Rank {rank} of {self.num_ranks} was killed by {name}: " + self._places(watch, killed))
+        echoes = any(report.kind == "echo" for report in reports)
+        if stuck := (self.unstopped if echoes else self.stalled):
             raise WorkerDied(
-                f"Rank {rank} of {self.num_ranks} {how}; logs are in {self.log_folder}. Committed checkpoints are "
-                "whole: the same command resumes from the newest."
+                f"No progress for {self.stall_timeout:g} seconds, [parallel] timeout_seconds: "
+                + self._places(watch, stuck)
             )
+        if reports:
+            raise reports[0].error
+        for rank, code in self._failed().items():
+            raise WorkerDied(f"Rank {rank} of {self.num_ranks} exited with code {code}: " + self._places(watch, [rank]))
         if self.unstopped and not self.failures:
             raise WorkerDied(
                 f"Ranks {', '.join(map(str, self.unstopped))} of {self.num_ranks} had not stopped after "
@@ -166,36 +185,20 @@ class Launcher:
                 "[train] stop_timeout sets that time."
             )
 
+    def _failed(self) -> dict[int, int]:
+        """Rank -> exit code of those that failed, but for those that our own signal ended."""
+        return {
+            rank: code for rank, code in self.failures.items() if not (self.signal_seen and code == -signal.SIGTERM)
+        }
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a rank said of its end; `is_understood`: a TkError, not the echo of a peer's end or a fault of ours."""
+    def _killed(self) -> dict[int, str]:
+        """Rank -> the signal that somebody else killed it by. NCCL aborts a rank whose peers are stuck: no cause."""
+        names = {rank: signal.Signals(-code).name for rank, code in self._failed().items() if code < 0}
+        return {rank: name for rank, name in names.items() if not (name == "SIGABRT" and self.unstopped)}
 
-    error: TkError
-    is_understood: bool
-
-
-def write_error(error: Exception, rank: int) -> None:
-    """Leaves a rank's error for the launcher, if there is one, and its traceback in the rank's output."""
-    trace = "".join(traceback.format_exception(error))
-    folder = os.environ.get(ERROR_FOLDER_VARIABLE)
-    if folder is None or rank != 0:
-        print(trace, file=sys.stderr)
-    if folder is not None:
-        path = Path(folder) / f"error-{rank}.json"
-        aside = path.with_suffix(".tmp")
-        report = {"rank": rank, "class": type(error).__name__, "message": str(error), "traceback": trace}
-        aside.write_text(json.dumps(report), encoding="utf-8")
-        aside.rename(path)
-
-
-def read_report(path: Path) -> Report:
-    """A rank's report; the error carries the rank's traceback as a note, which `--debug` shows."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    kind = getattr(errors, data["class"], None)
-    if isinstance(kind, type) and issubclass(kind, TkError):
-        report = Report(kind(data["message"]), is_understood=True)
-    else:
-        report = Report(TkError(f"Rank {data['rank']}: {data['class']}: {data['message']}"), is_understood=False)
-    report.error.add_note(data["traceback"])
-    return report
+    def _places(self, watch: Watch, culprits: Collection[int]) -> str:
+        return (
+            f"{describe_places(watch.beats, culprits)}. Logs are in {self.log_folder}."
+            f"{name_flight_records(self.log_folder, self.started)} Committed checkpoints are whole: the same command "
+            "resumes from the newest."
+        )

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ..checkpoint.storage import replace_small
-from ..model.config import ModelConfig
-from ..model.registry import count_multiplied
+from .extras import require_tensorboard
 
 _PEAK_BF16_FLOPS = {
     "H100": 989e12,
@@ -28,22 +27,36 @@ class MetricsFile:
 
     Args:
         attempt: of the run folder's lock, which the caller holds.
+        tensorboard: whether the same values go into TensorBoard's event files.
     """
 
-    def __init__(self, folder: Path, last_step: int, attempt: str) -> None:
+    def __init__(self, folder: Path, last_step: int, attempt: str, tensorboard: bool = False) -> None:
         path = folder / "metrics.jsonl"
         kept = _lines_up_to(path, last_step) if path.exists() else []
         replace_small(path, "".join(kept).encode(), attempt)
         self._file = path.open("a", encoding="utf-8")
+        self._events = _event_writer(folder / "tensorboard", last_step) if tensorboard else None
 
-    def write(self, **values: Any) -> None:
+    def write(self, step: int, **values: float) -> None:
         """Appends one line."""
-        self._file.write(json.dumps(values) + "\n")
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
+        if self._events is not None:
+            for name, value in values.items():
+                self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def _event_writer(folder: Path, last_step: int) -> Any:
+    require_tensorboard()
+    from torch.utils.tensorboard import SummaryWriter  # the extra's, so imported only when asked for
+
+    return SummaryWriter(str(folder), purge_step=last_step + 1)
 
 
 def _lines_up_to(path: Path, last_step: int) -> list[str]:
@@ -55,11 +68,6 @@ def _lines_up_to(path: Path, last_step: int) -> list[str]:
         except (ValueError, KeyError, TypeError):
             continue  # a line cut short by a crash
     return kept
-
-
-def flops_per_token(config: ModelConfig, seq_len: int) -> float:
-    """Training flops per token: 6 per parameter that is multiplied, 6 layers x hidden x seq for causal attention."""
-    return 6.0 * count_multiplied(config) + 6.0 * config.num_hidden_layers * config.hidden_size * seq_len
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

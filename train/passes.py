@@ -1,6 +1,6 @@
 """The forward and backward passes of a step: this rank's part of a pipeline's schedule, with the engine told of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,15 +22,22 @@ class Passes:
 
     Args:
         weight_grads: the decoders' queue, for schedules that put weight gradients off.
+        tell: told what the rank does, whenever it begins something else.
     """
 
     def __init__(
-        self, decoders: Sequence[Decoder], engine: Engine, config: TrainConfig, weight_grads: WeightGradQueue
+        self,
+        decoders: Sequence[Decoder],
+        engine: Engine,
+        config: TrainConfig,
+        weight_grads: WeightGradQueue,
+        tell: Callable[[str], None],
     ) -> None:
         self.engine = engine
         self.config = config
         self.mesh: Mesh = engine.mesh
         self.weight_grads = weight_grads
+        self.tell = tell
         self.stages = [StagePass(decoder, engine.device) for decoder in decoders]
         self._executors: dict[tuple[str, int], PipelineExecutor] = {}
 
@@ -74,6 +81,7 @@ class Passes:
             Boundary(shape, self.engine.buffers.dtype, self.engine.device),
             weight_grads=self.weight_grads,
             around=self._around,
+            tell=self.tell,
         )
 
     @contextmanager

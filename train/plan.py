@@ -1,37 +1,225 @@
-"""What a run will be, from its configuration alone: printed by `tk train --dry-run`. No torch, no processes."""
+"""What a run will be, from its configuration alone: memory by part, bubble, traffic. No torch, no processes."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
 
-from ..core.layout import Layout, LocalParam, buckets
+from ..core.layout import Layout, LocalParam, Stage, buckets, local_params, stages
 from ..core.progress import format_bytes
-from ..model.registry import count_parameters
+from ..model.config import ModelConfig
+from ..model.registry import count_parameters, decoder_spec
+from ..model.spec import EMBEDDING, DecoderSpec
+from ..model.tokenizer import Tokenizer
+from .activation_memory import PassShape, backward_bytes, logits_bytes, stage_bytes
+from .bubble import play
 from .config import TrainConfig
+from .flops import flops_per_token
+from .problems import notes, problems, refuse
+from .traffic import Traffic, Work, traffic
+
+FP32 = 4
+IN_FLIGHT = 3  # buckets of gradients at once: one fills while two are exchanged
+SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run's cost.
+
+    Attributes:
+        memory: per pipeline rank, part -> bytes; ranks of other axes take the same.
+        in_flight: per pipeline rank, the most micro-batches times stages whose activations it keeps.
+        traffic: of the pipeline rank with most parameters.
+    """
+
+    model: ModelConfig
+    num_parameters: int
+    layout: Layout
+    schedule: str
+    num_micro_batches: int
+    memory: tuple[dict[str, int], ...]
+    in_flight: tuple[int, ...]
+    bubble: float
+    traffic: tuple[Traffic, ...]
+    tokens_per_step: int
+    flops_per_step: float
+    steps: int
+    notes: tuple[str, ...]
+    run_folder: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; bytes and shares as numbers."""
+        return {
+            "model": {"architecture": self.model.architecture, "parameters": self.num_parameters}
+            | {"vocab_size": self.model.vocab_size},
+            "layout": self.layout.to_json(),
+            "memory": [part | {"total": sum(part.values())} for part in self.memory],
+            "schedule": {"name": self.schedule, "bubble": self.bubble, "in_flight": list(self.in_flight)}
+            | {"num_micro_batches": self.num_micro_batches},
+            "traffic": [asdict(each) | {"wire_bytes": each.wire_bytes} for each in self.traffic],
+            "tokens_per_step": self.tokens_per_step,
+            "flops_per_step": self.flops_per_step,
+            "steps": self.steps,
+            "notes": list(self.notes),
+            "run_folder": str(self.run_folder),
+        }
+
+
+def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
+    """Works everything out.
+
+    Args:
+        num_ranks: that are to be started; None = as many as the layout asks for.
+
+    Raises:
+        ParallelError: the run cannot start; lists every reason.
+    """
+    model = config.model.model_copy(update={"vocab_size": _vocab_size(config)})
+    spec = decoder_spec(model)
+    refuse(problems(config, spec.table, num_ranks))
+    layout = config.layout(num_ranks)
+    at_once = layout.dp * config.train.micro_batch_size
+    num_micro_batches = -(-config.train.global_batch_size // at_once)
+    schedule = play(config.parallel.schedule, layout.pp, layout.virtual_stages, num_micro_batches)
+    ranks = [local_params(spec.table, layout, pp, 0) for pp in range(layout.pp)]
+    shape = _pass_shape(config, model, spec)
+    memory = [
+        model_state_bytes(config, layout, params)
+        | _pass_bytes(shape, stages(spec.table, layout, pp), schedule.peak_in_flight[pp])
+        for pp, params in enumerate(ranks)
+    ]
+    fullest = max(ranks, key=lambda params: sum(param.size for param in params))
+    tokens = config.train.global_batch_size * config.train.seq_len
+    return Plan(
+        model=model,
+        num_parameters=count_parameters(model),
+        layout=layout,
+        schedule=config.parallel.schedule,
+        num_micro_batches=num_micro_batches,
+        memory=tuple(memory),
+        in_flight=schedule.peak_in_flight,
+        bubble=schedule.bubble,
+        traffic=tuple(traffic(layout, _work(config, layout, shape, fullest, num_micro_batches))),
+        tokens_per_step=tokens,
+        flops_per_step=flops_per_token(model, config.train.seq_len) * tokens,
+        steps=config.train.steps,
+        notes=tuple(notes(config, layout)),
+        run_folder=config.run_folder,
+    )
+
+
+def _vocab_size(config: TrainConfig) -> int:
+    """The model's, else the tokenizer's where there is one already, else that of the one to be trained."""
+    if config.model.vocab_size or config.data.sources == "stdlib":
+        return config.model.vocab_size or config.data.vocab_size
+    folder = Path(config.data.tokenizer or config.data.sources[0].path)
+    return Tokenizer.from_folder(folder).vocab_size if folder.is_dir() else config.data.vocab_size
 
 
 def model_state_bytes(config: TrainConfig, layout: Layout, params: Sequence[LocalParam]) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer states on the fullest rank, padding included."""
-    elements = sum(bucket.size for bucket in buckets(params, layout))
-    low_precision = config.precision.params != "fp32"
-    states = 12 if low_precision else 8  # exp_avg, exp_avg_sq, and the fp32 master of a low-precision parameter
-    return {
-        "parameters": elements * (2 if low_precision else 4),
-        "gradients": elements * 4,
-        "optimizer": elements * states // layout.group_size,
+    """What lives from step to step, and the buckets and gathered parameters that come and go; padding included.
+
+    g = 4 bytes of an fp32 gradient, N ranks per ZeRO group; per parameter in low precision (fp32: without masters):
+
+        stage 0: 2 + g + 12     1: 2 + g + 12 / N     2: 2 + (g + 12) / N     3: (g + 12) / N, fp32 shards alone
+    """
+    itemsize, zero, group = SIZES[config.precision.params], layout.zero, layout.group_size
+    sizes = sorted((bucket.size for bucket in buckets(params, layout)), reverse=True)
+    total, masters = sum(sizes), FP32 if itemsize < FP32 and zero < 3 else 0
+    result = {
+        "parameters": total * FP32 // group if zero == 3 else total * itemsize,
+        "gradients": total * FP32 // (group if zero >= 2 else 1),
+        "optimizer": total * (2 * FP32 + masters) // group,
     }
+    at_once = sizes[:IN_FLIGHT] if config.zero.overlap else sizes
+    if zero >= 2:
+        result["buckets"] = sum(at_once) * FP32
+    if zero == 3:
+        result["gathered parameters"] = _gathered(params, config.zero.overlap) * itemsize
+    return result
 
 
-def describe(config: TrainConfig, layout: Layout, params: Sequence[LocalParam]) -> str:
-    """The plan in words, one line per fact."""
-    vocab_size = config.model.vocab_size or config.data.vocab_size
-    model = config.model.model_copy(update={"vocab_size": vocab_size})
-    tokens = config.train.steps * config.train.global_batch_size * config.train.seq_len
-    memory = model_state_bytes(config, layout, params)
-    lines = [
-        f"model      {model.architecture}, {count_parameters(model):,} parameters, vocabulary {vocab_size}",
-        f"layout     tp {layout.tp} x dp {layout.dp} = {layout.world_size} ranks, ZeRO-{layout.zero}",
-        f"training   {config.train.steps} steps x {config.train.global_batch_size} rows x {config.train.seq_len} = "
-        f"{tokens:,} tokens in {config.precision.params}",
-        "per rank   " + ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.items()),
-        f"run folder {config.run_folder}",
+def _gathered(params: Sequence[LocalParam], prefetch: bool) -> int:
+    """The most elements that are whole at once: a layer, and the next one where that is gathered ahead."""
+    sizes = [
+        sum(param.size for param in unit) for _, unit in groupby(params, lambda param: param.pieces[0].tensor.layer)
     ]
-    return "\n".join(lines)
+    return max(map(sum, pairwise(sizes)), default=sizes[0]) if prefetch else max(sizes)
+
+
+def _pass_shape(config: TrainConfig, model: ModelConfig, spec: DecoderSpec) -> PassShape:
+    return PassShape(
+        spec=spec,
+        tokens=config.train.micro_batch_size * config.train.seq_len,
+        itemsize=SIZES[config.precision.params],
+        tp=config.parallel.tp,
+        vocab_rows=-(-model.vocab_size // config.parallel.tp),
+        sequence_parallel=config.parallel.sequence_parallel and config.parallel.tp > 1,
+        recompute=config.recompute.mode,
+    )
+
+
+def _pass_bytes(shape: PassShape, held: Sequence[Stage], in_flight: int) -> dict[str, int]:
+    """Activations of all micro-batches in flight, and what head, loss and backward take beside them."""
+    kept = max(stage_bytes(shape, stage) for stage in held)
+    logits = logits_bytes(shape) if any(stage.last for stage in held) else 0
+    backward = max(backward_bytes(shape, stage) for stage in held)
+    return {"activations": kept * in_flight, "logits and loss": logits, "backward": max(0, backward - logits)}
+
+
+def _work(
+    config: TrainConfig, layout: Layout, shape: PassShape, params: Sequence[LocalParam], num_micro_batches: int
+) -> Work:
+    num_params = sum(bucket.size for bucket in buckets(params, layout))
+    tied = any(spec.alias for spec in shape.spec.table)
+    looked_up = 0 if tied else sum(param.size for param in params if param.name == EMBEDDING)
+    layers = {param.pieces[0].tensor.layer for param in params}
+    return Work(
+        num_params=num_params,
+        num_gathered_twice=num_params - looked_up,
+        itemsize=shape.itemsize,
+        hidden_bytes=shape.tokens * shape.spec.hidden_size * shape.itemsize,
+        num_layers=sum(isinstance(layer, int) for layer in layers),
+        num_micro_batches=num_micro_batches,
+        sequence_parallel=shape.sequence_parallel,
+        recompute_full=config.recompute.mode == "full",
+    )
+
+
+def describe(plan: Plan) -> str:
+    """The plan in words and two tables."""
+    layout = plan.layout
+    axes = [("tp", layout.tp), *([("pp", layout.pp)] if layout.pp > 1 else []), ("dp", layout.dp)]
+    lines = [
+        f"model      {plan.model.architecture}, {plan.num_parameters:,} parameters, vocabulary {plan.model.vocab_size}",
+        f"layout     {' x '.join(f'{name} {size}' for name, size in axes)} = {layout.world_size} ranks, "
+        f"ZeRO-{layout.zero}",
+        f"step       {plan.tokens_per_step:,} tokens, {plan.num_micro_batches} micro-batches per rank, "
+        f"{plan.flops_per_step / 1e12:,.3g} TFLOP",
+        f"training   {plan.steps} steps, {plan.steps * plan.tokens_per_step:,} tokens",
+    ]
+    if layout.pp > 1:
+        lines.append(f"pipeline   {plan.schedule}, ranks wait {100 * plan.bubble:.1f} % of the time")
+    lines += ["", *_memory_table(plan), ""]
+    lines += [*_traffic_table(plan), ""] if plan.traffic else []
+    lines += [f"note       {note}" for note in plan.notes]
+    return "\n".join([*lines, f"run folder {plan.run_folder}"])
+
+
+def _memory_table(plan: Plan) -> list[str]:
+    names = list(dict.fromkeys(name for parts in plan.memory for name in parts))
+    columns = [f"pp rank {rank}" for rank in range(len(plan.memory))] if len(plan.memory) > 1 else [""]
+    rows = [("memory per rank", columns)]
+    rows += [(f"  {name}", [format_bytes(parts.get(name, 0)) for parts in plan.memory]) for name in names]
+    rows.append(("  total", [format_bytes(sum(parts.values())) for parts in plan.memory]))
+    return ["".join([f"{name:<24}", *(f"{cell:>12}" for cell in cells)]).rstrip() for name, cells in rows]
+
+
+def _traffic_table(plan: Plan) -> list[str]:
+    lines = [f"{'sent per rank and step':<24}{'calls':>12}{'each':>12}{'in all':>12}"]
+    for each in plan.traffic:
+        sizes = f"{format_bytes(each.message_bytes):>12}{format_bytes(each.wire_bytes):>12}"
+        lines.append(f"  {f'{each.axis} {each.collective}':<22}{each.calls:>12}{sizes}  {each.what}")
+    return lines

@@ -18,6 +18,7 @@ from ..model.loading import peers
 from ..parallel.collectives import broadcast
 from ..parallel.host import on_this_host
 from .config import param_groups
+from .flight_recorder import is_echo
 from .initial_model import open_init
 from .replica_check import ReplicaCheck
 from .resume import choose
@@ -78,8 +79,8 @@ class RunState:
     def _finishing(self) -> Iterator["RunState"]:
         try:
             yield self
-        except BaseException:
-            self.saver.close(failed=True)
+        except BaseException as error:
+            self.saver.close(failed=True, alone=is_echo(error))
             raise
         self.saver.close(failed=False)
 

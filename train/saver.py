@@ -17,6 +17,8 @@ from ..core.errors import TkError
 from .replica_check import ReplicaCheck
 from .snapshot import Snapshot
 
+_ALONE_SECONDS = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
@@ -83,15 +85,19 @@ class Saver:
             self.replicas.compare(copied.step, copied.checksums.result())
             self._writer.begin(copied.step, copied.resume)
 
-    def close(self, failed: bool) -> None:
+    def close(self, failed: bool, alone: bool = False) -> None:
         """Waits for the save in flight and ends the writer; where the run has failed, its own error is the one to
-        tell, and a save that replicas have not agreed on is lost."""
+        tell, and a save that replicas have not agreed on is lost.
+
+        Args:
+            alone: other ranks are gone, and with them perhaps their parts of the save: it is not waited for for long.
+        """
         try:
             if not failed:
                 self.settle()
             if self._writer:
                 with suppress(*([TkError] if failed else [])):
-                    self._writer.wait()
+                    self._writer.wait(_ALONE_SECONDS if alone else None)
         finally:
             self._thread.shutdown()
             if self._writer:

@@ -1,4 +1,4 @@
-"""What training tells its reader: a progress bar and lines of metrics.jsonl, on rank 0."""
+"""What training tells its reader: a progress bar and lines of metrics.jsonl, on rank 0; a trace where asked for."""
 
 import math
 import time
@@ -10,8 +10,10 @@ import torch
 
 from ..core.progress import Progress, progress_bar
 from ..parallel.collectives import all_reduce
-from .metrics import MetricsFile, flops_per_token, memory_bytes, peak_flops
+from .flops import flops_per_token
+from .metrics import MetricsFile, memory_bytes, peak_flops
 from .run_state import TrainState
+from .step_profiler import StepProfiler
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -37,21 +39,26 @@ class StepLog:
         self.flops = flops_per_token(trainer.inputs.model, trainer.config.train.seq_len)
         peak = torch.tensor(peak_flops(trainer.device, trainer.dtype), dtype=torch.float64, device=trainer.device)
         self.peak = float(all_reduce(peak, trainer.mesh.world))
+        logs = trainer.config.run_folder / "logs"
+        self.profiler = StepProfiler(trainer.config.train, logs, trainer.mesh.world.rank)
         self.bar: Progress | None = None
         self.open = ExitStack()
         self.restart_clock()
 
     def __enter__(self) -> "StepLog":
+        self.profiler.begin(self.trainer.state.step + 1)
         if self.metrics is not None:
             steps = self.trainer.config.train.steps
             self.bar = self.open.enter_context(progress_bar("train", steps, done=self.trainer.state.step))
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.profiler.finish()
         self.open.close()
 
     def record(self, state: TrainState, result: StepResult, last: bool) -> None:
         """Counts a step; writes a line for every `log_every` and for the last."""
+        self.profiler.begin(state.step + 1)
         self.steps += 1
         self.tokens += result.num_tokens
         seconds = time.perf_counter() - self.since

@@ -17,6 +17,7 @@ from .data.batches import MicroBatch, global_batch
 from .engine import DTYPES, Engine
 from .evaluate import evaluate
 from .freezing import frozen_tensors
+from .heartbeat import Heartbeat
 from .initial_model import resolve
 from .inputs import Inputs, open_inputs
 from .lr_schedule import learning_rate
@@ -41,6 +42,7 @@ class Trainer:
         fork: steps of the run folder that are newer than the checkpoint to continue from are moved aside, not refused.
         stop: asked at every step's end.
         on_step: called after every step with its number (1-based) and result.
+        heartbeat: told what this rank does, whenever it begins something else.
 
     Raises:
         TkError: bad configuration, data or checkpoint.
@@ -56,6 +58,7 @@ class Trainer:
         fork: bool = False,
         stop: StopRequest | None = None,
         on_step: Callable[[int, StepResult], None] = lambda step, result: None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self.config = config = resolve(config, resume)
         self.mesh = mesh or Mesh.alone()
@@ -64,12 +67,13 @@ class Trainer:
         self.fork = fork
         self.stop = stop or StopRequest()
         self.on_step = on_step
+        self.heartbeat = heartbeat or Heartbeat()
         self.dtype = DTYPES[config.precision.params]
         self.inputs: Inputs = open_inputs(config, self.mesh, self.device)
         self.table = self._table()
         self.weight_grads = WeightGradQueue()
         self.engine = self._engine()
-        self.pipeline = Passes(self.stages, self.engine, config, self.weight_grads)
+        self.pipeline = Passes(self.stages, self.engine, config, self.weight_grads, self.heartbeat.beat)
         self.nonfinite = NonFinitePolicy(config.train, self.engine)
         self.snapshot = Snapshot(self.engine.optimizer, self.table)
         self.before_update: Callable[[], None] = lambda: None  # ends what may read parameters and states until then
@@ -113,10 +117,12 @@ class Trainer:
 
     def fit(self) -> TrainState:
         """Trains to `train.steps` or until stopped, saving at the end either way. Returns where it ended."""
+        self.heartbeat.beat("loading")
         with RunState.open(self) as run:
             self.state = run.load(self.resume, self.fork)
             folder, step = self.config.run_folder, self.state.step
-            metrics = MetricsFile(folder, step, run.attempt) if self.mesh.world.rank == 0 else None
+            events = self.config.metrics.tensorboard
+            metrics = MetricsFile(folder, step, run.attempt, events) if self.mesh.world.rank == 0 else None
             try:
                 self._loop(run, metrics)
             finally:
@@ -134,10 +140,12 @@ class Trainer:
                 self.on_step(self.state.step, result)
                 every = self.config.checkpoint.every
                 if last or (every and self.state.step % every == 0):
+                    self.heartbeat.beat("save")
                     run.save(self.state, last)
                 if result.stop:
                     return
                 if last or (options.eval_every and self.state.step % options.eval_every == 0):
+                    self.heartbeat.beat("evaluate")
                     log.record_evaluation(self.state.step, evaluate(self))
 
     def step(self) -> StepResult:
@@ -148,7 +156,8 @@ class Trainer:
             TkError: the loss or the gradient norm is not finite, and `train.on_nonfinite` or the number of such steps
                 in a row ends the run.
         """
-        options, step = self.config, self.state.step
+        options, step, beat = self.config, self.state.step, self.heartbeat.beat
+        beat("data", step + 1)
         lr = learning_rate(step, options.train.steps, options.optimizer)
         micro_batches = global_batch(
             self.inputs.train,
@@ -162,8 +171,10 @@ class Trainer:
         self.engine.begin_step()
         local_loss = self.pipeline.train(micro_batches, self.engine.loss_scale.value / num_tokens)
         local_loss /= self.engine.loss_scale.value
+        beat("reduce")
         loss, grad_norm, stop = self._agree(local_loss, self.engine.finish_backward())
         if self.nonfinite.allows(step + 1, loss, grad_norm, local_loss):
+            beat("optimizer")
             self.before_update()
             self.engine.update(lr, grad_norm)
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,10 +13,16 @@ from ..core.config import parse
 from ..core.errors import ConfigError, TkError
 from ..parallel.mesh import Mesh
 from .config import TrainConfig
+from .flight_recorder import dump_flight_record, is_echo, start_flight_recorder
+from .heartbeat import HEARTBEATS_VARIABLE, Heartbeat
 from .initial_model import resolve
-from .launch import FORK, RENDEZVOUS_VARIABLE, write_error
+from .launch import FORK, LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE
+from .rank_report import write_error
 from .stop import StopRequest
+from .torchrun import give_up, set_aside_report
 from .trainer import Trainer
+
+ECHO_SECONDS = 3.0  # of a signal, under torchrun
 
 
 def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
@@ -24,9 +31,31 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
     Raises:
         TkError: whatever ended training.
     """
-    stop = StopRequest()
+    launched = LAUNCHER_VARIABLE in os.environ
+    stop = StopRequest(0.0 if launched else ECHO_SECONDS)
     stop.install()
     rank, world = (_number(variable) for variable in ("RANK", "WORLD_SIZE"))
+    logs = config.run_folder / "logs"
+    heartbeats = Path(os.environ.get(HEARTBEATS_VARIABLE) or logs / "heartbeats")
+    heartbeat = Heartbeat(heartbeats, rank)
+    if rank == 0 and not launched:
+        set_aside_report(logs)
+    start_flight_recorder(logs)
+    try:
+        _join(config, rank, world, stop, resume, fork, heartbeat)
+    except Exception as error:
+        if not is_echo(error):
+            raise
+        dump_flight_record(logs, rank)
+        if launched:
+            raise
+        raise give_up(heartbeat, heartbeats, world, logs, config.parallel.timeout_seconds) from error
+    return 0
+
+
+def _join(
+    config: TrainConfig, rank: int, world: int, stop: StopRequest, resume: str, fork: bool, heartbeat: Heartbeat
+) -> None:
     rendezvous = os.environ.get(RENDEZVOUS_VARIABLE, "env://")
     if rendezvous == "env://" and not os.environ.get("MASTER_ADDR"):
         raise ConfigError(
@@ -44,10 +73,9 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
         config = resolve(config, resume)
         model = config.model
         mesh = Mesh.build(config.layout(world), device.type, model.num_key_value_heads, model.tie_word_embeddings)
-        Trainer(config, mesh, device, resume=resume, fork=fork, stop=stop).fit()
+        Trainer(config, mesh, device, resume=resume, fork=fork, stop=stop, heartbeat=heartbeat).fit()
     finally:
         dist.destroy_process_group()
-    return 0
 
 
 def _number(variable: str) -> int:
@@ -72,7 +100,7 @@ def main() -> int:
         config = parse(json.loads(sys.argv[1]), TrainConfig, "the launcher's configuration")
         return run_rank(config, sys.argv[2], FORK in sys.argv[3:])
     except Exception as error:  # the process's boundary: whatever it is, the launcher must be able to say it
-        write_error(error, int(os.environ["RANK"]))
+        write_error(error, int(os.environ["RANK"]), is_echo(error))
         return error.exit_code if isinstance(error, TkError) else 1
 
 

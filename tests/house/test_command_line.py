@@ -126,6 +126,9 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 PROMISED = {
     "demo": {"--out"},
     "train": {"--set", "--nproc", "--resume", "--dry-run"},
+    "plan": {"--set", "--nproc", "--json"},
+    "plot": {"-o"},
+    "doctor": {"--json"},
     "data prepare": {"--tokenizer", "--out"},
     "tokenizer train": {"--vocab-size", "--out"},
     "reshard": {"--tp", "--pp", "--dtype", "--weights-only", "--dry-run", "--force"},

@@ -21,8 +21,9 @@ COMPUTE = {
     "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "linear", "mesh", "point_to_point"},
     "model": {"activation", "attention", "balance", "decoder", "experts", "init", "loading", "mlp", "norm", "placement"}
     | {"recompute", "rope"},
-    "train": {"engine", "evaluate", "foreign_model", "inputs", "loss", "metrics", "model_engine", "nonfinite", "passes"}
-    | {"replica_check", "run_state", "saver", "snapshot", "stages", "step_log", "trainer", "worker"}
+    "train": {"engine", "evaluate", "flight_recorder", "foreign_model", "inputs", "loss", "metrics", "model_engine"}
+    | {"nonfinite", "passes", "replica_check", "run_state", "saver", "snapshot", "stages", "step_log", "step_profiler"}
+    | {"trainer", "worker"}
     | {"pipeline.executor", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}
     | {"zero.sharded_adamw"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},

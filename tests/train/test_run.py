@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +17,10 @@ import pytest
 
 from tk.checkpoint.reader import Checkpoint
 from tk.checkpoint.run_folder import RunFolder
+from tk.core.config import parse
 from tk.tests.train.conftest import Configure
+from tk.train.config import TrainConfig
+from tk.train.trainer import Trainer
 
 WriteToml = Callable[..., Path]
 DEADLINE = 120.0
@@ -51,8 +56,12 @@ def _losses(run: Path) -> list[tuple[int, float, float]]:
 
 
 def _wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    _wait_until(lambda: any(line["step"] >= step for line in _metrics(run)), process)
+
+
+def _wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + DEADLINE
-    while not any(line["step"] >= step for line in _metrics(run)):
+    while not holds():
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -113,13 +122,29 @@ def test_a_killed_rank_ends_the_job_with_its_name(configure: Configure, write_to
     config = write_toml(configure(train={"steps": 100_000}, parallel={"dp": 2}))
     process = _start(str(config))
     _wait_for_step(tmp_path / "run", 2, process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    rank_1 = next(child for child in children if b"RANK=1\0" in Path(f"/proc/{child}/environ").read_bytes())
-    os.kill(int(rank_1), signal.SIGKILL)
+    children = _children(process)
+    os.kill(_rank(process, 1), signal.SIGKILL)
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1
-    assert "Rank 1 of 2 was killed by SIGKILL" in errors
+    assert re.search(r"Rank 1 of 2 was killed by SIGKILL: rank 1 is at step \d+ in \w+; rank 0 waits at step", errors)
     assert not any(Path(f"/proc/{child}").exists() for child in children), "no rank outlives the job"
+
+
+def test_a_stopped_rank_ends_the_job_within_the_timeout(
+    configure: Configure, write_toml: WriteToml, tmp_path: Path
+) -> None:
+    config = write_toml(configure(train={"steps": 100_000}, parallel={"tp": 2, "timeout_seconds": 6.0}))
+    process = _start(str(config))
+    _wait_for_step(tmp_path / "run", 2, process)
+    os.kill(_rank(process, 1), signal.SIGSTOP)
+    stopped = time.monotonic()
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1
+    assert time.monotonic() - stopped < 25
+    assert re.search(r"No progress for 6 seconds.*rank 1 is at step \d+ in \w+; rank 0 waits at step \d+ in", errors)
+    record = Path(re.search(r"\(flight recorder\) are in (\S+)\.", errors)[1])  # type: ignore[index]
+    last = json.loads(record.read_bytes())["entries"][-1]
+    assert last["profiling_name"] == "gloo:all_reduce"
 
 
 @pytest.mark.parametrize(
@@ -127,6 +152,7 @@ def test_a_killed_rank_ends_the_job_with_its_name(configure: Configure, write_to
     [
         (["train.stepz=3"], 2, "unknown key 'train.stepz'; did you mean 'steps'?"),
         (["parallel.tp=3"], 2, "num_attention_heads % tp = 4 % 3 = 1"),
+        (["train.profile=7:3"], 2, 'it must be "A:B", the first and the last step to trace'),
         (["optimizer.lr=fast"], 2, "'optimizer.lr' = 'fast'"),
         (["data.tokenizer=/nowhere"], 3, "Cannot read the tokenizer /nowhere/tokenizer.json"),
         (["train.seq_len=128"], 2, "train.seq_len = 128 exceeds model.max_position_embeddings = 64"),
@@ -181,6 +207,20 @@ def test_rows_go_on_where_they_were_when_the_batch_size_changes(
     assert Checkpoint.open(tmp_path / "run").resume["samples"] == 2 * 6 + 2 * 3
 
 
+def _children(process: subprocess.Popen[str]) -> list[str]:
+    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+
+
+def _rank(process: subprocess.Popen[str], rank: int) -> int:
+    """The process id of a rank that `process` started."""
+    variable = f"RANK={rank}\0".encode()
+    return next(int(child) for child in _children(process) if b"\0" + variable in _environment(child))
+
+
+def _environment(process: str) -> bytes:
+    return b"\0" + Path(f"/proc/{process}/environ").read_bytes()
+
+
 def _no_large_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
@@ -226,6 +266,17 @@ def test_modules_of_the_current_folder_are_not_imported(
     assert _run(str(write_toml(configure(train={"steps": 1}))), folder=tmp_path)[0] == 0
 
 
+def test_profiled_steps_leave_a_trace(configure: Configure, tmp_path: Path) -> None:
+    events = {}
+    for name, steps in (("two", "2:3"), ("five", "2:9")):  # the second ends with the run, after step 6
+        config = parse(configure(name, train={"steps": 6, "profile": steps}), TrainConfig, "test")
+        Trainer(config).fit()
+        events[name] = json.loads((tmp_path / name / "logs" / "trace-rank-0.json").read_text())["traceEvents"]
+    updates = {name: sum("fused_adamw" in event["name"] for event in found) for name, found in events.items()}
+    assert updates["two"] > 0
+    assert updates["five"] == updates["two"] * 5 / 2
+
+
 def test_fork_moves_newer_steps(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
     config = str(write_toml(configure(train={"steps": 3}, checkpoint={"every": 1})))
     assert _run(config)[0] == 0
@@ -247,13 +298,58 @@ def test_dry_run_starts_nothing(configure: Configure, write_toml: WriteToml, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_under_torchrun_it_joins_the_job(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
-    config = write_toml(configure(train={"steps": 3}, parallel={"tp": 2}))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tk"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [*command, "train", str(config)], capture_output=True, text=True, env=environment, timeout=DEADLINE
-    )
-    assert done.returncode == 0, done.stderr
-    assert [step for step, _, _ in _losses(tmp_path / "run")] == [1, 2, 3]
-    assert Checkpoint.open(tmp_path / "run").layout.tp == 2
+def _torchrun(port: int, node: int, log: Path, *arguments: str) -> subprocess.Popen[str]:
+    """An agent with one rank, as one of two nodes."""
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"]
+    hosts = ["--rdzv-conf", f"is_host={1 - node}", "--local-addr", "localhost"]
+    elastic = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--monitor-interval", "0.1"]
+    with log.open("a") as output:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                *elastic,
+                *rendezvous,
+                *hosts,
+                "-m",
+                "tk",
+                "train",
+                *arguments,
+            ],
+            stdout=output,
+            stderr=output,
+            text=True,
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+            | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},  # see docs/training.md
+        )
+
+
+def test_two_nodes_under_torchrun_restart_after_a_kill_save_on_sigterm_and_go_on_as_one(
+    configure: Configure, write_toml: WriteToml, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    config = write_toml(configure(train={"steps": 100_000}, checkpoint={"every": 50}))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    log = tmp_path / "agents.log"
+    agents = [_torchrun(port, node, log, str(config)) for node in range(2)]
+    try:
+        _wait_until(lambda: len(RunFolder(run).steps()) > 0, agents[0])
+        os.kill(int(_children(agents[1])[0]), signal.SIGKILL)
+        _wait_until(lambda: "resuming from" in log.read_text(), agents[0])
+        resumed = int(re.search(r"resuming from \S+step-0*(\d+)", log.read_text())[1])  # type: ignore[index]
+        _wait_for_step(run, resumed + 6, agents[0])
+        os.kill(int(_children(agents[1])[0]), signal.SIGTERM)  # every rank exits 0, and with them both agents
+        assert [agent.wait(timeout=DEADLINE) for agent in agents] == [0, 0]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert 50 <= resumed < Checkpoint.open(run).step
+    assert re.search(r"rank \d is at step \d+ in \w+; rank \d waits at step", log.read_text())
+    steps = [step for step, _, _ in _losses(run)]
+    assert steps == list(range(1, steps[-1] + 1)), "no step is missing or made twice"
+    assert _run(str(config), "--nproc", "1", "--set", f"train.steps={steps[-1] + 1}")[0] == 0
+    assert Checkpoint.open(run).step == steps[-1] + 1

@@ -80,6 +80,7 @@ class PipelineExecutor:
         weight_grads: needed by schedules that split the backward.
         around: the context that an action is computed in; told whether it is the last one that adds to its stage's
             weight gradients, so that they are complete after it.
+        tell: told each `phase`.
 
     Attributes:
         phase: what this rank does now, for reports: "forward stage 1 micro-batch 3", or for whom it waits.
@@ -94,6 +95,7 @@ class PipelineExecutor:
         *,
         weight_grads: WeightGradQueue | None = None,
         around: Around = _nothing_around,
+        tell: Callable[[str], None] = lambda phase: None,
     ) -> None:
         assert schedule.pp == pp.size
         assert weight_grads is not None or not schedule.splits_backward
@@ -107,6 +109,7 @@ class PipelineExecutor:
         self._trains = not schedule.forward_only
         self._weight_grads = weight_grads if schedule.splits_backward else None
         self._around = around
+        self._tell = tell
         # By stage, so that a later action replaces an earlier one.
         completes = {a.stage: a for a in self._actions if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)}
         self._last_backwards = frozenset(completes.values())
@@ -125,7 +128,7 @@ class PipelineExecutor:
         with torch.set_grad_enabled(self._trains), self._putting_off_weight_grads():
             for action, batches in zip(self._actions, self._posts, strict=False):
                 self._post(step, batches)
-                self.phase = str(action)
+                self._begin(str(action))
                 self._compute(step, action)
             self._post(step, self._posts[-1])
             self._finish_sends(step, 0)
@@ -143,6 +146,10 @@ class PipelineExecutor:
             yield
         finally:
             queue.enabled = False
+
+    def _begin(self, phase: str) -> None:
+        self.phase = phase
+        self._tell(phase)
 
     def _compute(self, step: _Step, action: Action) -> None:
         compute = {Kind.FORWARD: self._forward, Kind.BACKWARD_WEIGHT: self._backward_weight}
@@ -184,10 +191,10 @@ class PipelineExecutor:
     def _arrived(self, step: _Step, action: Action) -> torch.Tensor:
         """What the action needs from another rank."""
         transfer, pending = step.arrivals.pop(action)
-        self.phase = f"{action}, waiting for rank {transfer.source} of the pipeline"
+        self._begin(f"{action}, waiting for rank {transfer.source} of the pipeline")
         with self._naming(f"{transfer} did not come from rank {transfer.source}"):
             tensor = pending.wait()
-        self.phase = str(action)
+        self._begin(str(action))
         return tensor
 
     def _post(self, step: _Step, batches: tuple[Batch, ...]) -> None:

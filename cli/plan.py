@@ -1,0 +1,74 @@
+"""`tk plan`: what a run, or serving a checkpoint, will take, before anything is allocated."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..core.errors import ParallelError
+from ..core.progress import format_bytes
+from .common import print_json
+
+SERVING_TPS = (1, 2, 4, 8)
+
+
+@click.command(epilog="Example: tk plan examples/llama-1b.toml --nproc 8 --set zero.stage=3")
+@click.argument("path", metavar="CONFIG.toml|CKPT", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Overrides one key of the file.")
+@click.option("--nproc", type=click.IntRange(1), help="Ranks in all; as many as the layout asks for if not given.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def plan(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> None:
+    """Show memory per rank by part, the pipeline's waiting and the bytes on the wire of a training run.
+
+    Nothing is started; whatever does not fit is listed at once. For a checkpoint: what serving it takes per rank.
+    """
+    if path.suffix == ".toml":
+        _training(path, overrides, nproc, as_json)
+    elif overrides or nproc is not None:
+        raise click.UsageError("--set and --nproc are for a CONFIG.toml, not for a checkpoint.")
+    else:
+        _serving(path, as_json)
+
+
+def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> None:
+    from ..core.config import load_toml
+    from ..train.config import TrainConfig
+    from ..train.plan import describe, make_plan
+
+    made = make_plan(load_toml(path, TrainConfig, overrides), nproc)
+    if as_json:
+        print_json(made.to_json())
+    else:
+        click.echo(describe(made))
+
+
+def _serving(path: Path, as_json: bool) -> None:
+    from ..checkpoint import Checkpoint
+    from ..infer.options import KV_DTYPES
+    from ..model.config import ModelConfig
+
+    checkpoint = Checkpoint.open(path)
+    config = ModelConfig.from_json(checkpoint.config())
+    rows = [_row(config, tp, KV_DTYPES) for tp in SERVING_TPS]
+    if as_json:
+        print_json({"path": str(checkpoint.path), "dtype": config.dtype_name, "serving": rows})
+        return
+    click.echo(f"{checkpoint.path}, {config.architecture} in {config.dtype_name}; per rank, KV cache per token:")
+    click.echo(f"{'tp':>4}{'weights':>12}" + "".join(f"{'KV ' + name:>12}" for name in KV_DTYPES))
+    for row in rows:
+        if "problem" in row:
+            click.echo(f"{row['tp']:>4}  {row['problem']}")
+        else:
+            cells = [row["weight_bytes"], *row["kv_bytes_per_token"].values()]
+            click.echo(f"{row['tp']:>4}" + "".join(f"{format_bytes(size):>12}" for size in cells))
+
+
+def _row(config: Any, tp: int, kv_dtypes: tuple[str, ...]) -> dict[str, Any]:
+    from ..infer.memory_plan import kv_bytes_per_rank, weight_bytes_per_rank
+
+    try:
+        weights = weight_bytes_per_rank(config, tp, config.dtype_name)
+    except ParallelError as error:
+        return {"tp": tp, "problem": str(error)}
+    kv = {name: kv_bytes_per_rank(config, tp, name) for name in kv_dtypes}
+    return {"tp": tp, "weight_bytes": weights, "kv_bytes_per_token": kv}

@@ -1,0 +1,30 @@
+"""`tk plot`: loss, learning rate, gradient norm and throughput of runs, as a picture."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command(epilog="Example: tk plot runs/tiny runs/other -o runs.svg")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="FILE.svg or FILE.png; RUN/curves.svg if not given.")
+def plot(runs: tuple[Path, ...], out: Path | None) -> None:
+    """Draw loss (evaluations dashed), learning rate, gradient norm and tokens per second of one or more run folders."""
+    from ..train.curves import draw, read_run
+    from ..train.extras import require_extra
+
+    target = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "curves.svg"
+    if target.suffix not in (".svg", ".png"):
+        raise click.UsageError(f"-o {target}: the name must end in .svg or .png.")
+    if target.suffix == ".png":
+        require_extra("resvg_py", "plot", f"{target}: a PNG", "FILE.svg needs nothing, and every browser shows it.")
+    svg = draw([read_run(run) for run in runs])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(_png(svg) if target.suffix == ".png" else svg.encode())
+    click.echo(target)
+
+
+def _png(svg: str) -> bytes:
+    from resvg_py import svg_to_bytes
+
+    return bytes(svg_to_bytes(svg_string=svg, zoom=2))

@@ -1,0 +1,71 @@
+"""What does not fit together in a configuration, all of it at once, each with its formula, values and a fix."""
+
+from collections.abc import Iterator
+
+from ..core.errors import ParallelError
+from ..core.layout import Layout, Table, num_layers, split_boxes
+from .config import TrainConfig
+
+
+def problems(config: TrainConfig, table: Table, num_ranks: int | None) -> list[str]:
+    """One sentence per problem, none if the run can start.
+
+    Args:
+        num_ranks: that are to be started; None = as many as the layout asks for.
+    """
+    found = [*_axes(config, num_ranks), *_tensors(config, table), *_pipeline(config, table)]
+    return list(dict.fromkeys(found))
+
+
+def refuse(found: list[str]) -> None:
+    """Raises ParallelError with all problems, if there are any."""
+    if len(found) == 1:
+        raise ParallelError(found[0])
+    if found:
+        raise ParallelError("\n".join(f"({number}) {text}" for number, text in enumerate(found, start=1)))
+
+
+def _axes(config: TrainConfig, num_ranks: int | None) -> Iterator[str]:
+    try:
+        config.layout(num_ranks)
+    except ParallelError as error:
+        yield str(error)
+
+
+def _tensors(config: TrainConfig, table: Table) -> Iterator[str]:
+    """Whatever tp does not divide, once per reason."""
+    reasons: set[tuple[str, int]] = set()
+    for spec in table:
+        if spec.split is None:
+            continue
+        units = spec.shape[spec.split.dim] // spec.split.sections // spec.split.unit
+        if (spec.split.of, units) in reasons:
+            continue
+        try:
+            split_boxes(spec, config.parallel.tp, 0)
+        except ParallelError as error:
+            reasons.add((spec.split.of, units))
+            yield str(error)
+
+
+def _pipeline(config: TrainConfig, table: Table) -> Iterator[str]:
+    parallel = config.parallel
+    count, layers = parallel.pp * parallel.num_virtual_stages, num_layers(table)
+    if count > 1 and layers < count:
+        yield (
+            f"[parallel] pp x num_virtual_stages = {parallel.pp} x {parallel.num_virtual_stages} = {count} stages need "
+            f"at least that many layers; [model] num_hidden_layers = {layers}. Use fewer stages, or more layers."
+        )
+
+
+def notes(config: TrainConfig, layout: Layout) -> list[str]:
+    """What works and wastes something."""
+    rows, at_once = config.train.global_batch_size, layout.dp * config.train.micro_batch_size
+    if rows % at_once == 0:
+        return []
+    computed = -(-rows // at_once) * at_once
+    return [
+        f"[train] global_batch_size % (dp x micro_batch_size) = {rows} % ({layout.dp} x "
+        f"{config.train.micro_batch_size}) = {rows % at_once}: {computed - rows} of {computed} rows are empty. "
+        f"A multiple of {at_once} wastes none."
+    ]

@@ -1,0 +1,103 @@
+"""What a rank sends and receives in one optimizer step, by mesh axis and collective. No torch.
+
+Wire bytes are those of the ring algorithms: an all-reduce of n bytes over N ranks moves 2 n (N - 1) / N per rank, a
+reduce-scatter or an all-gather half of that.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core.layout import Layout
+
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One kind of communication.
+
+    Attributes:
+        message_bytes: of one call, all ranks' parts together.
+        calls: per optimizer step.
+        ranks: that take part.
+    """
+
+    axis: str
+    collective: Collective
+    what: str
+    ranks: int
+    calls: int
+    message_bytes: int
+
+    @property
+    def wire_bytes(self) -> int:
+        """That each rank sends per optimizer step."""
+        share = (self.ranks - 1) / self.ranks
+        factor = {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share, "send": 1.0}
+        return round(self.calls * self.message_bytes * factor[self.collective])
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a rank does per optimizer step, as far as communication depends on it.
+
+    Attributes:
+        num_params: elements of this rank's buckets.
+        num_gathered_twice: those of them that ZeRO stage 3 gathers for backward too.
+        hidden_bytes: of one micro-batch's hidden states, not split.
+        num_layers: on this rank.
+        recompute_full: layers run forward a second time.
+    """
+
+    num_params: int
+    num_gathered_twice: int
+    itemsize: int
+    hidden_bytes: int
+    num_layers: int
+    num_micro_batches: int
+    sequence_parallel: bool
+    recompute_full: bool
+
+
+def traffic(layout: Layout, work: Work) -> list[Traffic]:
+    """All that takes more than one rank and grows with the model or the batch."""
+    return [*_tensor_parallel(layout, work), *_pipeline(layout, work), *_data_parallel(layout, work)]
+
+
+def _tensor_parallel(layout: Layout, work: Work) -> Iterator[Traffic]:
+    if layout.tp == 1:
+        return
+    blocks = 2 * work.num_layers * work.num_micro_batches
+    passes = 3 if work.recompute_full else 2
+    if not work.sequence_parallel:
+        yield Traffic("tp", "all_reduce", "hidden states", layout.tp, passes * blocks, work.hidden_bytes)
+        return
+    # Into each block a gather in forward, again in backward for the weight's gradient, and a scatter of its gradient;
+    # out of it a scatter, and a gather of its gradient.
+    yield Traffic("tp", "all_gather", "hidden states", layout.tp, (passes + 1) * blocks, work.hidden_bytes)
+    yield Traffic("tp", "reduce_scatter", "hidden states", layout.tp, passes * blocks, work.hidden_bytes)
+
+
+def _pipeline(layout: Layout, work: Work) -> Iterator[Traffic]:
+    if layout.pp > 1:
+        calls = 2 * layout.virtual_stages * work.num_micro_batches
+        size = work.hidden_bytes // (layout.tp if work.sequence_parallel else 1)
+        yield Traffic("pp", "send", "hidden states and their gradients", layout.pp, calls, size)
+
+
+def _data_parallel(layout: Layout, work: Work) -> Iterator[Traffic]:
+    group = layout.group_size
+    replicas = layout.dp // group
+    grads, params = work.num_params * 4, work.num_params * work.itemsize
+    if group > 1:
+        calls = work.num_micro_batches if layout.zero >= 2 else 1
+        yield Traffic("dp", "reduce_scatter", "gradients", group, calls, grads)
+        if layout.zero < 3:
+            yield Traffic("dp", "all_gather", "parameters", group, 1, params)
+        else:
+            again = work.num_gathered_twice * work.itemsize
+            yield Traffic("dp", "all_gather", "parameters, forward", group, work.num_micro_batches, params)
+            yield Traffic("dp", "all_gather", "parameters, backward", group, work.num_micro_batches, again)
+    if replicas > 1:
+        yield Traffic("dp", "all_reduce", "gradients of replicas", replicas, 1, grads // group)
