@@ -13,9 +13,10 @@ from ..model.registry import count_parameters, decoder_spec
 from ..model.spec import EMBEDDING, DecoderSpec
 from ..model.tokenizer import Tokenizer
 from .activation_memory import PassShape, backward_bytes, logits_bytes, stage_bytes
-from .bubble import play
 from .config import TrainConfig
 from .flops import flops_per_token
+from .pipeline.schedules import make_schedule
+from .pipeline.simulator import simulate
 from .problems import notes, problems, refuse
 from .traffic import Traffic, Work, traffic
 
@@ -82,12 +83,13 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
     layout = config.layout(num_ranks)
     at_once = layout.dp * config.train.micro_batch_size
     num_micro_batches = -(-config.train.global_batch_size // at_once)
-    schedule = play(config.parallel.schedule, layout.pp, layout.virtual_stages, num_micro_batches)
+    schedule = make_schedule(config.parallel.schedule, layout.pp, layout.virtual_stages, num_micro_batches)
+    played = simulate(schedule)
     ranks = [local_params(spec.table, layout, pp, 0) for pp in range(layout.pp)]
     shape = _pass_shape(config, model, spec)
     memory = [
         model_state_bytes(config, layout, params)
-        | _pass_bytes(shape, stages(spec.table, layout, pp), schedule.peak_in_flight[pp])
+        | _pass_bytes(shape, stages(spec.table, layout, pp), played.peak_in_flight[pp])
         for pp, params in enumerate(ranks)
     ]
     fullest = max(ranks, key=lambda params: sum(param.size for param in params))
@@ -99,8 +101,8 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
         schedule=config.parallel.schedule,
         num_micro_batches=num_micro_batches,
         memory=tuple(memory),
-        in_flight=schedule.peak_in_flight,
-        bubble=schedule.bubble,
+        in_flight=played.peak_in_flight,
+        bubble=played.bubble,
         traffic=tuple(traffic(layout, _work(config, layout, shape, fullest, num_micro_batches))),
         tokens_per_step=tokens,
         flops_per_step=flops_per_token(model, config.train.seq_len) * tokens,

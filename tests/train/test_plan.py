@@ -16,11 +16,10 @@ from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.registry import count_parameters, decoder_spec
 from tk.parallel.mesh import ALONE
+from tk.tests.model.decoders import whole_loss
 from tk.tests.train.conftest import Configure
 from tk.train.activation_memory import PassShape, stage_bytes
-from tk.train.bubble import play
 from tk.train.config import TrainConfig
-from tk.train.loss import loss_sum
 from tk.train.plan import make_plan, model_state_bytes
 from tk.train.traffic import Work, traffic
 
@@ -61,7 +60,7 @@ def _kept_by_autograd(config: ModelConfig, dtype: torch.dtype, rows: int, length
 
     tokens = torch.randint(0, config.vocab_size, (rows, length + 1))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss_sum(decoder, tokens[:, :-1], tokens[:, 1:].contiguous())
+        whole_loss(decoder, tokens[:, :-1], tokens[:, 1:])
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -127,16 +126,6 @@ def test_recomputing_keeps_less_and_the_first_pipeline_rank_most(configure: Conf
         assert plan.memory[0]["logits and loss"] == 0 < plan.memory[1]["logits and loss"]
     assert activations["none"][0] > activations["selective"][0] > activations["full"][0]
     assert all(first > last for first, last in activations.values())
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1"])
-def test_ranks_wait_less_with_more_micro_batches(schedule: str) -> None:
-    stages = 2 if schedule == "interleaved" else 1
-    waits = [play(schedule, 4, stages, count).bubble for count in (4, 8, 32)]
-    assert waits == sorted(waits, reverse=True)
-    assert play(schedule, 1, stages, 4).bubble == 0
-    assert play("zb-h1", 4, 1, 8).bubble < play("interleaved", 4, 2, 8).bubble < play("1f1b", 4, 1, 8).bubble
-    assert play("1f1b", 4, 1, 8).bubble == pytest.approx(3 / (8 + 3))
 
 
 def test_traffic_is_that_of_the_layout() -> None:
