@@ -112,7 +112,7 @@ def _complete(config: TrainConfig, tokenizer: Tokenizer) -> ModelConfig:
         update={
             "vocab_size": vocab_size,
             "eos_token_id": shape.eos_token_id or tuple(sorted(tokenizer.eos_token_ids)),
-            "dtype": "bfloat16" if config.precision.params == "bf16" else "float32",
+            "dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.precision.params],
         }
     )
 

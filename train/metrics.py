@@ -37,13 +37,14 @@ class MetricsFile:
         self._file = path.open("a", encoding="utf-8")
         self._events = _event_writer(folder / "tensorboard", last_step) if tensorboard else None
 
-    def write(self, step: int, **values: float) -> None:
-        """Appends one line."""
+    def write(self, step: int, **values: float | None) -> None:
+        """Appends one line; None is a number that was not finite."""
         self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
         if self._events is not None:
             for name, value in values.items():
-                self._events.add_scalar(name, value, step)
+                if value is not None:
+                    self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Closes the file."""

@@ -112,6 +112,7 @@ class RunState:
         self._check_same_run(checkpoint, state)
         self.trainer.snapshot.load(checkpoint, self._peers())
         self.trainer.engine.optimizer.step_count = int(state["optimizer_step"])
+        self.trainer.engine.loss_scale.restore(state.get("loss_scale"))
         return TrainState(int(state["step"]), int(state["tokens"]), int(state["samples"]))
 
     def _peers(self) -> Peers:

@@ -21,13 +21,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step showed, the same on every rank; `stop`: somebody was asked to stop."""
+    """What one optimizer step showed, the same on every rank.
+
+    Attributes:
+        stop: somebody was asked to stop.
+        loss_scale: that the step was computed with.
+        updated: whether parameters were; not where loss or gradient were not finite.
+    """
 
     loss: float
     grad_norm: float
     lr: float
     num_tokens: int
     stop: bool
+    loss_scale: float = 1.0
+    updated: bool = True
+
+
+def finite(value: float) -> float | None:
+    """JSON knows neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
 
 
 class StepLog:
@@ -61,6 +74,7 @@ class StepLog:
         self.profiler.begin(state.step + 1)
         self.steps += 1
         self.tokens += result.num_tokens
+        self.skipped += not result.updated
         seconds = time.perf_counter() - self.since
         rate = self.tokens / seconds
         if self.bar is not None:
@@ -68,22 +82,25 @@ class StepLog:
         if not (last or state.step % self.trainer.config.train.log_every == 0 or state.step == 1):
             return
         if self.metrics is not None:
+            scaled = {"loss_scale": result.loss_scale} if self.trainer.config.precision.params == "fp16" else {}
             self.metrics.write(
                 step=state.step,
-                loss=result.loss,
+                loss=finite(result.loss),
                 lr=result.lr,
-                grad_norm=result.grad_norm,
+                grad_norm=finite(result.grad_norm),
                 tokens=state.tokens,
                 tokens_per_second=rate,
                 mfu=self.flops * rate / self.peak,
                 step_seconds=seconds / self.steps,
                 memory_bytes=memory_bytes(self.trainer.device),
+                skipped_steps=self.skipped,
+                **scaled,
             )
         self.restart_clock()
 
     def restart_clock(self) -> None:
         """Begins a new interval, so that saving and evaluating do not count as training time."""
-        self.since, self.steps, self.tokens = time.perf_counter(), 0, 0
+        self.since, self.steps, self.tokens, self.skipped = time.perf_counter(), 0, 0, 0
 
     def record_evaluation(self, step: int, loss: float) -> None:
         """Writes an evaluation's line."""

@@ -169,16 +169,17 @@ class Trainer:
         )
         num_tokens = self._count_tokens(micro_batches)
         self.engine.begin_step()
-        local_loss = self.pipeline.train(micro_batches, self.engine.loss_scale.value / num_tokens)
-        local_loss /= self.engine.loss_scale.value
+        scale = self.engine.loss_scale.value
+        local_loss = self.pipeline.train(micro_batches, scale / num_tokens) / scale
         beat("reduce")
         loss, grad_norm, stop = self._agree(local_loss, self.engine.finish_backward())
-        if self.nonfinite.allows(step + 1, loss, grad_norm, local_loss):
+        updated = self.nonfinite.allows(step + 1, loss, grad_norm, local_loss)
+        if updated:
             beat("optimizer")
             self.before_update()
             self.engine.update(lr, grad_norm)
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
-        return StepResult(loss, grad_norm, lr, num_tokens, stop)
+        return StepResult(loss, grad_norm, lr, num_tokens, stop, scale, updated)
 
     def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
         """Valid tokens of the global batch, from this data-parallel rank's."""

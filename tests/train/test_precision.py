@@ -1,0 +1,126 @@
+"""fp16 with its loss scale, and steps that are not finite: decided alike by all ranks, nothing updated."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tk.checkpoint.reader import Checkpoint
+from tk.core.config import parse
+from tk.core.errors import TkError
+from tk.model.config import ModelConfig
+from tk.parallel.mesh import Mesh
+from tk.tests.rank_pool import RankPool
+from tk.tests.train.conftest import Configure
+from tk.train.config import PrecisionSection, TrainConfig
+from tk.train.loss_scale import LossScale
+from tk.train.step_log import StepResult
+from tk.train.trainer import Trainer
+
+FP16 = {"params": "fp16", "initial_loss_scale": 2.0**30, "loss_scale_window": 4}
+
+
+def test_the_loss_scale_halves_at_once_and_doubles_after_a_window() -> None:
+    scale = LossScale.of(PrecisionSection(params="fp16", initial_loss_scale=8, loss_scale_window=2, min_loss_scale=2))
+    seen = []
+    for good in (True, True, True, False, True, False, False, False, True):
+        assert scale.can_shrink == (scale.value > 2)
+        scale.succeeded() if good else scale.overflowed()
+        seen.append(scale.value)
+    assert seen == [8, 16, 16, 8, 8, 4, 2, 2, 2]
+    again = LossScale.of(scale.options)
+    again.restore(scale.to_json())
+    assert again == scale
+    plain = LossScale.of(PrecisionSection())
+    plain.succeeded()
+    assert (plain.value, plain.can_shrink) == (1.0, False)
+
+
+def train(config: dict[str, Any], poison: dict[str, int] | None = None) -> dict[str, Any]:
+    """Trains on this rank; with `poison`, rank `rank`'s gradients or loss are not finite at step `step`."""
+    parsed = parse(config, TrainConfig, "test")
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
+    mesh = Mesh.build(parsed.layout(world), "cpu", parsed.model.num_key_value_heads)
+    results: list[StepResult] = []
+    trainer = Trainer(parsed, mesh, on_step=lambda step, result: results.append(result))
+    if poison and mesh.world.rank == poison["rank"]:
+        _poison(trainer, poison["step"])
+    try:
+        trainer.fit()
+        error = ""
+    except TkError as caught:
+        error = str(caught)
+    return {
+        "loss": [result.loss if math.isfinite(result.loss) else None for result in results],
+        "scale": [result.loss_scale for result in results],
+        "updated": [result.updated for result in results],
+        "error": error,
+    }
+
+
+def _poison(trainer: Trainer, step: int) -> None:
+    """One rank's rows of a step give a loss that is not a number."""
+    run = trainer.pipeline.train
+
+    def poisoned(micro_batches: Any, loss_factor: float) -> torch.Tensor:
+        return run(micro_batches, math.nan if trainer.state.step + 1 == step else loss_factor)
+
+    trainer.pipeline.train = poisoned  # type: ignore[method-assign]
+
+
+def test_fp16_layouts_skip_the_same_steps(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
+    options = {"precision": FP16, "train": {"steps": 16, "log_every": 1}, "checkpoint": {"every": 8}}
+    expected = train(configure("one", **options))
+    assert expected["updated"].count(False) >= 2, "no overflow: nothing is shown"
+    assert any(later > now for now, later in zip(expected["scale"], expected["scale"][1:], strict=False))
+    for name, layout, zero in (("tp2dp2", {"tp": 2, "dp": 2}, 1), ("dp2", {"dp": 2}, 3), ("pp2", {"pp": 2}, 0)):
+        config = configure(name, **options | {"parallel": {"dp": 1} | layout, "zero": {"stage": zero}})
+        for result in rank_pool.run(train, math.prod(layout.values()), config=config):
+            assert result["scale"] == expected["scale"], name
+            assert result["updated"] == expected["updated"], name
+            np.testing.assert_allclose(result["loss"], expected["loss"], rtol=2e-3, err_msg=name)
+    checkpoint = Checkpoint.open(tmp_path / "tp2dp2")
+    assert checkpoint.tensors["model.norm.weight"].slots["weight"] == "F16"
+    assert ModelConfig.from_json(checkpoint.config()).dtype == "float16"
+    lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss_scale"] for line in lines if "loss" in line] == expected["scale"]
+    # The scale is part of a checkpoint: what follows step 8 is the same again.
+    for path in tmp_path.glob("one/step-00000016*/COMMIT"):
+        path.unlink()
+    resumed = train(configure("one", **options))
+    assert resumed["scale"] == expected["scale"][8:]
+    np.testing.assert_allclose(resumed["loss"], expected["loss"][8:], rtol=0)
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"pp": 2, "dp": 1}], ids=["dp2", "pp2"])
+def test_a_step_that_is_not_finite_ends_the_run_and_says_whose_it_was(
+    rank_pool: RankPool, configure: Configure, layout: dict[str, int]
+) -> None:
+    config = configure("stop", train={"steps": 4}, parallel=layout)
+    for result in rank_pool.run(train, 2, config=config, poison={"rank": 1, "step": 3}):
+        assert len(result["loss"]) == 2
+        assert "Step 3: loss nan" in result["error"]
+        assert "The loss of rank 1 is not finite" in result["error"]
+        assert "the first gradient that is not is that of model." in result["error"]
+
+
+def test_steps_that_are_not_finite_are_skipped_so_often_and_no_more(
+    rank_pool: RankPool, configure: Configure, tmp_path: Path
+) -> None:
+    options = {"steps": 5, "on_nonfinite": "skip", "max_skipped_steps": 1, "log_every": 5}
+    config = configure("skip", train=options, parallel={"dp": 2}, zero={"stage": 2})
+    for result in rank_pool.run(train, 2, config=config, poison={"rank": 0, "step": 2}):
+        assert result["updated"] == [True, False, True, True, True]
+        assert not result["error"]
+    line = json.loads((tmp_path / "skip" / "metrics.jsonl").read_text().splitlines()[1])
+    assert (line["step"], line["skipped_steps"]) == (5, 1)
+    alone = configure("alone", train=options | {"max_skipped_steps": 2})
+    trainer = Trainer(parse(alone, TrainConfig, "test"))
+    run = trainer.pipeline.train
+    trainer.pipeline.train = lambda micro_batches, loss_factor: run(micro_batches, math.inf)  # type: ignore[method-assign]
+    with pytest.raises(TkError, match=r"Step 3: .* 3 steps in a row were so"):
+        trainer.fit()
