@@ -1,0 +1,135 @@
+"""Training speed and memory beside transformers, DeepSpeed and FSDP2: the same 32 M model, interleaved, as ratios.
+
+python benchmarks/bench_training.py --deepspeed-python /tmp/ds/bin/python   # as shared/peers/README.md says
+"""
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+PEERS = Path(__file__).resolve().parents[2] / "shared" / "peers"
+SPEED = re.compile(r"(\d+(?:\.\d+)?) tok/s")
+
+
+@dataclass(slots=True)
+class Contender:
+    """One way to train: a command per rank, and what its runs showed."""
+
+    name: str
+    command: list[str]
+    num_ranks: int = 1
+    own: bool = False
+    speeds: list[float] = field(default_factory=list)
+    peaks: list[int] = field(default_factory=list)
+
+    def run(self) -> None:
+        """One measurement."""
+        if self.own:
+            self._measure([[*self.command, str(rank)] for rank in range(self.num_ranks)])
+        else:
+            self._measure([self.command])
+
+    def _measure(self, commands: list[list[str]]) -> None:
+        threads = str(2 // self.num_ranks)
+        with tempfile.TemporaryDirectory() as folder:
+            environment = os.environ | {
+                "OMP_NUM_THREADS": threads,
+                "DS_ACCELERATOR": "cpu",
+                "TK_BENCH_STORE": f"{folder}/store",
+                "TK_BENCH_RUN": f"{folder}/run",
+            }
+            processes = [
+                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                for command in commands
+            ]
+            peak = PeakMemory(processes)
+            outputs = [process.communicate() for process in processes]
+            self.peaks.append(peak.stop())
+        found = SPEED.search(outputs[0][0])
+        if found is None:
+            raise SystemExit(f"{self.name} gave no figure:\n{outputs[0][0]}\n{outputs[0][1][-2000:]}")
+        self.speeds.append(float(found.group(1)))
+
+
+class PeakMemory:
+    """The largest resident memory of any one process among some and their children, looked at five times a second."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
+        self._roots = {process.pid for process in processes}
+        self._peak = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> int:
+        """Bytes."""
+        self._ended.set()
+        self._thread.join()
+        return self._peak
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.2):
+            family = set(self._roots)
+            for status in sorted(Path("/proc").glob("[0-9]*/status"), key=lambda path: int(path.parent.name)):
+                with suppress(OSError):
+                    text = status.read_text()
+                    if family & {int(text.split("PPid:")[1].split()[0]), int(status.parent.name)}:
+                        family.add(int(status.parent.name))
+                        highest = text.split("VmHWM:")[1].split()[0] if "VmHWM:" in text else "0"
+                        self._peak = max(self._peak, int(highest) * 1024)
+
+
+def contenders(deepspeed_python: str | None) -> list[Contender]:
+    """Ours and theirs."""
+    python, torchrun = sys.executable, ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    own = [python, "-m", "tk.benchmarks.training_rank"]
+    found = [
+        Contender("transformers, autocast", [python, str(PEERS / "hf_train.py"), "amp"]),
+        Contender("transformers, autocast + compile", [python, str(PEERS / "hf_train.py"), "compile_amp"]),
+        Contender("tk, one process", [*own, "1", "1", "1", "0"], 1, own=True),
+    ]
+    for stage in (1, 2, 3):
+        found.append(Contender(f"tk dp 2, ZeRO-{stage}", [*own, "1", "1", "2", str(stage)], 2, own=True))
+        if deepspeed_python:
+            script = [str(PEERS / "deepspeed_train.py"), str(stage)]
+            found.append(Contender(f"DeepSpeed ZeRO-{stage}", [deepspeed_python, *torchrun, *script], 2))
+    for mode, what in (("fsdp2", "kept after forward"), ("fsdp3", "resharded after forward")):
+        script = [str(PEERS / "fsdp_train.py"), mode]
+        found.append(Contender(f"FSDP2, {what}", [python, *torchrun, *script], 2))
+    found.append(Contender("tk dp 2", [*own, "1", "1", "2", "0"], 2, own=True))
+    found.append(Contender("tk tp 2", [*own, "2", "1", "1", "0"], 2, own=True))
+    found.append(Contender("tk pp 2", [*own, "1", "2", "1", "0"], 2, own=True))
+    return found
+
+
+@click.command()
+@click.option("--deepspeed-python", help="Interpreter of a virtual environment with DeepSpeed; left out if not given.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--only", default="", help="Contenders whose name contains this.")
+def main(deepspeed_python: str | None, rounds: int, only: str) -> None:
+    """Every contender once per round, in turn; medians, and peak memory of the fullest process."""
+    runs = [contender for contender in contenders(deepspeed_python) if only in contender.name]
+    for number in range(rounds):
+        for contender in runs:
+            start = time.perf_counter()
+            contender.run()
+            took = time.perf_counter() - start
+            print(f"round {number + 1}: {contender.name}: {contender.speeds[-1]:.0f} tok/s ({took:.0f} s)", flush=True)
+    print("\n| | processes x threads | tokens/s | peak MiB |\n|---|---|---|---|")
+    for contender in runs:
+        speed, shape = statistics.median(contender.speeds), f"{contender.num_ranks} x {2 // contender.num_ranks}"
+        print(f"| {contender.name} | {shape} | {speed:.0f} | {statistics.median(contender.peaks) / 2**20:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""One rank of tk in bench_training.py: `python -m tk.benchmarks.training_rank TP PP DP ZERO RANK`."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tk.core.config import parse
+from tk.parallel.mesh import Mesh
+from tk.train.config import TrainConfig
+from tk.train.trainer import Trainer
+
+ROWS, LENGTH = 8, 512
+MODEL = {
+    "vocab_size": 8192,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+}
+
+
+def main(tp: int, pp: int, dp: int, zero: int, rank: int) -> None:
+    """Two steps to warm up, six that count; rank 0 prints the median."""
+    world_size = tp * pp * dp
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{os.environ['TK_BENCH_STORE']}", rank=rank, world_size=world_size
+    )
+    micro_batch_size = ROWS // dp if pp == 1 else ROWS // dp // 4
+    config = parse(
+        {
+            "model": MODEL,
+            "data": {"cache": ".build/bench/stdlib"},
+            "train": {"global_batch_size": ROWS, "micro_batch_size": micro_batch_size, "seq_len": LENGTH},
+            "precision": {"params": "bf16"},
+            "parallel": {"tp": tp, "pp": pp, "dp": dp, "schedule": "1f1b"},
+            "zero": {"stage": zero},
+            "checkpoint": {"dir": str(Path(os.environ["TK_BENCH_RUN"]))},
+        },
+        TrainConfig,
+        "the benchmark",
+    )
+    trainer = Trainer(config, Mesh.build(config.layout(world_size), "cpu", 4))
+    seconds = []
+    for number in range(8):
+        dist.barrier()
+        start = time.perf_counter()
+        trainer.step()
+        dist.barrier()
+        if number >= 2:
+            seconds.append(time.perf_counter() - start)
+    median = sorted(seconds)[3]
+    if rank == 0:
+        print(f"tk tp {tp} pp {pp} dp {dp} ZeRO-{zero}: {median:.3f} s/step {ROWS * LENGTH / median:.0f} tok/s")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
