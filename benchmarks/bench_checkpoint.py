@@ -1,7 +1,9 @@
-"""Reshard, load and verify beside `cp -r`, PyTorch DCP, safetensors and dd, on the same bytes in one interleaved run.
+"""Reshard, load and verify beside `cp -r`, PyTorch DCP, safetensors, DeepSpeed and dd, on the same bytes in one run.
 
 Cold: the source is evicted from the page cache before each run. Written files are fsynced before the clock stops. Every
-round runs each contender once, so that a busy machine slows all alike; medians are over rounds.
+round runs each contender once, so that a busy machine slows all alike; medians are over rounds. With --deepspeed PYTHON
+(`pip install torch deepspeed` in a folder of its own), DeepSpeed makes a ZeRO-3 checkpoint of as many bytes and turns
+it into its universal one.
 """
 
 import json
@@ -24,6 +26,9 @@ from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
 
 PEERS = Path(__file__).with_name("checkpoint_peers.py")
+DEEPSPEED = Path(__file__).with_name("deepspeed_peer.py")
+ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
+CP = "cp -r, fsync"
 SLOTS = {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}
 LAYER_BYTES, END_BYTES = 141_582_336, 393_216_000  # of the model below
 
@@ -68,7 +73,7 @@ class Contender:
             shutil.rmtree(self.target, ignore_errors=True)
         _cache(self.source, warm)
         start = time.perf_counter()
-        done = subprocess.run(self.command, check=True, capture_output=True, text=True)
+        done = subprocess.run(self.command, check=True, capture_output=True, text=True, env=ENVIRONMENT | os.environ)
         if self.target:
             for path in (self.target, *self.target.rglob("*")):
                 _fsync(path)
@@ -105,17 +110,17 @@ def peer(*words: str | Path) -> list[str]:
     return [sys.executable, str(PEERS), *map(str, words)]
 
 
-def contenders(folder: Path, tp4: Path, tp1: Path) -> list[Contender]:
-    """All that is timed."""
+def contenders(folder: Path, tp4: Path, tp1: Path, deepspeed: Path | None) -> list[Contender]:
+    """All that can be timed."""
     new = folder / "new"
 
     def reshard(source: Path, tp: int) -> list[str]:
         return peer("tk_command", "reshard", source, new, "--tp", str(tp))
 
     dd = f"for f in {tp4}/*.safetensors; do dd if=$f of=/dev/null bs=16M status=none; done"
-    shards, dcp = folder / "shards", folder / "dcp"
-    return [
-        Contender("cp -r, fsync", ["cp", "-r", str(tp4), str(new)], tp4, new),
+    shards, dcp, universal = folder / "shards", folder / "dcp", folder / "deepspeed"
+    found = [
+        Contender(CP, ["cp", "-r", str(tp4), str(new)], tp4, new),
         Contender("tk reshard tp 4 -> 1", reshard(tp4, 1), tp4, new),
         Contender("tk reshard tp 1 -> 4", reshard(tp1, 4), tp1, new),
         Contender("tk reshard tp 4 -> 2", reshard(tp4, 2), tp4, new),
@@ -123,50 +128,95 @@ def contenders(folder: Path, tp4: Path, tp1: Path) -> list[Contender]:
         Contender("tk load tp 4 -> 1", peer("tk_load", tp4, "1", "0"), tp4),
         Contender("DCP load 4 -> 1", peer("dcp_load", dcp), dcp),
         Contender("tk load tp 1 -> rank 1 of 4", peer("tk_load", tp1, "4", "1"), tp1),
+        Contender("tk load tp 1 -> all 4 ranks", peer("tk_load_together", tp1, "4"), tp1),
         Contender("get_slice tp 1 -> rank 1 of 4", peer("safetensors_slices", tp1, "4", "1"), tp1),
         Contender("tk verify", peer("tk_command", "verify", tp4), tp4),
         Contender("dd bs=16M", ["bash", "-c", dd], tp4),
     ]
+    if deepspeed:
+        command = [str(deepspeed), str(DEEPSPEED), "convert", str(universal), str(new)]
+        found.insert(5, Contender("DeepSpeed ds_to_universal", command, universal, new))
+    return found
 
 
-def show(all_of_them: list[Contender], num_bytes: int) -> None:
-    """A markdown table of medians."""
-    print(f"| {num_bytes / 1e9:.2f} GB | cold, s | range | GB/s | warm, s | peak MiB | read / size | written / size |")
-    print("|---|---|---|---|---|---|---|---|")
-    for one in all_of_them:
+def make_sources(chosen: list[Contender], folder: Path, tp4: Path, num_bytes: int, deepspeed: Path | None) -> None:
+    """What the chosen contenders read, beside the checkpoints at tp 4 and tp 1."""
+    makers = {
+        "shards": peer("make_consolidation_source", tp4, folder / "shards"),
+        "dcp": peer("make_dcp_source", tp4, folder / "dcp"),
+        "deepspeed": [str(deepspeed), str(DEEPSPEED), "make", str(folder / "deepspeed"), str(num_bytes), "2"],
+    }
+    for name, command in makers.items():
+        if any(one.source == folder / name for one in chosen):
+            tell(f"making {name}")
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT | os.environ)
+
+
+def rows(chosen: list[Contender], num_bytes: int) -> list[str]:
+    """The table's lines of one size: medians, and the time of cp by theirs."""
+    gigabytes, lines = num_bytes / 1e9, []
+    cp = [statistics.median(one.seconds[False]) for one in chosen if one.name == CP]
+    for one in chosen:
         cold, warm = one.seconds[False], one.seconds[True]
         middle = statistics.median(cold)
-        row = [one.name, f"{middle:.2f}", f"{min(cold):.2f}-{max(cold):.2f}", f"{num_bytes / 1e9 / middle:.2f}"]
+        row = [f"{gigabytes:.2f}", one.name, f"{middle:.2f}", f"{min(cold):.2f}-{max(cold):.2f}"]
+        row += [f"{gigabytes / middle:.2f}", f"{cp[0] / middle:.2f}" if cp else ""]
         row += [f"{statistics.median(warm):.2f}" if warm else ""]
         row += [f"{one.cost['peak_mib']:.0f}" if one.cost else ""]
         row += [f"{one.cost[key] / num_bytes:.3f}" if one.cost else "" for key in ("read", "written")]
-        print(f"| {' | '.join(row)} |", flush=True)
+        lines.append(f"| {' | '.join(row)} |")
+    return lines
 
 
-@click.command()
-@click.option("--gigabytes", default=2.0, show_default=True, help="Weights and Adam states, fp32.")
-@click.option("--rounds", default=5, show_default=True)
-@click.option("--warm-rounds", default=2, show_default=True)
-@click.option("--only", default="", help="Words of which a contender's name must have one, separated by commas.")
-@click.option("--folder", type=click.Path(path_type=Path), default=Path(".build"), show_default=True)
-def main(gigabytes: float, rounds: int, warm_rounds: int, only: str, folder: Path) -> None:
-    """Run every contender in turn, as many rounds as asked, and print the medians."""
+def tell(what: str) -> None:
+    """Progress, apart from the table."""
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
+def measure(
+    gigabytes: float, rounds: int, warm_rounds: int, only: str, folder: Path, deepspeed: Path | None
+) -> list[str]:
+    """All contenders at one size, in turn; the table's lines."""
     with TemporaryDirectory(dir=folder) as name:
         work = Path(name).resolve()
+        tell(f"{gigabytes} GB: making tp 4 and tp 1")
         tp4 = make_source(work / "run", model(int(gigabytes * 1e9)), Layout(tp=4))
         num_bytes = sum(file.stat().st_size for file in tp4.rglob("*.safetensors"))
         tp1 = work / "tp1"
         subprocess.run(peer("tk_command", "reshard", tp4, tp1, "--tp", "1"), check=True, capture_output=True)
-        chosen = [one for one in contenders(work, tp4, tp1) if any(word in one.name for word in only.split(","))]
-        if any("consolidate" in one.name for one in chosen):
-            subprocess.run(peer("make_consolidation_source", tp4, work / "shards"), check=True, capture_output=True)
-        if any("DCP load" in one.name for one in chosen):
-            subprocess.run(peer("make_dcp_source", tp4, work / "dcp"), check=True, capture_output=True)
+        words = only.split(",")
+        chosen = [one for one in contenders(work, tp4, tp1, deepspeed) if any(word in one.name for word in words)]
+        make_sources(chosen, work, tp4, num_bytes, deepspeed)
         for number in range(rounds + warm_rounds):
             for one in chosen:
-                one.run(warm=number >= rounds)
-        print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}")
-        show(chosen, num_bytes)
+                warm = number >= rounds
+                one.run(warm)
+                tell(f"{'warm' if warm else f'cold {number + 1}'}: {one.name} {one.seconds[warm][-1]:.2f} s")
+        return rows(chosen, num_bytes)
+
+
+@click.command()
+@click.option(
+    "--gigabytes", default=[2.0, 6.0], multiple=True, show_default=True, help="Weights and Adam states, fp32."
+)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--warm-rounds", default=1, show_default=True)
+@click.option("--only", default="", help="Words of which a contender's name must have one, separated by commas.")
+@click.option("--deepspeed", type=click.Path(exists=True, path_type=Path), help="A python that has deepspeed.")
+@click.option("--folder", type=click.Path(path_type=Path), default=Path(".build"), show_default=True)
+def main(
+    gigabytes: tuple[float, ...], rounds: int, warm_rounds: int, only: str, deepspeed: Path | None, folder: Path
+) -> None:
+    """Run every contender in turn, as many rounds as asked at each size, and print a markdown table of the medians."""
+    if deepspeed is None:
+        tell("DeepSpeed's universal checkpoint is left out: no --deepspeed PYTHON")
+    lines = [line for size in gigabytes for line in measure(size, rounds, warm_rounds, only, folder, deepspeed)]
+    print(
+        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, {rounds} cold and {warm_rounds} warm rounds\n"
+    )
+    print("| GB | | cold, s | range | GB/s | cp / it | warm, s | peak MiB | read / size | written / size |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

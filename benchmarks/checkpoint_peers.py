@@ -1,6 +1,9 @@
 """What bench_checkpoint.py times, each in a process of its own: one name and its paths; prints what it cost as JSON."""
 
 import json
+import resource
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +30,52 @@ def tk_load(source: str, tp: str, rank: str) -> None:
     checkpoint = Checkpoint.open(source)
     for name, slot, box in _boxes(checkpoint, int(tp), int(rank)):
         checkpoint.read(name, box, slot)
+
+
+def tk_load_together(source: str, tp: str) -> None:
+    """The same by all ranks of tp at once, each in its process, reading every block once between them."""
+    pairs = [socket.socketpair() for _ in range(int(tp))]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, "tk_load_rank", source, tp, str(rank), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdout=subprocess.DEVNULL,
+        )
+        for rank, (_, theirs) in enumerate(pairs)
+    ]
+    hub = []
+    for ours, theirs in pairs:
+        theirs.close()
+        hub.append(ours.makefile("rw", encoding="latin-1"))
+        ours.close()
+    while all(said := [line.readline() for line in hub]):  # what each says, all are told
+        for line in hub:
+            line.writelines(said)
+            line.flush()
+    for line in hub:
+        line.close()
+    codes = [rank.wait() for rank in ranks]
+    if any(codes):
+        sys.exit(1)
+
+
+def tk_load_rank(source: str, tp: str, rank: str, connection: str) -> None:
+    """One rank of `tk_load_together`."""
+    from tk.checkpoint import Checkpoint
+    from tk.checkpoint.read_plan import Want
+    from tk.checkpoint.shared_read import Peers, read_all
+
+    line = socket.socket(fileno=int(connection)).makefile("rw", encoding="latin-1")
+
+    def gather(mine: bytes) -> list[bytes]:
+        line.write(mine.decode("latin-1") + "\n")
+        line.flush()
+        return [line.readline()[:-1].encode("latin-1") for _ in range(int(tp))]
+
+    checkpoint = Checkpoint.open(source)
+    wants = [Want(name, box, slot) for name, slot, box in _boxes(checkpoint, int(tp), int(rank))]
+    kept: dict[int, Any] = {}
+    read_all(checkpoint, wants, kept.__setitem__, Peers(int(rank), int(tp), gather))
 
 
 def safetensors_slices(source: str, tp: str, rank: str) -> None:
@@ -127,6 +176,8 @@ def main() -> None:
         for f in (
             tk_command,
             tk_load,
+            tk_load_together,
+            tk_load_rank,
             safetensors_slices,
             dcp_consolidate,
             dcp_load,
@@ -137,7 +188,9 @@ def main() -> None:
     functions[sys.argv[1]](*sys.argv[2:])
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     io = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    cost = {"peak_mib": int(status["VmHWM"].split()[0]) / 2**10, "read": int(io["rchar"]), "written": int(io["wchar"])}
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    peak = max(int(status["VmHWM"].split()[0]), children)
+    cost = {"peak_mib": peak / 2**10, "read": int(io["rchar"]), "written": int(io["wchar"])}
     print(json.dumps(cost))
 
 

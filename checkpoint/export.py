@@ -1,18 +1,17 @@
 """Export: a checkpoint's weights as a folder that Hugging Face's libraries load, by copying or by hard links."""
 
-import errno
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.errors import CheckpointError, ConfigError
+from ..core.errors import ConfigError
 from ..core.geometry import Box
 from ..core.layout import Layout
-from . import storage
 from .chunk import Part
 from .manifest import StoredTensor
 from .reader import Checkpoint
 from .reshard import Options, Prepared, finish_folder, prepare_reshard, side_files
 from .target import new_folder
+from .unchanged import link_file, require_checksums
 
 
 def prepare_export(source: Checkpoint, target: str | Path, *, plain: bool = False, force: bool = False) -> Prepared:
@@ -27,10 +26,8 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
         ConfigError: the source's weights do not lie in whole tensors (tp > 1 or ZeRO 3), or it is no tk checkpoint.
         CheckpointError: the target is on another file system.
     """
-    if source.manifest is None:
-        raise ConfigError(
-            f"{source.path} is no tk checkpoint, so there are no checksums to carry over; leave out --link."
-        )
+    require_checksums(source)
+    assert source.manifest
     weights = [chunk for key, chunks in source.chunks.items() if key[1] == "weight" for chunk in chunks]
     if any(chunk.region.size != Box.whole(source.tensors[chunk.tensor].shape).size for chunk in weights):
         raise ConfigError(
@@ -46,7 +43,7 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
     with new_folder(Path(target), source.path, force) as folder:
         for part in parts:
             for name in part.files:
-                _link(source.path / name, folder / name)
+                link_file(source.path / name, folder / name)
         finish_folder(folder, manifest, parts, side_files(source, None), plain=False)
     return Path(target)
 
@@ -55,12 +52,3 @@ def _weights_of(part: Part) -> Part:
     chunks = tuple(chunk for chunk in part.chunks if chunk.slot == "weight")
     files = {chunk.file for chunk in chunks}
     return Part(part.writer, {name: known for name, known in part.files.items() if name in files}, chunks)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        storage.link(source, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        raise CheckpointError(f"{source} and {target} are on different file systems; leave out --link.") from error

@@ -17,6 +17,7 @@ from .manifest import PARTS, Manifest, StoredTensor
 from .plan import CopyPlan, plan_copy, select
 from .reader import Checkpoint
 from .target import check_target, new_folder
+from .unchanged import Link, add_links, require_checksums, split_off_links
 from .writer import part_name, put_part
 
 
@@ -29,6 +30,7 @@ class Options:
         dtype: of the weights; None = as stored.
         plain: leave out manifest, COMMIT, parts and the mark in the files: a bare Hugging Face folder.
         force: replace a checkpoint that is at the target.
+        link: hard-link files that would come out as they are; their checksums are carried over unread.
     """
 
     layout: Layout
@@ -36,17 +38,24 @@ class Options:
     weights_only: bool = False
     plain: bool = False
     force: bool = False
+    link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A copy about to be made: everything but the bytes."""
+    """A copy about to be made: everything but the bytes.
+
+    Attributes:
+        plan: what is copied.
+        links: what is linked.
+    """
 
     source: Checkpoint
     target: Path
     options: Options
     plan: CopyPlan
     manifest: Manifest
+    links: tuple[Link, ...] = ()
 
     def run(self, on_bytes: Callable[[int], None] = lambda _: None) -> Path:
         """Makes the target folder; nothing of it is there before all of it is.
@@ -59,6 +68,7 @@ class Prepared:
         """
         with new_folder(self.target, self.source.path, self.options.force) as folder:
             parts = run_copy(self.plan, self.source, folder, on_bytes)
+            parts = add_links(parts, self.links, self.source.path, folder)
             finish_folder(folder, self.manifest, parts, side_files(self.source, self.options.dtype), self.options.plain)
         return self.target
 
@@ -70,7 +80,7 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
         table: the architecture's tensors, for a Hugging Face folder, which does not say how its tensors may be cut.
 
     Raises:
-        ConfigError: the target is taken, or a Hugging Face folder is to be cut without a table.
+        ConfigError: the target is taken, or a Hugging Face folder is to be cut without a table, or linked.
         ParallelError: the layout does not fit a tensor.
         ShapeMismatch: the table's tensors are not the source's.
     """
@@ -89,7 +99,10 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
         table = tuple(spec for spec in table if not spec.alias)
         _check_table(source, table, aliases)
     selections = select(source.tensors, [spec.name for spec in table], options.dtype, options.weights_only)
-    plan = plan_copy(source.chunks, table, layout, selections, marked=not options.plain)
+    plan, links = plan_copy(source.chunks, table, layout, selections, marked=not options.plain), tuple[Link, ...]()
+    if options.link:
+        require_checksums(source)
+        plan, links = split_off_links(plan, source)
     slots: dict[str, dict[str, str]] = {spec.name: {} for spec in table}
     for chosen in selections:
         slots[chosen.tensor][chosen.slot] = chosen.target_dtype.code
@@ -97,7 +110,7 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
     manifest = Manifest(source.step, layout, tensors, aliases)
     if not options.weights_only:
         manifest = replace(manifest, param_groups=source.param_groups, resume=source.resume)
-    return Prepared(source, Path(target), options, plan, manifest)
+    return Prepared(source, Path(target), options, plan, manifest, links)
 
 
 def reshard(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("--weights-only", is_flag=True, help="Leave out optimizer state and what a run needs to resume.")
 @click.option("--dry-run", is_flag=True, help="Print the files that would be written, and stop.")
 @click.option("--force", is_flag=True, help="Replace a checkpoint at DST, once the new one is complete.")
+@click.option("--link", is_flag=True, help="Hard-link files that do not change, their checksums unread.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def reshard(
     source: Path,
@@ -34,6 +35,7 @@ def reshard(
     weights_only: bool,
     dry_run: bool,
     force: bool,
+    link: bool,
     as_json: bool,
 ) -> None:
     """Rewrite SRC (a step folder, a run folder or a Hugging Face folder) as the step folder DST.
@@ -46,7 +48,7 @@ def reshard(
     from ..core.layout import Layout
 
     checkpoint = open_checkpoint(source)
-    options = Options(Layout(tp=tp, pp=pp), by_name(dtype) if dtype else None, weights_only, force=force)
+    options = Options(Layout(tp=tp, pp=pp), by_name(dtype) if dtype else None, weights_only, force=force, link=link)
     table = _architecture_table(checkpoint) if checkpoint.manifest is None else None
     prepared = prepare_reshard(checkpoint, target, options, table)
     run_or_show(prepared, "reshard", dry_run, as_json)
@@ -72,6 +74,7 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
         "bytes_read": plan.bytes_read,
         "bytes_written": plan.bytes_written,
         "files": {file.name: file.size for files in plan.files for file in files},
+        "linked": {link.file.name: link.file.size for link in prepared.links},
     }
     if dry_run:
         _show_plan(summary, as_json)
@@ -94,6 +97,11 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
         f"{prepared.target}: {format_bytes(plan.bytes_written)} in {len(summary['files'])} files, "
         f"{format_seconds(seconds)}, {speed:.2f} GB/s"
     )
+    if prepared.links:
+        click.echo(
+            f"{len(prepared.links)} files are linked; their checksums were carried over unread (tk verify "
+            f"{prepared.target} reads them)"
+        )
 
 
 def _show_plan(summary: dict[str, Any], as_json: bool) -> None:
@@ -104,6 +112,8 @@ def _show_plan(summary: dict[str, Any], as_json: bool) -> None:
     click.echo(f"would write {format_bytes(summary['bytes_written'])} to {summary['target']}:")
     for name, size in summary["files"].items():
         click.echo(f"  {name}  {format_bytes(size)}")
+    for name, size in summary["linked"].items():
+        click.echo(f"  {name}  {format_bytes(size)}, linked")
 
 
 def _architecture_table(checkpoint: "Checkpoint") -> "Table":
