@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ..core.config import parse
 from ..core.errors import ConfigError, TkError
 from ..parallel.mesh import Mesh
+from .attempt import agents_keep_a_store, attempt_store
 from .config import TrainConfig
 from .flight_recorder import dump_flight_record, is_echo, start_flight_recorder
 from .heartbeat import HEARTBEATS_VARIABLE, Heartbeat
@@ -61,13 +62,12 @@ def _join(
             "RANK and WORLD_SIZE are set and MASTER_ADDR is not: start ranks with torchrun, or unset both."
         )
     device = _device()
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=rendezvous,
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=config.parallel.timeout_seconds),
-    )
+    backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=config.parallel.timeout_seconds)
+    if rendezvous == "env://" and agents_keep_a_store():
+        store = attempt_store(rank, world, timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    else:
+        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
     try:
         mesh = Mesh.build(config.layout(world), device.type, config.model.num_key_value_heads)
         Trainer(config, mesh, device, resume=resume, fork=fork, stop=stop, heartbeat=heartbeat).fit()

@@ -20,18 +20,8 @@ FLOORS = {
 COMPUTE = {
     "parallel": {"collectives", "cross_entropy", "functions", "layers", "mesh"},
     "model": {"activation", "attention", "decoder", "experts", "init", "loading", "mlp", "norm", "placement", "rope"},
-    "train": {
-        "evaluate",
-        "flat_buffers",
-        "flight_recorder",
-        "inputs",
-        "loss",
-        "metrics",
-        "replica_check",
-        "run_state",
-        "saver",
-    }
-    | {"sharded_adamw", "snapshot", "step_log", "step_profiler", "trainer", "worker"},
+    "train": {"attempt", "evaluate", "flat_buffers", "flight_recorder", "inputs", "loss", "metrics", "replica_check"}
+    | {"run_state", "saver", "sharded_adamw", "snapshot", "step_log", "step_profiler", "trainer", "worker"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }
 
