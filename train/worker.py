@@ -49,7 +49,7 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
         dump_flight_record(logs, rank)
         if launched:
             raise
-        raise give_up(heartbeat, heartbeats, world, logs, config.parallel.timeout_seconds) from error
+        raise give_up(heartbeat, heartbeats, world, logs, config.parallel.timeout_seconds, error) from error
     return 0
 
 
