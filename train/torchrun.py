@@ -19,10 +19,15 @@ def set_aside_report(logs: Path) -> None:
         path.rename(path.with_stem(f"{path.stem}-{int(path.stat().st_mtime)}"))
 
 
-def give_up(heartbeat: Heartbeat, heartbeats: Path, num_ranks: int, logs: Path, timeout: float) -> WorkerDied:
+def give_up(
+    heartbeat: Heartbeat, heartbeats: Path, num_ranks: int, logs: Path, timeout: float, seen: Exception
+) -> WorkerDied:
     """The error of a rank that lost others or waited for them in vain: the first one writes the report for all.
 
     Ranks that have not given up too within a moment are the ones that are gone or stuck.
+
+    Args:
+        seen: what this rank noticed it by.
     """
     heartbeat.give_up()
     path = logs / STALL_REPORT
@@ -39,8 +44,8 @@ def give_up(heartbeat: Heartbeat, heartbeats: Path, num_ranks: int, logs: Path, 
         time.sleep(_POLL_SECONDS)
     report = (
         f"Gone, or without progress for {timeout:g} seconds ([parallel] timeout_seconds): "
-        f"{describe_places(beats, culprits)}.{name_flight_records(logs, started - timeout)} Committed checkpoints are "
-        "whole."
+        f"{describe_places(beats, culprits)}. The first to notice saw: {str(seen).rstrip('.')}."
+        f"{name_flight_records(logs, started - timeout)} Committed checkpoints are whole."
     )
     with os.fdopen(file, "w", encoding="utf-8") as stream:
         stream.write(report + "\n")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ..core.config import parse
 from ..core.errors import ConfigError, TkError
 from ..parallel.mesh import Mesh
+from .attempt import agents_keep_a_store, attempt_store
 from .config import TrainConfig
 from .flight_recorder import dump_flight_record, is_echo, start_flight_recorder
 from .heartbeat import HEARTBEATS_VARIABLE, Heartbeat
@@ -49,7 +50,7 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
         dump_flight_record(logs, rank)
         if launched:
             raise
-        raise give_up(heartbeat, heartbeats, world, logs, config.parallel.timeout_seconds) from error
+        raise give_up(heartbeat, heartbeats, world, logs, config.parallel.timeout_seconds, error) from error
     return 0
 
 
@@ -62,13 +63,12 @@ def _join(
             "RANK and WORLD_SIZE are set and MASTER_ADDR is not: start ranks with torchrun, or unset both."
         )
     device = _device()
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=rendezvous,
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=config.parallel.timeout_seconds),
-    )
+    backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=config.parallel.timeout_seconds)
+    if rendezvous == "env://" and agents_keep_a_store():
+        store = attempt_store(rank, world, timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    else:
+        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
     try:
         config = resolve(config, resume)
         model = config.model

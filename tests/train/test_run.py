@@ -320,9 +320,7 @@ def _torchrun(port: int, node: int, log: Path, *arguments: str) -> subprocess.Po
             stdout=output,
             stderr=output,
             text=True,
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-            | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},  # see docs/training.md
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
 
 

@@ -1,0 +1,59 @@
+"""Ranks that torchrun started meet their own attempt's ranks, whatever an earlier attempt left in the store."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from torch._C._distributed_c10d import Store, TCPStore
+
+from tk.core.errors import WorkerDied
+from tk.train.attempt import attempt_store
+
+WORLD = 3
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+    """What torchrun's agent keeps over restarts."""
+    store = TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    return store
+
+
+def _meet(ranks: range, world: int) -> dict[int, Store]:
+    stores: dict[int, Store] = {}
+
+    def join(rank: int) -> None:
+        stores[rank] = attempt_store(rank, world, timedelta(seconds=20))
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return stores
+
+
+def test_no_attempt_sees_what_another_left(server: TCPStore) -> None:
+    before = _meet(range(WORLD), WORLD)
+    before[0].set("address", "of a dead rank")
+    assert before[2].get("address") == b"of a dead rank"
+    after = _meet(range(WORLD), WORLD)
+    assert not any(store.check(["address"]) for store in after.values())
+    after[1].set("address", "of a living one")
+    assert after[0].get("address") == b"of a living one"
+    smaller = _meet(range(2), 2)
+    assert set(smaller) == {0, 1}
+
+
+def test_questions_of_dead_ranks_are_answered_in_vain(server: TCPStore) -> None:
+    server.set("tk/question/1", "asked before it died")
+    assert set(_meet(range(2), 2)) == {0, 1}
+
+
+def test_a_rank_that_stays_away_is_named(server: TCPStore) -> None:
+    with pytest.raises(WorkerDied, match="ranks 1, 2 of 3 did not come"):
+        attempt_store(0, WORLD, timedelta(seconds=0.3))
+    with pytest.raises(WorkerDied, match="rank 0 did not answer"):
+        attempt_store(1, WORLD, timedelta(seconds=0.3))
