@@ -18,21 +18,14 @@ FLOORS = {
 }
 # The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
 COMPUTE = {
-<<<<<<< HEAD
     "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "linear", "mesh", "point_to_point"},
     "model": {"activation", "attention", "balance", "decoder", "experts", "init", "loading", "mlp", "norm", "placement"}
     | {"recompute", "rope"},
-    "train": {"engine", "evaluate", "flight_recorder", "foreign_model", "inputs", "loss", "metrics", "model_engine"}
-    | {"nonfinite", "passes", "replica_check", "run_state", "saver", "snapshot", "stages", "step_log", "step_profiler"}
-    | {"trainer", "worker"}
+    "train": {"attempt", "engine", "evaluate", "flight_recorder", "foreign_model", "inputs", "loss", "metrics"}
+    | {"model_engine", "nonfinite", "passes", "replica_check", "run_state", "saver", "snapshot", "stages", "step_log"}
+    | {"step_profiler", "trainer", "worker"}
     | {"pipeline.executor", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}
     | {"zero.sharded_adamw"},
-=======
-    "parallel": {"collectives", "cross_entropy", "functions", "layers", "mesh"},
-    "model": {"activation", "attention", "decoder", "experts", "init", "loading", "mlp", "norm", "placement", "rope"},
-    "train": {"attempt", "evaluate", "flat_buffers", "flight_recorder", "inputs", "loss", "metrics", "replica_check"}
-    | {"run_state", "saver", "sharded_adamw", "snapshot", "step_log", "step_profiler", "trainer", "worker"},
->>>>>>> w-run
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }
 
