@@ -107,4 +107,4 @@ def test_a_rank_that_dies_in_a_load_ends_the_others(configure: Configure, tmp_pa
         pool.close()
     assert "ended with exit code -9" in str(failure.value)
     assert "rank 0:" in str(failure.value), "it was told, and did not wait"
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 120, "far less than the half hour after which gloo gives up"
