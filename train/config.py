@@ -194,7 +194,7 @@ class ParallelSection(Section):
     Attributes:
         sequence_parallel: between tensor-parallel blocks, hidden states are split over tp along the sequence.
         schedule: order of forward and backward passes over the pipeline.
-        num_virtual_stages: runs of layers per pipeline rank ("interleaved" only).
+        num_virtual_stages: runs of layers per pipeline rank ("interleaved" and "gpipe").
         timeout_seconds: after which a rank that waits for another gives up.
     """
 
@@ -280,10 +280,11 @@ class TrainConfig(Section):
                 f"{self.model.max_position_embeddings}"
             )
         parallel = self.parallel
-        if (parallel.schedule == "interleaved") != (parallel.num_virtual_stages > 1):
+        many = parallel.num_virtual_stages > 1
+        if (parallel.schedule == "interleaved" and not many) or (parallel.schedule in ("1f1b", "zb-h1") and many):
             raise ValueError(
                 f'parallel.schedule = "{parallel.schedule}" with num_virtual_stages = {parallel.num_virtual_stages}: '
-                '"interleaved" needs 2 or more, the others 1'
+                '"interleaved" needs 2 or more, "1f1b" and "zb-h1" take 1, "gpipe" any number'
             )
         if parallel.sequence_parallel and self.train.seq_len % parallel.tp:
             raise ValueError(
