@@ -2,10 +2,17 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ..core.errors import ConfigError
 from ..core.layout import TensorSpec
+
+
+def without_frozen(table: Sequence[TensorSpec], patterns: Iterable[str]) -> tuple[TensorSpec, ...]:
+    """The table with `trainable` off for what `patterns` freeze; see `frozen_tensors`."""
+    frozen = frozen_tensors(table, patterns)
+    return tuple(replace(spec, trainable=(spec.alias or spec.name) not in frozen) for spec in table)
 
 
 def frozen_tensors(table: Sequence[TensorSpec], patterns: Iterable[str]) -> frozenset[str]:

@@ -15,6 +15,7 @@ from ..model.tokenizer import Tokenizer
 from .activation_memory import PassShape, backward_bytes, logits_bytes, stage_bytes
 from .config import TrainConfig
 from .flops import flops_per_token
+from .freezing import without_frozen
 from .pipeline.schedules import make_schedule
 from .pipeline.simulator import simulate
 from .problems import notes, problems, refuse
@@ -76,20 +77,22 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
 
     Raises:
         ParallelError: the run cannot start; lists every reason.
+        ConfigError: `train.freeze` names nothing that is there.
     """
     model = config.model.model_copy(update={"vocab_size": _vocab_size(config)})
     spec = decoder_spec(model)
-    refuse(problems(config, spec.table, num_ranks))
+    table = without_frozen(spec.table, config.train.freeze)
+    refuse(problems(config, table, num_ranks))
     layout = config.layout(num_ranks)
     at_once = layout.dp * config.train.micro_batch_size
     num_micro_batches = -(-config.train.global_batch_size // at_once)
     schedule = make_schedule(config.parallel.schedule, layout.pp, layout.virtual_stages, num_micro_batches)
     played = simulate(schedule)
-    ranks = [local_params(spec.table, layout, pp, 0) for pp in range(layout.pp)]
+    ranks = [local_params(table, layout, pp, 0) for pp in range(layout.pp)]
     shape = _pass_shape(config, model, spec)
     memory = [
         model_state_bytes(config, layout, params)
-        | _pass_bytes(shape, stages(spec.table, layout, pp), played.peak_in_flight[pp])
+        | _pass_bytes(shape, stages(table, layout, pp), played.peak_in_flight[pp])
         for pp, params in enumerate(ranks)
     ]
     fullest = max(ranks, key=lambda params: sum(param.size for param in params))

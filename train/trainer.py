@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
-from ..core.layout import LocalParam, TensorSpec
+from ..core.layout import LocalParam
 from ..model.init import fill_initial
 from ..model.registry import tensor_table
 from ..parallel.collectives import all_reduce
@@ -16,7 +15,7 @@ from .config import TrainConfig
 from .data.batches import MicroBatch, global_batch
 from .engine import DTYPES, Engine
 from .evaluate import evaluate
-from .freezing import frozen_tensors
+from .freezing import without_frozen
 from .heartbeat import Heartbeat
 from .initial_model import resolve
 from .inputs import Inputs, open_inputs
@@ -70,7 +69,7 @@ class Trainer:
         self.heartbeat = heartbeat or Heartbeat()
         self.dtype = DTYPES[config.precision.params]
         self.inputs: Inputs = open_inputs(config, self.mesh, self.device)
-        self.table = self._table()
+        self.table = without_frozen(tensor_table(self.inputs.model), config.train.freeze)
         self.weight_grads = WeightGradQueue()
         self.engine = self._engine()
         self.pipeline = Passes(self.stages, self.engine, config, self.weight_grads, self.heartbeat.beat)
@@ -78,11 +77,6 @@ class Trainer:
         self.snapshot = Snapshot(self.engine.optimizer, self.table)
         self.before_update: Callable[[], None] = lambda: None  # ends what may read parameters and states until then
         self.state = TrainState()
-
-    def _table(self) -> tuple[TensorSpec, ...]:
-        table = tensor_table(self.inputs.model)
-        frozen = frozen_tensors(table, self.config.train.freeze)
-        return tuple(replace(spec, trainable=(spec.alias or spec.name) not in frozen) for spec in table)
 
     def _engine(self) -> Engine:
         parallel = self.config.parallel
