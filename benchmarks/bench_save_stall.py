@@ -68,7 +68,7 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
     from tk.train.snapshot import slot_dtypes
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=dp)
-    mesh = Mesh.build(Layout(dp=dp, zero=zero), "cpu", 4)
+    mesh = Mesh.build(Layout(dp=dp, zero=zero), 4)
     snapshot = build(megabytes, mesh)
     slots = slot_dtypes(snapshot.optimizer)
     job = SaveJob(folder / "run", "0" * 8, rank, snapshot.table, mesh.layout, slots, keep=1)

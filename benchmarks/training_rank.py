@@ -46,7 +46,7 @@ def main(tp: int, pp: int, dp: int, zero: int, rank: int) -> None:
         TrainConfig,
         "the benchmark",
     )
-    trainer = Trainer(config, Mesh.build(config.layout(world_size), "cpu", 4))
+    trainer = Trainer(config, Mesh.build(config.layout(world_size), 4))
     seconds = []
     for number in range(8):
         dist.barrier()

@@ -1,9 +1,11 @@
 """Process groups by mesh axis, passed by hand to whoever communicates: there is no global group object."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
+import numpy as np
+import numpy.typing as npt
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..core.errors import ParallelError
 from ..core.layout import Coordinates, Layout
@@ -48,11 +50,18 @@ class Mesh:
         return Mesh(Layout(), Coordinates(0, 0, 0), ALONE, ALONE, ALONE, ALONE, ALONE)
 
     @staticmethod
-    def build(layout: Layout, device_type: str, num_kv_heads: int, tied: bool = False) -> "Mesh":
+    def build(
+        layout: Layout,
+        num_kv_heads: int,
+        tied: bool = False,
+        timeout_seconds: float = 600.0,
+    ) -> "Mesh":
         """Makes the groups; called by every rank of an initialised default process group.
 
         Args:
             tied: whether embedding and head are one tensor.
+            timeout_seconds: after which a rank that waits for another gives up; groups do not take over the default
+                group's.
 
         Raises:
             ParallelError: the layout is not one of this many ranks.
@@ -65,46 +74,33 @@ class Mesh:
                 f"pp x dp x tp = {layout.pp} x {layout.dp} x {layout.tp} = {layout.world_size} ranks, "
                 f"but {world} were started."
             )
+        rank, timeout = dist.get_rank(), timedelta(seconds=timeout_seconds)
         group_size = layout.group_size
-        shape = (layout.pp, layout.dp // group_size, group_size, layout.tp)
-        mesh = init_device_mesh(device_type, shape, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"))
-        rank = dist.get_rank()
+        places = np.arange(world).reshape(layout.pp, layout.dp // group_size, group_size, layout.tp)
+        axes = [
+            _one_of(np.moveaxis(places, axis, -1).reshape(-1, places.shape[axis]), rank, timeout) for axis in range(4)
+        ]
+        pp, replicate, shard, tp = axes
+        neighbours = places.reshape(-1, max(1, layout.tp // num_kv_heads))
+        ends = places.reshape(layout.pp, -1)[[0, -1]].T if tied and layout.pp > 1 else places.reshape(-1, 1)
         return Mesh(
             layout,
             layout.coordinates(rank),
             Group(dist.group.WORLD, rank, world),
-            pp=_axis(mesh, "pp"),
-            replicate=_axis(mesh, "dp_replicate"),
-            shard=_axis(mesh, "dp_shard"),
-            tp=_axis(mesh, "tp"),
-            kv_heads=_neighbours(layout, rank, num_kv_heads),
-            ends=_ends(layout, rank) if tied and layout.pp > 1 else ALONE,
+            pp=pp,
+            replicate=replicate,
+            shard=shard,
+            tp=tp,
+            kv_heads=_one_of(neighbours, rank, timeout),
+            ends=_one_of(ends, rank, timeout),
         )
 
 
-def _axis(mesh: DeviceMesh, name: str) -> Group:
-    group = mesh.get_group(name)
-    size = dist.get_world_size(group)
-    return Group(group, dist.get_rank(group), size) if size > 1 else ALONE
-
-
-def _neighbours(layout: Layout, rank: int, num_kv_heads: int) -> Group:
-    size = layout.tp // num_kv_heads
-    if size <= 1:
-        return ALONE
-    return _one_of([list(range(first, first + size)) for first in range(0, layout.world_size, size)], rank)
-
-
-def _ends(layout: Layout, rank: int) -> Group:
-    per_stage = layout.dp * layout.tp
-    return _one_of([[place, place + (layout.pp - 1) * per_stage] for place in range(per_stage)], rank)
-
-
-def _one_of(sets: list[list[int]], rank: int) -> Group:
-    """This rank's group of disjoint sets; every rank makes every group, in the same order."""
+def _one_of(sets: npt.NDArray[np.int64], rank: int, timeout: timedelta) -> Group:
+    """This rank's group of disjoint sets, a row each; every rank makes every group, in the same order."""
     mine = ALONE
-    for ranks in sets:
-        group = dist.new_group(ranks)
+    for ranks in sets.tolist() if sets.shape[1] > 1 else ():
+        group = dist.new_group(ranks, timeout=timeout)
         if rank in ranks:
             mine = Group(group, ranks.index(rank), len(ranks))
     return mine

@@ -72,7 +72,7 @@ def initialize(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     world_size = _join(device, timeout_seconds)
     layout = Layout(dp=world_size, zero=zero, shard_size=shard_size, bucket_size=bucket_size)
-    mesh = Mesh.build(layout, device.type, 1)
+    mesh = Mesh.build(layout, 1, timeout_seconds=timeout_seconds)
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(DTYPES[precision])

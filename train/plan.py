@@ -133,8 +133,9 @@ def model_state_bytes(config: TrainConfig, layout: Layout, params: Sequence[Loca
     itemsize, zero, group = SIZES[config.precision.params], layout.zero, layout.group_size
     sizes = sorted((bucket.size for bucket in buckets(params, layout)), reverse=True)
     total, masters = sum(sizes), FP32 if itemsize < FP32 and zero < 3 else 0
+    frozen = sum(param.size for param in params if not param.trainable)  # on every rank, at any stage
     result = {
-        "parameters": total * FP32 // group if zero == 3 else total * itemsize,
+        "parameters": (total * FP32 // group if zero == 3 else total * itemsize) + frozen * itemsize,
         "gradients": total * FP32 // (group if zero >= 2 else 1),
         "optimizer": total * (2 * FP32 + masters) // group,
     }
@@ -149,7 +150,7 @@ def model_state_bytes(config: TrainConfig, layout: Layout, params: Sequence[Loca
 def _gathered(params: Sequence[LocalParam], prefetch: bool) -> int:
     """The most elements that are whole at once: a layer, and the next one where that is gathered ahead."""
     sizes = [
-        sum(param.size for param in unit) for _, unit in groupby(params, lambda param: param.pieces[0].tensor.layer)
+        sum(param.size for param in unit if param.trainable) for _, unit in groupby(params, lambda param: param.unit)
     ]
     return max(map(sum, pairwise(sizes)), default=sizes[0]) if prefetch else max(sizes)
 

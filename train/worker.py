@@ -71,8 +71,10 @@ def _join(
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
     try:
         config = resolve(config, resume)
-        model = config.model
-        mesh = Mesh.build(config.layout(world), device.type, model.num_key_value_heads, model.tie_word_embeddings)
+        model, seconds = config.model, config.parallel.timeout_seconds
+        mesh = Mesh.build(
+            config.layout(world), model.num_key_value_heads, model.tie_word_embeddings, timeout_seconds=seconds
+        )
         Trainer(config, mesh, device, resume=resume, fork=fork, stop=stop, heartbeat=heartbeat).fit()
     finally:
         dist.destroy_process_group()

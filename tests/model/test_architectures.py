@@ -56,7 +56,7 @@ def compare_at_tp(folder: str, expected: str) -> list[float]:
     """Largest |difference| / (1 + |logit|) of the gathered logits from `transformers`' and, with fixed sums as served,
     largest difference from one rank's."""
     size = torch.distributed.get_world_size()
-    mesh = Mesh.build(Layout(tp=size), "cpu", size)
+    mesh = Mesh.build(Layout(tp=size), size)
     reference = load_file(expected)
     plain = (_logits(_load(Path(folder), mesh.tp)) - reference["logits"]).abs() / (1 + reference["logits"].abs())
     fixed = _logits(_load(Path(folder), mesh.tp, num_slices=8, row_tile=16)) - reference["fixed"]

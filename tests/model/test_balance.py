@@ -34,7 +34,7 @@ SPARSE = ["mixtral", "qwen3_moe"]
 
 
 def compare_at_tp() -> None:
-    mesh = Mesh.build(Layout(tp=torch.distributed.get_world_size()), "cpu", num_kv_heads=2)
+    mesh = Mesh.build(Layout(tp=torch.distributed.get_world_size()), num_kv_heads=2)
     for name in SPARSE:
         for sequence_parallel in (False, True):
             compare_with_one_process(mesh, name, balance_weight=0.5, sequence_parallel=sequence_parallel)

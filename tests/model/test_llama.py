@@ -69,7 +69,7 @@ def compare_at_tp(folder: str, expected: str, num_slices: int) -> float:
     """Largest difference of the gathered logits from the stored ones."""
     size = torch.distributed.get_world_size()
     config = ModelConfig.from_folder(Path(folder))
-    mesh = Mesh.build(Layout(tp=size), "cpu", config.num_key_value_heads)
+    mesh = Mesh.build(Layout(tp=size), config.num_key_value_heads)
     reference = load_file(expected)["logits"]
     return float((_logits(_load(Path(folder), mesh.tp, num_slices)) - reference).abs().max())
 
@@ -125,7 +125,7 @@ def collect_initial_weights(config: dict[str, Any]) -> dict[str, list[float]]:
     """This rank's pieces after initialisation, each with its bounds."""
     size = torch.distributed.get_world_size()
     model = ModelConfig.model_validate(config)
-    mesh = Mesh.build(Layout(tp=size), "cpu", model.num_key_value_heads)
+    mesh = Mesh.build(Layout(tp=size), model.num_key_value_heads)
     decoder = Decoder(model, mesh.tp, dtype=torch.float32, device=CPU)
     initialize_weights(decoder, seed=5)
     return {

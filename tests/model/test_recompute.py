@@ -55,7 +55,7 @@ def _kept_bytes(decoder: Decoder) -> int:
 
 
 def check_at_tp() -> None:
-    tp = Mesh.build(Layout(tp=2), "cpu", 2).tp
+    tp = Mesh.build(Layout(tp=2), 2).tp
     for sequence in (False, True):
         for name in ("qwen3", "mixtral"):
             _same_gradients(name, tp, sequence=sequence, put_off=sequence)

@@ -13,7 +13,7 @@ from tk.train.loss import causal_attention
 
 
 def _mesh() -> Mesh:
-    return Mesh.build(Layout(tp=torch.distributed.get_world_size()), "cpu", num_kv_heads=2)
+    return Mesh.build(Layout(tp=torch.distributed.get_world_size()), num_kv_heads=2)
 
 
 def compare(names: list[str], sequence_parallel: bool) -> None:

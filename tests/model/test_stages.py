@@ -62,7 +62,7 @@ def _compare(name: str, tied: bool, tp: Group) -> None:
 
 
 def compare_at_tp(names: list[str]) -> None:
-    tp = Mesh.build(Layout(tp=torch.distributed.get_world_size()), "cpu", 2).tp
+    tp = Mesh.build(Layout(tp=torch.distributed.get_world_size()), 2).tp
     for name in names:
         for tied in (False, True):
             _compare(name, tied, tp)

@@ -21,7 +21,7 @@ def _random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def _tp() -> Group:
     size = torch.distributed.get_world_size()
-    return Mesh.build(Layout(tp=size), "cpu", num_kv_heads=size).tp
+    return Mesh.build(Layout(tp=size), num_kv_heads=size).tp
 
 
 def _assert_close(actual: torch.Tensor | None, expected: torch.Tensor | None) -> None:

@@ -42,7 +42,7 @@ class _Watched:
 def check_put_off(sequence_parallel: bool, transposed: bool) -> None:
     """Put-off gradients and the input's are those of one backward pass; biases' are not put off."""
     size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    tp = Mesh.build(Layout(tp=size), "cpu", size).tp if size > 1 else ALONE
+    tp = Mesh.build(Layout(tp=size), size).tp if size > 1 else ALONE
     plain, watched = (_Watched(tp, sequence_parallel=sequence_parallel, transposed=transposed) for _ in range(2))
     expected = plain.backward()
     assert plain.queue.take() == []

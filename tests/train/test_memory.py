@@ -41,7 +41,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
     """This rank's bytes: between steps, and at the peak of the second; and its plan."""
     parsed = parse(config, TrainConfig, "test")
     world = torch.distributed.get_world_size()
-    mesh = Mesh.build(parsed.layout(world), "cpu", 2)
+    mesh = Mesh.build(parsed.layout(world), 2)
     gc.collect()  # what an earlier test left is not to be released while we count
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as building:
         trainer = Trainer(parsed, mesh)

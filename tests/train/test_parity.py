@@ -46,7 +46,7 @@ def run_training(config: dict[str, Any]) -> dict[str, list[float]]:
     parsed = parse(config, TrainConfig, "test")
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
     model = parsed.model
-    mesh = Mesh.build(parsed.layout(world), "cpu", model.num_key_value_heads, model.tie_word_embeddings)
+    mesh = Mesh.build(parsed.layout(world), model.num_key_value_heads, model.tie_word_embeddings)
     results: list[tuple[float, float]] = []
     trainer = Trainer(parsed, mesh, on_step=lambda step, result: results.append((result.loss, result.grad_norm)))
     trainer.fit()

@@ -44,7 +44,7 @@ def train(config: dict[str, Any], poison: dict[str, int] | None = None) -> dict[
     """Trains on this rank; with `poison`, rank `rank`'s gradients or loss are not finite at step `step`."""
     parsed = parse(config, TrainConfig, "test")
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
-    mesh = Mesh.build(parsed.layout(world), "cpu", parsed.model.num_key_value_heads)
+    mesh = Mesh.build(parsed.layout(world), parsed.model.num_key_value_heads)
     results: list[StepResult] = []
     trainer = Trainer(parsed, mesh, on_step=lambda step, result: results.append(result))
     if poison and mesh.world.rank == poison["rank"]:

@@ -27,7 +27,7 @@ from tk.train.trainer import Trainer
 def _trainer(config: dict[str, Any], **arguments: Any) -> Trainer:
     parsed = parse(config, TrainConfig, "test")
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
-    mesh = Mesh.build(parsed.layout(world), "cpu", parsed.model.num_key_value_heads)
+    mesh = Mesh.build(parsed.layout(world), parsed.model.num_key_value_heads)
     return Trainer(parsed, mesh, **arguments)
 
 

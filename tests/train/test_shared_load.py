@@ -27,7 +27,7 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4
 
 def _trainer(config: dict[str, Any]) -> Trainer:
     parsed = parse(config, TrainConfig, "test")
-    return Trainer(parsed, Mesh.build(parsed.layout(torch.distributed.get_world_size()), "cpu", 2))
+    return Trainer(parsed, Mesh.build(parsed.layout(torch.distributed.get_world_size()), 2))
 
 
 def train(config: dict[str, Any]) -> None:
