@@ -41,14 +41,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 TIED = ["tp2 dp2 zero1", "tp2 dp2 zero3", "pp2 gpipe dp2 zero2", "pp2 zb dp2 zero3", "pp2 interleaved dp2 zero3"]
 
 
-def run_training(config: dict[str, Any]) -> dict[str, list[float]]:
-    """Trains on this rank, saving after step 1 and at the end; returns losses and gradient norms by step."""
+def run_training(config: dict[str, Any], resume: str = "auto") -> dict[str, list[float]]:
+    """Trains on this rank; returns losses and gradient norms by step."""
     parsed = parse(config, TrainConfig, "test")
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
     model = parsed.model
     mesh = Mesh.build(parsed.layout(world), model.num_key_value_heads, model.tie_word_embeddings)
     results: list[tuple[float, float]] = []
-    trainer = Trainer(parsed, mesh, on_step=lambda step, result: results.append((result.loss, result.grad_norm)))
+    trainer = Trainer(
+        parsed, mesh, resume=resume, on_step=lambda _, result: results.append((result.loss, result.grad_norm))
+    )
     trainer.fit()
     return {"loss": [loss for loss, _ in results], "grad_norm": [norm for _, norm in results]}
 
@@ -131,17 +133,36 @@ def test_bf16_layouts_equal_one_process_to_1e_3(rank_pool: RankPool, configure: 
     assert torch.equal(weight, master.bfloat16())
 
 
-def test_a_run_continues_at_another_layout(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
-    config = configure("one")
-    expected = run_training(config)["loss"]
-    half = _with_layout(configure("moved", checkpoint={"every": 10}), LAYOUTS["tp2 dp2 zero1"])
-    rank_pool.run(run_training, 4, config=half)
-    for path in (tmp_path / "moved").glob("step-00000020*/COMMIT"):
-        path.unlink()  # as if the run had ended after step 10
-    back = _with_layout(configure("moved"), LAYOUTS["dp2 zero1"])
-    for result in rank_pool.run(run_training, 2, config=back):
-        np.testing.assert_allclose(result["loss"], expected[10:], rtol=1e-5)
-    assert Checkpoint.open(tmp_path / "moved").layout.tp == 1
+MOVES: dict[str, dict[str, Any]] = {
+    "one": {},
+    "tp2 sp dp2 zero1": {"tp": 2, "dp": 2, "zero": 1, "sequence_parallel": True},
+    "dp4 zero3, hybrid": {"dp": 4, "zero": 3, "shard_size": 2},
+    "pp2 zb tp2 zero2": {"pp": 2, "tp": 2, "zero": 2, "schedule": "zb-h1"},
+    "pp2 interleaved dp2 zero3": {"pp": 2, "dp": 2, "zero": 3, "schedule": "interleaved", "num_virtual_stages": 2},
+}
+
+
+def test_a_run_saved_at_any_layout_continues_at_any_other(
+    rank_pool: RankPool, configure: Configure, tmp_path: Path
+) -> None:
+    """All pairs: after two steps at one layout, two at another are as one process would have made them; at the same
+    layout they are the same bits."""
+    options = {"model": {"num_hidden_layers": 4, "tie_word_embeddings": True}, "train": {"steps": 4, "eval_rows": 2}}
+    expected: dict[str, Any] = {}
+    for name, layout in MOVES.items():
+        run = f"from {name}"
+        config = _with_layout(configure(run, checkpoint={"every": 2}, **options), layout)
+        expected[name] = rank_pool.run(run_training, _num_ranks(layout), config=config)[0]
+        np.testing.assert_allclose(expected[name]["loss"], expected["one"]["loss"], rtol=1e-5, err_msg=name)
+    for source in MOVES:
+        for name, layout in MOVES.items():
+            begun = tmp_path / f"from {source}" / "step-00000002"
+            config = _with_layout(configure(f"{source} to {name}", **options), layout)
+            result = rank_pool.run(run_training, _num_ranks(layout), config=config, resume=str(begun))[0]
+            exact = {"rtol": 0.0, "atol": 0.0} if name == source else {"rtol": 1e-5, "atol": 0.0}
+            np.testing.assert_allclose(
+                result["loss"], expected[name]["loss"][2:], **exact, err_msg=f"{source} to {name}"
+            )
 
 
 def test_the_same_layout_twice_is_bit_equal(rank_pool: RankPool, configure: Configure) -> None:
