@@ -24,7 +24,7 @@ import click
 
 if TYPE_CHECKING:
     from tk.parallel.mesh import Mesh
-    from tk.train.snapshot import Snapshot
+    from tk.train.saving.snapshot import Snapshot
 
 
 @click.command()
@@ -63,9 +63,9 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
     from tk.checkpoint.save_job import SaveJob
     from tk.core.layout import Layout
     from tk.parallel.mesh import Mesh
-    from tk.train.replica_check import ReplicaCheck
-    from tk.train.saver import Saver
-    from tk.train.snapshot import slot_dtypes
+    from tk.train.saving.replica_check import ReplicaCheck
+    from tk.train.saving.saver import Saver
+    from tk.train.saving.snapshot import slot_dtypes
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=dp)
     mesh = Mesh.build(Layout(dp=dp, zero=zero), 4)
@@ -125,7 +125,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
     from tk.model.init import fill_initial
     from tk.model.registry import tensor_table
     from tk.train.config import OptimizerSection
-    from tk.train.snapshot import Snapshot
+    from tk.train.saving.snapshot import Snapshot
     from tk.train.zero.flat_buffers import FlatBuffers
     from tk.train.zero.sharded_adamw import ShardedAdamW
 

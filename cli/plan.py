@@ -33,7 +33,7 @@ def plan(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: boo
 def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> None:
     from ..core.config import load_toml
     from ..train.config import TrainConfig
-    from ..train.plan import describe, make_plan
+    from ..train.planning.plan import describe, make_plan
 
     made = make_plan(load_toml(path, TrainConfig, overrides), nproc)
     if as_json:

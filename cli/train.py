@@ -52,15 +52,15 @@ def train(
     WORLD_SIZE set) this process joins that job as one rank.
     """
     from ..train.initial_model import resolve
-    from ..train.launch import FORK, Launcher
-    from ..train.plan import describe, make_plan
+    from ..train.launch.launcher import FORK, Launcher
+    from ..train.planning.plan import describe, make_plan
 
     if fork and resume in ("auto", "never"):
         raise click.UsageError(f"--fork needs a checkpoint to fork from: --resume CKPT, not {resume}.")
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     loaded = _load(config, overrides, deepspeed, int(os.environ["WORLD_SIZE"]) if joined else nproc)
     if joined:
-        from ..train.worker import run_rank
+        from ..train.launch.worker import run_rank
 
         ctx.exit(run_rank(loaded, resume, fork))
     plan = make_plan(resolve(loaded, resume), nproc)  # refuses what does not fit, before any process is started
@@ -72,7 +72,7 @@ def train(
     logs = loaded.run_folder / "logs"
     try:
         code = Launcher(
-            "tk.train.rank",
+            "tk.train.launch.rank",
             arguments,
             plan.layout.world_size,
             logs,
@@ -89,7 +89,7 @@ def _load(config: Path, overrides: tuple[str, ...], deepspeed: Path | None, num_
     """The configuration: the TOML file, the DeepSpeed file's settings in it, and overrides over both."""
     from ..core.config import apply_overrides, load_toml, parse, read_toml
     from ..train.config import TrainConfig
-    from ..train.deepspeed_config import map_deepspeed, merge, read_deepspeed
+    from ..train.deepspeed.config import map_deepspeed, merge, read_deepspeed
 
     ours = load_toml(config, TrainConfig, overrides)
     if deepspeed is None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..core.layout import TensorSpec
-from .snapshot import CODES
+from .saving.snapshot import CODES
 from .zero.flat_buffers import FlatBuffers
 from .zero.parameter_gather import Unit
 

@@ -33,7 +33,7 @@ from .engine import DTYPES, Engine
 from .foreign_model import ForeignModel
 from .lr_schedule import learning_rate
 from .nonfinite import NonFinitePolicy
-from .snapshot import Snapshot, slot_dtypes
+from .saving.snapshot import Snapshot, slot_dtypes
 
 
 def initialize(

@@ -16,18 +16,18 @@ from .data.batches import MicroBatch, global_batch
 from .engine import DTYPES, Engine
 from .evaluate import evaluate
 from .freezing import without_frozen
-from .heartbeat import Heartbeat
 from .initial_model import resolve
 from .inputs import Inputs, open_inputs
+from .launch.heartbeat import Heartbeat
+from .launch.stop import StopRequest
 from .lr_schedule import learning_rate
-from .metrics import MetricsFile
 from .nonfinite import NonFinitePolicy
 from .passes import Passes
-from .run_state import RunState, TrainState
-from .snapshot import Snapshot
+from .records.metrics import MetricsFile
+from .records.step_log import StepLog, StepResult
+from .saving.run_state import RunState, TrainState
+from .saving.snapshot import Snapshot
 from .stages import build_stages, gathered_units
-from .step_log import StepLog, StepResult
-from .stop import StopRequest
 
 
 class Trainer:

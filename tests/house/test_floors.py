@@ -17,14 +17,14 @@ FLOORS = {
     "cli": 4,
 }
 # The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
-COMPUTE = {
+COMPUTE: dict[str, set[str]] = {
     "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "linear", "mesh", "point_to_point"},
     "model": {"activation", "attention", "balance", "decoder", "experts", "init", "loading", "mlp", "norm", "placement"}
     | {"recompute", "rope"},
-    "train": {"attempt", "engine", "evaluate", "flight_recorder", "foreign_model", "inputs", "loss", "metrics"}
-    | {"model_engine", "nonfinite", "passes", "replica_check", "run_state", "saver", "snapshot", "stages", "step_log"}
-    | {"step_profiler", "trainer", "worker"}
-    | {"pipeline.executor", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}
+    "train": {"engine", "evaluate", "foreign_model", "inputs", "loss", "model_engine", "nonfinite", "passes", "stages"}
+    | {"trainer", "launch.attempt", "launch.flight_recorder", "launch.worker", "pipeline.executor", "records.metrics"}
+    | {"records.step_log", "records.step_profiler", "saving.replica_check", "saving.run_state", "saving.saver"}
+    | {"saving.snapshot", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}
     | {"zero.sharded_adamw"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tk.core.errors import WorkerDied
 from tk.core.process import die_with_parent
-from tk.train.heartbeat import HEARTBEATS_VARIABLE, STARTING, Heartbeat, read_beats
-from tk.train.launch import LAUNCHER_VARIABLE
-from tk.train.rank_report import write_error
+from tk.train.launch.heartbeat import HEARTBEATS_VARIABLE, STARTING, Heartbeat, read_beats
+from tk.train.launch.launcher import LAUNCHER_VARIABLE
+from tk.train.launch.rank_report import write_error
 
 
 def main() -> int:

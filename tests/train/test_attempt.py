@@ -7,7 +7,7 @@ import pytest
 from torch._C._distributed_c10d import Store, TCPStore
 
 from tk.core.errors import WorkerDied
-from tk.train.attempt import attempt_store
+from tk.train.launch.attempt import attempt_store
 
 WORLD = 3
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tk.cli.main import main
 from tk.core.errors import ConfigError
 from tk.tests.train.conftest import Configure
-from tk.train.deepspeed_config import Mapped, map_deepspeed, merge, read_deepspeed
+from tk.train.deepspeed.config import Mapped, map_deepspeed, merge, read_deepspeed
 
 USUAL: dict[str, Any] = {
     "train_batch_size": 64,

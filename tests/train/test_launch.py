@@ -11,11 +11,11 @@ import pytest
 import torch.distributed as dist
 
 from tk.core.errors import TkError, WorkerDied
-from tk.train.flight_recorder import is_echo
-from tk.train.heartbeat import HEARTBEATS_VARIABLE, Beat, Heartbeat, read_beats
-from tk.train.launch import Launcher
-from tk.train.stop import StopRequest
-from tk.train.watch import Watch, describe_places, name_ranks
+from tk.train.launch.flight_recorder import is_echo
+from tk.train.launch.heartbeat import HEARTBEATS_VARIABLE, Beat, Heartbeat, read_beats
+from tk.train.launch.launcher import Launcher
+from tk.train.launch.stop import StopRequest
+from tk.train.launch.watch import Watch, describe_places, name_ranks
 
 LIMIT = 1.0  # seconds; the light ranks wait 1.2 for each other
 
@@ -86,7 +86,7 @@ def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
     heartbeat.beat("x" * 200)
     heartbeat.give_up()
     beats = read_beats(tmp_path / "beats", 4)
-    assert [beat.place for beat in beats] == ["still starting"] * 2 + [f"at step 41 in {'x' * 64}", "still starting"]
+    assert [beat.place for beat in beats] == ["still starting"] * 2 + [f"at step 41 in {'x' * 96}", "still starting"]
     assert [beat.gave_up for beat in beats] == [False, False, True, False]
 
 

@@ -12,7 +12,7 @@ from tk.parallel.mesh import Mesh
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config import TrainConfig
-from tk.train.plan import make_plan
+from tk.train.planning.plan import make_plan
 from tk.train.trainer import Trainer
 
 STATES = ("parameters", "gradients", "optimizer")

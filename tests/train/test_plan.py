@@ -18,10 +18,10 @@ from tk.model.registry import count_parameters, decoder_spec
 from tk.parallel.mesh import ALONE
 from tk.tests.model.decoders import whole_loss
 from tk.tests.train.conftest import Configure
-from tk.train.activation_memory import PassShape, stage_bytes
 from tk.train.config import TrainConfig
-from tk.train.plan import make_plan, model_state_bytes
-from tk.train.traffic import Work, traffic
+from tk.train.planning.activation_memory import PassShape, stage_bytes
+from tk.train.planning.plan import make_plan, model_state_bytes
+from tk.train.planning.traffic import Work, traffic
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 512,

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from tk.cli.main import main
 from tk.cli.plot import plot
 from tk.tests.train.conftest import Configure
-from tk.train.curves import COLOURS, read_run
-from tk.train.metrics import MetricsFile
+from tk.train.records.curves import COLOURS, read_run
+from tk.train.records.metrics import MetricsFile
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -93,7 +93,7 @@ def test_tensorboard_gets_what_the_metrics_file_gets(tmp_path: Path, monkeypatch
     module = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    monkeypatch.setattr("tk.train.metrics.require_tensorboard", lambda: None)
+    monkeypatch.setattr("tk.train.records.metrics.require_tensorboard", lambda: None)
     metrics = MetricsFile(tmp_path, 7, "attempt", tensorboard=True)
     metrics.write(step=8, loss=2.5, lr=1e-3)
     metrics.close()

@@ -18,7 +18,7 @@ from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config import PrecisionSection, TrainConfig
 from tk.train.loss_scale import LossScale
-from tk.train.step_log import StepResult
+from tk.train.records.step_log import StepResult
 from tk.train.trainer import Trainer
 
 FP16 = {"params": "fp16", "initial_loss_scale": 2.0**30, "loss_scale_window": 4}

@@ -19,8 +19,8 @@ from tk.parallel.mesh import Mesh
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config import TrainConfig
-from tk.train.replica_check import checksum
-from tk.train.run_state import RunState, TrainState
+from tk.train.saving.replica_check import checksum
+from tk.train.saving.run_state import RunState, TrainState
 from tk.train.trainer import Trainer
 
 

@@ -19,7 +19,7 @@ from tk.tests.checkpoint.thread_peers import counted_reads
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config import TrainConfig
-from tk.train.run_state import RunState
+from tk.train.saving.run_state import RunState
 from tk.train.trainer import Trainer
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2}

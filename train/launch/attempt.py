@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from ..core.errors import WorkerDied
+from ...core.errors import WorkerDied
 
 _POLL_SECONDS = 0.02
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from ..core.errors import ConfigError
+from ...core.errors import ConfigError
 
 Points = list[tuple[float, float]]  # (step, value)
 

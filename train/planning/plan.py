@@ -6,18 +6,18 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from ..core.layout import Layout, LocalParam, Stage, buckets, local_params, stages
-from ..core.progress import format_bytes
-from ..model.config import ModelConfig
-from ..model.registry import count_parameters, decoder_spec
-from ..model.spec import EMBEDDING, DecoderSpec
-from ..model.tokenizer import Tokenizer
+from ...core.layout import Layout, LocalParam, Stage, buckets, local_params, stages
+from ...core.progress import format_bytes
+from ...model.config import ModelConfig
+from ...model.registry import count_parameters, decoder_spec
+from ...model.spec import EMBEDDING, DecoderSpec
+from ...model.tokenizer import Tokenizer
+from ..config import TrainConfig
+from ..freezing import without_frozen
+from ..pipeline.schedules import make_schedule
+from ..pipeline.simulator import simulate
 from .activation_memory import PassShape, backward_bytes, logits_bytes, stage_bytes
-from .config import TrainConfig
 from .flops import flops_per_token
-from .freezing import without_frozen
-from .pipeline.schedules import make_schedule
-from .pipeline.simulator import simulate
 from .problems import notes, problems, refuse
 from .traffic import Traffic, Work, traffic
 

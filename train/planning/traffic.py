@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.layout import Layout
+from ...core.layout import Layout
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]
 

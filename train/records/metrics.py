@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.storage import replace_small
-from .extras import require_tensorboard
+from ...checkpoint.storage import replace_small
+from ..extras import require_tensorboard
 
 _PEAK_BF16_FLOPS = {
     "H100": 989e12,

@@ -1,7 +1,7 @@
 """The arithmetic that a run asks for, by formula (DESIGN 4.2). No torch."""
 
-from ..model.config import ModelConfig
-from ..model.registry import count_multiplied
+from ...model.config import ModelConfig
+from ...model.registry import count_multiplied
 
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> float:

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from ..core.errors import WorkerDied
+from ...core.errors import WorkerDied
 from .heartbeat import Heartbeat, read_beats
 from .watch import STALL_REPORT, describe_places, name_flight_records
 

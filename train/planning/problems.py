@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from ..core.errors import ParallelError
-from ..core.layout import Layout, Table, num_layers, split_boxes
-from .config import TrainConfig
+from ...core.errors import ParallelError
+from ...core.layout import Layout, Table, num_layers, split_boxes
+from ..config import TrainConfig
 
 
 def problems(config: TrainConfig, table: Table, num_ranks: int | None) -> list[str]:

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ..checkpoint.reader import Checkpoint
-from ..checkpoint.run_folder import LockedRun, step_name
-from ..core.errors import CheckpointError, ConfigError
+from ...checkpoint.reader import Checkpoint
+from ...checkpoint.run_folder import LockedRun, step_name
+from ...core.errors import CheckpointError, ConfigError
 
 
 def choose(

@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..checkpoint.read_plan import Want
-from ..checkpoint.reader import Checkpoint
-from ..checkpoint.shared_read import ALONE, Peers, read_all
-from ..core.dtypes import FP32
-from ..core.errors import CheckpointError
-from ..core.layout import Owned, Shard, TensorSpec, owned
-from ..model.loading import check_tensors
-from .zero.sharded_adamw import ShardedAdamW
+from ...checkpoint.read_plan import Want
+from ...checkpoint.reader import Checkpoint
+from ...checkpoint.shared_read import ALONE, Peers, read_all
+from ...core.dtypes import FP32
+from ...core.errors import CheckpointError
+from ...core.layout import Owned, Shard, TensorSpec, owned
+from ...model.loading import check_tensors
+from ..zero.sharded_adamw import ShardedAdamW
 
 CODES = MappingProxyType(
     {

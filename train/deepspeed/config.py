@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from ..core.errors import ConfigError
-from .deepspeed_keys import DIRECT, FIXED, NEEDLESS, REFUSED_SECTIONS, RULED
+from ...core.errors import ConfigError
+from .keys import DIRECT, FIXED, NEEDLESS, REFUSED_SECTIONS, RULED
 
 AUTO: Final = "auto"  # left to our own configuration
 BATCH_KEYS: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..checkpoint.reader import Checkpoint
-from ..checkpoint.run_folder import LockedRun, RunFolder
-from ..checkpoint.save_job import SaveJob
-from ..checkpoint.shared_read import Peers
-from ..core.errors import CheckpointError, ConfigError, TkError
-from ..model.config import ModelConfig
-from ..model.loading import peers
-from ..parallel.collectives import broadcast
-from ..parallel.host import on_this_host
-from .config import param_groups
-from .flight_recorder import is_echo
-from .initial_model import open_init
+from ...checkpoint.reader import Checkpoint
+from ...checkpoint.run_folder import LockedRun, RunFolder
+from ...checkpoint.save_job import SaveJob
+from ...checkpoint.shared_read import Peers
+from ...core.errors import CheckpointError, ConfigError, TkError
+from ...model.config import ModelConfig
+from ...model.loading import peers
+from ...parallel.collectives import broadcast
+from ...parallel.host import on_this_host
+from ..config import param_groups
+from ..initial_model import open_init
+from ..launch.flight_recorder import is_echo
 from .replica_check import ReplicaCheck
 from .resume import choose
 from .saver import Saver
 from .snapshot import slot_dtypes
 
 if TYPE_CHECKING:
-    from .trainer import Trainer
+    from ..trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from ..core import errors
-from ..core.errors import TkError
+from ...core import errors
+from ...core.errors import TkError
 
 ERROR_FOLDER_VARIABLE: Final = "TK_ERROR_FOLDER"
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..checkpoint.background_save import BackgroundSaver
-from ..checkpoint.save_job import SaveJob
-from ..core.errors import TkError
+from ...checkpoint.background_save import BackgroundSaver
+from ...checkpoint.save_job import SaveJob
+from ...core.errors import TkError
 from .replica_check import ReplicaCheck
 from .snapshot import Snapshot
 

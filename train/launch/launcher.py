@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import FrameType
 
-from ..core.errors import WorkerDied
+from ...core.errors import WorkerDied
 from .heartbeat import HEARTBEATS_VARIABLE
 from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
 from .watch import Watch, describe_places, name_flight_records

@@ -20,8 +20,8 @@ layer's input alone, and one layer's whole share while that one is in its backwa
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.layout import Stage
-from ..model.spec import DecoderSpec, ExpertsSpec
+from ...core.layout import Stage
+from ...model.spec import DecoderSpec, ExpertsSpec
 
 FP32 = 4
 INDEX = 8  # int64

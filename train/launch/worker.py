@@ -9,19 +9,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..core.config import parse
-from ..core.errors import ConfigError, TkError
-from ..parallel.mesh import Mesh
+from ...core.config import parse
+from ...core.errors import ConfigError, TkError
+from ...parallel.mesh import Mesh
+from ..config import TrainConfig
+from ..initial_model import resolve
+from ..trainer import Trainer
 from .attempt import agents_keep_a_store, attempt_store
-from .config import TrainConfig
 from .flight_recorder import dump_flight_record, is_echo, start_flight_recorder
 from .heartbeat import HEARTBEATS_VARIABLE, Heartbeat
-from .initial_model import resolve
-from .launch import FORK, LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE
+from .launcher import FORK, LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE
 from .rank_report import write_error
 from .stop import StopRequest
 from .torchrun import give_up, set_aside_report
-from .trainer import Trainer
 
 ECHO_SECONDS = 3.0  # of a signal, under torchrun
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.progress import Progress, progress_bar
-from ..parallel.collectives import all_reduce
-from .flops import flops_per_token
+from ...core.progress import Progress, progress_bar
+from ...parallel.collectives import all_reduce
+from ..planning.flops import flops_per_token
+from ..saving.run_state import TrainState
 from .metrics import MetricsFile, memory_bytes, peak_flops
-from .run_state import TrainState
 from .step_profiler import StepProfiler
 
 if TYPE_CHECKING:
-    from .trainer import Trainer
+    from ..trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)

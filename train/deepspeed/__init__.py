@@ -1,0 +1,1 @@
+"""DeepSpeed JSON configurations as settings of ours."""

@@ -1,0 +1,1 @@
+"""Training state to and from the run folder: snapshots, background saves, replicas compared, resuming."""
