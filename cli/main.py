@@ -39,6 +39,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
         "train": CommandEntry("tk.cli.train:train", "Train a model, on one rank or many."),
         "data": CommandEntry("tk.cli.data:data", "Turn text into token files."),
         "tokenizer": CommandEntry("tk.cli.tokenizer:tokenizer", "Train a byte-level BPE tokenizer."),
+        "parity": CommandEntry("tk.cli.parity:parity", "Compare every layout with one process."),
         "reshard": CommandEntry("tk.cli.reshard:reshard", "Rewrite a checkpoint for another parallel layout."),
         "export": CommandEntry("tk.cli.export:export", "Write a checkpoint as a Hugging Face folder."),
         "inspect": CommandEntry("tk.cli.inspect:inspect", "Show what a checkpoint holds."),

@@ -21,7 +21,7 @@ COMPUTE = {
     "parallel": {"collectives", "cross_entropy", "functions", "layers", "linear", "mesh", "point_to_point"},
     "model": {"activation", "attention", "decoder", "experts", "init", "loading", "mlp", "norm", "placement", "rope"},
     "train": {"engine", "evaluate", "inputs", "loss", "metrics", "nonfinite", "passes", "replica_check", "run_state"}
-    | {"saver", "snapshot", "stages", "step_log", "trainer", "worker", "pipeline.executor"}
+    | {"saver", "snapshot", "stages", "step_log", "trainer", "worker", "parity.measure", "pipeline.executor"}
     | {"zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather", "zero.sharded_adamw"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }

@@ -19,8 +19,7 @@ from ..config import TrainConfig
 from ..replica_check import ReplicaCheck
 from ..trainer import Trainer
 from .judge import TOTAL_SHARE
-
-Say = Callable[[Mapping[str, Any]], None]
+from .rank import Say
 
 
 class Measurer:
@@ -58,8 +57,7 @@ class Measurer:
 def run_reference(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]:
     """Trains in this process alone and leaves its first gradients in `gradients` (fp32, one after another)."""
     trainer = Trainer(config)
-    curves = _train(trainer, say, lambda: np.save(gradients, _first_gradients(trainer)))
-    return curves
+    return _train(trainer, say, lambda: np.save(gradients, _first_gradients(trainer)))
 
 
 def run_layout(config: TrainConfig, mesh: Mesh, gradients: Path, say: Say) -> dict[str, Any]:

@@ -6,41 +6,41 @@ Tied to its starter before it loads anything that takes time.
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.process import die_with_parent
 from .pool import PARENT_VARIABLE
 
 
-def serve(open_ranks: Callable[[], Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], dict[str, Any]]]) -> None:
+def serve(load: Callable[[], Work]) -> None:
     """Answers every line of stdin with {"result": ...} or {"error": ...}, and before that with whatever the work says.
 
     Args:
-        open_ranks: loads what takes time and returns what does a job: from the job and a way to say something.
+        load: imports what takes time, and returns what does a job: given the job and a way to say something meanwhile.
     """
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
 
-    def say(message: dict[str, Any]) -> None:
+    def say(message: Mapping[str, Any]) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    work = open_ranks()
+    work = load()
     for line in sys.stdin:
         try:
-            answer = {"result": work(json.loads(line), say)}
+            answer: dict[str, Any] = {"result": work(json.loads(line), say)}
         except Exception as error:  # the process's boundary: whatever it is, the pool must be able to say it
             answer = {"error": f"{type(error).__name__}: {error}"}
         say(answer)
 
 
-def _open() -> Any:
+def _load() -> Work:
     from .measure import Measurer
 
     return Measurer()
 
 
 if __name__ == "__main__":
-    serve(_open)
+    serve(_load)

@@ -1,4 +1,4 @@
-"""What is compared over layouts: a model, its data and its optimizer, as a training configuration per layout (no torch)."""
+"""What is compared over layouts: a model with its data and optimizer, as one training configuration per layout."""
 
 import json
 from dataclasses import dataclass
@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     from .layouts import ParityLayout
 
 VOCAB_SIZE: Final = 301  # which neither 2 nor 4 divides
-FEW_LAYERS: Final = 5  # which neither 2 nor 4 stages divide
-MANY_LAYERS: Final = 9  # likewise, for 8 stages
-# 9 rows in micro-batches of 2: the last one is short, and over 2 data-parallel ranks one of them gets nothing of it.
 BUILT_IN: Final = """{
     "model": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8, "max_position_embeddings": 16},
-    "train": {"global_batch_size": 9, "micro_batch_size": 2, "seq_len": 16},
+    "train": {"micro_batch_size": 2, "seq_len": 16},
     "optimizer": {"lr": 3e-3, "warmup_steps": 2},
     "zero": {"bucket_size": 10000},
     "parallel": {"timeout_seconds": 60.0}
@@ -63,6 +60,22 @@ class Subject:
         params = config.precision.model_copy(update={"params": precision} if precision else {})
         return Subject(config.model_copy(update={"train": train, "precision": params}))
 
+    def settings(self) -> dict[str, Any]:
+        """What results depend on beside the layout: the base without its places on disk."""
+        data = self.base.model_dump(mode="json", exclude={"checkpoint": True})
+        return data | ({"data": "built in"} if self.varies_model else {})
+
+    def describe(self) -> str:
+        """The model in one sentence."""
+        model = self.base.model
+        if not self.varies_model:
+            return f"The model is the configuration's: {model.architecture}, hidden size {model.hidden_size}."
+        return (
+            f"The model is a Llama of hidden size {model.hidden_size}, {model.num_attention_heads} heads and a "
+            f"vocabulary of {VOCAB_SIZE},\nwith one layer more than stages; rows are an odd number in micro-batches of 2, "
+            "so that the last one is short and some\ndata-parallel ranks have nothing in it."
+        )
+
     def prepare(self, folder: Path) -> None:
         """Makes the data that ranks only open."""
         if self.varies_model:
@@ -79,6 +92,7 @@ class Subject:
         """
         data = self._base_data | {
             "model": self._base_data["model"] | self._model(layout),
+            "train": self._base_data["train"] | self._batch(layout),
             "parallel": self._base_data["parallel"]
             | {key: getattr(layout, key) for key in ("tp", "pp", "dp", "schedule", "num_virtual_stages")}
             | {"sequence_parallel": layout.sequence_parallel},
@@ -97,11 +111,15 @@ class Subject:
     def _base_data(self) -> dict[str, Any]:
         return self.base.model_dump(mode="json")
 
+    def _batch(self, layout: "ParityLayout") -> dict[str, Any]:
+        """An odd number of rows in micro-batches of 2: the last is short, and over two data-parallel ranks one of them
+        gets nothing of it. At least two micro-batches per rank, more where a pipeline wants them."""
+        return {"global_batch_size": 2 * min(max(layout.pp, layout.dp), 3) + 1} if self.varies_model else {}
+
     def _model(self, layout: "ParityLayout") -> dict[str, Any]:
         result: dict[str, Any] = {}
         if self.varies_model:
-            num_stages = layout.pp * layout.num_virtual_stages
-            result["num_hidden_layers"] = FEW_LAYERS if num_stages <= FEW_LAYERS else MANY_LAYERS
+            result["num_hidden_layers"] = layout.pp * layout.num_virtual_stages + 1  # one stage has more than others
         if layout.tied is not None:
             result["tie_word_embeddings"] = layout.tied
         if layout.kv_heads is not None:
