@@ -82,8 +82,9 @@ def _words(ctx: click.Context) -> list[str]:
     """The command as it was given."""
     words = ["tk", "parity"]
     for param in ctx.command.params:
-        value = ctx.params.get(param.name or "")
-        if param.name is None or value is None or ctx.get_parameter_source(param.name) != ParameterSource.COMMANDLINE:
+        name = str(param.name)
+        value = ctx.params.get(name)
+        if value is None or ctx.get_parameter_source(name) != ParameterSource.COMMANDLINE:
             continue
         words += [] if isinstance(param, click.Argument) else [param.opts[0]]
         words += [] if value is True else [str(value)]

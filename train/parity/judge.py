@@ -1,5 +1,6 @@
 """What counts as the same model: the largest relative differences to one process, and the bounds that they keep."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -30,7 +31,7 @@ class Result:
     """How a layout compares with one process.
 
     Attributes:
-        loss, grad_norm: largest relative difference over the steps.
+        loss, grad_norm: largest relative difference over the steps; None = there is none, or not as a number.
         gradients: largest over the parameters of the first step, |g - g0| / (|g0| + 0.01 |G|); G: all of them together.
         parameter: whose gradient differs most.
         error: why there are no numbers.
@@ -47,14 +48,12 @@ class Result:
 
     def badness(self, bounds: Bounds) -> float:
         """The largest difference in units of its bound; infinite where there is none."""
-        if self.error:
-            return float("inf")
         pairs = ((getattr(self, name), bound) for name, bound in asdict(bounds).items() if bound is not None)
-        return max(float("inf") if value is None else value / bound for value, bound in pairs)
+        return max(math.inf if value is None else value / bound for value, bound in pairs)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        data = {"layout": self.layout.to_json(), "loss": self.loss, "grad_norm": self.grad_norm}
+        data: dict[str, Any] = {"layout": self.layout.to_json(), "loss": self.loss, "grad_norm": self.grad_norm}
         data |= {"gradients": self.gradients, "parameter": self.parameter, "seconds": round(self.seconds, 3)}
         return data | ({"error": self.error} if self.error else {})
 
@@ -65,8 +64,13 @@ class Result:
 
 
 def compare_curves(mine: Sequence[float], expected: Sequence[float]) -> float:
-    """The largest |a - e| / |e| over steps."""
-    return max(abs(a - e) / abs(e) for a, e in zip(mine, expected, strict=True))
+    """The largest |a - e| / |e| over steps; 0 / 0 is 0."""
+    return max(abs(a - e) / abs(e) if a != e else 0.0 for a, e in zip(mine, expected, strict=True))
+
+
+def finite(value: float) -> float | None:
+    """The value, or None for infinities and what is no number, which JSON lacks."""
+    return value if math.isfinite(value) else None
 
 
 def worst_first(results: Sequence[Result], bounds: Bounds) -> list[Result]:

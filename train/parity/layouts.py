@@ -104,7 +104,7 @@ class Matrix:
 
 
 def matrix(subject: Subject, num_ranks: int) -> Matrix:
-    """Every combination that fits the subject and `num_ranks` processes. A subject of the user's own keeps its model."""
+    """Every combination that fits the subject and `num_ranks` processes; a user's own model stays as it is."""
     layouts: list[ParityLayout] = []
     left_out: Counter[str] = Counter()
     for layout in _combinations(subject):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from ..replica_check import ReplicaCheck
 from ..trainer import Trainer
 from .judge import TOTAL_SHARE
 from .rank import Say
+
+Gradients = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Measurer:
@@ -45,7 +48,11 @@ class Measurer:
             if dist.is_initialized():
                 dist.destroy_process_group()
             dist.init_process_group(
-                "gloo", init_method=f"file://{job['store']}", rank=job["rank"], world_size=job["num_ranks"]
+                "gloo",
+                init_method=f"file://{job['store']}",
+                rank=job["rank"],
+                world_size=job["num_ranks"],
+                timeout=timedelta(seconds=config.parallel.timeout_seconds),
             )
             model = config.model
             layout: Layout = config.layout(job["num_ranks"])
@@ -57,7 +64,7 @@ class Measurer:
 def run_reference(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]:
     """Trains in this process alone and leaves its first gradients in `gradients` (fp32, one after another)."""
     trainer = Trainer(config)
-    return _train(trainer, say, lambda: np.save(gradients, _first_gradients(trainer)))
+    return _train(trainer, say, lambda: np.save(gradients, first_gradients(trainer)))
 
 
 def run_layout(config: TrainConfig, mesh: Mesh, gradients: Path, say: Say) -> dict[str, Any]:
@@ -95,7 +102,8 @@ def _places(table: Table) -> dict[str, tuple[int, tuple[int, ...]]]:
     return places
 
 
-def _first_gradients(trainer: Trainer) -> np.ndarray[Any, np.dtype[np.float32]]:
+def first_gradients(trainer: Trainer) -> Gradients:
+    """The gradients that a trainer on one process has at hand, as they go into the file: fp32, 1-D."""
     places = _places(trainer.table)
     flat = np.full(sum(math.prod(shape) for _, shape in places.values()), np.nan, np.float32)
     for shard, grads in trainer.engine.buffers.own_runs():
@@ -108,7 +116,7 @@ def _first_gradients(trainer: Trainer) -> np.ndarray[Any, np.dtype[np.float32]]:
     return flat
 
 
-def compare_gradients(trainer: Trainer, expected: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Any]:
+def compare_gradients(trainer: Trainer, expected: Gradients) -> dict[str, Any]:
     """The largest difference over all parameters of this rank's mesh, relative as in `judge.py`, and whose it is.
 
     Every rank compares what it updates, wherever that lies in the logical tensors; only sums of squares travel.
@@ -141,9 +149,10 @@ def compare_gradients(trainer: Trainer, expected: np.ndarray[Any, np.dtype[np.fl
 
 
 def relative_differences(differences: Sequence[float], norms: Sequence[float]) -> list[float]:
-    """Each |g - g0| / (|g0| + share |G|), G being all g0 together."""
+    """Each |g - g0| / (|g0| + share |G|), G being all g0 together; infinite for what is no number."""
     total = math.hypot(*norms)
-    return [one / (norm + TOTAL_SHARE * total) for one, norm in zip(differences, norms, strict=True)]
+    ratios = (one / (norm + TOTAL_SHARE * total) for one, norm in zip(differences, norms, strict=True))
+    return [ratio if math.isfinite(ratio) else math.inf for ratio in ratios]
 
 
 def _check_complete(places: Mapping[str, tuple[int, tuple[int, ...]]], counts: Sequence[float]) -> None:

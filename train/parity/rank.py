@@ -6,11 +6,16 @@ Tied to its starter before it loads anything that takes time.
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...core.errors import TkError
 from ...core.process import die_with_parent
 from .pool import PARENT_VARIABLE
+
+Say = Callable[[Mapping[str, Any]], None]
+Work = Callable[[Mapping[str, Any], Say], Mapping[str, Any]]
 
 
 def serve(load: Callable[[], Work]) -> None:
@@ -32,8 +37,15 @@ def serve(load: Callable[[], Work]) -> None:
         try:
             answer: dict[str, Any] = {"result": work(json.loads(line), say)}
         except Exception as error:  # the process's boundary: whatever it is, the pool must be able to say it
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            answer = {"error": _describe(error)}
         say(answer)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, TkError):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} (in {place.filename}:{place.lineno})"
 
 
 def _load() -> Work:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import groupby
 from typing import Final
 
 from ... import __version__
@@ -17,13 +16,14 @@ from .layouts import AXES
 
 COLUMNS: Final = ("layout", "loss", "grad norm", "gradients", "largest in", "seconds")
 ROWS_SHOWN: Final = 20
-ROWS_ON_PAGE: Final = """\
+ROWS_ON_PAGE: Final = 40
+PAGE: Final = """\
 # Parity: every layout against one process
 
 Written by `{command}`
 on {date}; {machine}; {versions}.
 
-A small model trains {steps} steps in {precision} on one process and again at each layout: same model, same data, same seed.
+A small model trains {steps} steps in {precision} on one process and again at each layout, with the same data and seed.
 Shown are the largest relative differences: of the loss and of the gradient norm over all steps, and of the first step's
 gradients over all parameters, |g - g0| / (|g0| + 0.01 |G|) with G all gradients together. {bounds}
 After the last step everything that several ranks hold was compared bit for bit.
@@ -82,11 +82,13 @@ class Report:
 
     def axis_rows(self) -> list[tuple[str, ...]]:
         """Per value of each axis: how many layouts, how many failed, worst numbers."""
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for axis in AXES:
-            for value, group in groupby(sorted(self.results, key=lambda r: _value(r, axis)), lambda r: _value(r, axis)):
-                if value != "None":
-                    rows.append((axis, value, *self._summary(list(group))))
+            by_value: dict[str, list[Result]] = {}
+            for result in self.results:
+                by_value.setdefault(str(getattr(result.layout, axis)), []).append(result)
+            by_value.pop("None", None)  # as configured
+            rows += [(axis, value, *self._summary(by_value[value])) for value in sorted(by_value)]
         return rows
 
     def _summary(self, group: Sequence[Result]) -> tuple[str, ...]:
@@ -125,10 +127,6 @@ def _row(result: Result) -> tuple[str, ...]:
     numbers = (_number(value) for value in (result.loss, result.grad_norm, result.gradients))
     last = "failed" if result.error else result.parameter
     return (str(result.layout), *numbers, last, f"{result.seconds:.1f}")
-
-
-def _value(result: Result, axis: str) -> str:
-    return str(getattr(result.layout, axis))
 
 
 def _number(value: float | None) -> str:

@@ -25,7 +25,8 @@ class ResultsFile:
         self.done: dict[ParityLayout, Result] = {}
         header = json.dumps({"settings": settings}, sort_keys=True)
         try:
-            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            lines = text.splitlines()
             if lines and lines[0] != header:
                 raise ConfigError(
                     f"{path} was written by a comparison with other settings ({lines[0][:300]}; now {header}): give "
@@ -36,6 +37,8 @@ class ResultsFile:
             raise ConfigError(f"Cannot use {path} for results: {error.strerror}.") from error
         if not lines:
             self._write(header)
+        elif not text.endswith("\n"):
+            self._write("")  # ends the torn line
         for line in lines[1:]:
             self._take(line)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ..config import TrainConfig
-from .judge import Result, compare_curves
+from .judge import Result, compare_curves, finite
 from .layouts import ParityLayout
 from .pool import Job, Outcome, Pool, only
 from .subject import Subject
@@ -103,9 +103,9 @@ class Session:
         answer = outcome.answers[0]
         return Result(
             layout,
-            loss=compare_curves(answer["loss"], reference.loss),
-            grad_norm=compare_curves(answer["grad_norm"], reference.grad_norm),
-            gradients=answer["gradients"],
+            loss=finite(compare_curves(answer["loss"], reference.loss)),
+            grad_norm=finite(compare_curves(answer["grad_norm"], reference.grad_norm)),
+            gradients=finite(answer["gradients"]),
             parameter=answer["parameter"],
             seconds=outcome.seconds,
         )

@@ -72,8 +72,8 @@ class Subject:
             return f"The model is the configuration's: {model.architecture}, hidden size {model.hidden_size}."
         return (
             f"The model is a Llama of hidden size {model.hidden_size}, {model.num_attention_heads} heads and a "
-            f"vocabulary of {VOCAB_SIZE},\nwith one layer more than stages; rows are an odd number in micro-batches of 2, "
-            "so that the last one is short and some\ndata-parallel ranks have nothing in it."
+            f"vocabulary of {VOCAB_SIZE},\nwith one layer more than stages; rows are an odd number in micro-batches of "
+            "2, so that the last one is short and some\ndata-parallel ranks have nothing in it."
         )
 
     def prepare(self, folder: Path) -> None:
@@ -137,22 +137,24 @@ class Subject:
         """
         config = self.config(layout)
         plan = config.layout(None)
-        for pp in range(plan.pp):
-            local_params(self._table(config.model), plan, pp, 0)
+        key = (config.model.model_dump_json(), plan.tp, plan.pp, plan.virtual_stages)
+        if key not in self._fitting:
+            table = self._table(config.model)
+            for pp in range(plan.pp):
+                local_params(table, plan, pp, 0)
+            self._fitting.add(key)
         train = config.train
         num_micro_batches = -(-train.global_batch_size // (plan.dp * train.micro_batch_size))
         make_schedule(layout.schedule, plan.pp, plan.virtual_stages, num_micro_batches)
 
     @cached_property
-    def _tables(self) -> dict[str, tuple[TensorSpec, ...]]:
-        return {}
+    def _fitting(self) -> set[tuple[object, ...]]:
+        """Models with the parts of a layout that cut them, known to fit; thousands of layouts share a few."""
+        return set()
 
     def _table(self, model: ModelConfig) -> tuple[TensorSpec, ...]:
-        key = model.model_dump_json()
-        if key not in self._tables:
-            vocab_size = model.vocab_size or (VOCAB_SIZE if self.varies_model else self.base.data.vocab_size)
-            self._tables[key] = tensor_table(model.model_copy(update={"vocab_size": vocab_size}))
-        return self._tables[key]
+        vocab_size = model.vocab_size or (VOCAB_SIZE if self.varies_model else self.base.data.vocab_size)
+        return tensor_table(model.model_copy(update={"vocab_size": vocab_size}))
 
 
 def _documents() -> list[str]:
