@@ -22,7 +22,8 @@ COMPUTE: dict[str, set[str]] = {
     "model": {"activation", "attention", "balance", "decoder", "experts", "init", "loading", "mlp", "norm", "placement"}
     | {"recompute", "rope"},
     "train": {"engine", "evaluate", "foreign_model", "inputs", "loss", "model_engine", "nonfinite", "passes", "stages"}
-    | {"trainer", "launch.attempt", "launch.flight_recorder", "launch.worker", "pipeline.executor", "records.metrics"}
+    | {"trainer", "launch.attempt", "launch.flight_recorder", "launch.worker", "parity.measure", "pipeline.executor"}
+    | {"records.metrics"}
     | {"records.step_log", "records.step_profiler", "saving.replica_check", "saving.run_state", "saving.saver"}
     | {"saving.snapshot", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}
     | {"zero.sharded_adamw"},
