@@ -42,6 +42,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
         "plan": CommandEntry("tk.cli.plan:plan", "Show the memory, waiting and traffic of a run before it starts."),
         "plot": CommandEntry("tk.cli.plot:plot", "Draw the loss, rate, gradient norm and speed of runs."),
         "doctor": CommandEntry("tk.cli.doctor:doctor", "Show what this machine has and what is missing."),
+        "parity": CommandEntry("tk.cli.parity:parity", "Compare every layout with one process."),
         "reshard": CommandEntry("tk.cli.reshard:reshard", "Rewrite a checkpoint for another parallel layout."),
         "export": CommandEntry("tk.cli.export:export", "Write a checkpoint as a Hugging Face folder."),
         "inspect": CommandEntry("tk.cli.inspect:inspect", "Show what a checkpoint holds."),

@@ -24,7 +24,7 @@ COMPUTE = {
     "train": {"attempt", "engine", "evaluate", "flight_recorder", "foreign_model", "inputs", "loss", "metrics"}
     | {"model_engine", "nonfinite", "passes", "replica_check", "run_state", "saver", "snapshot", "stages", "step_log"}
     | {"step_profiler", "trainer", "worker"}
-    | {"pipeline.executor", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}
+    | {"parity.measure", "pipeline.executor", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}
     | {"zero.sharded_adamw"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }

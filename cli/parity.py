@@ -1,0 +1,168 @@
+"""`tk parity`: every layout against one process."""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from ..core.progress import progress_bar
+from .common import print_json, sigterm_unwinds
+
+if TYPE_CHECKING:
+    from ..train.parity.judge import Result
+    from ..train.parity.layouts import Matrix, ParityLayout
+    from ..train.parity.report import Report
+    from ..train.parity.subject import Subject
+
+
+@click.command(epilog="Example: tk parity --layouts default -o docs/parity.md")
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--layouts",
+    default="default",
+    show_default=True,
+    metavar="FILE|default|all",
+    help="default: a choice in which any three axes' values meet; all: every combination; or a TOML or JSON list.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Training steps of each layout.")
+@click.option("--nproc", type=click.IntRange(1), default=8, show_default=True, help="Processes, started once.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="fp32, or what CONFIG says.")
+@click.option(
+    "--resume",
+    "results",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Keep results there, and go on with it.",
+)
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write a page in Markdown.")
+@click.option("--dry-run", is_flag=True, help="Say which layouts there are, and stop.")
+@click.pass_context
+def parity(
+    ctx: click.Context,
+    config: Path | None,
+    layouts: str,
+    as_json: bool,
+    steps: int,
+    nproc: int,
+    precision: str | None,
+    results: Path | None,
+    out: Path | None,
+    dry_run: bool,
+) -> None:
+    """Train a small model (or CONFIG's) at many layouts, and compare loss, gradient norm and first gradients with one
+    process. Exit code 1 where a layout differs by more than rounding.
+    """
+    with sigterm_unwinds(), tempfile.TemporaryDirectory(prefix="tk-parity-") as scratch:
+        subject = _subject(config, Path(scratch), steps, precision)
+        chosen, words = _choose(layouts, subject, nproc, dry_run)
+        if dry_run:
+            for layout in chosen:
+                click.echo(str(layout))
+            click.echo(words)
+            return
+        if words:
+            click.echo(words, err=True)
+        report = _compare(subject, chosen, words, Path(scratch), nproc, results)
+    if as_json:
+        print_json({"layouts": [result.to_json() for result in report.ordered]})
+    else:
+        _show(report)
+    if out is not None:
+        out.write_text(report.page(_words(ctx)), encoding="utf-8")
+    ctx.exit(1 if report.failed else 0)
+
+
+def _words(ctx: click.Context) -> list[str]:
+    """The command as it was given."""
+    words = ["tk", "parity"]
+    for param in ctx.command.params:
+        name = str(param.name)
+        value = ctx.params.get(name)
+        if value is None or ctx.get_parameter_source(name) != ParameterSource.COMMANDLINE:
+            continue
+        words += [] if isinstance(param, click.Argument) else [param.opts[0]]
+        words += [] if value is True else [str(value)]
+    return words
+
+
+def _subject(config: Path | None, scratch: Path, steps: int, precision: str | None) -> "Subject":
+    from ..core.config import load_toml
+    from ..train.config import TrainConfig
+    from ..train.parity.subject import Subject
+
+    if config is None:
+        return Subject.built_in(scratch, steps, precision or "fp32")
+    return Subject.of(load_toml(config, TrainConfig), steps, precision)
+
+
+def _choose(layouts: str, subject: "Subject", nproc: int, complete: bool) -> tuple[Sequence["ParityLayout"], str]:
+    """The layouts to compare, and words about the matrix that they are from (with every reason if `complete`)."""
+    from ..train.parity.layouts import matrix, read_layouts
+
+    if layouts not in ("default", "all"):
+        return read_layouts(Path(layouts), subject, nproc), ""
+    everything = matrix(subject, nproc)
+    chosen = everything.layouts if layouts == "all" else everything.covering()
+    return chosen, _describe(everything, len(chosen), complete)
+
+
+def _describe(matrix: "Matrix", num_chosen: int, complete: bool) -> str:
+    words = f"{len(matrix.layouts)} of {matrix.num_combinations} combinations are layouts of their own"
+    if num_chosen < len(matrix.layouts):
+        words += f"; {num_chosen} of them, in which any three axes' values meet, are compared"
+    if complete:
+        words += "".join(f"\n  left out {count}: {reason}" for reason, count in matrix.left_out.most_common())
+    return words + "."
+
+
+def _compare(
+    subject: "Subject", layouts: Sequence["ParityLayout"], words: str, scratch: Path, nproc: int, path: Path | None
+) -> "Report":
+    from ..train.parity.judge import BOUNDS
+    from ..train.parity.report import Report
+    from ..train.parity.results_file import ResultsFile
+    from ..train.parity.session import Session
+
+    subject.prepare(scratch)
+    with ExitStack() as stack:
+        kept = stack.enter_context(ResultsFile(path, subject.settings())) if path else None
+        done = kept.done if kept else {}
+        found: dict[ParityLayout, Result] = {layout: done[layout] for layout in layouts if layout in done}
+        bar = stack.enter_context(progress_bar("parity", len(layouts), done=len(found)))
+        missing = [layout for layout in layouts if layout not in found]
+        for result in Session(subject, scratch, nproc).run(missing):
+            found[result.layout] = result
+            if kept:
+                kept.add(result)
+            bar.advance(1, f"{result.layout}" + (" failed" if result.error else ""))
+    precision, steps = subject.base.precision.params, subject.base.train.steps
+    return Report(list(found.values()), BOUNDS[precision], steps, precision, subject.describe(), words)
+
+
+def _show(report: "Report") -> None:
+    from ..train.parity.report import COLUMNS, ROWS_SHOWN
+
+    head, rows = COLUMNS, report.rows(ROWS_SHOWN)
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*head)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+    else:
+        widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+        for row in [head, *rows]:
+            click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    if len(rows) < len(report.results):
+        click.echo(f"... and {len(report.results) - len(rows)} that differ less; --json has all")
+    for line in report.errors():
+        click.echo(line)
+    click.echo(report.verdict)

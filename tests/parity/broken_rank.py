@@ -1,0 +1,22 @@
+"""A rank of the pool on which sequence parallelism forgets to sum the gradients of what it does not split."""
+
+from collections.abc import Iterator
+
+from tk.core.layout import LocalParam
+from tk.parallel.mesh import Group
+from tk.train.parity.rank import Work, serve
+
+
+def load() -> Work:
+    from tk.train.parity.measure import Measurer
+    from tk.train.zero.gradient_exchange import GradientExchange
+
+    def nothing(self: GradientExchange, local: LocalParam) -> Iterator[tuple[Group, int, int]]:
+        return iter(())
+
+    GradientExchange._partial = nothing  # type: ignore[method-assign]
+    return Measurer()
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,155 @@
+"""`tk parity` as a whole: right layouts pass, a wrong one is seen, results are kept, numbers mean what they say."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tk.cli.main import command_group
+from tk.core.errors import ConfigError
+from tk.train.parity.judge import BOUNDS, Result, compare_curves, worst_first
+from tk.train.parity.layouts import ParityLayout
+from tk.train.parity.measure import compare_gradients, first_gradients, relative_differences
+from tk.train.parity.report import Report
+from tk.train.parity.results_file import ResultsFile
+from tk.train.parity.session import Session
+from tk.train.parity.subject import Subject
+from tk.train.trainer import Trainer
+
+FP32 = BOUNDS["fp32"]
+GOOD = Result(ParityLayout(tp=2), 1e-7, 1e-6, 4e-7, "model.norm.weight", seconds=1.5)
+WRONG = Result(ParityLayout(dp=2), 1e-7, 3e-4, 4e-7, "model.norm.weight", seconds=0.5)
+DEAD = Result(ParityLayout(pp=2), error="rank 1: its process ended with code -9", seconds=2.0)
+LAYOUTS = """
+[[layouts]]
+tp = 4
+sequence_parallel = true
+kv_heads = "fewer than tp"
+[[layouts]]
+tp = 2
+dp = 2
+zero = 3
+tied = true
+[[layouts]]
+pp = 2
+dp = 2
+zero = 2
+schedule = "interleaved"
+num_virtual_stages = 2
+[[layouts]]
+dp = 2
+zero = 1
+"""
+
+
+def invoke(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command_group(), ["parity", *words])
+    return result.exit_code, result.stdout
+
+
+def test_layouts_give_the_model_of_one_process_and_results_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "layouts.toml").write_text(LAYOUTS)
+    words = ["--layouts", str(tmp_path / "layouts.toml"), "--steps", "4", "--nproc", "4"]
+    words += ["--resume", str(tmp_path / "results.jsonl"), "-o", str(tmp_path / "page.md"), "--json"]
+    code, output = invoke(*words)
+    assert code == 0, output
+    document = json.loads(output)
+    assert set(document) == {"layouts"}
+    assert len(document["layouts"]) == 4
+    for entry in document["layouts"]:
+        assert 0 <= entry["loss"] <= 1e-5
+        assert 0 <= entry["grad_norm"] <= 1e-4
+        assert 0 <= entry["gradients"] <= 1e-5
+    assert max(entry["gradients"] for entry in document["layouts"]) > 0, "other sums, other rounding"
+    page = (tmp_path / "page.md").read_text()
+    assert "4 of 4 layouts give the model of one process" in page
+    assert "| zero | 3 | 1 | 0 |" in page
+    assert f"--steps 4 --nproc 4 --resume {tmp_path}" in page
+
+    seconds = [entry["seconds"] for entry in document["layouts"]]
+    again = json.loads(invoke(*words)[1])
+    assert [entry["seconds"] for entry in again["layouts"]] == seconds, "nothing was run again"
+
+
+def test_a_wrong_layout_is_seen(tmp_path: Path) -> None:
+    subject = Subject.built_in(tmp_path, 2, "fp32")
+    subject.prepare(tmp_path)
+    layouts = [ParityLayout(tp=2), ParityLayout(tp=2, sequence_parallel=True)]
+    results = {r.layout: r for r in Session(subject, tmp_path, 2, "tk.tests.parity.broken_rank").run(layouts)}
+    right, wrong = (results[layout] for layout in layouts)
+    assert right.badness(FP32) < 1
+    # Norms that differ over ranks drift apart; before that their gradients are a part of what they should be.
+    assert wrong.badness(FP32) > 1
+    assert "norm" in wrong.error or "norm" in wrong.parameter
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    folder = tmp_path_factory.mktemp("alone")
+    subject = Subject.built_in(folder, 1, "fp32")
+    subject.prepare(folder)
+    trainer = Trainer(subject.config(ParityLayout(tied=True)))
+    trainer.step()
+    return trainer
+
+
+def test_a_gradient_that_differs_is_found_and_named(trainer: Trainer) -> None:
+    expected = first_gradients(trainer)
+    assert np.isfinite(expected).all()
+    assert np.linalg.norm(expected) > 0
+    assert compare_gradients(trainer, expected)["gradients"] == 0
+    name = "model.layers.1.mlp.down_proj.weight"
+    sizes = {spec.name: math.prod(spec.shape) for spec in trainer.table if not spec.alias}
+    start = sum(sizes[before] for before in list(sizes)[: list(sizes).index(name)])
+    here = slice(start, start + sizes[name])
+    other = expected.copy()
+    other[here] *= 1.001
+    found = compare_gradients(trainer, other)
+    norm, total = np.linalg.norm(other[here]), np.linalg.norm(other)
+    assert found["parameter"] == name
+    assert found["gradients"] == pytest.approx(0.001 / 1.001 * norm / (norm + 0.01 * total), rel=1e-3)
+    other[here] = np.nan
+    assert compare_gradients(trainer, other)["gradients"] == math.inf
+
+
+def test_differences_are_relative_to_the_parameter_and_a_little_to_all() -> None:
+    assert relative_differences([1e-5, 0.0], [1.0, 0.0]) == [1e-5 / 1.01, 0.0]
+    # The rule |g - g0| <= 1e-5 |g0| + 1e-7 |G|, at its edge.
+    norms = [3.0, 0.04]
+    edge = [1e-5 * norm + 1e-7 * math.hypot(*norms) for norm in norms]
+    assert relative_differences(edge, norms) == pytest.approx([1e-5, 1e-5], rel=1e-9)
+    assert compare_curves([2.0, 3.0], [2.0, 4.0]) == 0.25
+
+
+def test_the_worst_come_first_and_errors_before_them() -> None:
+    assert worst_first([GOOD, DEAD, WRONG], FP32) == [DEAD, WRONG, GOOD]
+    report = Report([GOOD, DEAD, WRONG], FP32, 10, "fp32")
+    assert report.failed == [DEAD, WRONG]
+    assert report.verdict == "2 of 3 layouts differ from one process."
+    assert report.rows(1) == report.rows(2), "those that failed are always shown"
+    assert ("dp", "2", "1", "1", "1.0e-07", "3.0e-04", "4.0e-07") in report.axis_rows()
+    assert f"- {DEAD.layout}: rank 1: its process" in report.page(["tk", "parity"])
+    assert Report([GOOD], FP32, 10, "fp32").failed == []
+    assert Report([replace(GOOD, gradients=None)], FP32, 10, "fp32").failed
+    assert not Report([replace(WRONG, gradients=None)], BOUNDS["bf16"], 10, "bf16").failed, "bf16 judges the loss"
+
+
+def test_results_are_read_back_but_for_failures_and_torn_lines(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with ResultsFile(path, {"steps": 10}) as results:
+        for result in (GOOD, DEAD, WRONG):
+            results.add(result)
+    path.write_text(path.read_text()[:-20])
+    with ResultsFile(path, {"steps": 10}) as results:
+        assert results.done == {GOOD.layout: GOOD}
+        results.add(WRONG)
+    with ResultsFile(path, {"steps": 10}) as results:
+        assert set(results.done) == {GOOD.layout, WRONG.layout}
+    with pytest.raises(ConfigError, match="other settings"):
+        ResultsFile(path, {"steps": 50})
+    with pytest.raises(ConfigError, match="Cannot use"):
+        ResultsFile(tmp_path, {})
