@@ -132,6 +132,7 @@ PROMISED = {
     "data prepare": {"--tokenizer", "--out"},
     "tokenizer train": {"--vocab-size", "--out"},
     "reshard": {"--tp", "--pp", "--dtype", "--weights-only", "--dry-run", "--force"},
+    "parity": {"--layouts", "--json", "--steps", "--nproc", "--resume", "-o"},
     "export": {"--plain", "--link"},
     "inspect": {"--json"},
     "verify": {"--json"},

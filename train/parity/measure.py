@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ...core.config import parse
 from ...core.errors import TkError
-from ...core.layout import Layout, Table
+from ...core.layout import Table
 from ...parallel.collectives import all_reduce
 from ...parallel.mesh import Mesh
 from ..config import TrainConfig
@@ -54,9 +54,11 @@ class Measurer:
                 world_size=job["num_ranks"],
                 timeout=timedelta(seconds=config.parallel.timeout_seconds),
             )
-            model = config.model
-            layout: Layout = config.layout(job["num_ranks"])
-            self.mesh = Mesh.build(layout, model.num_key_value_heads, model.tie_word_embeddings)
+            model, seconds = config.model, config.parallel.timeout_seconds
+            layout = config.layout(job["num_ranks"])
+            self.mesh = Mesh.build(
+                layout, model.num_key_value_heads, model.tie_word_embeddings, timeout_seconds=seconds
+            )
             self.store = job["store"]
         return self.mesh
 

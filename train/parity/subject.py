@@ -55,7 +55,16 @@ class Subject:
 
     @staticmethod
     def of(config: TrainConfig, steps: int, precision: str | None) -> "Subject":
-        """A run of the user's, with its own model and data."""
+        """A run of the user's, with its own model and data.
+
+        Raises:
+            ConfigError: it begins with a checkpoint's weights.
+        """
+        if config.model.init:
+            raise ConfigError(
+                f"[model] init = {config.model.init!r}: layouts are compared from initial weights on; give a "
+                "shape instead."
+            )
         train = config.train.model_copy(update={"steps": steps})
         params = config.precision.model_copy(update={"params": precision} if precision else {})
         return Subject(config.model_copy(update={"train": train, "precision": params}))
@@ -72,8 +81,8 @@ class Subject:
             return f"The model is the configuration's: {model.architecture}, hidden size {model.hidden_size}."
         return (
             f"The model is a Llama of hidden size {model.hidden_size}, {model.num_attention_heads} heads and a "
-            f"vocabulary of {VOCAB_SIZE},\nwith one layer more than stages; rows are an odd number in micro-batches of "
-            "2, so that the last one is short and some\ndata-parallel ranks have nothing in it."
+            f"vocabulary of {VOCAB_SIZE},\nwith one layer more than stages; all data-parallel ranks together get a "
+            "single row for their last micro-batch of 2."
         )
 
     def prepare(self, folder: Path) -> None:
@@ -112,9 +121,10 @@ class Subject:
         return self.base.model_dump(mode="json")
 
     def _batch(self, layout: "ParityLayout") -> dict[str, Any]:
-        """An odd number of rows in micro-batches of 2: the last is short, and over two data-parallel ranks one of them
-        gets nothing of it. At least two micro-batches per rank, more where a pipeline wants them."""
-        return {"global_batch_size": 2 * min(max(layout.pp, layout.dp), 3) + 1} if self.varies_model else {}
+        """As many micro-batches of 2 rows as pipeline ranks, and two or more on every rank; all ranks together get a
+        single row for the last, so that it is short and a second data-parallel rank has nothing in it."""
+        rows = 2 * max(layout.pp, 2 * layout.dp) - (2 * layout.dp - 1)
+        return {"global_batch_size": rows} if self.varies_model else {}
 
     def _model(self, layout: "ParityLayout") -> dict[str, Any]:
         result: dict[str, Any] = {}
