@@ -139,7 +139,6 @@ PROMISED = {
     "diff": {"--json"},
     "serve": {"--tp", "--host", "--port", "--dtype", "--kv-dtype", "--kv-memory", "--kv-blocks", "--max-model-len"}
     | {"--max-running", "--max-queued", "--drain-timeout", "--default-max-new-tokens", "--insecure"},
-    "parity": {"--layouts", "--json"},
     "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"},
 }
 
