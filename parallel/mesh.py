@@ -21,6 +21,7 @@ class Group:
 
 
 ALONE = Group()
+ONE_RANK = Layout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ class Mesh:
     ends: Group = ALONE
 
     @staticmethod
-    def alone() -> "Mesh":
+    def alone(layout: Layout = ONE_RANK) -> "Mesh":
         """The mesh of one process."""
-        return Mesh(Layout(), Coordinates(0, 0, 0), ALONE, ALONE, ALONE, ALONE, ALONE)
+        return Mesh(layout, Coordinates(0, 0, 0), ALONE, ALONE, ALONE, ALONE, ALONE)
 
     @staticmethod
     def build(
@@ -67,7 +68,7 @@ class Mesh:
             ParallelError: the layout is not one of this many ranks.
         """
         if layout.world_size == 1 and not dist.is_initialized():
-            return Mesh.alone()
+            return Mesh.alone(layout)
         world = dist.get_world_size()
         if world != layout.world_size:
             raise ParallelError(

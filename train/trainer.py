@@ -60,7 +60,7 @@ class Trainer:
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self.config = config = resolve(config, resume)
-        self.mesh = mesh or Mesh.alone()
+        self.mesh = mesh or Mesh.alone(config.layout(1))
         self.device = device or torch.device("cpu")
         self.resume = resume
         self.fork = fork

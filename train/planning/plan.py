@@ -203,7 +203,7 @@ def describe(plan: Plan) -> str:
         f"layout     {' x '.join(f'{name} {size}' for name, size in axes)} = {layout.world_size} ranks, "
         f"ZeRO-{layout.zero}",
         f"step       {plan.tokens_per_step:,} tokens, {plan.num_micro_batches} micro-batches per rank, "
-        f"{plan.flops_per_step / 1e12:,.3g} TFLOP",
+        f"{plan.flops_per_step / 1e12:,.2f} TFLOP",
         f"training   {plan.steps} steps, {plan.steps * plan.tokens_per_step:,} tokens",
     ]
     if layout.pp > 1:
