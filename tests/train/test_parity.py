@@ -21,6 +21,8 @@ from tk.train.parity.measure import compare_gradients, first_gradients
 from tk.train.records.step_log import StepResult
 from tk.train.trainer import Trainer
 
+pytestmark = pytest.mark.timeout(600)  # seconds: 4 ranks share 2 cores with other tests
+
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2},
     "tp2 sp": {"tp": 2, "sequence_parallel": True},
