@@ -4,6 +4,7 @@ A test names a module-level function; every rank imports its file and calls it i
 group. Arguments and results are JSON. A rank that fails makes the test fail with its traceback.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -86,6 +87,7 @@ def _serve() -> None:
                 answer = {"result": _load(Path(job["file"]), job["function"])(**job["arguments"])}
             finally:
                 dist.destroy_process_group()
+                gc.collect()  # a group that a cycle of references keeps alive keeps threads that poll
         except BaseException:
             answer = {"error": f"rank {job['rank']}:\n{traceback.format_exc()}"}
         answers.write(json.dumps(answer) + "\n")

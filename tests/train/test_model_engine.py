@@ -1,5 +1,7 @@
 """`initialize` on modules that are not ours: every ZeRO stage is AdamW on one process, and checkpoints carry it all."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +208,14 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     _llama().save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="weights only"):
         initialize(_llama(), OPTIMIZER).load(tmp_path)
+
+
+def test_an_engine_that_is_gone_leaves_nothing_behind() -> None:
+    """Its hooks sit on parameters, where the garbage collector does not look."""
+    engine = initialize(nn.Linear(2, 2), OPTIMIZER, zero=1)
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+    weight = weakref.ref(engine.module.get_parameter("weight"))
+    del engine
+    gc.collect()
+    assert weight() is None

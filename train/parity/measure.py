@@ -1,5 +1,6 @@
 """One rank of a layout under comparison: trains a few steps and compares first gradients with those of one process."""
 
+import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +47,9 @@ class Measurer:
     def _mesh(self, job: Mapping[str, Any], config: TrainConfig) -> Mesh:
         if job["store"] != self.store:
             if dist.is_initialized():
+                self.mesh = Mesh.alone()
                 dist.destroy_process_group()
+                gc.collect()  # a group that a cycle of references keeps alive keeps threads that poll
             dist.init_process_group(
                 "gloo",
                 init_method=f"file://{job['store']}",

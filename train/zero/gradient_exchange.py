@@ -5,12 +5,12 @@ backward pass of the step; from stage 2 on in each of them, so that whole gradie
 Buckets are exchanged in one fixed order: data-parallel ranks whose graphs differ still meet in the same collective.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import nn
 
 from ...core.layout import LocalParam
 from ...parallel.collectives import Pending, all_reduce, start_all_reduce, start_reduce_scatter_flat
@@ -56,12 +56,13 @@ class GradientExchange:
         self._in_flight: list[Callable[[], object]] = []
         self._exchanging = False
         self._stages = [_Stage([]) for _ in buffers.modules]
+        this = weakref.ref(self)  # the garbage collector does not see through autograd's hooks
         for bucket in buffers.buckets:
-            stage = self._stages[bucket.plan.params[0].stage]
-            place = len(stage.buckets)
-            stage.buckets.append(bucket)
+            number = bucket.plan.params[0].stage
+            place = len(self._stages[number].buckets)
+            self._stages[number].buckets.append(bucket)
             for index, parameter in enumerate(bucket.parameters):
-                parameter.register_post_accumulate_grad_hook(partial(self._arrived, stage, place, index))
+                parameter.register_post_accumulate_grad_hook(partial(_arrived, this, number, place, index))
         for stage in self._stages:
             self._forget(stage)
 
@@ -85,7 +86,9 @@ class GradientExchange:
             if bucket.plan.params[0].tied:
                 all_reduce(bucket.own_grads, self.mesh.ends)
 
-    def _arrived(self, stage: _Stage, place: int, index: int, parameter: nn.Parameter) -> None:
+    def arrived(self, number: int, place: int, index: int, parameter: torch.Tensor) -> None:
+        """A parameter's gradient is there: the `index`-th of the `place`-th bucket of stage `number`."""
+        stage = self._stages[number]
         bucket = stage.buckets[place]
         if bucket.grads is None:
             bucket.grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
@@ -96,7 +99,7 @@ class GradientExchange:
             parameter.grad = None
         stage.missing[place] -= 1
         if self.on_complete and stage.missing[place] == 0:
-            self.on_complete[bucket.plan.params[0].stage](bucket)
+            self.on_complete[number](bucket)
         if self._exchanging and stage.missing[place] == 0:
             rest = range(stage.next, len(stage.buckets))
             self._exchange(stage, next((index for index in rest if stage.missing[index]), len(stage.buckets)))
@@ -163,3 +166,11 @@ def _settle(pending: Pending, bucket: FlatBucket, part: torch.Tensor, grads: tor
         bucket.own_grads.add_(part)
     else:
         bucket.own_grads.copy_(part)
+
+
+def _arrived(
+    exchange: "weakref.ref[GradientExchange]", number: int, place: int, index: int, parameter: torch.Tensor
+) -> None:
+    alive = exchange()
+    if alive is not None:
+        alive.arrived(number, place, index, parameter)
