@@ -140,7 +140,7 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
     stopped = time.monotonic()
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1
-    assert time.monotonic() - stopped < 60  # 6 seconds of silence, and what a loaded machine adds
+    assert time.monotonic() - stopped < 25
     assert re.search(r"No progress for 6 seconds.*rank 1 is at step \d+ in \w+; rank 0 waits at step \d+ in", errors)
     record = Path(re.search(r"\(flight recorder\) are in (\S+)\.", errors)[1])  # type: ignore[index]
     last = json.loads(record.read_bytes())["entries"][-1]
