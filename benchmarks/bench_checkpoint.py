@@ -21,7 +21,8 @@ import click
 import numpy as np
 
 from tk.checkpoint import RunFolder, commit, write_part
-from tk.core.layout import Layout, Table, owned
+from tk.core.layout import Layout, owned
+from tk.core.tensors import Table
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
 

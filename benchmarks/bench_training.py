@@ -96,19 +96,21 @@ def contenders(deepspeed_python: str | None) -> list[Contender]:
     found = [
         Contender("transformers, autocast", [python, str(PEERS / "hf_train.py"), "amp"]),
         Contender("transformers, autocast + compile", [python, str(PEERS / "hf_train.py"), "compile_amp"]),
-        Contender("tk, one process", [*own, "1", "1", "1", "0"], 1, own=True),
+        Contender("tk, one process", [*own, "1", "1", "1", "0", "0"], 1, own=True),
+        Contender("tk, one process + compile", [*own, "1", "1", "1", "0", "1"], 1, own=True),
     ]
     for stage in (1, 2, 3):
-        found.append(Contender(f"tk dp 2, ZeRO-{stage}", [*own, "1", "1", "2", str(stage)], 2, own=True))
+        found.append(Contender(f"tk dp 2, ZeRO-{stage}", [*own, "1", "1", "2", str(stage), "0"], 2, own=True))
+        found.append(Contender(f"tk dp 2, ZeRO-{stage} + compile", [*own, "1", "1", "2", str(stage), "1"], 2, own=True))
         if deepspeed_python:
             script = [str(PEERS / "deepspeed_train.py"), str(stage)]
             found.append(Contender(f"DeepSpeed ZeRO-{stage}", [deepspeed_python, *torchrun, *script], 2))
     for mode, what in (("fsdp2", "kept after forward"), ("fsdp3", "resharded after forward")):
         script = [str(PEERS / "fsdp_train.py"), mode]
         found.append(Contender(f"FSDP2, {what}", [python, *torchrun, *script], 2))
-    found.append(Contender("tk dp 2", [*own, "1", "1", "2", "0"], 2, own=True))
-    found.append(Contender("tk tp 2", [*own, "2", "1", "1", "0"], 2, own=True))
-    found.append(Contender("tk pp 2", [*own, "1", "2", "1", "0"], 2, own=True))
+    found.append(Contender("tk dp 2", [*own, "1", "1", "2", "0", "0"], 2, own=True))
+    found.append(Contender("tk tp 2", [*own, "2", "1", "1", "0", "0"], 2, own=True))
+    found.append(Contender("tk pp 2", [*own, "1", "2", "1", "0", "0"], 2, own=True))
     return found
 
 

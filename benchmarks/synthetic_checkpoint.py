@@ -21,7 +21,8 @@ from tk.checkpoint.chunk import BLOCK, Chunk, Part
 from tk.checkpoint.manifest import Manifest, PartRecord, StoredTensor
 from tk.checkpoint.region import Region
 from tk.checkpoint.writer import part_name, plan_files
-from tk.core.layout import Layout, Table, local_params, owned
+from tk.core.layout import Layout, local_params, owned
+from tk.core.tensors import Table
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
 

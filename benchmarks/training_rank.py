@@ -1,4 +1,4 @@
-"""One rank of tk in bench_training.py: `python -m tk.benchmarks.training_rank TP PP DP ZERO RANK`."""
+"""One rank of tk in bench_training.py: `python -m tk.benchmarks.training_rank TP PP DP ZERO COMPILE RANK`."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tk.core.config import parse
+from tk.core.process import keep_freed_memory
 from tk.parallel.mesh import Mesh
 from tk.train.config import TrainConfig
 from tk.train.trainer import Trainer
@@ -25,10 +26,11 @@ MODEL = {
 }
 
 
-def main(tp: int, pp: int, dp: int, zero: int, rank: int) -> None:
+def main(tp: int, pp: int, dp: int, zero: int, compiled: int, rank: int) -> None:
     """Two steps to warm up, six that count; rank 0 prints the median."""
     world_size = tp * pp * dp
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    keep_freed_memory()
     dist.init_process_group(
         "gloo", init_method=f"file://{os.environ['TK_BENCH_STORE']}", rank=rank, world_size=world_size
     )
@@ -37,7 +39,12 @@ def main(tp: int, pp: int, dp: int, zero: int, rank: int) -> None:
         {
             "model": MODEL,
             "data": {"cache": ".build/bench/stdlib"},
-            "train": {"global_batch_size": ROWS, "micro_batch_size": micro_batch_size, "seq_len": LENGTH},
+            "train": {
+                "global_batch_size": ROWS,
+                "micro_batch_size": micro_batch_size,
+                "seq_len": LENGTH,
+                "compile": bool(compiled),
+            },
             "precision": {"params": "bf16"},
             "parallel": {"tp": tp, "pp": pp, "dp": dp, "schedule": "1f1b"},
             "zero": {"stage": zero},

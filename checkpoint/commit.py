@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from ..core.errors import CheckpointError, ShardMissing
 from ..core.geometry import Box
-from ..core.layout import Layout, Table
+from ..core.layout import Layout
+from ..core.tensors import Table
 from . import hf, storage
 from . import json_strict as strict
 from .chunk import Part

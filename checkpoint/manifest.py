@@ -8,7 +8,8 @@ from typing import Any, Final, get_args
 
 from ..core import dtypes
 from ..core.errors import ManifestError, ParallelError
-from ..core.layout import Layout, Split, TensorSpec
+from ..core.layout import Layout
+from ..core.tensors import Split, TensorSpec
 from . import json_strict as strict
 from .chunk import Part
 from .safetensors_file import MAX_DIMS

@@ -13,7 +13,8 @@ from typing import Final
 from ..core import dtypes
 from ..core.dtypes import DType
 from ..core.geometry import Box
-from ..core.layout import Layout, Table, owned
+from ..core.layout import Layout, owned
+from ..core.tensors import Table
 from .chunk import Chunk
 from .chunk_index import ChunkIndex
 from .manifest import StoredTensor

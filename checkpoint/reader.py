@@ -12,7 +12,8 @@ from ..core import dtypes
 from ..core.dtypes import DType
 from ..core.errors import NotCommitted, ShapeMismatch, ShardCorrupt, ShardMissing
 from ..core.geometry import Box
-from ..core.layout import Layout, TensorSpec
+from ..core.layout import Layout
+from ..core.tensors import TensorSpec
 from . import hf, storage
 from . import json_strict as strict
 from .chunk import BLOCK, Chunk, Part

@@ -8,7 +8,8 @@ from pathlib import Path
 from ..core import dtypes
 from ..core.dtypes import DType
 from ..core.errors import ConfigError, ShapeMismatch
-from ..core.layout import Layout, Table
+from ..core.layout import Layout
+from ..core.tensors import Table
 from . import hf, storage
 from .chunk import Part
 from .commit import hugging_face_index, seal

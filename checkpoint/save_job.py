@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from ..core import dtypes
-from ..core.layout import Layout, Owned, Split, Table, TensorSpec, owned
+from ..core.layout import Layout, Owned, owned
+from ..core.tensors import Split, Table, TensorSpec
 from .commit import commit
 from .region import Region
 from .run_folder import LockedRun, step_aside

@@ -9,7 +9,8 @@ from typing import Final, TypeAlias
 from ..core import dtypes
 from ..core.errors import CheckpointError
 from ..core.geometry import Box
-from ..core.layout import Owned, Table
+from ..core.layout import Owned
+from ..core.tensors import Table
 from . import storage
 from .chunk import BlockCrcs, Chunk, DataFile, Part
 from .manifest import PARTS

@@ -12,7 +12,7 @@ from .common import print_json
 if TYPE_CHECKING:
     from ..checkpoint.reader import Checkpoint
     from ..checkpoint.reshard import Prepared
-    from ..core.layout import Table
+    from ..core.tensors import Table
 
 
 @click.command(epilog="Example: tk reshard runs/demo runs/demo-tp4 --tp 4")

@@ -12,71 +12,17 @@ Floors of meaning, each built on the one before:
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any, Literal
 
 from .errors import ParallelError
 from .geometry import Box
+from .tensors import Table, TensorSpec, is_owner, num_holders, num_layers, split_boxes
 
 NEVER_CUT = 2**18  # elements; smaller tensors (1 MiB of fp32) are dealt whole to one replica
 SHARD_ALIGNMENT = 32  # elements; keeps every rank's shard on a 64-byte boundary, in bf16 too
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """How tensor parallelism cuts a tensor along `dim`.
-
-    Attributes:
-        unit: elements along `dim` that stay together (head_dim for q, k and v).
-        rule: "exact": tp divides the units; "pad": the last ranks may hold fewer, padded to equal shapes;
-            "replicate": as exact, and where tp exceeds the units each is held by tp / units neighbouring ranks.
-        of: the config key that counts the units, for messages.
-        sections: equal sections that `dim` consists of, each cut by itself (GPT-2's columns of q, k and v): where tp
-            is more than 1, a rank holds one box of each.
-    """
-
-    dim: int
-    unit: int = 1
-    rule: Literal["exact", "pad", "replicate"] = "exact"
-    of: str = ""
-    sections: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One logical tensor, as the architecture's Hugging Face files name and orient it.
-
-    Attributes:
-        layer: index of its decoder layer, or which end of the pipeline it lives on.
-        param: FQN of the module parameter that holds it, if that fuses several tensors as stacked rows; "" = `name`.
-        alias: name of the tensor it shares its values with (tied embeddings): held, never stored.
-        init: how training fills it at step 0.
-        partial_grad: every tensor-parallel rank holds all of it but sees only its part of the gradient (norms of
-            heads, routers): the gradient is summed over tp.
-        trainable: whether an optimizer updates it; what it does not is held by all of dp and has no slot but "weight".
-        dtype: safetensors code of its weight where that is not the model's (a module's integer buffers).
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    split: Split | None = None
-    layer: int | Literal["first", "last"] = "first"
-    param: str = ""
-    alias: str = ""
-    init: Literal["normal", "ones", "zeros"] = "normal"
-    partial_grad: bool = False
-    trainable: bool = True
-    dtype: str = ""
-
-    def codes(self, slots: Mapping[str, str]) -> dict[str, str]:
-        """The slots that are stored of it, with their dtype codes; `slots` has those of an ordinary tensor."""
-        weight = {"weight": self.dtype or slots["weight"]}
-        return dict(slots) | weight if self.trainable else weight
-
-
-Table = Sequence[TensorSpec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,62 +195,6 @@ class Owned:
     flat: tuple[int, int] | None = None
 
 
-def split_boxes(spec: TensorSpec, tp: int, rank: int) -> tuple[Box, ...]:
-    """The boxes of `spec` that tensor-parallel rank `rank` of `tp` holds: one, or one of each section.
-
-    Raises:
-        ParallelError: tp does not fit the tensor.
-    """
-    split = spec.split
-    if split is None or (split.sections > 1 and tp == 1):
-        return (Box.whole(spec.shape),)
-    extent = spec.shape[split.dim] // split.sections
-    low, high = _cut_units(spec, split, extent // split.unit, tp, rank)
-    offset, shape = [0] * len(spec.shape), list(spec.shape)
-    shape[split.dim] = (high - low) * split.unit
-    boxes = []
-    for section in range(split.sections):
-        offset[split.dim] = section * extent + low * split.unit
-        boxes.append(Box(tuple(offset), tuple(shape)))
-    return tuple(boxes)
-
-
-def _cut_units(spec: TensorSpec, split: Split, units: int, tp: int, rank: int) -> tuple[int, int]:
-    if split.rule == "pad":
-        per_rank = -(-units // tp)
-        return min(rank * per_rank, units), min((rank + 1) * per_rank, units)
-    if split.rule == "replicate" and units < tp and tp % units == 0:
-        return rank * units // tp, rank * units // tp + 1
-    if units % tp == 0:
-        return rank * units // tp, (rank + 1) * units // tp
-    raise ParallelError(_indivisible(spec, split, units, tp))
-
-
-def _indivisible(spec: TensorSpec, split: Split, units: int, tp: int) -> str:
-    fits = [n for n in range(1, units + 1) if units % n == 0]
-    return (
-        f"tp = {tp} does not fit {spec.name}: {split.of or 'its units'} % tp = {units} % {tp} = {units % tp}, and it "
-        f"must be 0. Use tp = {' or '.join(map(str, fits[:8]))}{', ...' if len(fits) > 8 else ''}."
-    )
-
-
-def _num_holders(spec: TensorSpec, tp: int) -> int:
-    if spec.split is None or spec.split.rule != "replicate":
-        return 1
-    return max(1, tp * spec.split.unit * spec.split.sections // spec.shape[spec.split.dim])
-
-
-def _is_owner(spec: TensorSpec, tp: int, rank: int) -> bool:
-    if spec.alias:
-        return False
-    return rank == 0 if spec.split is None else rank % _num_holders(spec, tp) == 0
-
-
-def num_layers(table: Table) -> int:
-    """Decoder layers in a table."""
-    return max((spec.layer + 1 for spec in table if isinstance(spec.layer, int)), default=0)
-
-
 def stages(table: Table, layout: Layout, pp: int) -> tuple[Stage, ...]:
     """The stages of pipeline rank `pp`: layers are cut into pp x virtual_stages runs, dealt round-robin over the ranks.
 
@@ -347,7 +237,7 @@ def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> Loca
     start = 0
     for spec in specs:
         for box in split_boxes(spec, tp, rank):
-            pieces.append(Piece(spec, box, start, _is_owner(spec, tp, rank), _num_holders(spec, tp)))
+            pieces.append(Piece(spec, box, start, is_owner(spec, tp, rank), num_holders(spec, tp)))
             start += box.size
     first = specs[0]
     if len({spec.trainable for spec in specs}) > 1:

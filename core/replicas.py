@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from .layout import Layout, Owned, Piece, Table, buckets, local_params, shards
+from .layout import Layout, Owned, Piece, buckets, local_params, shards
+from .tensors import Table
 
 
 def replicated(table: Table, layout: Layout, slots: Sequence[str]) -> tuple[Owned, ...]:

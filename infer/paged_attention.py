@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from ..model.attention import Attending
 from .kv_cache import KVCache
 from .options import ATTENTION_TILE
 from .step_plan import Span
@@ -92,10 +93,9 @@ class PagedAttention:
         self.spans = tuple(spans)
         self._plans: dict[int | None, _Plan] = {}
 
-    def __call__(
-        self, layer: int, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKE: torch.Tensor, window: int | None = None
-    ) -> torch.Tensor:
+    def __call__(self, at: Attending, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKE: torch.Tensor) -> torch.Tensor:
         """Appends the keys and values, then attends; returns [T, H, E] in the queries' dtype."""
+        layer, window = at.layer, at.window
         plan = self._plans.get(window) or self._plans.setdefault(window, self._plan(window))
         self.cache.append(layer, self.lines, self.begun, k_TKE[: self.num_tokens], v_TKE[: self.num_tokens])
         q_TKGE = (q_THE.float() * self.head_dim**-0.5).unflatten(1, (self.num_kv_heads, self.group))

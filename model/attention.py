@@ -14,13 +14,23 @@ from .recompute import recomputed
 from .rope import Rotation, rotate
 
 
+class Attending(Protocol):
+    """The layer that attends.
+
+    Attributes:
+        layer: its number in the model.
+        window: how many positions a query sees, its own included; None = all before it.
+    """
+
+    layer: int
+    window: int | None
+
+
 class Attend(Protocol):
     """Causal attention of one layer, however keys and values are kept. Rotary embedding is already applied."""
 
-    def __call__(
-        self, layer: int, q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, window: int | None, /
-    ) -> torch.Tensor:
-        """Returns [..., H, E]. A query sees `window` positions, its own included; None = all before it."""
+    def __call__(self, at: Attending, q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, /) -> torch.Tensor:
+        """Returns [..., H, E]."""
 
 
 class Attention(nn.Module):
@@ -56,5 +66,5 @@ class Attention(nn.Module):
             q_NHE, k_NKE = self.q_norm(q_NHE), self.k_norm(k_NKE)
         if turns is not None:
             q_NHE, k_NKE = rotate(q_NHE, turns), rotate(k_NKE, turns)
-        out_NHE = attend(self.layer, q_NHE, k_NKE, v_NKE, self.window)
+        out_NHE = attend(self, q_NHE, k_NKE, v_NKE)
         return out_NHE.flatten(-2)

@@ -43,12 +43,13 @@ class DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         """[..., D] -> [..., D]."""
         if self.recompute_all:
-            return recomputed(self._compute, x_ND, turns, attend, balance)
-        return self._compute(x_ND, turns, attend, balance)
+            return recomputed(self.compute, x_ND, turns, attend, balance)
+        return self.compute(x_ND, turns, attend, balance)
 
-    def _compute(
+    def compute(
         self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend, balance: RouterBalance | None
     ) -> torch.Tensor:
+        """As `forward`, everything kept for backward."""
         x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), turns, attend)
         routed = (balance,) if isinstance(self.mlp, MixtureOfExperts) else ()
         return x_ND + self.mlp(self.post_attention_layernorm(x_ND), *routed)  # type: ignore[no-any-return]

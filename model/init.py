@@ -6,7 +6,8 @@ import math
 import torch
 
 from ..core.geometry import Box
-from ..core.layout import LocalParam, TensorSpec
+from ..core.layout import LocalParam
+from ..core.tensors import TensorSpec
 from .decoder import Decoder
 
 BLOCK = 2**20  # elements drawn from one generator

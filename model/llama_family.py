@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..core.layout import Split, TensorSpec
+from ..core.tensors import Split, TensorSpec
 from .config import ModelConfig
 from .spec import EMBEDDING, DecoderSpec, DenseSpec, ExpertsSpec, LayerSpec, Rope
 

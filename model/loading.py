@@ -11,7 +11,7 @@ from ..checkpoint.reader import Checkpoint, StoredArray
 from ..checkpoint.shared_read import ALONE, Peers, read_all
 from ..core.dtypes import BF16, FP16, FP32
 from ..core.errors import ShapeMismatch
-from ..core.layout import TensorSpec
+from ..core.tensors import TensorSpec
 from ..parallel.collectives import gather_bytes
 from ..parallel.mesh import Group
 from .decoder import Decoder

@@ -6,28 +6,37 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..parallel.row_blocks import row_blocks
+
 
 class _RMSNorm(torch.autograd.Function):
-    """Its own backward: composed operators would keep and pass over several fp32 copies of the input."""
+    """Its own backward, over blocks of rows: composed operators would keep and pass over several fp32 copies of the
+    input."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-        wide_ND = x_ND.float()
-        scale_N1 = torch.rsqrt(wide_ND.square().mean(dim=-1, keepdim=True) + eps)
-        ctx.save_for_backward(x_ND, weight_D, scale_N1)
-        return weight_D * (wide_ND * scale_N1).to(x_ND.dtype)
+        x_TD = x_ND.flatten(0, -2)
+        y_TD, scale_T1 = torch.empty_like(x_TD), x_TD.new_empty(len(x_TD), 1, dtype=torch.float32)
+        for rows in row_blocks(x_TD):
+            wide_TD = x_TD[rows].float()
+            scale_T1[rows] = torch.rsqrt(wide_TD.square().mean(dim=-1, keepdim=True) + eps)
+            y_TD[rows] = weight_D * (wide_TD * scale_T1[rows]).to(x_TD.dtype)
+        ctx.save_for_backward(x_ND, weight_D, scale_T1)
+        return y_TD.view(x_ND.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        x_ND, weight_D, scale_N1 = ctx.saved_tensors
-        normed_ND = x_ND.float() * scale_N1
-        grad_ND = grads[0].float()
-        product_ND = grad_ND * normed_ND
-        grad_weight_D = product_ND.flatten(0, -2).sum(dim=0)
-        mean_N1 = torch.matmul(product_ND, weight_D.float().unsqueeze(-1)) / x_ND.shape[-1]
-        # Nothing in place on grad_ND: in fp32 it is the caller's own tensor.
-        grad_x_ND = (grad_ND * weight_D.float()).sub_(normed_ND.mul_(mean_N1)).mul_(scale_N1)
-        return grad_x_ND.to(x_ND.dtype), grad_weight_D.to(weight_D.dtype), None
+        x_ND, weight_D, scale_T1 = ctx.saved_tensors
+        x_TD, grad_TD, wide_D = x_ND.flatten(0, -2), grads[0].flatten(0, -2), weight_D.float()
+        grad_x_TD, grad_weight_D = torch.empty_like(x_TD), torch.zeros_like(wide_D)
+        for rows in row_blocks(x_TD):
+            normed_TD = x_TD[rows].float() * scale_T1[rows]
+            weighted_TD = grad_TD[rows].float() * wide_D
+            product_TD = weighted_TD * normed_TD
+            mean_T1 = product_TD.mean(dim=-1, keepdim=True)
+            grad_weight_D += (grad_TD[rows].float() * normed_TD).sum(dim=0)
+            grad_x_TD[rows] = weighted_TD.sub_(normed_TD.mul_(mean_T1)).mul_(scale_T1[rows])
+        return grad_x_TD.view(x_ND.shape), grad_weight_D.to(weight_D.dtype), None
 
 
 class RMSNorm(nn.Module):

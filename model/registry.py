@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from types import MappingProxyType
 
-from ..core.layout import TensorSpec
+from ..core.tensors import TensorSpec
 from . import architectures as folder
 from .config import ModelConfig
 from .spec import EMBEDDING, POSITIONS, Architecture, DecoderSpec, ExpertsSpec

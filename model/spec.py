@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.config import Section
-from ..core.layout import TensorSpec
+from ..core.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from .config import ModelConfig

@@ -1,45 +1,61 @@
 """Cross entropy on logits that are split over the vocabulary; the full logits are never gathered."""
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from .collectives import all_reduce, all_reduce_max
 from .mesh import Group
+from .row_blocks import row_blocks
 
-IGNORED = -100  # target of a position that takes no part in the loss
+IGNORED: Final = -100  # target of a position that takes no part in the loss
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):
+    """Keeps the logits as they came, and probabilities of a block of rows at a time: fp32 copies of all of them would
+    be the largest tensors of a training step."""
+
     @staticmethod
     def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, vocab_size: int, tp: Group) -> torch.Tensor:
         first = tp.rank * logits_NV.shape[-1]
         num_real = max(0, min(logits_NV.shape[-1], vocab_size - first))
-        x_NV = logits_NV.float()
-        if x_NV is logits_NV:
-            x_NV = x_NV.clone()
-        x_NV[:, num_real:] = float("-inf")
-        top_N = all_reduce_max(x_NV.amax(dim=-1), tp)
-        x_NV -= top_N.unsqueeze(-1)
+        real_NV = logits_NV[:, :num_real]
+        top_N = all_reduce_max(_top(real_NV), tp)
         valid_N = targets_N != IGNORED
         local_N = targets_N - first
         here_N = valid_N & (local_N >= 0) & (local_N < num_real)
         index_N1 = local_N.masked_fill(~here_N, 0).unsqueeze(-1)
-        target_N = all_reduce(x_NV.gather(-1, index_N1).squeeze(-1).masked_fill(~here_N, 0.0), tp)
-        probabilities_NV = x_NV.exp_()
-        total_N = all_reduce(probabilities_NV.sum(dim=-1), tp)
-        probabilities_NV /= total_N.unsqueeze(-1)
-        ctx.save_for_backward(probabilities_NV, index_N1, here_N, valid_N)
-        ctx.dtype = logits_NV.dtype
+        target_N = logits_NV.gather(-1, index_N1).squeeze(-1).float() - top_N
+        target_N = all_reduce(target_N.masked_fill(~here_N, 0.0), tp)
+        sums = [_exponentials(real_NV, top_N, rows).sum(dim=-1) for rows in row_blocks(logits_NV)]
+        total_N = all_reduce(torch.cat(sums), tp)
+        ctx.save_for_backward(logits_NV, top_N, total_N, index_N1, here_N, valid_N)
+        ctx.num_real = num_real
         return (total_N.log() - target_N).masked_fill(~valid_N, 0.0)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        probabilities_NV, index_N1, here_N, valid_N = ctx.saved_tensors
-        grad_NV = probabilities_NV.clone()
-        grad_NV.scatter_add_(-1, index_N1, -here_N.to(grad_NV.dtype).unsqueeze(-1))
-        grad_NV *= (grads[0] * valid_N).unsqueeze(-1)
-        return grad_NV.to(ctx.dtype), None, None, None
+        logits_NV, top_N, total_N, index_N1, here_N, valid_N = ctx.saved_tensors
+        real_NV = logits_NV[:, : ctx.num_real]
+        grad_NV = torch.zeros_like(logits_NV) if ctx.num_real < logits_NV.shape[-1] else torch.empty_like(logits_NV)
+        scale_N1 = (grads[0] * valid_N).unsqueeze(-1)
+        for rows in row_blocks(logits_NV) if ctx.num_real else ():
+            block_NV = _exponentials(real_NV, top_N, rows).div_(total_N[rows].unsqueeze(-1))
+            block_NV.scatter_add_(-1, index_N1[rows], -here_N[rows].to(block_NV.dtype).unsqueeze(-1))
+            grad_NV[rows, : ctx.num_real] = block_NV.mul_(scale_N1[rows])
+        return grad_NV, None, None, None
+
+
+def _top(real_NV: torch.Tensor) -> torch.Tensor:
+    """The largest of each row in fp32; -inf where a rank has none but padding."""
+    if not real_NV.shape[-1]:
+        return real_NV.new_full(real_NV.shape[:1], float("-inf"), dtype=torch.float32)
+    return real_NV.amax(dim=-1).float()
+
+
+def _exponentials(real_NV: torch.Tensor, top_N: torch.Tensor, rows: slice) -> torch.Tensor:
+    """exp(logits - top) of some rows, fp32."""
+    return real_NV[rows].float().sub(top_N[rows].unsqueeze(-1)).exp_()
 
 
 def vocab_parallel_cross_entropy(

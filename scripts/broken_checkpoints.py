@@ -21,7 +21,8 @@ import numpy as np
 
 from tk.checkpoint import Checkpoint, RunFolder, commit, write_part
 from tk.core.errors import CheckpointError
-from tk.core.layout import Layout, Split, TensorSpec, owned
+from tk.core.layout import Layout, owned
+from tk.core.tensors import Split, TensorSpec
 
 Document = dict[str, Any]
 Change = Callable[[Path], None]

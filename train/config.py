@@ -16,7 +16,8 @@ from pydantic import (
 
 from ..core.config import Section
 from ..core.errors import ParallelError
-from ..core.layout import Layout, Table
+from ..core.layout import Layout
+from ..core.tensors import Table
 from ..model.config import ModelConfig
 
 
@@ -105,6 +106,8 @@ class TrainSection(Section):
         max_skipped_steps: steps left out in a row, after which the run ends all the same.
         freeze: patterns of parameters that stay as they are (see train/freezing.py).
         stop_timeout: seconds that ranks get to finish a step and save once asked to stop.
+        compile: whether the layers go through torch.compile at the first step.
+        deterministic: whether a GPU only uses algorithms that give the same bits every time; a CPU always does.
         profile: "A:B" traces steps A to B, both included; "" none.
     """
 
@@ -120,6 +123,8 @@ class TrainSection(Section):
     max_skipped_steps: int = Field(default=10, ge=1)
     freeze: tuple[str, ...] = ()
     stop_timeout: float = Field(default=120.0, gt=0, le=86400)
+    compile: bool = False
+    deterministic: bool = False
     profile: str = ""
 
     @field_validator("profile")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from ..core.layout import Table
+from ..core.tensors import Table
 from ..parallel.mesh import Mesh
 from .config import OptimizerSection, PrecisionSection
 from .loss_scale import LossScale

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..core.layout import TensorSpec
+from ..core.tensors import TensorSpec
 from .saving.snapshot import CODES
 from .zero.flat_buffers import FlatBuffers
 from .zero.parameter_gather import Unit

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ..core.errors import ConfigError
-from ..core.layout import TensorSpec
+from ..core.tensors import TensorSpec
 
 
 def without_frozen(table: Sequence[TensorSpec], patterns: Iterable[str]) -> tuple[TensorSpec, ...]:

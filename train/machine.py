@@ -120,11 +120,20 @@ def _limit(value: int) -> str:
 def _software() -> Iterator[Fact]:
     yield Fact("software", "Python", platform.python_version())
     yield _torch()
+    yield _compiler()
     for name, purpose, command in _EXTRAS:
         if importlib.util.find_spec(name):
             yield Fact("software", name, importlib.metadata.version(name))
         else:
             yield Fact("software", name, "not installed", "note", f"only for {purpose}: {command}")
+
+
+def _compiler() -> Fact:
+    """What torch.compile needs on a CPU."""
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    hint = "only for [train] compile = true: apt install g++, or CXX=PATH"
+    return Fact("software", "C++ compiler", found or "none", "ok" if found else "note", "" if found else hint)
 
 
 def _torch() -> Fact:

@@ -5,9 +5,10 @@ import math
 import torch
 
 from ..core.errors import TkError
-from ..parallel.collectives import all_gather, all_reduce_max
+from ..parallel.collectives import all_gather
 from .config import TrainSection
 from .engine import Engine
+from .launch.watch import name_ranks
 
 
 class NonFinitePolicy:
@@ -48,20 +49,23 @@ class NonFinitePolicy:
         losses = all_gather(local_loss.double().reshape(1), self.engine.mesh.world)
         ranks = [str(rank) for rank, value in enumerate(losses) if not torch.isfinite(value).all()]
         where = f"The loss of rank {', '.join(ranks)} is not finite" if ranks else "Every rank's own loss is finite"
-        parameter = self._first_parameter()
+        parameter, holders = self._first_parameter()
         if parameter:
-            where += f"; the first gradient that is not is that of {parameter}"
+            where += f"; the first gradient that is not is that of {parameter}, as {name_ranks(holders)} reduced it"
         often = f" {self.skipped} steps in a row were so." if self.skipped > 1 else ""
         return (
             f"Step {step}: loss {loss}, gradient norm {grad_norm}; both must be finite. {where}.{often} Nothing was "
             'updated. Lower the learning rate, look at the batch\'s rows, or set train.on_nonfinite = "skip".'
         )
 
-    def _first_parameter(self) -> str:
-        """The first tensor of the table whose reduced gradient is not finite, on any rank; "" if there is none."""
+    def _first_parameter(self) -> tuple[str, list[int]]:
+        """The first tensor of the table whose reduced gradient is not finite, and the ranks that own such values of it;
+        "" if there is none."""
         buffers, table = self.engine.buffers, self.engine.table
         index = {spec.name: place for place, spec in enumerate(table)}
         bad = [index[shard.piece.tensor.name] for shard, grads in buffers.own_runs() if not torch.isfinite(grads).all()]
-        first = torch.tensor(-min(bad, default=len(table)), dtype=torch.int64, device=self.engine.device)
-        place = -int(all_reduce_max(first, self.engine.mesh.world))
-        return table[place].name if place < len(table) else ""
+        mine = torch.tensor([min(bad, default=len(table))], dtype=torch.int64, device=self.engine.device)
+        firsts = [int(first) for first in all_gather(mine, self.engine.mesh.world)]
+        place = min(firsts)
+        holders = [rank for rank, first in enumerate(firsts) if first == place]
+        return (table[place].name, holders) if place < len(table) else ("", [])

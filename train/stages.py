@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ..core.layout import Table, stages
+from ..core.layout import stages
+from ..core.tensors import Table
 from ..model.balance import RouterBalance
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder

@@ -11,6 +11,7 @@ from ..model.registry import tensor_table
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from ..parallel.weight_grads import WeightGradQueue
+from .compiling import compile_layers
 from .config import TrainConfig
 from .data.batches import MicroBatch, global_batch
 from .engine import DTYPES, Engine
@@ -102,6 +103,8 @@ class Trainer:
         )
         if self.config.zero.stage == 3:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
+        if self.config.train.compile:
+            compile_layers(self.stages, self.config, self.device)
         return engine
 
     def _fill(self, local: LocalParam, parameter: torch.Tensor) -> None:

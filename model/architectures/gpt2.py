@@ -6,7 +6,7 @@ c_attn holds the columns of q, k and v side by side; a tensor-parallel rank owns
 from collections.abc import Iterator
 from typing import Any
 
-from ...core.layout import Split, TensorSpec
+from ...core.tensors import Split, TensorSpec
 from ..config import ModelConfig
 from ..spec import EMBEDDING, POSITIONS, Architecture, DecoderSpec, DenseSpec, LayerSpec
 

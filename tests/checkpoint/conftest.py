@@ -2,7 +2,7 @@
 
 import pytest
 
-from tk.core.layout import TensorSpec
+from tk.core.tensors import TensorSpec
 from tk.tests.checkpoint.saving import llama_table
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from tk.checkpoint import Checkpoint, RunFolder, export_links, reshard
 from tk.checkpoint.save_job import SaveJob
 from tk.core import dtypes
-from tk.core.layout import Layout, Owned, Split, TensorSpec
+from tk.core.layout import Layout, Owned
+from tk.core.tensors import Split, TensorSpec
 
 TABLE = (
     TensorSpec("model.embed_tokens.weight", (7, 4), Split(0, rule="pad")),

@@ -8,7 +8,8 @@ import numpy as np
 
 from tk.checkpoint import RunFolder, commit, write_part
 from tk.core import dtypes
-from tk.core.layout import Layout, Owned, Split, TensorSpec, owned
+from tk.core.layout import Layout, Owned, owned
+from tk.core.tensors import Split, TensorSpec
 
 STATES = {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}
 MIXED = {"weight": "BF16", "master": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}

@@ -17,7 +17,8 @@ from tk.checkpoint.chunk import BLOCK
 from tk.checkpoint.safetensors_file import read_header
 from tk.core.errors import CheckpointError, ManifestError, NotCommitted, ShapeMismatch, ShardCorrupt, ShardMissing
 from tk.core.geometry import Box
-from tk.core.layout import Layout, Split, TensorSpec
+from tk.core.layout import Layout
+from tk.core.tensors import Split, TensorSpec
 from tk.scripts.broken_checkpoints import flip, rewrite_manifest, rewrite_part
 from tk.tests.checkpoint.saving import STATES, llama_table, save_step
 

@@ -13,7 +13,8 @@ from safetensors import safe_open
 from tk.checkpoint import Checkpoint, Options, export_links, prepare_export, prepare_reshard, reshard
 from tk.core import dtypes
 from tk.core.errors import CheckpointError, ConfigError, ManifestError, ShapeMismatch, ShardMissing
-from tk.core.layout import Layout, TensorSpec
+from tk.core.layout import Layout
+from tk.core.tensors import TensorSpec
 from tk.tests.checkpoint.saving import MIXED, llama_table, save_step, true_values
 
 TABLE = llama_table(hidden=32, inner=48, heads=4, kv_heads=2, vocab=101, layers=2, tied=False)

@@ -8,7 +8,8 @@ import pytest
 from tk.checkpoint import Checkpoint, reshard
 from tk.core import dtypes
 from tk.core import layout as core_layout
-from tk.core.layout import Layout, TensorSpec, owned
+from tk.core.layout import Layout, owned
+from tk.core.tensors import Split, TensorSpec
 from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, cut, mixed_table, save_step, true_values
 
 LAYOUTS = [
@@ -146,9 +147,9 @@ def test_an_untied_head_and_fp32_weights_over_all_pairs(tmp_path: Path) -> None:
 def test_fused_columns_of_a_transposed_tensor(tmp_path: Path) -> None:
     """A tensor of three column boxes per rank, with a scalar and a 3-D one beside it, whichever way they were cut."""
     table = (
-        TensorSpec("attn", (12, 24), core_layout.Split(1, 4, sections=3), 0),
-        TensorSpec("attn.bias", (24,), core_layout.Split(0, 4, sections=3), 0),
-        TensorSpec("conv", (3, 8, 5), core_layout.Split(1), 0),
+        TensorSpec("attn", (12, 24), Split(1, 4, sections=3), 0),
+        TensorSpec("attn.bias", (24,), Split(0, 4, sections=3), 0),
+        TensorSpec("conv", (3, 8, 5), Split(1), 0),
         TensorSpec("scale", (), None, "last"),
     )
     saved = save_step(tmp_path / "run", table, Layout(tp=2, dp=3, zero=1), STATES)

@@ -14,7 +14,8 @@ from tk.checkpoint.region import Region, copy_region, count_before, position_of,
 from tk.core import dtypes
 from tk.core.dtypes import BF16, FP32
 from tk.core.geometry import Box
-from tk.core.layout import Layout, TensorSpec
+from tk.core.layout import Layout
+from tk.core.tensors import TensorSpec
 from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, llama_table, save_step, true_values
 
 

@@ -18,7 +18,8 @@ import pytest
 from tk.checkpoint import Checkpoint, RunFolder, commit, storage, write_part
 from tk.core.errors import CheckpointError, ManifestError, NotCommitted, ShardMissing
 from tk.core.geometry import Box
-from tk.core.layout import Layout, Owned, TensorSpec, owned
+from tk.core.layout import Layout, Owned, owned
+from tk.core.tensors import TensorSpec
 from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, cut, llama_table, save_step, true_values
 
 SMALL = llama_table(layers=1)

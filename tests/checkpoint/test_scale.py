@@ -15,7 +15,8 @@ from tk.checkpoint.region import Region, shared_span
 from tk.core import dtypes
 from tk.core.errors import ShardCorrupt, ShardMissing
 from tk.core.geometry import Box
-from tk.core.layout import Layout, Split, TensorSpec, split_boxes
+from tk.core.layout import Layout
+from tk.core.tensors import Split, TensorSpec, split_boxes
 
 TABLE = llama_405b(num_layers=4)
 LAYOUT = Layout(tp=8, pp=4, dp=4, zero=1)

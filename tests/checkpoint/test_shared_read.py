@@ -15,7 +15,8 @@ from tk.checkpoint.read_plan import AREA, ReadPlanner, Want
 from tk.checkpoint.shared_read import Peers, read_all
 from tk.core import dtypes
 from tk.core.errors import CheckpointError, ShardCorrupt
-from tk.core.layout import Layout, Split, TensorSpec, buckets, local_params, shards
+from tk.core.layout import Layout, buckets, local_params, shards
+from tk.core.tensors import Split, TensorSpec
 from tk.tests.checkpoint.faults import watched
 from tk.tests.checkpoint.saving import MIXED, assert_equal, mixed_table, save_step, true_values
 from tk.tests.checkpoint.thread_peers import counted_reads, together

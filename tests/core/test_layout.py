@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 
 from tk.core.errors import ParallelError
 from tk.core.geometry import Box, covers_exactly, flat_to_boxes
-from tk.core.layout import (
-    Layout,
-    Owned,
-    Split,
-    TensorSpec,
-    buckets,
-    local_params,
-    owned,
-    shards,
-    split_boxes,
-    stages,
-)
+from tk.core.layout import Layout, Owned, buckets, local_params, owned, shards, stages
+from tk.core.tensors import Split, TensorSpec, split_boxes
 
 HEAD = 4
 SLOTS = ("weight", "master", "exp_avg")

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from tk.core.layout import Layout, Owned, TensorSpec, buckets, local_params, shards
+from tk.core.layout import Layout, Owned, buckets, local_params, shards
 from tk.core.replicas import replicated
+from tk.core.tensors import TensorSpec
 from tk.tests.checkpoint.saving import llama_table
 
 SLOTS = ("weight", "exp_avg")

@@ -18,10 +18,22 @@ FLOORS = {
 }
 # The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
 COMPUTE: dict[str, set[str]] = {
-    "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "linear", "mesh", "point_to_point"},
+    "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "linear", "mesh", "point_to_point"}
+    | {"row_blocks"},
     "model": {"activation", "attention", "balance", "decoder", "experts", "init", "loading", "mlp", "norm", "placement"}
     | {"recompute", "rope"},
-    "train": {"engine", "evaluate", "foreign_model", "inputs", "loss", "model_engine", "nonfinite", "passes", "stages"}
+    "train": {
+        "compiling",
+        "engine",
+        "evaluate",
+        "foreign_model",
+        "inputs",
+        "loss",
+        "model_engine",
+        "nonfinite",
+        "passes",
+        "stages",
+    }
     | {"trainer", "launch.attempt", "launch.flight_recorder", "launch.worker", "parity.measure", "pipeline.executor"}
     | {"records.metrics"}
     | {"records.step_log", "records.step_profiler", "saving.replica_check", "saving.run_state", "saving.saver"}

@@ -1,5 +1,6 @@
 """Paged attention against torch's own on the same keys and values, and its bits against other batches and cuts."""
 
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -14,6 +15,14 @@ from tk.infer.step_plan import Array, Span
 
 BLOCK, NUM_BLOCKS = 32, 64
 LENGTH = 600  # three tiles
+
+
+@dataclass
+class Layer:
+    """The layer that attends."""
+
+    layer: int
+    window: int | None
 
 
 class Case:
@@ -50,7 +59,7 @@ class Case:
                     part.append(source[(start + 7 * i) % LENGTH][None])
             attend = PagedAttention(cache, spans, torch.from_numpy(np.concatenate(slots)), self.heads)
             q, k, v = (torch.cat(part) for part in parts)
-            outputs.append(attend(0, q, k, v, window)[:length])
+            outputs.append(attend(Layer(0, window), q, k, v)[:length])
         return torch.cat(outputs)
 
     def _append(self, cache: KVCache, table: Array, positions: Array, values: torch.Tensor) -> None:

@@ -6,7 +6,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from tk.core.layout import Layout, TensorSpec, buckets, local_params, shards
+from tk.core.layout import Layout, buckets, local_params, shards
+from tk.core.tensors import TensorSpec
 from tk.tests.rank_pool import RankPool
 
 SHAPES = {"one": (1, 4), "five": (5, 3), "seven": (7, 2, 2), "nine": (9, 2), "bias": (8,)}

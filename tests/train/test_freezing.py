@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.core.layout import TensorSpec
+from tk.core.tensors import TensorSpec
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
 from tk.train.freezing import frozen_tensors

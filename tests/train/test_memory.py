@@ -62,6 +62,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero 1 bf16": {"zero": {"stage": 1}, "precision": {"params": "bf16"}},
     "tp": {"parallel": {"tp": 2, "dp": 1}},
     "pp": {"parallel": {"pp": 2, "dp": 1}},
+    "tp, sequence parallel": {"parallel": {"tp": 2, "dp": 1, "sequence_parallel": True}},
+    "selective recompute": {"recompute": {"mode": "selective"}},
     "full recompute": {"recompute": {"mode": "full"}},
 }
 

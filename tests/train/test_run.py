@@ -71,7 +71,7 @@ def test_ctrl_c_saves_and_the_resumed_run_is_bit_equal(
     configure: Configure, write_toml: WriteToml, tmp_path: Path
 ) -> None:
     parallel = {"parallel": {"tp": 2}, "zero": {"stage": 1}}
-    whole = write_toml(configure("whole", train={"steps": 60}, **parallel), "whole.toml")
+    whole = write_toml(configure("whole", train={"steps": 60, "deterministic": True}, **parallel), "whole.toml")
     assert _run(str(whole))[0] == 0
     config = write_toml(configure("stopped", train={"steps": 60}, **parallel), "stopped.toml")
     process = _start(str(config))
@@ -126,7 +126,9 @@ def test_a_killed_rank_ends_the_job_with_its_name(configure: Configure, write_to
     os.kill(_rank(process, 1), signal.SIGKILL)
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1
-    assert re.search(r"Rank 1 of 2 was killed by SIGKILL: rank 1 is at step \d+ in [\w -]+; rank 0 waits at step", errors)
+    assert re.search(
+        r"Rank 1 of 2 was killed by SIGKILL: rank 1 is at step \d+ in [\w -]+; rank 0 waits at step", errors
+    )
     assert not any(Path(f"/proc/{child}").exists() for child in children), "no rank outlives the job"
 
 
@@ -141,7 +143,9 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1
     assert time.monotonic() - stopped < 25
-    assert re.search(r"No progress for 6 seconds.*rank 1 is at step \d+ in [\w -]+; rank 0 waits at step \d+ in", errors)
+    assert re.search(
+        r"No progress for 6 seconds.*rank 1 is at step \d+ in [\w -]+; rank 0 waits at step \d+ in", errors
+    )
     record = Path(re.search(r"\(flight recorder\) are in (\S+)\.", errors)[1])  # type: ignore[index]
     last = json.loads(record.read_bytes())["entries"][-1]
     assert last["profiling_name"] == "gloo:all_reduce"

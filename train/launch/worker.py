@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ...core.config import parse
 from ...core.errors import ConfigError, TkError
+from ...core.process import keep_freed_memory
 from ...parallel.mesh import Mesh
 from ..config import TrainConfig
 from ..initial_model import resolve
@@ -62,6 +63,8 @@ def _join(
         raise ConfigError(
             "RANK and WORLD_SIZE are set and MASTER_ADDR is not: start ranks with torchrun, or unset both."
         )
+    if config.train.deterministic:
+        _be_deterministic()
     device = _device()
     backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=config.parallel.timeout_seconds)
     if rendezvous == "env://" and agents_keep_a_store():
@@ -87,8 +90,15 @@ def _number(variable: str) -> int:
     return int(text)
 
 
+def _be_deterministic() -> None:
+    """Before anything is done on a GPU: cuBLAS reads its variable when its first handle is made."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
 def _device() -> torch.device:
     if not torch.cuda.is_available():
+        keep_freed_memory()
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from ...core.config import parse
 from ...core.errors import TkError
-from ...core.layout import Table
+from ...core.process import keep_freed_memory
+from ...core.tensors import Table
 from ...parallel.collectives import all_reduce
 from ...parallel.mesh import Mesh
 from ..config import TrainConfig
@@ -31,6 +32,7 @@ class Measurer:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
+        keep_freed_memory()
         self.store = ""
         self.mesh = Mesh.alone()
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...core.config import parse
 from ...core.errors import ConfigError
-from ...core.layout import TensorSpec, local_params
+from ...core.layout import local_params
+from ...core.tensors import TensorSpec
 from ...model.config import ModelConfig
 from ...model.registry import tensor_table
 from ..config import ParallelSection, RecomputeSection, TrainConfig, ZeroSection

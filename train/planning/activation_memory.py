@@ -25,6 +25,7 @@ from ...model.spec import DecoderSpec, ExpertsSpec
 
 FP32 = 4
 INDEX = 8  # int64
+LOSS_BLOCK = 2**18  # elements: parallel/row_blocks.py
 Recompute = Literal["none", "selective", "full"]
 
 
@@ -102,11 +103,9 @@ def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
 
 
 def logits_bytes(shape: PassShape) -> int:
-    """The most that head and loss take at once: logits, fp32 probabilities, and in backward their gradient, in fp32
-    and, where that is not the parameters' format, in theirs."""
+    """The most that head and loss take at once: the logits, in backward their gradient, and a block of it in fp32."""
     values = shape.tokens * shape.vocab_rows
-    narrow = shape.itemsize if shape.itemsize < FP32 else 0
-    return values * (shape.itemsize + FP32 + FP32 + narrow)
+    return 2 * values * shape.itemsize + min(values, LOSS_BLOCK) * FP32
 
 
 def backward_bytes(shape: PassShape, stage: Stage) -> int:

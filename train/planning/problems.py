@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from ...core.errors import ParallelError
-from ...core.layout import Layout, Table, num_layers, split_boxes
+from ...core.layout import Layout
+from ...core.tensors import Table, num_layers, split_boxes
 from ..config import TrainConfig
 
 

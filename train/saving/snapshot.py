@@ -12,7 +12,8 @@ from ...checkpoint.reader import Checkpoint
 from ...checkpoint.shared_read import ALONE, Peers, read_all
 from ...core.dtypes import FP32
 from ...core.errors import CheckpointError
-from ...core.layout import Owned, Shard, TensorSpec, owned
+from ...core.layout import Owned, Shard, owned
+from ...core.tensors import TensorSpec
 from ...model.loading import check_tensors
 from ..zero.sharded_adamw import ShardedAdamW
 

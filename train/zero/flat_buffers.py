@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ...core.layout import Bucket, LocalParam, Shard, Table, buckets, local_params, shards
+from ...core.layout import Bucket, LocalParam, Shard, buckets, local_params, shards
+from ...core.tensors import Table
 from ...parallel.mesh import Mesh
 
 Fill = Callable[[LocalParam, torch.Tensor], None]  # writes a parameter's first values, padding included
