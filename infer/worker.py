@@ -18,7 +18,7 @@ from ..core.progress import format_bytes
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder
 from ..model.loading import load_weights, peers
-from ..parallel.mesh import ALONE, Group
+from ..parallel.mesh import ALONE, Group, join_world
 from .ipc import Frame, error_frame, receive, send
 from .kv_cache import TORCH_DTYPES, KVCache
 from .model_runner import ModelRunner, num_slices
@@ -100,4 +100,4 @@ def _join(rank: int, size: int, store: str, device: torch.device) -> Group:
         return ALONE
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
-    return Group(dist.group.WORLD, rank, size)
+    return join_world()

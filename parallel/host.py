@@ -1,17 +1,12 @@
 """Which ranks share a machine: those can hand each other bytes through memory."""
 
-import os
 from datetime import timedelta
-from pathlib import Path
-from typing import Final
 
 import torch.distributed as dist
 
 from .collectives import gather_bytes
+from .local_link import host_identity
 from .mesh import ALONE, Group
-
-_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-_PROCESSES: Final = Path("/proc/self/ns/pid")
 
 
 def on_this_host(world: Group, timeout: float) -> Group:
@@ -20,7 +15,7 @@ def on_this_host(world: Group, timeout: float) -> Group:
     Args:
         timeout: seconds after which the group's collectives give up.
     """
-    here = f"{_BOOT.read_text().strip()} {os.stat(_PROCESSES).st_ino}".encode()
+    here = host_identity()
     hosts: dict[bytes, list[int]] = {}
     for rank, name in enumerate(gather_bytes(here, world)):
         hosts.setdefault(name, []).append(rank)

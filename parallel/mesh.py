@@ -1,5 +1,6 @@
 """Process groups by mesh axis, passed by hand to whoever communicates: there is no global group object."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -9,18 +10,25 @@ import torch.distributed as dist
 
 from ..core.errors import ParallelError
 from ..core.layout import Coordinates, Layout
+from .local_link import Link, Switchboard
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks that one communicates with along an axis; `process_group` is None where one is alone."""
+    """The ranks that one communicates with along an axis; `process_group` is None where one is alone.
+
+    Attributes:
+        link: a faster way for small messages between CPUs of one host.
+    """
 
     process_group: dist.ProcessGroup | None = None
     rank: int = 0
     size: int = 1
+    link: Link | None = None
 
 
 ALONE = Group()
+_PATIENCE = 600.0  # seconds
 ONE_RANK = Layout()
 
 
@@ -78,30 +86,42 @@ class Mesh:
         rank, timeout = dist.get_rank(), timedelta(seconds=timeout_seconds)
         group_size = layout.group_size
         places = np.arange(world).reshape(layout.pp, layout.dp // group_size, group_size, layout.tp)
-        axes = [
-            _one_of(np.moveaxis(places, axis, -1).reshape(-1, places.shape[axis]), rank, timeout) for axis in range(4)
-        ]
-        pp, replicate, shard, tp = axes
         neighbours = places.reshape(-1, max(1, layout.tp // num_kv_heads))
         ends = places.reshape(layout.pp, -1)[[0, -1]].T if tied and layout.pp > 1 else places.reshape(-1, 1)
+        by_axis = [np.moveaxis(places, axis, -1).reshape(-1, places.shape[axis]) for axis in range(4)]
+        with ExitStack() as stack:
+            board = stack.enter_context(Switchboard(timeout_seconds)) if dist.get_backend() == "gloo" else None
+            pp, replicate, shard, tp, kv_heads, last = (
+                _one_of(sets, rank, timeout, board) for sets in (*by_axis, neighbours, ends)
+            )
+            link = board.link(range(world)) if board else None
         return Mesh(
             layout,
             layout.coordinates(rank),
-            Group(dist.group.WORLD, rank, world),
+            Group(dist.group.WORLD, rank, world, link),
             pp=pp,
             replicate=replicate,
             shard=shard,
             tp=tp,
-            kv_heads=_one_of(neighbours, rank, timeout),
-            ends=_one_of(ends, rank, timeout),
+            kv_heads=kv_heads,
+            ends=last,
         )
 
 
-def _one_of(sets: npt.NDArray[np.int64], rank: int, timeout: timedelta) -> Group:
+def join_world() -> Group:
+    """The group of all ranks of an initialised default process group, for who needs no mesh."""
+    with ExitStack() as stack:
+        board = stack.enter_context(Switchboard(_PATIENCE)) if dist.get_backend() == "gloo" else None
+        world = dist.get_world_size()
+        return Group(dist.group.WORLD, dist.get_rank(), world, board.link(range(world)) if board else None)
+
+
+def _one_of(sets: npt.NDArray[np.int64], rank: int, timeout: timedelta, board: Switchboard | None) -> Group:
     """This rank's group of disjoint sets, a row each; every rank makes every group, in the same order."""
     mine = ALONE
     for ranks in sets.tolist() if sets.shape[1] > 1 else ():
         group = dist.new_group(ranks, timeout=timeout)
+        link = board.link(ranks) if board else None
         if rank in ranks:
-            mine = Group(group, ranks.index(rank), len(ranks))
+            mine = Group(group, ranks.index(rank), len(ranks), link)
     return mine

@@ -4,14 +4,18 @@ Every message between two ranks is matched by order, not by name, so both must p
 together goes out together: with NCCL a rank may send to and receive from the same peer in one call without deadlock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.distributed as dist
 
-from .collectives import all_reduce
+from .collectives import Work, all_reduce, link_for
 from .mesh import Group
+
+# Bytes that a socket takes at once: what it does not would wait until the sender, who computes on, waits for something.
+_LINKED: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Pending:
     """A message on its way. Its tensor is kept until it is waited for and must not be written meanwhile."""
 
     tensor: torch.Tensor
-    works: tuple[dist.Work, ...]
+    works: tuple[Work, ...]
 
     def wait(self) -> torch.Tensor:
         """The tensor, once it may be used (received) or written again (sent). On CUDA the current stream waits.
@@ -59,17 +63,30 @@ def exchange(messages: Sequence[Send | Receive], group: Group) -> list[Pending]:
     Raises:
         RuntimeError: the connection to a peer is broken.
     """
-    operations = [
-        dist.P2POp(dist.isend, message.tensor.contiguous(), group=group.process_group, group_peer=message.destination)
-        if isinstance(message, Send)
-        else dist.P2POp(dist.irecv, message.tensor, group=group.process_group, group_peer=message.source)
-        for message in messages
-    ]
+    pending: dict[int, Pending] = {}
+    operations: dict[int, dist.P2POp] = {}
+    for index, message in enumerate(messages):
+        tensor = message.tensor.contiguous() if isinstance(message, Send) else message.tensor
+        if link := link_for(tensor, group, _LINKED):
+            sends = {message.destination: tensor} if isinstance(message, Send) else {}
+            receives = {} if isinstance(message, Send) else {message.source: tensor}
+            pending[index] = Pending(tensor, (link.exchange(sends, receives),))
+        elif isinstance(message, Send):
+            operations[index] = dist.P2POp(
+                dist.isend, tensor, group=group.process_group, group_peer=message.destination
+            )
+        else:
+            operations[index] = dist.P2POp(dist.irecv, tensor, group=group.process_group, group_peer=message.source)
+    return [each for _, each in sorted((pending | _post(operations)).items())]
+
+
+def _post(operations: Mapping[int, dist.P2POp]) -> dict[int, Pending]:
+    """Posts c10d's messages as one batch."""
     if not operations:
-        return []
-    works = tuple(dist.batch_isend_irecv(operations))
+        return {}
+    works = tuple(dist.batch_isend_irecv(list(operations.values())))
     one_each = len(works) == len(operations)  # NCCL has one work for the whole batch
-    return [
-        Pending(operation.tensor, works[index : index + 1] if one_each else works)
-        for index, operation in enumerate(operations)
-    ]
+    return {
+        index: Pending(operation.tensor, works[place : place + 1] if one_each else works)
+        for place, (index, operation) in enumerate(operations.items())
+    }

@@ -87,9 +87,9 @@ def _serve() -> None:
                 answer = {"result": _load(Path(job["file"]), job["function"])(**job["arguments"])}
             finally:
                 dist.destroy_process_group()
-                gc.collect()  # a group that a cycle of references keeps alive keeps threads that poll
         except BaseException:
             answer = {"error": f"rank {job['rank']}:\n{traceback.format_exc()}"}
+        gc.collect()  # a group that a cycle of references keeps alive keeps threads that poll, and peers that wait
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -18,8 +18,8 @@ FLOORS = {
 }
 # The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
 COMPUTE: dict[str, set[str]] = {
-    "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "linear", "mesh", "point_to_point"}
-    | {"row_blocks"},
+    "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "linear", "local_link", "mesh"}
+    | {"point_to_point", "row_blocks"},
     "model": {"activation", "attention", "balance", "decoder", "experts", "init", "loading", "mlp", "norm", "placement"}
     | {"recompute", "rope"},
     "train": {

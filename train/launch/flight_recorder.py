@@ -6,6 +6,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]  # torch's stub lacks it
 
+from ...parallel.local_link import LinkLost
 from .watch import FLIGHT_RECORD
 
 _ENTRIES = "512"  # some 0.5 KiB each in the file
@@ -25,8 +26,8 @@ def dump_flight_record(logs: Path, rank: int) -> None:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an error only shows that other ranks are gone or stuck: c10d's own, gloo's, which have no class, and
-    whatever was raised from one of them."""
-    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+    """Whether an error only shows that other ranks are gone or stuck: our links' and c10d's own, gloo's, which have no
+    class, and whatever was raised from one of them."""
+    if isinstance(error, LinkLost | dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
         return True
     return error.__cause__ is not None and is_echo(error.__cause__)

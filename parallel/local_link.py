@@ -1,0 +1,279 @@
+"""Messages between ranks of one host: a Unix socket between every two, read and written by the thread that computes.
+
+gloo hands every message from thread to thread, which takes a small collective a millisecond where ranks share cores;
+here it takes some 20 microseconds (docs/benchmarks/collectives.md). Messages between two ranks of a group are matched
+by order: every rank posts the same exchanges in the same order, as with any collective.
+"""
+
+import ctypes
+import hashlib
+import os
+import secrets
+import select
+import socket
+import struct
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import torch
+import torch.distributed as dist
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACES: Final = ("/proc/self/ns/pid", "/proc/self/ns/net")
+_HELLO: Final = struct.Struct("<16sqq")  # the listener's secret, number of the link, rank in it
+_TIMEVAL: Final = struct.Struct("ll")
+
+
+class LinkLost(RuntimeError):
+    """A peer is gone, or said nothing for too long."""
+
+
+def host_identity() -> bytes:
+    """16 bytes that are the same for processes of one host, in the same container."""
+    names = [_BOOT.read_text().strip(), *(str(os.stat(path).st_ino) for path in _NAMESPACES)]
+    return hashlib.sha256(" ".join(names).encode()).digest()[:16]
+
+
+class Connection:
+    """This end of the socket to one peer, with what is still to be sent and what is to be received, in order.
+
+    Attributes:
+        name: what errors call the peer.
+        num_sent, num_received: messages so far.
+    """
+
+    def __init__(self, end: socket.socket, name: str, outbox: "Outbox") -> None:
+        self.end, self.name, self.outbox = end, name, outbox
+        self.unsent: deque[memoryview] = deque()
+        self.expected: deque[memoryview] = deque()
+        self.num_posted = self.num_sent = self.num_received = 0
+
+    def send(self, message: memoryview) -> int:
+        """Posts a message, which must not change until it is sent; returns its number."""
+        self.num_posted += 1
+        self.unsent.append(message)
+        if len(self.unsent) == 1:
+            self.push()
+        return self.num_posted
+
+    def push(self) -> None:
+        """Sends what the socket takes without waiting."""
+        while self.unsent:
+            try:
+                count = self.end.send(self.unsent[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                self.outbox.add(self)
+                return
+            except OSError as error:
+                raise LinkLost(f"{self.name} is gone: {error.strerror}.") from error
+            if count < len(self.unsent[0]):
+                self.unsent[0] = self.unsent[0][count:]
+            else:
+                self.unsent.popleft()
+                self.num_sent += 1
+        self.outbox.discard(self)
+
+    def expect(self, message: memoryview) -> int:
+        """Posts room for the next message; returns its number."""
+        self.expected.append(message)
+        return self.num_received + len(self.expected)
+
+    def pull(self) -> None:
+        """Waits for some of what is expected first."""
+        if self.outbox:  # a peer may wait for what lies here before it sends what we wait for
+            self.outbox.push_until(self)
+        try:
+            count = self.end.recv_into(self.expected[0], 0, socket.MSG_WAITALL if not self.outbox else 0)
+        except BlockingIOError as error:
+            raise LinkLost(f"{self.name} said nothing for {self.outbox.timeout:g} seconds.") from error
+        except OSError as error:
+            raise LinkLost(f"{self.name} is gone: {error.strerror}.") from error
+        if count == 0:
+            raise LinkLost(f"{self.name} is gone: it closed its connection.")
+        if count < len(self.expected[0]):
+            self.expected[0] = self.expected[0][count:]
+        else:
+            self.expected.popleft()
+            self.num_received += 1
+
+
+class Outbox(set[Connection]):
+    """Connections of this process, of whatever link, whose sockets were full.
+
+    Args:
+        timeout: seconds.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__()
+        self.timeout = timeout
+
+    def push_until(self, wanted: Connection | None) -> None:
+        """Sends until all is sent, or something from `wanted` is there."""
+        while self:
+            poll = select.poll()
+            ends = {connection.end.fileno(): connection for connection in self}
+            for descriptor in ends:
+                poll.register(descriptor, select.POLLOUT)
+            if wanted is not None:
+                poll.register(wanted.end, select.POLLIN | (select.POLLOUT if wanted in self else 0))
+            events = poll.poll(self.timeout * 1000)
+            if not events:
+                raise LinkLost(f"{', '.join(each.name for each in self)} took nothing for {self.timeout:g} seconds.")
+            for descriptor, event in events:
+                if descriptor in ends and event & ~select.POLLIN:
+                    ends[descriptor].push()
+            if wanted is not None and any(
+                descriptor == wanted.end.fileno() and event & ~select.POLLOUT for descriptor, event in events
+            ):
+                return
+
+
+class Exchange:
+    """Messages that were posted together."""
+
+    def __init__(
+        self, sent: Sequence[tuple[Connection, int]], received: Sequence[tuple[Connection, int]], keep: object
+    ) -> None:
+        self._sent, self._received, self._keep = sent, received, keep
+
+    def wait(self) -> None:
+        """Returns once all have arrived, and what was sent may be written again.
+
+        Raises:
+            LinkLost: a peer is gone or too late.
+        """
+        for connection, number in self._received:
+            while connection.num_received < number:
+                connection.pull()
+        for connection, number in self._sent:
+            while connection.num_sent < number:
+                connection.outbox.push_until(None)
+
+
+class Link:
+    """The connections of one group's ranks; closed when nobody holds it any more."""
+
+    def __init__(self, connections: Mapping[int, Connection]) -> None:
+        self.connections = connections
+        weakref.finalize(self, _close, [connection.end for connection in connections.values()])
+
+    def exchange(self, sends: Mapping[int, torch.Tensor], receives: Mapping[int, torch.Tensor]) -> Exchange:
+        """Posts contiguous tensors to and from peers, by rank in the group; they belong to it until waited for.
+
+        Raises:
+            LinkLost: a peer is gone.
+        """
+        received = [(self.connections[rank], _bytes(tensor)) for rank, tensor in receives.items()]
+        sent = [(self.connections[rank], _bytes(tensor)) for rank, tensor in sends.items()]
+        return Exchange(
+            [(connection, connection.send(message)) for connection, message in sent if message],
+            [(connection, connection.expect(message)) for connection, message in received if message],
+            self,
+        )
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """A contiguous tensor's memory. Not by `numpy()`: it forbids the storage ever to be resized, as ZeRO 3 does."""
+    memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # type: ignore[attr-defined]  # lives as long as any view of the memory
+    return memoryview(memory)
+
+
+def _close(ends: Sequence[socket.socket]) -> None:
+    for end in ends:
+        end.close()
+
+
+class Switchboard:
+    """Connects the ranks of groups; a context, entered by every rank of the default process group, which is gloo.
+
+    Args:
+        timeout: seconds after which a rank that waits for another gives up.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.rank = dist.get_rank()
+        self.outbox = Outbox(timeout)
+        self._num_links = 0
+        self._secret = secrets.token_bytes(16)
+        self._waiting: dict[tuple[int, int], socket.socket] = {}
+        self._listener = socket.socket(socket.AF_UNIX)
+        name = secrets.token_bytes(16)
+        self._listener.bind(_address(name))
+        self._listener.listen(dist.get_world_size())
+        self._listener.settimeout(timeout)
+        mine = torch.frombuffer(bytearray(host_identity() + name + self._secret), dtype=torch.uint8)
+        everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everybody, mine)
+        self._records = [bytes(record.numpy()) for record in everybody]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        _close(list(self._waiting.values()))
+
+    def link(self, ranks: Sequence[int]) -> Link | None:
+        """Connects some ranks with each other; None if they are not all on one host, or this one is not among them.
+
+        Every rank calls it for the same sets of ranks in the same order.
+
+        Raises:
+            LinkLost: a rank did not come.
+        """
+        self._num_links += 1
+        if self.rank not in ranks or len({self._records[rank][:16] for rank in ranks}) > 1:
+            return None
+        mine = ranks.index(self.rank)
+        ends = {place: self._call(ranks[place], mine) for place in range(mine)}
+        ends |= {place: self._answer(place) for place in range(mine + 1, len(ranks))}
+        return Link({place: Connection(end, f"Rank {ranks[place]}", self.outbox) for place, end in ends.items()})
+
+    def _call(self, rank: int, mine: int) -> socket.socket:
+        end = socket.socket(socket.AF_UNIX)
+        try:
+            end.connect(_address(self._records[rank][16:32]))
+            end.sendall(_HELLO.pack(self._records[rank][32:], self._num_links, mine))
+        except OSError as error:
+            end.close()
+            raise LinkLost(f"Rank {rank} cannot be reached: {error.strerror}.") from error
+        return self._ready(end)
+
+    def _answer(self, place: int) -> socket.socket:
+        wanted = (self._num_links, place)
+        while wanted not in self._waiting:
+            try:
+                end, _ = self._listener.accept()
+            except TimeoutError as error:
+                raise LinkLost(f"Nobody connected for {self.timeout:g} seconds.") from error
+            end.settimeout(self.timeout)
+            hello = end.recv(_HELLO.size, socket.MSG_WAITALL)
+            secret, number, caller = _HELLO.unpack(hello.ljust(_HELLO.size, b"\0"))
+            if secrets.compare_digest(secret, self._secret):
+                self._waiting[number, caller] = self._ready(end)
+            else:
+                end.close()
+        return self._waiting.pop(wanted)
+
+    def _ready(self, end: socket.socket) -> socket.socket:
+        """Blocking for the timeout by the kernel's own clock, which costs no system call."""
+        end.settimeout(None)
+        seconds = int(self.timeout)
+        end.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, int((self.timeout - seconds) * 1e6))
+        )
+        return end
+
+
+def _address(name: bytes) -> bytes:
+    """Linux's abstract namespace: no file, and gone with its socket."""
+    return b"\0tk-" + name.hex().encode()
