@@ -82,12 +82,10 @@ class Connection:
         self.expected.append(message)
         return self.num_received + len(self.expected)
 
-    def pull(self) -> None:
-        """Waits for some of what is expected first."""
-        if self.outbox:  # a peer may wait for what lies here before it sends what we wait for
-            self.outbox.push_until(self)
+    def pull(self, flags: int = socket.MSG_WAITALL) -> None:
+        """Takes some of what is expected first; waits for it unless the flags say otherwise."""
         try:
-            count = self.end.recv_into(self.expected[0], 0, socket.MSG_WAITALL if not self.outbox else 0)
+            count = self.end.recv_into(self.expected[0], 0, flags)
         except BlockingIOError as error:
             raise LinkLost(f"{self.name} said nothing for {self.outbox.timeout:g} seconds.") from error
         except OSError as error:
@@ -112,25 +110,24 @@ class Outbox(set[Connection]):
         super().__init__()
         self.timeout = timeout
 
-    def push_until(self, wanted: Connection | None) -> None:
-        """Sends until all is sent, or something from `wanted` is there."""
-        while self:
-            poll = select.poll()
-            ends = {connection.end.fileno(): connection for connection in self}
-            for descriptor in ends:
-                poll.register(descriptor, select.POLLOUT)
-            if wanted is not None:
-                poll.register(wanted.end, select.POLLIN | (select.POLLOUT if wanted in self else 0))
-            events = poll.poll(self.timeout * 1000)
-            if not events:
-                raise LinkLost(f"{', '.join(each.name for each in self)} took nothing for {self.timeout:g} seconds.")
-            for descriptor, event in events:
-                if descriptor in ends and event & ~select.POLLIN:
-                    ends[descriptor].push()
-            if wanted is not None and any(
-                descriptor == wanted.end.fileno() and event & ~select.POLLOUT for descriptor, event in events
-            ):
-                return
+    def move(self, wanted: Connection | None = None) -> None:
+        """Sends or receives something: of these connections, whose peers may be waiting for us to read before they
+        read, or from `wanted`."""
+        poll = select.poll()
+        connections = {connection.end.fileno(): connection for connection in (*self, *([wanted] if wanted else ()))}
+        for descriptor, connection in connections.items():
+            reads = select.POLLIN if connection.expected else 0
+            poll.register(descriptor, reads | (select.POLLOUT if connection.unsent else 0))
+        events = poll.poll(self.timeout * 1000)
+        if not events:
+            names = ", ".join(sorted(connection.name for connection in connections.values()))
+            raise LinkLost(f"{names} said and took nothing for {self.timeout:g} seconds.")
+        for descriptor, event in events:
+            connection = connections[descriptor]
+            if event & ~select.POLLOUT and connection.expected:
+                connection.pull(socket.MSG_DONTWAIT)
+            elif connection.unsent:
+                connection.push()
 
 
 class Exchange:
@@ -149,10 +146,13 @@ class Exchange:
         """
         for connection, number in self._received:
             while connection.num_received < number:
-                connection.pull()
+                if connection.outbox:
+                    connection.outbox.move(connection)
+                else:  # nobody waits for anything of ours that the system has not got: the quick way
+                    connection.pull()
         for connection, number in self._sent:
             while connection.num_sent < number:
-                connection.outbox.push_until(None)
+                connection.outbox.move()
 
 
 class Link:

@@ -1,5 +1,6 @@
 """c10d's flight recorder: the last collectives of a rank, kept in memory and written to a file when it loses others."""
 
+import json
 import os
 from pathlib import Path
 
@@ -19,10 +20,12 @@ def start_flight_recorder(logs: Path) -> None:
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str((logs / "flight-recorder-nccl-rank-").absolute()))
 
 
-def dump_flight_record(logs: Path, rank: int) -> None:
-    """Writes what this rank's recorder holds to its file in `logs`, as JSON."""
+def dump_flight_record(logs: Path, rank: int, error: Exception) -> None:
+    """Writes what this rank's recorder holds to its file in `logs`, as JSON, and what ended the rank: c10d sees nothing
+    of links of our own."""
     logs.mkdir(parents=True, exist_ok=True)
-    (logs / FLIGHT_RECORD.format(rank=rank)).write_bytes(_dump_fr_trace_json())
+    record = json.loads(_dump_fr_trace_json()) | {"ended_by": str(error)}
+    (logs / FLIGHT_RECORD.format(rank=rank)).write_text(json.dumps(record), encoding="utf-8")
 
 
 def is_echo(error: BaseException) -> bool:

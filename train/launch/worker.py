@@ -48,7 +48,7 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
     except Exception as error:
         if not is_echo(error):
             raise
-        dump_flight_record(logs, rank)
+        dump_flight_record(logs, rank, error)
         if launched:
             raise
         raise give_up(heartbeat, heartbeats, world, logs, config.parallel.timeout_seconds, error) from error

@@ -1,0 +1,164 @@
+"""Links between ranks of one host beside gloo: the same results, in any order of waiting; errors name a peer."""
+
+import gc
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tk.core.layout import Layout
+from tk.parallel.collectives import (
+    all_gather,
+    all_reduce,
+    all_reduce_max,
+    broadcast,
+    start_all_gather_flat,
+    start_all_reduce,
+    start_reduce_scatter_flat,
+)
+from tk.parallel.local_link import LinkLost, Switchboard
+from tk.parallel.mesh import Group, Mesh, join_world
+from tk.parallel.point_to_point import Receive, Send, exchange
+from tk.tests.rank_pool import RankPool
+
+
+def compare_with_gloo() -> list[str]:
+    """Names of collectives whose results differ between link and gloo."""
+    linked = join_world()
+    assert linked.link is not None
+    plain = Group(linked.process_group, linked.rank, linked.size)
+    differing = []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        for count in (0, 1, 7, 4096, 70_000):
+            draw = torch.Generator().manual_seed(linked.rank)
+            values = torch.randint(-8, 8, (linked.size * count,), generator=draw).to(dtype)  # sums are exact
+            for name, collective in COLLECTIVES.items():
+                mine, theirs = (collective(values.clone(), group) for group in (linked, plain))
+                if not torch.equal(mine, theirs):
+                    differing.append(f"{name} of {count} {dtype}")
+    scalar = [all_reduce(torch.tensor(float(linked.rank)), group).item() for group in (linked, plain)]
+    return differing + ([] if scalar[0] == scalar[1] else ["a scalar"])
+
+
+def _gathered(values: torch.Tensor, group: Group) -> torch.Tensor:
+    part = values[: len(values) // group.size]
+    return start_all_gather_flat(torch.empty_like(values), part, group).wait()
+
+
+def _scattered(values: torch.Tensor, group: Group) -> torch.Tensor:
+    return start_reduce_scatter_flat(torch.empty(len(values) // group.size, dtype=values.dtype), values, group).wait()
+
+
+COLLECTIVES: dict[str, Any] = {
+    "sum": all_reduce,
+    "max": all_reduce_max,
+    "broadcast": broadcast,
+    "gather": lambda values, group: torch.stack(all_gather(values, group)),
+    "flat gather": _gathered,
+    "reduce-scatter": _scattered,
+}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_results_are_those_of_gloo(rank_pool: RankPool, size: int) -> None:
+    assert rank_pool.run(compare_with_gloo, size) == [[]] * size
+
+
+def wait_out_of_order() -> bool:
+    """More is under way in both directions than sockets hold, in two groups, and waited for in another order."""
+    mesh = Mesh.build(Layout(tp=2), 2)
+    assert None is not mesh.tp.link is not mesh.world.link
+    peer = 1 - mesh.world.rank
+    gathers = [
+        start_all_gather_flat(torch.empty(2 * n), torch.full((n,), float(n + mesh.world.rank)), group)
+        for n, group in ((300_000, mesh.tp), (5, mesh.world), (400_000, mesh.world), (3, mesh.tp))
+    ]
+    small = torch.full((6,), float(mesh.world.rank))
+    send, receive = exchange([Send(small, peer), Receive(torch.empty(6), peer)], mesh.tp)
+    total = start_all_reduce(torch.ones(10), mesh.world)
+    right = [receive.wait().tolist() == [float(peer)] * 6, total.wait().tolist() == [2.0] * 10]
+    send.wait()
+    for gather, n in reversed(list(zip(gathers, (300_000, 5, 400_000, 3), strict=True))):
+        right.append(torch.equal(gather.wait(), torch.tensor([n, n + 1.0]).repeat_interleave(n)))
+    return all(right)
+
+
+def test_nothing_stops_when_sockets_are_full(rank_pool: RankPool) -> None:
+    assert rank_pool.run(wait_out_of_order, 2) == [True, True]
+
+
+def lose_peer(how: str) -> str:
+    """What rank 0 is told when rank 1 goes away or falls silent."""
+    with Switchboard(timeout=1.0) as board:
+        link = board.link([0, 1])
+    assert link is not None
+    group = Group(dist.group.WORLD, dist.get_rank(), 2, link)
+    all_reduce(torch.ones(4), group)
+    if group.rank == 1:
+        if how == "silent":
+            time.sleep(2.5)
+        del link, group
+        gc.collect()
+        return ""
+    start = time.monotonic()
+    with pytest.raises(LinkLost) as caught:
+        all_gather(torch.ones(1_000_000), group)
+    assert time.monotonic() - start < 2.2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("how", "says"), [("gone", "is gone"), ("silent", "nothing for 1 seconds")])
+def test_a_lost_peer_is_named(rank_pool: RankPool, how: str, says: str) -> None:
+    said = rank_pool.run(lose_peer, 2, how=how)[0]
+    assert said.startswith("Rank 1 ")
+    assert says in said
+
+
+def call_as_a_stranger() -> bool:
+    """Rank 1 connects to rank 0 without its secret first; the link is made all the same, with the right one."""
+    with Switchboard(timeout=20.0) as board:
+        if board.rank == 1:
+            secret = board._records[0]
+            board._records[0] = secret[:32] + bytes(16)
+            board._num_links += 1
+            stranger = board._call(0, 1)
+            board._num_links -= 1
+            board._records[0] = secret
+            link = board.link([0, 1])
+            stranger.close()
+        else:
+            link = board.link([0, 1])
+    assert link is not None
+    return all_reduce(torch.ones(3), Group(dist.group.WORLD, board.rank, 2, link)).tolist() == [2.0] * 3
+
+
+def test_who_does_not_know_the_secret_is_turned_away(rank_pool: RankPool) -> None:
+    assert rank_pool.run(call_as_a_stranger, 2) == [True, True]
+
+
+def interrupt_while_waiting() -> float:
+    """A signal's handler runs while a rank waits, and the message still arrives whole."""
+    group = join_world()
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    try:
+        if group.rank == 0:
+            timer.start()
+        else:
+            time.sleep(0.6)
+        result = all_reduce(torch.ones(50_000), group).sum().item()
+        assert bool(seen) == (group.rank == 0)
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGUSR1, before)
+    return result
+
+
+def test_signals_do_not_disturb_a_message(rank_pool: RankPool) -> None:
+    assert rank_pool.run(interrupt_while_waiting, 2) == [100_000.0] * 2
