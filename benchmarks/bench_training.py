@@ -101,7 +101,6 @@ def contenders(deepspeed_python: str | None) -> list[Contender]:
     ]
     for stage in (1, 2, 3):
         found.append(Contender(f"tk dp 2, ZeRO-{stage}", [*own, "1", "1", "2", str(stage), "0"], 2, own=True))
-        found.append(Contender(f"tk dp 2, ZeRO-{stage} + compile", [*own, "1", "1", "2", str(stage), "1"], 2, own=True))
         if deepspeed_python:
             script = [str(PEERS / "deepspeed_train.py"), str(stage)]
             found.append(Contender(f"DeepSpeed ZeRO-{stage}", [deepspeed_python, *torchrun, *script], 2))

@@ -94,7 +94,8 @@ def test_transformers_generates_the_same_tokens_from_the_export(demo: Demo) -> N
     subprocess.run(command, check=True, env=ENVIRONMENT, timeout=120, capture_output=True)
     tokenizer = AutoTokenizer.from_pretrained(exported)
     reference = LlamaForCausalLM.from_pretrained(exported, dtype=torch.float32)
-    serving = Serving(str(demo.folder / "run"), "--dtype", "fp32", "--kv-dtype", "fp32").wait_ready()
+    # The export and not the run, whose fp32 masters are not the bf16 weights that the export has.
+    serving = Serving(str(exported), "--dtype", "fp32", "--kv-dtype", "fp32").wait_ready()
     try:
         with Client(serving.target) as client:
             completions = client.generate(list(PROMPTS), SamplingParams(temperature=0.0, max_new_tokens=40))

@@ -71,8 +71,8 @@ def test_activations_are_what_autograd_keeps(name: str, dtype: str) -> None:
     measured = _kept_by_autograd(config, torch.float32 if itemsize == 4 else torch.bfloat16, 4, 48)
     spec = decoder_spec(config)
     shape = PassShape(spec, 4 * 48, itemsize, 1, config.vocab_size, False, "none")
-    probabilities = 4 * 48 * config.vocab_size * 4
-    planned = stage_bytes(shape, Stage(range(len(spec.layers)))) + probabilities
+    logits = 4 * 48 * config.vocab_size * itemsize
+    planned = stage_bytes(shape, Stage(range(len(spec.layers)))) + logits
     assert planned == pytest.approx(measured, rel=0.03)
 
 
