@@ -80,7 +80,7 @@ def all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
 
 def link_for(tensor: torch.Tensor, group: Group, limit: int | None = None) -> Link | None:
     """The group's link, if it is the way for such tensors: on the CPU, of `limit` bytes at most."""
-    return group.link if not tensor.is_cuda and (limit is None or tensor.nbytes <= limit) else None
+    return group.link if tensor.device.type == "cpu" and (limit is None or tensor.nbytes <= limit) else None
 
 
 def _start_sending_whole(tensor: torch.Tensor, group: Group, link: Link) -> tuple[torch.Tensor, Work]:

@@ -26,6 +26,7 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACES: Final = ("/proc/self/ns/pid", "/proc/self/ns/net")
 _HELLO: Final = struct.Struct("<16sqq")  # the listener's secret, number of the link, rank in it
 _TIMEVAL: Final = struct.Struct("ll")
+_PATIENCE: Final = 5.0  # seconds with a caller who does not say who it is
 
 
 class LinkLost(RuntimeError):
@@ -255,8 +256,11 @@ class Switchboard:
                 end, _ = self._listener.accept()
             except TimeoutError as error:
                 raise LinkLost(f"Nobody connected for {self.timeout:g} seconds.") from error
-            end.settimeout(self.timeout)
-            hello = end.recv(_HELLO.size, socket.MSG_WAITALL)
+            end.settimeout(min(self.timeout, _PATIENCE))
+            try:
+                hello = end.recv(_HELLO.size, socket.MSG_WAITALL)
+            except OSError:  # it says nothing, or is gone: none of ours
+                hello = b""
             secret, number, caller = _HELLO.unpack(hello.ljust(_HELLO.size, b"\0"))
             if secrets.compare_digest(secret, self._secret):
                 self._waiting[number, caller] = self._ready(end)
