@@ -15,7 +15,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_ND: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-        x_TD = x_ND.flatten(0, -2)
+        x_TD = x_ND.reshape(-1, x_ND.shape[-1])
         y_TD, scale_T1 = torch.empty_like(x_TD), x_TD.new_empty(len(x_TD), 1, dtype=torch.float32)
         for rows in row_blocks(x_TD):
             wide_TD = x_TD[rows].float()
@@ -27,7 +27,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x_ND, weight_D, scale_T1 = ctx.saved_tensors
-        x_TD, grad_TD, wide_D = x_ND.flatten(0, -2), grads[0].flatten(0, -2), weight_D.float()
+        x_TD, grad_TD = (each.reshape(-1, x_ND.shape[-1]) for each in (x_ND, grads[0]))
+        wide_D = weight_D.float()
         grad_x_TD, grad_weight_D = torch.empty_like(x_TD), torch.zeros_like(wide_D)
         for rows in row_blocks(x_TD):
             normed_TD = x_TD[rows].float() * scale_T1[rows]

@@ -16,7 +16,7 @@ from .mesh import Group
 # Elements of a tensor on the CPU that is summed over more than 2 ranks by sending it whole: 3 to 5 times as fast there
 # (measured, 4 and 8 ranks); smaller ones gloo sends so itself, larger ones are better cut.
 _SENT_WHOLE: Final = range(64, 2**14)
-_LINKED_SUM: Final = 2**20  # bytes that ranks of one host sum over their link; beyond, gloo is as fast
+_LINKED_SUM: Final = 2**20  # bytes that a rank sends to sum over a link of its host; beyond, gloo is as fast
 
 
 class Work(Protocol):
@@ -56,7 +56,7 @@ def all_reduce(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 def all_reduce_max(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     """Elementwise maximum over the group, in place. Returns it."""
-    if link := link_for(tensor, group):
+    if link := link_for(tensor, group, _LINKED_SUM // max(1, group.size - 1)):
         parts, work = _start_sending_whole(tensor, group, link)
         work.wait()
         return tensor.copy_(parts.amax(dim=0))
@@ -99,7 +99,7 @@ def start_all_reduce(tensor: torch.Tensor, group: Group) -> Pending:
     """Begins to sum `tensor` over the group, in place."""
     if group.size == 1:
         return Pending(tensor)
-    if link := link_for(tensor, group, _LINKED_SUM):
+    if link := link_for(tensor, group, _LINKED_SUM // (group.size - 1)):
         parts, work = _start_sending_whole(tensor, group, link)
         return Pending(parts, work, lambda parts: _sum_in_order(parts, tensor))
     if not tensor.is_cuda and group.size > 2 and tensor.numel() in _SENT_WHOLE:
@@ -144,6 +144,7 @@ def start_reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group:
     if values.is_cuda:
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         return Pending(output, scatter(output, values, group=group.process_group, async_op=True))
+    values = values.contiguous()
     parts = torch.empty_like(values)
     work: Work
     if link := link_for(output, group):

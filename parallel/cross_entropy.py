@@ -27,8 +27,10 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         index_N1 = local_N.masked_fill(~here_N, 0).unsqueeze(-1)
         target_N = logits_NV.gather(-1, index_N1).squeeze(-1).float() - top_N
         target_N = all_reduce(target_N.masked_fill(~here_N, 0.0), tp)
-        sums = [_exponentials(real_NV, top_N, rows).sum(dim=-1) for rows in row_blocks(logits_NV)]
-        total_N = all_reduce(torch.cat(sums), tp)
+        total_N = torch.empty_like(top_N)
+        for rows in row_blocks(logits_NV):
+            total_N[rows] = _exponentials(real_NV, top_N, rows).sum(dim=-1)
+        all_reduce(total_N, tp)
         ctx.save_for_backward(logits_NV, top_N, total_N, index_N1, here_N, valid_N)
         ctx.num_real = num_real
         return (total_N.log() - target_N).masked_fill(~valid_N, 0.0)

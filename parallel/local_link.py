@@ -6,6 +6,7 @@ by order: every rank posts the same exchanges in the same order, as with any col
 """
 
 import ctypes
+import errno
 import hashlib
 import os
 import secrets
@@ -22,11 +23,15 @@ from typing import Final, Self
 import torch
 import torch.distributed as dist
 
+from ..core.errors import ParallelError
+
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACES: Final = ("/proc/self/ns/pid", "/proc/self/ns/net")
 _HELLO: Final = struct.Struct("<16sqq")  # the listener's secret, number of the link, rank in it
+_HEADER: Final = struct.Struct("<QQ")  # of a message: its number, its bytes
 _TIMEVAL: Final = struct.Struct("ll")
-_PATIENCE: Final = 5.0  # seconds with a caller who does not say who it is
+_BACKLOG: Final = 4096  # callers that are not answered yet
+_PATIENCE: Final = 30.0  # seconds with a caller who does not say who it is
 
 
 class LinkLost(RuntimeError):
@@ -34,30 +39,38 @@ class LinkLost(RuntimeError):
 
 
 def host_identity() -> bytes:
-    """16 bytes that are the same for processes of one host, in the same container."""
-    names = [_BOOT.read_text().strip(), *(str(os.stat(path).st_ino) for path in _NAMESPACES)]
+    """16 bytes that are the same for processes of one host, in the same container; nobody else's where the system does
+    not tell."""
+    try:
+        names = [_BOOT.read_text().strip(), *(str(os.stat(path).st_ino) for path in _NAMESPACES)]
+    except OSError:
+        return secrets.token_bytes(16)
     return hashlib.sha256(" ".join(names).encode()).digest()[:16]
 
 
 class Connection:
     """This end of the socket to one peer, with what is still to be sent and what is to be received, in order.
 
+    Before each message goes a header, its number and its bytes: ranks that fell out of step notice.
+
     Attributes:
         name: what errors call the peer.
+        expected: pieces to fill, and what headers must then hold.
         num_sent, num_received: messages so far.
     """
 
     def __init__(self, end: socket.socket, name: str, outbox: "Outbox") -> None:
         self.end, self.name, self.outbox = end, name, outbox
         self.unsent: deque[memoryview] = deque()
-        self.expected: deque[memoryview] = deque()
-        self.num_posted = self.num_sent = self.num_received = 0
+        self.expected: deque[tuple[memoryview, bytes]] = deque()
+        self.num_posted = self.num_sent = self.num_expected = self.num_received = 0
 
     def send(self, message: memoryview) -> int:
         """Posts a message, which must not change until it is sent; returns its number."""
         self.num_posted += 1
-        self.unsent.append(message)
-        if len(self.unsent) == 1:
+        waiting = bool(self.unsent)
+        self.unsent += (memoryview(_HEADER.pack(self.num_posted, len(message))), message)
+        if not waiting:
             self.push()
         return self.num_posted
 
@@ -75,33 +88,46 @@ class Connection:
                 self.unsent[0] = self.unsent[0][count:]
             else:
                 self.unsent.popleft()
-                self.num_sent += 1
+                self.num_sent += not len(self.unsent) % 2  # header and message are two pieces
         self.outbox.discard(self)
 
     def expect(self, message: memoryview) -> int:
         """Posts room for the next message; returns its number."""
-        self.expected.append(message)
-        return self.num_received + len(self.expected)
+        self.num_expected += 1
+        header = _HEADER.pack(self.num_expected, len(message))
+        self.expected += ((memoryview(bytearray(len(header))), header), (message, b""))
+        return self.num_expected
 
     def pull(self, flags: int = socket.MSG_WAITALL) -> None:
         """Takes some of what is expected first; waits for it unless the flags say otherwise."""
+        piece, header = self.expected[0]
         try:
-            count = self.end.recv_into(self.expected[0], 0, flags)
+            count = self.end.recv_into(piece, 0, flags)
         except BlockingIOError as error:
-            raise LinkLost(f"{self.name} said nothing for {self.outbox.timeout:g} seconds.") from error
+            raise LinkLost(
+                f"{self.name} said nothing for {self.outbox.timeout:g} seconds; its message {self.num_received + 1} to "
+                "this rank is waited for."
+            ) from error
         except OSError as error:
             raise LinkLost(f"{self.name} is gone: {error.strerror}.") from error
         if count == 0:
             raise LinkLost(f"{self.name} is gone: it closed its connection.")
-        if count < len(self.expected[0]):
-            self.expected[0] = self.expected[0][count:]
-        else:
-            self.expected.popleft()
+        if count < len(piece):
+            self.expected[0] = (piece[count:], header)
+            return
+        self.expected.popleft()
+        if not header:
             self.num_received += 1
+        elif bytes(piece.obj) != header:
+            number, size = _HEADER.unpack(piece.obj)
+            raise ParallelError(
+                f"{self.name} sent its message {number} of {size} bytes where the {_HEADER.unpack(header)[0]}th, of "
+                f"{_HEADER.unpack(header)[1]}, was due: the ranks do not do the same."
+            )
 
 
 class Outbox(set[Connection]):
-    """Connections of this process, of whatever link, whose sockets were full.
+    """Connections whose sockets were full, of all links that one switchboard made.
 
     Args:
         timeout: seconds.
@@ -161,7 +187,7 @@ class Link:
 
     def __init__(self, connections: Mapping[int, Connection]) -> None:
         self.connections = connections
-        weakref.finalize(self, _close, [connection.end for connection in connections.values()])
+        weakref.finalize(self, _close, list(connections.values()))
 
     def exchange(self, sends: Mapping[int, torch.Tensor], receives: Mapping[int, torch.Tensor]) -> Exchange:
         """Posts contiguous tensors to and from peers, by rank in the group; they belong to it until waited for.
@@ -180,14 +206,16 @@ class Link:
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     """A contiguous tensor's memory. Not by `numpy()`: it forbids the storage ever to be resized, as ZeRO 3 does."""
+    assert tensor.is_contiguous()
     memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
     memory.tensor = tensor  # type: ignore[attr-defined]  # lives as long as any view of the memory
     return memoryview(memory)
 
 
-def _close(ends: Sequence[socket.socket]) -> None:
-    for end in ends:
-        end.close()
+def _close(connections: Sequence[Connection]) -> None:
+    for connection in connections:
+        connection.outbox.discard(connection)
+        connection.end.close()
 
 
 class Switchboard:
@@ -207,12 +235,26 @@ class Switchboard:
         self._listener = socket.socket(socket.AF_UNIX)
         name = secrets.token_bytes(16)
         self._listener.bind(_address(name))
-        self._listener.listen(dist.get_world_size())
+        self._listener.listen(_BACKLOG)
         self._listener.settimeout(timeout)
         mine = torch.frombuffer(bytearray(host_identity() + name + self._secret), dtype=torch.uint8)
+        self._records = [bytes(record.numpy()) for record in self._gather(mine)]
+        near = torch.tensor([self._reaches(rank) for rank in range(len(self._records))], dtype=torch.uint8)
+        self._near = torch.stack(self._gather(near)).bool()  # [caller, called]
+
+    @staticmethod
+    def _gather(mine: torch.Tensor) -> list[torch.Tensor]:
         everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(everybody, mine)
-        self._records = [bytes(record.numpy()) for record in everybody]
+        return everybody
+
+    def _reaches(self, rank: int) -> bool:
+        """Whether a rank's listener is here: clones of one virtual machine are alike to the last identity."""
+        if self._records[rank][:16] != self._records[self.rank][:16]:
+            return False
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            return probe.connect_ex(_address(self._records[rank][16:32])) in (0, errno.EAGAIN)
 
     def __enter__(self) -> Self:
         return self
@@ -221,7 +263,8 @@ class Switchboard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._listener.close()
-        _close(list(self._waiting.values()))
+        for end in self._waiting.values():
+            end.close()
 
     def link(self, ranks: Sequence[int]) -> Link | None:
         """Connects some ranks with each other; None if they are not all on one host, or this one is not among them.
@@ -232,7 +275,7 @@ class Switchboard:
             LinkLost: a rank did not come.
         """
         self._num_links += 1
-        if self.rank not in ranks or len({self._records[rank][:16] for rank in ranks}) > 1:
+        if self.rank not in ranks or not self._near[list(ranks)][:, list(ranks)].all():
             return None
         mine = ranks.index(self.rank)
         ends = {place: self._call(ranks[place], mine) for place in range(mine)}

@@ -28,7 +28,7 @@ class Group:
 
 
 ALONE = Group()
-_PATIENCE = 600.0  # seconds
+_PATIENCE = 1800.0  # seconds
 ONE_RANK = Layout()
 
 

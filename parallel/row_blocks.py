@@ -5,11 +5,11 @@ from typing import Final
 import torch
 
 CPU_ELEMENTS: Final = 2**18
-DEVICE_ELEMENTS: Final = 2**26  # there they only bound what is allocated
+DEVICE_ELEMENTS: Final = 2**24  # there they only bound what is allocated
 
 
 def row_blocks(x_TD: torch.Tensor) -> list[slice]:
-    """Slices of dim 0 that together are all of [T, D], 256 MiB in fp32 at most; one under torch.compile, which fuses
+    """Slices of dim 0 that together are all of [T, D], 64 MiB in fp32 at most; one under torch.compile, which fuses
     the operators instead."""
     num_rows = x_TD.shape[0]
     if torch.compiler.is_compiling():

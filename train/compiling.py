@@ -4,8 +4,6 @@ What talks to other ranks, puts gradients off or decides by values stays outside
 Nothing here runs unless `[train] compile` asks for it: the compiler alone takes seconds to import.
 """
 
-import os
-import shutil
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +15,7 @@ from ..model.decoder import Decoder, DecoderLayer
 from ..model.experts import MixtureOfExperts
 from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
 from .config import TrainConfig
+from .machine import missing_for_compile
 
 
 def compile_layers(decoders: Sequence[Decoder], config: TrainConfig, device: torch.device) -> None:
@@ -42,9 +41,9 @@ def compile_layers(decoders: Sequence[Decoder], config: TrainConfig, device: tor
 
 
 def _check_compiler(device: torch.device) -> None:
-    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    if device.type == "cpu" and not any(map(shutil.which, names)):
+    missing = missing_for_compile() if device.type == "cpu" else ""
+    if missing:
         raise ConfigError(
-            f"[train] compile = true needs a C++ compiler on a CPU, and none of {', '.join(names)} is in PATH. Install "
-            "one (Debian: apt install g++), name it in CXX, or set train.compile = false."
+            f"[train] compile = true cannot be done here: {missing}. Install it (Debian: apt install g++ python3-dev), "
+            "name a compiler in CXX, or set train.compile = false."
         )

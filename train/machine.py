@@ -10,6 +10,7 @@ import platform
 import re
 import resource
 import shutil
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -128,12 +129,19 @@ def _software() -> Iterator[Fact]:
             yield Fact("software", name, "not installed", "note", f"only for {purpose}: {command}")
 
 
+def missing_for_compile() -> str:
+    """What torch.compile lacks on a CPU; "" if nothing."""
+    name = os.environ.get("CXX", "g++")
+    if not shutil.which(name):
+        return f"there is no C++ compiler {name} in PATH"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    return "" if header.is_file() else f"there is no {header}"
+
+
 def _compiler() -> Fact:
-    """What torch.compile needs on a CPU."""
-    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    hint = "only for [train] compile = true: apt install g++, or CXX=PATH"
-    return Fact("software", "C++ compiler", found or "none", "ok" if found else "note", "" if found else hint)
+    missing = missing_for_compile()
+    hint = "only for [train] compile = true: apt install g++ python3-dev, or CXX=PATH"
+    return Fact("software", "torch.compile", missing or "ready", "note" if missing else "ok", hint if missing else "")
 
 
 def _torch() -> Fact:

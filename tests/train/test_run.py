@@ -71,7 +71,7 @@ def test_ctrl_c_saves_and_the_resumed_run_is_bit_equal(
     configure: Configure, write_toml: WriteToml, tmp_path: Path
 ) -> None:
     parallel = {"parallel": {"tp": 2}, "zero": {"stage": 1}}
-    whole = write_toml(configure("whole", train={"steps": 60, "deterministic": True}, **parallel), "whole.toml")
+    whole = write_toml(configure("whole", train={"steps": 60}, **parallel), "whole.toml")
     assert _run(str(whole))[0] == 0
     config = write_toml(configure("stopped", train={"steps": 60}, **parallel), "stopped.toml")
     process = _start(str(config))
@@ -148,8 +148,7 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
     )
     record = Path(re.search(r"\(flight recorder\) are in (\S+)\.", errors)[1])  # type: ignore[index]
     recorded = json.loads(record.read_bytes())
-    assert recorded["entries"]
-    assert "Rank 1 said nothing for 6 seconds" in recorded["ended_by"]
+    assert "Rank 1 said nothing for 6 seconds; its message" in recorded["ended_by"]
 
 
 @pytest.mark.parametrize(

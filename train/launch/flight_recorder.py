@@ -24,7 +24,11 @@ def dump_flight_record(logs: Path, rank: int, error: Exception) -> None:
     """Writes what this rank's recorder holds to its file in `logs`, as JSON, and what ended the rank: c10d sees nothing
     of links of our own."""
     logs.mkdir(parents=True, exist_ok=True)
-    record = json.loads(_dump_fr_trace_json()) | {"ended_by": str(error)}
+    try:
+        record = json.loads(_dump_fr_trace_json())
+    except ValueError:  # what ended the rank must be told whatever c10d wrote
+        record = {}
+    record["ended_by"] = str(error)
     (logs / FLIGHT_RECORD.format(rank=rank)).write_text(json.dumps(record), encoding="utf-8")
 
 

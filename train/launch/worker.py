@@ -63,9 +63,7 @@ def _join(
         raise ConfigError(
             "RANK and WORLD_SIZE are set and MASTER_ADDR is not: start ranks with torchrun, or unset both."
         )
-    if config.train.deterministic:
-        _be_deterministic()
-    device = _device()
+    device = _device(config.train.deterministic)
     backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=config.parallel.timeout_seconds)
     if rendezvous == "env://" and agents_keep_a_store():
         store = attempt_store(rank, world, timeout)
@@ -90,16 +88,14 @@ def _number(variable: str) -> int:
     return int(text)
 
 
-def _be_deterministic() -> None:
-    """Before anything is done on a GPU: cuBLAS reads its variable when its first handle is made."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-
-
-def _device() -> torch.device:
+def _device(deterministic: bool) -> torch.device:
     if not torch.cuda.is_available():
         keep_freed_memory()
         return torch.device("cpu")
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS makes its first handle
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.use_deterministic_algorithms(True)
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device

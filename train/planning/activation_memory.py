@@ -25,7 +25,7 @@ from ...model.spec import DecoderSpec, ExpertsSpec
 
 FP32 = 4
 INDEX = 8  # int64
-LOSS_BLOCK = 2**18  # elements: parallel/row_blocks.py
+LOSS_BLOCK = 2**18  # elements, on a CPU; on a GPU up to 64 MiB in fp32: parallel/row_blocks.py
 Recompute = Literal["none", "selective", "full"]
 
 
