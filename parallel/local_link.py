@@ -1,7 +1,7 @@
 """Messages between ranks of one host: a Unix socket between every two, read and written by the thread that computes.
 
 gloo hands every message from thread to thread, which takes a small collective a millisecond where ranks share cores;
-here it takes some 20 microseconds (docs/benchmarks/collectives.md). Messages between two ranks of a group are matched
+here it takes some 60 microseconds (docs/benchmarks/collectives.md). Messages between two ranks of a group are matched
 by order: every rank posts the same exchanges in the same order, as with any collective.
 """
 
