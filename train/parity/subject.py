@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .layouts import ParityLayout
 
 VOCAB_SIZE: Final = 301  # which neither 2 nor 4 divides
-# At a learning rate of 3e-3 one process alone, its weights changed by 6e-8, is off by up to 4e-3 in gradient norm within
-# 50 steps (at 1e-3: 6e-6): that would compare how training amplifies rounding, not layouts.
+# At a learning rate of 3e-3 one process alone, its weights changed by 6e-8, is off by up to 4e-3 in gradient norm in 50
+# steps (at 1e-3: 6e-6): that would compare how training amplifies rounding, not layouts.
 BUILT_IN: Final = """{
     "model": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8, "max_position_embeddings": 16},
     "train": {"micro_batch_size": 2, "seq_len": 16},
