@@ -1,10 +1,11 @@
 """Chunks: which elements of which tensor and slot lie at which bytes of which file, with their checksums."""
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
+
+from isal.isal_zlib import crc32
 
 from ..core.errors import ManifestError
 from ..core.geometry import Box
@@ -153,7 +154,7 @@ class BlockCrcs:
         """Takes in the next bytes; `data` is flat, of bytes."""
         while len(data):
             piece = data[: BLOCK - self._filled]
-            self._crc = zlib.crc32(piece, self._crc)
+            self._crc = crc32(piece, self._crc)
             self._filled += len(piece)
             data = data[len(piece) :]
             if self._filled == BLOCK:

@@ -17,6 +17,7 @@ from ..core import dtypes
 from . import storage
 from .chunk import BlockCrcs, Chunk, Part
 from .data_files import DataFiles
+from .direct_writer import DirectWriter
 from .plan import TILE, CopyPlan, Job, Piece, Tile, tiles
 from .reader import Checkpoint, corrupt
 from .region import as_bytes, copy_region
@@ -96,7 +97,7 @@ class TileReader:
         path = self._checkpoint.data_path(chunk.file)
         at = (piece.region.start - chunk.region.start) * into.itemsize
         data = as_bytes(into)
-        storage.read_exact(self._files.open(chunk.file), data, chunk.offset + at, path)
+        storage.read_exact(self._files.open(chunk.file), data, chunk.offset + at, path, once=True)
         if chunk.crc is None:
             return
         crcs = self._crcs.setdefault(piece.index, BlockCrcs())
@@ -116,6 +117,7 @@ class _Target:
         self._plan = plan
         self._fds: dict[str, int] = {}
         self._writers: dict[tuple[str, int], ChunkWriter] = {}
+        disk = DirectWriter()
         for files in plan.files:
             for file in files:
                 fd = storage.open_new(folder / file.name)
@@ -123,7 +125,7 @@ class _Target:
                 storage.pwrite(fd, memoryview(file.header), 0)
                 self._fds[file.name] = fd
                 for entry in file.entries:
-                    self._writers[file.name, entry.begin] = ChunkWriter(fd, file.name, entry)
+                    self._writers[file.name, entry.begin] = ChunkWriter(disk, fd, file.name, entry)
 
     def store(self, tile: Tile, values: dtypes.Array) -> None:
         """Writes a tile's values to every entry that holds some of them."""

@@ -14,6 +14,8 @@ from ..core.errors import CheckpointError, ManifestError, ShardCorrupt, ShardMis
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
+_RWF_DONTCACHE: Final = 0x80  # of Linux 6.14's uapi/linux/fs.h
+_O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)  # Linux
 
 
 def open_read(path: Path, follow_links: bool = False) -> int:
@@ -53,15 +55,29 @@ def file_size(fd: int) -> int:
     return os.fstat(fd).st_size
 
 
-def pread(fd: int, buffer: memoryview, offset: int) -> int:
-    """Reads into `buffer` until it is full or the file ends; the number of bytes read."""
+def pread(fd: int, buffer: memoryview, offset: int, once: bool = False) -> int:
+    """Reads into `buffer` until it is full or the file ends; the number of bytes read.
+
+    Args:
+        once: nobody will read these bytes again soon, so what the page cache does not have yet it need not keep.
+    """
     done = 0
     while done < len(buffer):
-        count = os.preadv(fd, [buffer[done:]], offset + done)
+        count = _preadv(fd, buffer[done:], offset + done, once)
         if count == 0:
             break
         done += count
     return done
+
+
+def _preadv(fd: int, buffer: memoryview, offset: int, once: bool) -> int:
+    if once:
+        try:
+            return os.preadv(fd, [buffer], offset, _RWF_DONTCACHE)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # kernels and file systems that do not know it
+                raise
+    return os.preadv(fd, [buffer], offset)
 
 
 def pwrite(fd: int, data: memoryview, offset: int) -> None:
@@ -69,6 +85,16 @@ def pwrite(fd: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(fd, data[done:], offset + done)
+
+
+def set_direct(fd: int, direct: bool) -> bool:
+    """Has later writes of a descriptor pass the page cache by, or not; False where the file system cannot."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~_O_DIRECT
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | (_O_DIRECT if direct else 0))
+    except OSError:
+        return False
+    return bool(_O_DIRECT)
 
 
 def fsync(fd: int) -> None:
@@ -224,9 +250,9 @@ def closing(fd: int) -> Iterator[int]:
         close(fd)
 
 
-def read_exact(fd: int, buffer: memoryview, offset: int, path: Path) -> None:
-    """Fills `buffer` from `offset`; ShardCorrupt if the file ends before."""
-    count = pread(fd, buffer, offset)
+def read_exact(fd: int, buffer: memoryview, offset: int, path: Path, once: bool = False) -> None:
+    """Fills `buffer` from `offset`, as `pread`; ShardCorrupt if the file ends before."""
+    count = pread(fd, buffer, offset, once)
     if count != len(buffer):
         raise ShardCorrupt(f"{path} ends at byte {offset + count}; bytes up to {offset + len(buffer)} are needed.")
 

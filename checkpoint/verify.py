@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock, local
 from typing import Any, Final
-from zlib import crc32
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from ..core import dtypes
 from ..core.errors import CheckpointError
@@ -138,7 +138,7 @@ def _check_block(path: Path, chunk: Chunk, block: int, buffer: dtypes.Array) -> 
     data = as_bytes(buffer)[: min(BLOCK, chunk.nbytes - block * BLOCK)]
     try:
         with storage.reading(path) as fd:
-            storage.read_exact(fd, data, chunk.offset + block * BLOCK, path)
+            storage.read_exact(fd, data, chunk.offset + block * BLOCK, path, once=True)
         if chunk.crc is not None and crc32(data) != chunk.crc[block]:
             raise corrupt(path, chunk, block)
     except (CheckpointError, OSError) as error:

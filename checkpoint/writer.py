@@ -13,6 +13,7 @@ from ..core.layout import Owned
 from ..core.tensors import Table
 from . import storage
 from .chunk import BlockCrcs, Chunk, DataFile, Part
+from .direct_writer import DirectWriter
 from .manifest import PARTS
 from .region import Region, as_bytes
 from .safetensors_file import build_header
@@ -118,14 +119,14 @@ def _plan_file(
 class ChunkWriter:
     """Writes one entry's bytes front to back and takes their checksums."""
 
-    def __init__(self, fd: int, file: str, entry: PlannedEntry) -> None:
+    def __init__(self, disk: DirectWriter, fd: int, file: str, entry: PlannedEntry) -> None:
         self.entry = entry
-        self._fd, self._file, self._at = fd, file, entry.begin
+        self._disk, self._fd, self._file, self._at = disk, fd, file, entry.begin
         self._crcs = BlockCrcs()
 
     def write(self, data: memoryview) -> None:
         """Appends bytes; `data` is flat, of bytes."""
-        storage.pwrite(self._fd, data, self._at)
+        self._disk.pwrite(self._fd, data, self._at)
         self._crcs.update(data)
         self._at += len(data)
 
@@ -160,12 +161,13 @@ def write_part(
     values = {owned: source for owned, _, source in entries}
     files = plan_files(writer, ((owned, code) for owned, code, _ in entries), shapes, max_file=max_file)
     chunks: list[Chunk] = []
+    disk = DirectWriter()
     for file in files:
         fd = storage.open_new(folder / file.name)
         try:
             storage.pwrite(fd, memoryview(file.header), 0)
             for entry in file.entries:
-                out = ChunkWriter(fd, file.name, entry)
+                out = ChunkWriter(disk, fd, file.name, entry)
                 out.write(_bytes_of(values[entry.owned], entry))
                 chunks.append(out.finish())
             storage.fsync(fd)

@@ -19,7 +19,10 @@ from tk.checkpoint import storage
 CHANGES = (
     "open_new", "pwrite", "fsync", "fsync_dir", "rename", "exchange", "link", "make_dir", "remove_file", "remove_dir",
 )  # fmt: skip
-LOOKS = ("open_read", "close", "closing", "file_size", "pread", "list_names", "reading", "read_exact", "read_small")
+LOOKS = (
+    "open_read", "close", "closing", "file_size", "pread", "list_names", "reading", "read_exact", "read_small",
+    "_preadv", "set_direct",
+)  # fmt: skip
 LOCKS = ("lock_exclusive", "lock_folder", "locked_folder")
 MADE_OF_CHANGES = ("make_dirs", "remove_tree", "swap", "overwrite", "write_small", "replace_small")
 

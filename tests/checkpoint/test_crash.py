@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tk.checkpoint import storage
+from tk.checkpoint import direct_writer, storage
 from tk.core.errors import TkError
 from tk.tests.checkpoint import crash_job, random_kill_job
 from tk.tests.checkpoint.crashing import SCENARIOS, Scenario
@@ -27,6 +27,11 @@ from tk.tests.checkpoint.faults import CHANGES, LOCKS, LOOKS, MADE_OF_CHANGES, A
 
 RANDOM_KILLS = int(os.environ.get("TK_RANDOM_KILLS", "5"))
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@pytest.fixture(autouse=True)
+def whole_pages_written_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_writer, "SMALLEST", direct_writer.PAGE)
 
 
 @pytest.fixture

@@ -217,10 +217,10 @@ def test_what_one_rank_finds_all_report(saved: Callable[[Layout | None], Path], 
 def test_a_disk_error_on_one_rank_ends_all(saved: Callable[[Layout | None], Path]) -> None:
     path, count = saved(Layout()), iter(range(10**6))
 
-    def fail(name: str, operation: Callable[..., int], fd: int, buffer: memoryview, offset: int) -> int:
+    def fail(name: str, operation: Callable[..., int], fd: int, buffer: memoryview, *where: int) -> int:
         if len(buffer) > 2**20 and next(count) == 5:
             raise OSError(5, "Input/output error")
-        return operation(fd, buffer, offset)
+        return operation(fd, buffer, *where)
 
     with watched(fail, ("pread",)):
         found = load_together(path, [held(TABLE, Layout(tp=4), rank) for rank in range(4)])
