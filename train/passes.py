@@ -54,6 +54,10 @@ class Passes:
         balance = model.router_aux_loss_coef / rows * self.engine.loss_scale.value
         return self._run(self.config.parallel.schedule, micro_batches, loss_factor, balance)
 
+    def balance_loss(self) -> torch.Tensor | float:
+        """The routers' loss of the newest step, summed over the sequences and layers of this rank's stages."""
+        return sum(balance.total() for stage in self.stages for balance in stage.balances)
+
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         """As `train`, without backward and factor."""
         return self._run("forward-only", micro_batches, 1.0, 0.0)
@@ -63,6 +67,7 @@ class Passes:
     ) -> torch.Tensor:
         for stage in self.stages:
             stage.micro_batches, stage.loss_factor, stage.balance_weight = micro_batches, loss_factor, balance_weight
+            stage.balances = []
         key = (name, len(micro_batches))
         if key not in self._executors:
             self._executors[key] = self._executor(*key)

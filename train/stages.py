@@ -81,6 +81,7 @@ class StagePass:
     Attributes:
         loss_factor: what each micro-batch's summed loss is multiplied by.
         balance_weight: see RouterBalance.
+        balances: of the step's micro-batches so far, what their routers' loss is.
     """
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
@@ -89,6 +90,7 @@ class StagePass:
         self.micro_batches: Sequence[MicroBatch] = ()
         self.loss_factor = 1.0
         self.balance_weight = 0.0
+        self.balances: list[RouterBalance] = []
 
     def forward(self, micro_batch: int, x: torch.Tensor | None) -> torch.Tensor:
         """Hidden states for the next stage from those of the one before (tokens on the first); on the last stage the
@@ -107,4 +109,5 @@ class StagePass:
         if not self.balance_weight or not torch.is_grad_enabled():
             return None
         real_B1 = (targets_BL != IGNORED).any(dim=1, keepdim=True)
-        return RouterBalance(self.balance_weight, real_B1.expand_as(targets_BL))
+        self.balances.append(RouterBalance(self.balance_weight, real_B1.expand_as(targets_BL)))
+        return self.balances[-1]

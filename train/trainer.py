@@ -169,14 +169,14 @@ class Trainer:
         scale = self.engine.loss_scale.value
         local_loss = self.pipeline.train(micro_batches, scale / num_tokens) / scale
         beat("reduce")
-        loss, grad_norm, stop = self._agree(local_loss, self.engine.finish_backward())
+        loss, grad_norm, balance_loss, stop = self._agree(local_loss, self.engine.finish_backward())
         updated = self.nonfinite.allows(step + 1, loss, grad_norm, local_loss)
         if updated:
             beat("optimizer")
             self.before_update()
             self.engine.update(lr, grad_norm)
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
-        return StepResult(loss, grad_norm, lr, num_tokens, stop, scale, updated)
+        return StepResult(loss, grad_norm, lr, num_tokens, stop, balance_loss, scale, updated)
 
     def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
         """Valid tokens of the global batch, from this data-parallel rank's."""
@@ -189,12 +189,14 @@ class Trainer:
         """Whether this rank speaks for its data-parallel rank: of those that see the same rows, one does."""
         return self.mesh.tp.rank == 0 and self.mesh.pp.rank == self.mesh.pp.size - 1
 
-    def _agree(self, local_loss: torch.Tensor, square_sum: torch.Tensor) -> tuple[float, float, bool]:
-        """Loss, gradient norm and whether anybody was asked to stop, the same bits on every rank."""
-        values = torch.zeros(3, dtype=torch.float64, device=self.device)
+    def _agree(self, local_loss: torch.Tensor, square_sum: torch.Tensor) -> tuple[float, float, float, bool]:
+        """Loss, gradient norm, the routers' loss and whether anybody was asked to stop, the same bits on every rank."""
+        values = torch.zeros(4, dtype=torch.float64, device=self.device)
         if self.speaks:
             values[0] = local_loss
         values[1] = square_sum
-        values[2] = float(self.stop.requested)
-        loss, square_sum_, stop = all_reduce(values, self.mesh.world).tolist()
-        return loss, math.sqrt(square_sum_) if square_sum_ >= 0 else math.nan, stop > 0
+        if self.mesh.tp.rank == 0:
+            values[2] = self.pipeline.balance_loss() / self.config.train.global_batch_size
+        values[3] = float(self.stop.requested)
+        loss, square_sum_, balance, stop = all_reduce(values, self.mesh.world).tolist()
+        return loss, math.sqrt(square_sum_) if square_sum_ >= 0 else math.nan, balance, stop > 0

@@ -55,11 +55,12 @@ def run_training(config: dict[str, Any], resume: str = "auto", gradients: str = 
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
     model = parsed.model
     mesh = Mesh.build(parsed.layout(world), model.num_key_value_heads, model.tie_word_embeddings)
-    found: dict[str, Any] = {"loss": [], "grad_norm": []}
+    found: dict[str, Any] = {"loss": [], "grad_norm": [], "balance_loss": []}
 
     def on_step(step: int, result: StepResult) -> None:
         found["loss"].append(result.loss)
         found["grad_norm"].append(result.grad_norm)
+        found["balance_loss"].append(result.balance_loss)
         if step == 1 and gradients and world is None:
             np.save(gradients, first_gradients(trainer))
         elif step == 1 and gradients:
@@ -74,6 +75,7 @@ def _assert_alike(result: dict[str, Any], expected: dict[str, Any], name: str) -
     """DESIGN.md, section 6."""
     np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-5, err_msg=name)
     np.testing.assert_allclose(result["grad_norm"], expected["grad_norm"], rtol=1e-4, err_msg=name)
+    np.testing.assert_allclose(result["balance_loss"], expected["balance_loss"], rtol=1e-5, err_msg=name)
     assert result["gradients"] <= 1e-5, f"{name}: {result['parameter']}"
 
 
@@ -125,6 +127,12 @@ def test_every_architecture_trains_alike(rank_pool: RankPool, configure: Configu
     options: dict[str, Any] = {"model": model, "train": {"steps": 2, "eval_rows": 2}}
     gradients = str(tmp_path / "gradients.npy")
     expected = run_training(configure("one", **options), gradients=gradients)
+    balanced = model["num_experts_per_tok"] if name in ("mixtral", "qwen3_moe") else 0  # what the routers' loss is then
+    assert expected["balance_loss"] == pytest.approx([1.1 * balanced] * 2, rel=0.2)
+    lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["balance_loss"] for line in lines if "balance_loss" in line] == [
+        value for value in expected["balance_loss"] if value
+    ]
     for where in ("tp4 sp, kv heads replicated", "pp2 zb tp2 sp"):
         mine = _with_layout(configure(where, **options), LAYOUTS[where])
         for result in rank_pool.run(run_training, 4, config=mine, gradients=gradients):

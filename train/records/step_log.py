@@ -25,6 +25,7 @@ class StepResult:
 
     Attributes:
         stop: somebody was asked to stop.
+        balance_loss: the routers' load-balancing loss, a mean over sequences, which `loss` leaves out.
         loss_scale: that the step was computed with.
         updated: whether parameters were; not where loss or gradient were not finite.
     """
@@ -34,6 +35,7 @@ class StepResult:
     lr: float
     num_tokens: int
     stop: bool
+    balance_loss: float = 0.0
     loss_scale: float = 1.0
     updated: bool = True
 
@@ -82,7 +84,11 @@ class StepLog:
         if not (last or state.step % self.trainer.config.train.log_every == 0 or state.step == 1):
             return
         if self.metrics is not None:
-            scaled = {"loss_scale": result.loss_scale} if self.trainer.config.precision.params == "fp16" else {}
+            some: dict[str, float | None] = {}
+            if self.trainer.config.precision.params == "fp16":
+                some["loss_scale"] = result.loss_scale
+            if result.balance_loss:
+                some["balance_loss"] = finite(result.balance_loss)
             self.metrics.write(
                 step=state.step,
                 loss=finite(result.loss),
@@ -94,7 +100,7 @@ class StepLog:
                 step_seconds=seconds / self.steps,
                 memory_bytes=memory_bytes(self.trainer.device),
                 skipped_steps=self.skipped,
-                **scaled,
+                **some,
             )
         self.restart_clock()
 
