@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 
 PEERS = Path(__file__).resolve().parents[2] / "shared" / "peers"
+PRODUCTS = "matrix products of as many flops"
 SPEED = re.compile(r"(\d+(?:\.\d+)?) tok/s")
 
 
@@ -94,6 +95,7 @@ def contenders(deepspeed_python: str | None) -> list[Contender]:
     python, torchrun = sys.executable, ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     own = [python, "-m", "tk.benchmarks.training_rank"]
     found = [
+        Contender(PRODUCTS, [python, "-m", "tk.benchmarks.matrix_product"]),
         Contender("transformers, autocast", [python, str(PEERS / "hf_train.py"), "amp"]),
         Contender("transformers, autocast + compile", [python, str(PEERS / "hf_train.py"), "compile_amp"]),
         Contender("tk, one process", [*own, "1", "1", "1", "0", "0"], 1, own=True),
@@ -118,18 +120,21 @@ def contenders(deepspeed_python: str | None) -> list[Contender]:
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--only", default="", help="Contenders whose name contains this.")
 def main(deepspeed_python: str | None, rounds: int, only: str) -> None:
-    """Every contender once per round, in turn; medians, and peak memory of the fullest process."""
-    runs = [contender for contender in contenders(deepspeed_python) if only in contender.name]
+    """Every contender once per round, in turn; medians, their share of what matrix products alone would allow, and peak
+    memory of the fullest process."""
+    runs = [one for one in contenders(deepspeed_python) if only in one.name or one.name == PRODUCTS]
     for number in range(rounds):
         for contender in runs:
             start = time.perf_counter()
             contender.run()
             took = time.perf_counter() - start
             print(f"round {number + 1}: {contender.name}: {contender.speeds[-1]:.0f} tok/s ({took:.0f} s)", flush=True)
-    print("\n| | processes x threads | tokens/s | peak MiB |\n|---|---|---|---|")
+    limit = statistics.median(runs[0].speeds)
+    print("\n| | processes x threads | tokens/s | of products | peak MiB |\n|---|---|---|---|---|")
     for contender in runs:
         speed, shape = statistics.median(contender.speeds), f"{contender.num_ranks} x {2 // contender.num_ranks}"
-        print(f"| {contender.name} | {shape} | {speed:.0f} | {statistics.median(contender.peaks) / 2**20:.0f} |")
+        peak = statistics.median(contender.peaks) / 2**20
+        print(f"| {contender.name} | {shape} | {speed:.0f} | {speed / limit:.2f} | {peak:.0f} |")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+"""The rate of plain bf16 matrix products, as tokens/s of training_rank.py's model: what a step could reach at most."""
+
+import time
+
+import torch
+
+from tk.benchmarks.training_rank import LENGTH, MODEL, ROWS
+from tk.model.config import ModelConfig
+from tk.train.planning.flops import flops_per_token
+
+SIZE, COUNT, ROUNDS = 4096, 3, 5
+
+
+def main() -> None:
+    """Rows of a step by a square of many columns, both threads; the best round counts."""
+    one, two = torch.randn(ROWS * LENGTH, SIZE).bfloat16(), torch.randn(SIZE, SIZE).bfloat16()
+    seconds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(COUNT):
+            one @ two
+        seconds.append((time.perf_counter() - start) / COUNT)
+    rate = 2 * ROWS * LENGTH * SIZE * SIZE / min(seconds)
+    tokens = rate / flops_per_token(ModelConfig.model_validate(MODEL), LENGTH)
+    print(f"matrix products: {rate / 1e9:.0f} GFLOP/s {tokens:.0f} tok/s")
+
+
+if __name__ == "__main__":
+    main()
