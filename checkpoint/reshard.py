@@ -66,8 +66,9 @@ class Prepared:
 
         Raises:
             ShardCorrupt: the source is damaged; names tensor, file and block.
+            TkError: there is no room for it.
         """
-        with new_folder(self.target, self.source.path, self.options.force) as folder:
+        with new_folder(self.target, self.source.path, self.options.force, self.plan.bytes_written) as folder:
             parts = run_copy(self.plan, self.source, folder, on_bytes)
             parts = add_links(parts, self.links, self.source.path, folder)
             finish_folder(folder, self.manifest, parts, side_files(self.source, self.options.dtype), self.options.plain)

@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +55,12 @@ def file_size(fd: int) -> int:
     return os.fstat(fd).st_size
 
 
+def free_bytes(folder: Path) -> int:
+    """How many bytes more can be written beneath a folder."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
 def pread(fd: int, buffer: memoryview, offset: int, once: bool = False) -> int:
     """Reads into `buffer` until it is full or the file ends; the number of bytes read.
 
@@ -83,8 +89,9 @@ def _preadv(fd: int, buffer: memoryview, offset: int, once: bool) -> int:
 def pwrite(fd: int, data: memoryview, offset: int) -> None:
     """Writes all of `data` at `offset`."""
     done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], offset + done)
+    with _naming_the_file(fd):
+        while done < len(data):
+            done += os.pwrite(fd, data[done:], offset + done)
 
 
 def set_direct(fd: int, direct: bool) -> bool:
@@ -99,7 +106,19 @@ def set_direct(fd: int, direct: bool) -> bool:
 
 def fsync(fd: int) -> None:
     """Makes a file's bytes durable."""
-    os.fsync(fd)
+    with _naming_the_file(fd):
+        os.fsync(fd)
+
+
+@contextmanager
+def _naming_the_file(fd: int) -> Iterator[None]:
+    """Errors of a descriptor say what file it is."""
+    try:
+        yield
+    except OSError as error:
+        with suppress(OSError):
+            error.filename = os.readlink(f"/proc/self/fd/{fd}")
+        raise
 
 
 def fsync_dir(path: Path) -> None:

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..core.errors import CheckpointError, ConfigError
+from ..core.errors import CheckpointError, ConfigError, TkError
+from ..core.progress import format_bytes
 from . import hf, storage
 from .locate import is_step
 from .run_folder import new_attempt
 
 
 @contextmanager
-def new_folder(path: Path, source: Path, force: bool) -> Iterator[Path]:
+def new_folder(path: Path, source: Path, force: bool, num_bytes: int = 0) -> Iterator[Path]:
     """The folder to write in. It becomes `path` when the block ends well, and is removed when it does not.
 
     What dead attempts at the same target left is removed first: a folder is locked as long as its maker lives.
@@ -20,13 +21,16 @@ def new_folder(path: Path, source: Path, force: bool) -> Iterator[Path]:
     Args:
         source: a folder that must not be the target or lie inside it.
         force: replace a checkpoint that is at `path` already, once the new one is complete; it is whole until then.
+        num_bytes: what will be written.
 
     Raises:
         ConfigError: `path` is taken, or is no checkpoint and so is never replaced.
+        TkError: there is no room for it.
     """
     check_target(path, source, force)
     with _locked_aside(path) as aside:
         try:
+            _require_room(path, aside, num_bytes)
             yield aside
         except BaseException:
             storage.remove_tree(aside)
@@ -47,6 +51,15 @@ def _locked_aside(path: Path) -> Iterator[Path]:
     finally:
         if lock is not None:
             storage.close(lock)
+
+
+def _require_room(path: Path, aside: Path, num_bytes: int) -> None:
+    free = storage.free_bytes(aside)
+    if num_bytes > free:
+        raise TkError(
+            f"{path} would take {format_bytes(num_bytes)}; {format_bytes(free)} are free there. Free some, or name a "
+            "folder on another disk; nothing was written."
+        )
 
 
 def _reap(path: Path) -> None:

@@ -136,7 +136,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, TkError):
         return str(error), error.exit_code
     if isinstance(error, OSError):
-        return str(error), 1
+        return (f"{error.strerror}: {error.filename}" if error.filename else str(error)), 1
     return f"{type(error).__name__}: {error}\nThis is a fault in tk; --debug shows where.", 1
 
 

@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tk.checkpoint import Checkpoint
+from tk.checkpoint import Checkpoint, storage
 from tk.cli.main import main
 from tk.core.layout import Layout
 from tk.tests.checkpoint.saving import MIXED, llama_table, save_step
@@ -85,6 +87,27 @@ def test_reshard_that_cannot_be(
 ) -> None:
     assert main(["reshard", str(step), str(tmp_path / "new"), *args]) == code
     assert message in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["run"]
+
+
+def test_a_target_without_room(
+    step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "free_bytes", lambda folder: 2048)
+    assert main(["reshard", str(step), str(tmp_path / "new"), "--tp", "1"]) == 1
+    assert "2 KiB are free there" in " ".join(capsys.readouterr().err.split())
+    assert sorted(os.listdir(tmp_path)) == ["run"]
+
+
+def test_a_file_that_cannot_be_written_is_named(step: Path, tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+    command = [sys.executable, "-m", "tk", "reshard", str(step), str(tmp_path / "new"), "--tp", "1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=limit)
+    assert done.returncode == 1
+    assert re.search(rf"error: File too large: {tmp_path}/new\.tmp-\w+/[\w-]+\.safetensors\n", done.stderr)
     assert sorted(os.listdir(tmp_path)) == ["run"]
 
 
