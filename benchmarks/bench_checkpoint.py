@@ -211,13 +211,11 @@ def main(
     """Run every contender in turn, as many rounds as asked at each size, and print a markdown table of the medians."""
     if deepspeed is None:
         tell("DeepSpeed's universal checkpoint is left out: no --deepspeed PYTHON")
-    lines = [line for size in gigabytes for line in measure(size, rounds, warm_rounds, only, folder, deepspeed)]
-    print(
-        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, {rounds} cold and {warm_rounds} warm rounds\n"
-    )
+    print(f"{os.cpu_count()} cores, {rounds} cold and {warm_rounds} warm rounds\n")
     print("| GB | | cold, s | range | GB/s | cp / it | warm, s | peak MiB | read / size | written / size |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    print("\n".join(lines))
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    for size in gigabytes:
+        print("\n".join(measure(size, rounds, warm_rounds, only, folder, deepspeed)), flush=True)
 
 
 if __name__ == "__main__":

@@ -163,6 +163,6 @@ def _show(report: "Report") -> None:
             click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if len(rows) < len(report.results):
         click.echo(f"... and {len(report.results) - len(rows)} that differ less; --json has all")
-    for line in report.errors():
+    for line in report.remarks():
         click.echo(line)
     click.echo(report.verdict)

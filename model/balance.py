@@ -23,12 +23,20 @@ class RouterBalance:
         weight: what a unit of the loss of a sequence counts in what backward differentiates: `router_aux_loss_coef` /
             (sequences of the global batch), times the scale of the loss where it is scaled. 0 = measured only.
         counted_BL: bool, the tokens that count; None = all. A sequence without any has loss 0.
+        watch: also take down where tokens are sent, see `routing`.
     """
 
-    def __init__(self, weight: float, counted_BL: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: float, counted_BL: torch.Tensor | None = None, watch: bool = False) -> None:
         self.weight = weight
         self.counted_BL = counted_BL
+        self.watch = watch
         self._losses: dict[int, torch.Tensor] = {}
+        self._routing: dict[int, torch.Tensor] = {}
+
+    def take_down(self, layer: int, chosen_BLK: torch.Tensor) -> None:
+        """Is told by a layer which experts tokens are sent to."""
+        if self.watch:
+            self._routing[layer] = routing_checksum(layer, chosen_BLK, self.counted_BL)
 
     def attach(
         self, layer: int, y_ND: torch.Tensor, loss: torch.Tensor, num_layers: int, num_ranks: int
@@ -48,6 +56,10 @@ class RouterBalance:
         """The loss summed over sequences, an fp32 scalar without gradient, the same on all tensor-parallel ranks; over
         pipeline stages and data-parallel ranks it adds up. `weight` times it is the share of the training loss."""
         return sum(self._losses.values())
+
+    def routing(self) -> torch.Tensor | float:
+        """With `watch`, a checksum of where tokens are sent, an fp64 scalar; it adds up as `total` does."""
+        return sum(self._routing.values())
 
 
 class _Attach(torch.autograd.Function):
@@ -82,3 +94,18 @@ def balancing_loss(
     )
     means_BE = (probabilities_BLE * weights_BL.unsqueeze(-1)).sum(dim=1)
     return num_experts * (shares_BE * means_BE).sum()
+
+
+def routing_checksum(layer: int, chosen_BLK: torch.Tensor, counted_BL: torch.Tensor | None = None) -> torch.Tensor:
+    """An fp64 scalar, a whole number, that is another one (but for rare chance) where a token is sent elsewhere.
+
+    It is a sum over tokens and their experts of 20 bits mixed from layer, position and expert: exact, and so the same
+    however sequences and layers are dealt out, up to 2^33 of them.
+    """
+    positions_L1 = torch.arange(chosen_BLK.shape[1], device=chosen_BLK.device).unsqueeze(-1)
+    mixed_BLK = chosen_BLK * 0x9E3779B1 + positions_L1 * 0x85EBCA77 + layer * 0xC2B2AE3D  # odd constants of xxHash
+    mixed_BLK = (mixed_BLK ^ (mixed_BLK >> 15)) * 0x27D4EB2F
+    bits_BLK = (mixed_BLK ^ (mixed_BLK >> 13)) & 0xFFFFF
+    if counted_BL is not None:
+        bits_BLK = bits_BLK * counted_BL.unsqueeze(-1)
+    return bits_BLK.sum().double()

@@ -93,6 +93,7 @@ class MixtureOfExperts(nn.Module):
         if balance is None:
             return y_ND
         probabilities_BLE, chosen_BLK = (x.unflatten(0, x_ND.shape[:-1]) for x in (probabilities_TE, chosen_TK))
+        balance.take_down(self.layer, chosen_BLK)
         loss = balancing_loss(probabilities_BLE, chosen_BLK, balance.counted_BL)
         return balance.attach(self.layer, y_ND, loss, self.num_sparse_layers, self.tp.size)
 

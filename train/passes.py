@@ -58,6 +58,10 @@ class Passes:
         """The routers' loss of the newest step, summed over the sequences and layers of this rank's stages."""
         return sum(balance.total() for stage in self.stages for balance in stage.balances)
 
+    def routing(self) -> torch.Tensor | float:
+        """A checksum of where the newest step's tokens were sent, on stages that watch; adds up like `balance_loss`."""
+        return sum(balance.routing() for stage in self.stages for balance in stage.balances)
+
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         """As `train`, without backward and factor."""
         return self._run("forward-only", micro_batches, 1.0, 0.0)

@@ -82,6 +82,7 @@ class StagePass:
         loss_factor: what each micro-batch's summed loss is multiplied by.
         balance_weight: see RouterBalance.
         balances: of the step's micro-batches so far, what their routers' loss is.
+        watch_routing: have them also take down where tokens are sent.
     """
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
@@ -91,6 +92,7 @@ class StagePass:
         self.loss_factor = 1.0
         self.balance_weight = 0.0
         self.balances: list[RouterBalance] = []
+        self.watch_routing = False
 
     def forward(self, micro_batch: int, x: torch.Tensor | None) -> torch.Tensor:
         """Hidden states for the next stage from those of the one before (tokens on the first); on the last stage the
@@ -106,8 +108,8 @@ class StagePass:
 
     def _balance(self, targets_BL: torch.Tensor) -> RouterBalance | None:
         """Rows that only fill the batch up do not count."""
-        if not self.balance_weight or not torch.is_grad_enabled():
+        if not (self.balance_weight or self.watch_routing) or not torch.is_grad_enabled():
             return None
         real_B1 = (targets_BL != IGNORED).any(dim=1, keepdim=True)
-        self.balances.append(RouterBalance(self.balance_weight, real_B1.expand_as(targets_BL)))
+        self.balances.append(RouterBalance(self.balance_weight, real_B1.expand_as(targets_BL), self.watch_routing))
         return self.balances[-1]

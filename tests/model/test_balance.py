@@ -1,5 +1,6 @@
 """The load-balancing loss of routers against `transformers`' function, in value and in every gradient."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from tk.checkpoint import Checkpoint
 from tk.core.layout import Layout
-from tk.model.balance import RouterBalance, balancing_loss
+from tk.model.balance import RouterBalance, balancing_loss, routing_checksum
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
@@ -146,3 +147,21 @@ def test_the_coefficient_is_read_from_config_json_and_written_there() -> None:
     assert config.router_aux_loss_coef == 0.03
     assert config.to_json()["router_aux_loss_coef"] == 0.03
     assert "router_aux_loss_coef" not in config_of("llama3").to_json()
+
+
+def test_a_routing_checksum_is_that_of_tokens_and_their_experts() -> None:
+    chosen_BLK = torch.rand(4, 9, 6).argsort(dim=-1)[..., :2]
+    whole = routing_checksum(3, chosen_BLK)
+    assert whole == int(whole) > 0
+    assert whole == routing_checksum(3, chosen_BLK.flip(-1)), "the order of a token's experts is none"
+    assert whole == routing_checksum(3, chosen_BLK[:1]) + routing_checksum(3, chosen_BLK[1:])
+    counted_BL = torch.tensor([True, False, True, True]).unsqueeze(-1).expand(4, 9)
+    assert routing_checksum(3, chosen_BLK, counted_BL) == routing_checksum(3, chosen_BLK[[0, 2, 3]])
+    assert whole != routing_checksum(2, chosen_BLK)
+    changed, moves = set(), set()
+    for row, position, k in itertools.product(range(4), range(9), range(2)):
+        other_BLK = chosen_BLK.clone()
+        other_BLK[row, position, k] = (other_BLK[row, position, k] + 1) % 6
+        changed.add(float(routing_checksum(3, other_BLK)))
+        moves.add((position, int(chosen_BLK[row, position, k])))
+    assert len(changed - {float(whole)}) == len(moves) > 30, "each move gives another sum; rows are not told apart"

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tk.cli.main import command_group
 from tk.core.errors import ConfigError
-from tk.train.parity.judge import BOUNDS, Result, compare_curves, worst_first
+from tk.train.parity.judge import BOUNDS, Result, common_start, compare_curves, worst_first
 from tk.train.parity.layouts import ParityLayout
 from tk.train.parity.measure import compare_gradients, first_gradients, relative_differences
 from tk.train.parity.report import Report
@@ -87,6 +87,52 @@ def test_a_wrong_layout_is_seen(tmp_path: Path) -> None:
     assert "norm" in wrong.error or "norm" in wrong.parameter
 
 
+def with_experts(folder: Path, steps: int) -> Subject:
+    subject = Subject.built_in(folder, steps, "fp32")
+    model = subject.base.model.model_copy(update={"architecture": "mixtral", "num_local_experts": 4})
+    subject = Subject(subject.base.model_copy(update={"model": model}), varies_model=True)
+    subject.prepare(folder)
+    return subject
+
+
+def test_experts_are_compared_with_their_routing(tmp_path: Path) -> None:
+    layouts = [
+        ParityLayout(tp=2, sequence_parallel=True, recompute="full"),
+        ParityLayout(dp=2, zero=3),
+        ParityLayout(pp=2, schedule="zb-h1"),
+    ]
+    session = Session(with_experts(tmp_path, 4), tmp_path, 2)
+    results = list(session.run(layouts))
+    assert len(results) == 3
+    for result in results:
+        assert result.badness(FP32) < 1
+        assert result.routing_changed == 0
+    for reference in session.references.values():
+        assert 0 not in reference.routing
+        assert len(set(reference.routing)) == 4, "tokens of four batches go where others went"
+
+
+@pytest.mark.parametrize("step", [3, 11])
+def test_a_token_that_goes_to_another_expert_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setenv("TK_TEST_WANDERS_IN", str(step))
+    session = Session(with_experts(tmp_path, 12), tmp_path, 2, "tk.tests.parity.wandering_rank")
+    (result,) = session.run([ParityLayout(tp=2)])
+    report = Report([result], FP32, 12, "fp32")
+    assert result.routing_changed == step
+    assert Result.from_json(result.to_json()) == replace(result, seconds=round(result.seconds, 3))
+    if step == 3:
+        assert report.failed == [result]
+        assert "another expert in step 3; 10 steps must be alike" in report.remarks()[0]
+    else:
+        assert not report.failed
+        assert report.remarks() == [
+            "1 layouts sent a token to another expert than one process did, first in step 11; each is compared up to "
+            "there."
+        ]
+
+
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     folder = tmp_path_factory.mktemp("alone")
@@ -123,6 +169,7 @@ def test_differences_are_relative_to_the_parameter_and_a_little_to_all() -> None
     edge = [1e-5 * norm + 1e-7 * math.hypot(*norms) for norm in norms]
     assert relative_differences(edge, norms) == pytest.approx([1e-5, 1e-5], rel=1e-9)
     assert compare_curves([2.0, 3.0], [2.0, 4.0]) == 0.25
+    assert [common_start(mine, [1.0, 2.0]) for mine in ([1.0, 2.0], [1.0, 3.0], [0.0, 2.0])] == [2, 1, 0]
 
 
 def test_the_worst_come_first_and_errors_before_them() -> None:

@@ -12,6 +12,10 @@ from .layouts import ParityLayout
 TOTAL_SHARE: Final = 1e-2
 
 
+# A token between two experts goes to either, as rounding falls, and then everything differs; not within so many steps.
+SAME_ROUTING_STEPS: Final = 10
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Largest relative differences; None = shown and not judged."""
@@ -32,6 +36,8 @@ class Result:
 
     Attributes:
         loss, grad_norm: largest relative difference over the steps; None = there is none, or not as a number.
+        routing_changed: the first step (1-based) in which a token was sent to another expert than in one process, which
+            ends the steps that are compared; 0 = none.
         gradients: largest over the parameters of the first step, |g - g0| / (|g0| + 0.01 |G|); G: all of them together.
         parameter: whose gradient differs most.
         error: why there are no numbers.
@@ -45,6 +51,7 @@ class Result:
     parameter: str = ""
     error: str = ""
     seconds: float = 0.0
+    routing_changed: int = 0
 
     def badness(self, bounds: Bounds) -> float:
         """The largest difference in units of its bound; infinite where there is none."""
@@ -55,6 +62,7 @@ class Result:
         """Plain data."""
         data: dict[str, Any] = {"layout": self.layout.to_json(), "loss": self.loss, "grad_norm": self.grad_norm}
         data |= {"gradients": self.gradients, "parameter": self.parameter, "seconds": round(self.seconds, 3)}
+        data |= {"routing_changed": self.routing_changed} if self.routing_changed else {}
         return data | ({"error": self.error} if self.error else {})
 
     @staticmethod
@@ -66,6 +74,11 @@ class Result:
 def compare_curves(mine: Sequence[float], expected: Sequence[float]) -> float:
     """The largest |a - e| / |e| over steps; 0 / 0 is 0."""
     return max(abs(a - e) / abs(e) if a != e else 0.0 for a, e in zip(mine, expected, strict=True))
+
+
+def common_start(mine: Sequence[float], expected: Sequence[float]) -> int:
+    """How many values are equal before the first that is not."""
+    return next((i for i, (a, e) in enumerate(zip(mine, expected, strict=True)) if a != e), len(expected))
 
 
 def finite(value: float) -> float | None:

@@ -37,7 +37,7 @@ class Measurer:
         self.mesh = Mesh.alone()
 
     def __call__(self, job: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        """Loss and gradient norm of every step and, of a layout, the largest difference of a first gradient."""
+        """Loss, gradient norm and routing of each step; of a layout, the largest difference of a first gradient too."""
         payload = job["payload"]
         config = parse(payload["config"], TrainConfig, "a layout's configuration")
         gradients = Path(payload["gradients"])
@@ -88,15 +88,26 @@ def run_layout(config: TrainConfig, mesh: Mesh, gradients: Path, say: Say) -> di
 
 
 def _train(trainer: Trainer, say: Say, after_first: Callable[[], None]) -> dict[str, list[float]]:
-    losses, grad_norms = [], []
+    curves: dict[str, list[float]] = {"loss": [], "grad_norm": [], "routing": []}
+    for stage in trainer.pipeline.stages:
+        stage.watch_routing = True
     for step in range(trainer.config.train.steps):
         result = trainer.step()
-        losses.append(result.loss)
-        grad_norms.append(result.grad_norm)
+        curves["loss"].append(result.loss)
+        curves["grad_norm"].append(result.grad_norm)
+        curves["routing"].append(_routing(trainer))
         if step == 0:
             after_first()
         say({"step": step + 1})
-    return {"loss": losses, "grad_norm": grad_norms}
+    return curves
+
+
+def _routing(trainer: Trainer) -> float:
+    """The checksum of where all tokens were sent in all layers; 0 without experts."""
+    value = torch.zeros((), dtype=torch.float64, device=trainer.device)
+    if trainer.mesh.tp.rank == 0:
+        value += trainer.pipeline.routing()
+    return float(all_reduce(value, trainer.mesh.world))
 
 
 def _places(table: Table) -> dict[str, tuple[int, tuple[int, ...]]]:

@@ -96,15 +96,22 @@ class Report:
         numbers = [[v for r in group if (v := getattr(r, key)) is not None] for key in asdict(self.bounds)]
         return (str(len(group)), str(failed), *(_number(max(values, default=None)) for values in numbers))
 
-    def errors(self) -> list[str]:
-        """What went wrong where there are no numbers."""
-        return [f"{result.layout}: {result.error}" for result in self.ordered if result.error]
+    def remarks(self) -> list[str]:
+        """What went wrong where there are no numbers, and where they are of fewer steps."""
+        remarks = [f"{result.layout}: {result.error}" for result in self.ordered if result.error]
+        changed = [result.routing_changed for result in self.results if result.routing_changed and not result.error]
+        if changed:
+            remarks.append(
+                f"{len(changed)} layouts sent a token to another expert than one process did, first in step "
+                f"{min(changed)}; each is compared up to there."
+            )
+        return remarks
 
     def page(self, words: Sequence[str]) -> str:
         """The whole page; `words` are the command's."""
         rows = self.rows(ROWS_ON_PAGE)
         seconds = sum(result.seconds for result in self.results)
-        errors = "".join(f"\n- {line}" for line in self.errors())
+        remarks = "".join(f"\n- {line}" for line in self.remarks())
         return PAGE.format(
             command=shlex.join(words),
             date=datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -119,7 +126,7 @@ class Report:
             took=f"{format_seconds(seconds)} in all, counted layout by layout.",
             axes=_markdown(("axis", "value", "layouts", "failed", "loss", "grad norm", "gradients"), self.axis_rows()),
             shown=f" (the worst {len(rows)} of {len(self.results)})" if len(rows) < len(self.results) else "",
-            layouts=_markdown(COLUMNS, rows) + ("\n" + errors if errors else ""),
+            layouts=_markdown(COLUMNS, rows) + ("\n" + remarks if remarks else ""),
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ..config import TrainConfig
-from .judge import Result, compare_curves, finite
+from .judge import SAME_ROUTING_STEPS, Result, common_start, compare_curves, finite
 from .layouts import ParityLayout
 from .pool import Job, Outcome, Pool, only
 from .subject import Subject
@@ -27,6 +27,7 @@ class Reference:
     gradients: Path
     loss: list[float]
     grad_norm: list[float]
+    routing: list[float]
 
 
 class Session:
@@ -55,7 +56,8 @@ class Session:
             for outcome in pool.run(self._reference_jobs(layouts)):
                 answer = only(outcome)
                 gradients = Path(outcome.job.payload["gradients"])
-                self.references[outcome.job.groups] = Reference(gradients, answer["loss"], answer["grad_norm"])
+                curves = (answer[name] for name in ("loss", "grad_norm", "routing"))
+                self.references[outcome.job.groups] = Reference(gradients, *curves)
             jobs = {self._job(layout): layout for layout in layouts}
             for outcome in pool.run(sorted(jobs, key=lambda job: job.groups)):
                 yield self._result(jobs[outcome.job], outcome)
@@ -101,11 +103,17 @@ class Session:
             return Result(layout, error=outcome.error, seconds=outcome.seconds)
         reference = self.references[self._key(self.subject.reference(layout))]
         answer = outcome.answers[0]
+        same = common_start(answer["routing"], reference.routing)
+        changed = same + 1 if same < len(reference.routing) else 0
+        if 0 < changed <= SAME_ROUTING_STEPS:
+            error = f"a token was sent to another expert in step {changed}; {SAME_ROUTING_STEPS} steps must be alike"
+            return Result(layout, error=error, seconds=outcome.seconds, routing_changed=changed)
         return Result(
             layout,
-            loss=finite(compare_curves(answer["loss"], reference.loss)),
-            grad_norm=finite(compare_curves(answer["grad_norm"], reference.grad_norm)),
+            loss=finite(compare_curves(answer["loss"][:same], reference.loss[:same])),
+            grad_norm=finite(compare_curves(answer["grad_norm"][:same], reference.grad_norm[:same])),
             gradients=finite(answer["gradients"]),
             parameter=answer["parameter"],
             seconds=outcome.seconds,
+            routing_changed=changed,
         )

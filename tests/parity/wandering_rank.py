@@ -1,0 +1,34 @@
+"""A rank of the pool on which, where there are several, one token goes to another expert in step TK_TEST_WANDERS_IN."""
+
+import os
+
+import torch
+
+from tk.train.parity.rank import Work, serve
+
+
+def load() -> Work:
+    from tk.model.experts import MixtureOfExperts
+    from tk.train.parity.measure import Measurer
+    from tk.train.records.step_log import StepResult
+    from tk.train.trainer import Trainer
+
+    choose, step, current = MixtureOfExperts._choose, Trainer.step, [0]
+
+    def counted(self: Trainer) -> StepResult:
+        current[0] = self.state.step + 1
+        return step(self)
+
+    def wandering(self: MixtureOfExperts, probabilities_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights_TK, chosen_TK = choose(self, probabilities_TE)
+        if self.tp.size > 1 and current[0] == int(os.environ["TK_TEST_WANDERS_IN"]):
+            chosen_TK = torch.cat([(chosen_TK[:1] + 1) % probabilities_TE.shape[1], chosen_TK[1:]])
+        return weights_TK, chosen_TK
+
+    Trainer.step = counted  # type: ignore[method-assign]
+    MixtureOfExperts._choose = wandering  # type: ignore[method-assign]
+    return Measurer()
+
+
+if __name__ == "__main__":
+    serve(load)
