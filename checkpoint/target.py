@@ -21,7 +21,7 @@ def new_folder(path: Path, source: Path, force: bool, num_bytes: int = 0) -> Ite
     Args:
         source: a folder that must not be the target or lie inside it.
         force: replace a checkpoint that is at `path` already, once the new one is complete; it is whole until then.
-        num_bytes: what will be written.
+        num_bytes: what will be written, for which there must be room; 0 = next to nothing.
 
     Raises:
         ConfigError: `path` is taken, or is no checkpoint and so is never replaced.

@@ -10,8 +10,6 @@ from .layouts import ParityLayout
 
 # |g - g0| <= 1e-5 |g0| + 1e-7 |G| is |g - g0| / (|g0| + TOTAL_SHARE |G|) <= 1e-5: a relative difference with one bound.
 TOTAL_SHARE: Final = 1e-2
-
-
 # A token between two experts goes to either, as rounding falls, and then everything differs; not within so many steps.
 SAME_ROUTING_STEPS: Final = 10
 
@@ -36,12 +34,12 @@ class Result:
 
     Attributes:
         loss, grad_norm: largest relative difference over the steps; None = there is none, or not as a number.
-        routing_changed: the first step (1-based) in which a token was sent to another expert than in one process, which
-            ends the steps that are compared; 0 = none.
         gradients: largest over the parameters of the first step, |g - g0| / (|g0| + 0.01 |G|); G: all of them together.
         parameter: whose gradient differs most.
         error: why there are no numbers.
         seconds: that it took.
+        routing_changed: the first step (1-based) in which a token was sent to another expert than in one process, which
+            ends the steps that are compared; 0 = none.
     """
 
     layout: ParityLayout
