@@ -35,6 +35,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp4 zero3, hybrid": {"dp": 4, "zero": 3, "shard_size": 2},
     "tp2 sp dp2 zero2": {"tp": 2, "dp": 2, "zero": 2, "sequence_parallel": True},
     "tp2 dp2 zero3": {"tp": 2, "dp": 2, "zero": 3},
+    "tp2 dp2 zero3, every replica whole": {"tp": 2, "dp": 2, "zero": 3, "shard_size": 1},
+    "pp2 dp2 zero2, every replica whole": {"pp": 2, "dp": 2, "zero": 2, "shard_size": 1},
     "pp2": {"pp": 2},
     "pp2 gpipe dp2 zero2": {"pp": 2, "dp": 2, "zero": 2, "schedule": "gpipe"},
     "pp2 zb tp2 sp": {"pp": 2, "tp": 2, "schedule": "zb-h1", "sequence_parallel": True},
@@ -42,7 +44,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2 interleaved dp2 zero3": {"pp": 2, "dp": 2, "zero": 3, "schedule": "interleaved", "num_virtual_stages": 2},
 }
 
-TIED = ["tp2 dp2 zero1", "tp2 dp2 zero3", "pp2 gpipe dp2 zero2", "pp2 zb dp2 zero3", "pp2 interleaved dp2 zero3"]
+TIED = [
+    "tp2 dp2 zero1",
+    "tp2 dp2 zero3",
+    "pp2 dp2 zero2, every replica whole",
+    "pp2 gpipe dp2 zero2",
+    "pp2 zb dp2 zero3",
+    "pp2 interleaved dp2 zero3",
+]
 
 
 def run_training(config: dict[str, Any], resume: str = "auto", gradients: str = "") -> dict[str, Any]:

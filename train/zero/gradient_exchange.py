@@ -43,6 +43,9 @@ class GradientExchange:
         overlap: whether buckets are exchanged as soon as they are complete.
 
     Attributes:
+        every_pass: whether each backward pass of a step exchanges its gradients, not only the last.
+        over_replicas: whether a bucket's one exchange sums over all ranks that hold it: where nothing is sharded and
+            nothing accumulates apart. Else it sums over the ranks of a shard, and `finish` over the replicas.
         on_complete: per stage, told each bucket all of whose parameters have had their gradient in this pass.
     """
 
@@ -52,6 +55,7 @@ class GradientExchange:
         self.sequence_parallel = sequence_parallel
         self.overlap = overlap
         self.every_pass = buffers.zero >= 2
+        self.over_replicas = not self.every_pass and self.mesh.shard.size == 1
         self.on_complete: list[Callable[[FlatBucket], None]] = []
         self._in_flight: list[Callable[[], object]] = []
         self._exchanging = False
@@ -81,7 +85,7 @@ class GradientExchange:
         """Waits for all exchanges of the step; each rank's range is then in `own_grads`."""
         self._wait(0)
         for bucket in self.buffers.buckets:
-            if self.mesh.shard.size > 1:
+            if not self.over_replicas:
                 all_reduce(bucket.own_grads, self.mesh.replicate)
             if bucket.plan.params[0].tied:
                 all_reduce(bucket.own_grads, self.mesh.ends)
@@ -117,7 +121,7 @@ class GradientExchange:
         grads = bucket.grads
         if grads is None:  # nothing used it in this pass, but others wait for it
             grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
-        if not self.every_pass and self.mesh.shard.size == 1:
+        if self.over_replicas:
             return start_all_reduce(grads, self.mesh.replicate).wait
         part = torch.empty(bucket.own_grads.shape, device=self.buffers.device)
         pending = start_reduce_scatter_flat(part, grads, self.mesh.shard)

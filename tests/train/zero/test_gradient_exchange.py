@@ -1,0 +1,55 @@
+"""Every way to spread optimizer states over data-parallel ranks sums the same gradients: those of one process."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tk.tests.rank_pool import RankPool
+from tk.tests.train.zero.one_process import OPTIMIZER, train_alone
+from tk.train import initialize
+
+STEPS, WORLD = 2, 4
+WAYS = [(0, 0), *((zero, shard_size) for zero in (1, 2, 3) for shard_size in (1, 2, 4))]
+
+
+def _module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def _rows(step: int, rank: int, micro_batch: int) -> torch.Tensor:
+    return torch.randn(2, 3, generator=torch.Generator().manual_seed(100 * step + 10 * rank + micro_batch))
+
+
+def _loss(module: Any, rows: torch.Tensor) -> torch.Tensor:
+    return (module(rows) ** 2).mean()  # type: ignore[no-any-return]
+
+
+def train_every_way() -> list[list[float]]:
+    """The gradient norms of each of WAYS."""
+    rank = torch.distributed.get_rank()
+    found = []
+    for zero, shard_size in WAYS:
+        engine = initialize(_module(), OPTIMIZER, zero=zero, shard_size=shard_size, accumulate=2, bucket_size=16)
+        norms = []
+        for step in range(STEPS):
+            for micro_batch in range(2):
+                engine.backward(_loss(engine, _rows(step, rank, micro_batch)))
+                engine.step()
+            norms.append(engine.last_grad_norm)
+        found.append(norms)
+    return found
+
+
+def test_every_stage_and_shard_size_sums_over_all_ranks(rank_pool: RankPool) -> None:
+    steps = [
+        [partial(_loss, rows=_rows(step, rank, micro_batch)) for rank in range(WORLD) for micro_batch in range(2)]
+        for step in range(STEPS)
+    ]
+    expected = train_alone(_module(), steps)
+    for found in rank_pool.run(train_every_way, WORLD):
+        for way, norms in zip(WAYS, found, strict=True):
+            np.testing.assert_allclose(norms, expected["norms"], rtol=1e-5, err_msg=f"stage, shard_size = {way}")
