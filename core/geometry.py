@@ -1,8 +1,10 @@
 """Boxes: n-dimensional intervals on plain integers, the one word for who holds what in train, checkpoint and infer."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +107,38 @@ def _within_row(box: Box, row: int, start: int, stop: int) -> Iterator[Box]:
         yield Box((box.offset[0] + row, *part.offset), (1, *part.shape))
 
 
-def find_overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
-    """Two of the boxes that share an element, or None.
+def covers_exactly(boxes: Iterable[Box], whole: Box) -> bool:
+    """Whether the boxes hold every element of `whole` once and nothing else: O(n), up to 2^ndim steps for each."""
+    counts = Counter(_bounds(box) for box in boxes if box.size)
+    if whole.size:
+        counts[_bounds(whole)] -= 1
+    return _vanishes({bounds: count for bounds, count in counts.items() if count})
 
-    Sweeps along the dim in which most boxes begin at places of their own: O(n log n + pairs abreast).
+
+_Bounds: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def _bounds(box: Box) -> _Bounds:
+    return tuple(zip(box.offset, box.end, strict=True))
+
+
+def _vanishes(counts: Mapping[_Bounds, int]) -> bool:
+    """Whether boxes, each added so many times or taken away, leave nothing at any element.
+
+    Along the first dim, the sum changes only where a box begins or ends. It is nothing everywhere if each such change,
+    a sum of boxes of one dim less, is nothing. Where neighbours meet, most of them cancel and are not looked at again.
+
+    Args:
+        counts: by bounds, none of them 0.
     """
-    filled = [box for box in boxes if box.size]
-    if not filled or not filled[0].shape:
-        return (filled[0], filled[1]) if len(filled) > 1 else None
-    sweep = max(range(len(filled[0].shape)), key=lambda dim: len({box.offset[dim] for box in filled}))
-    open_boxes: list[Box] = []
-    for box in sorted(filled, key=lambda b: b.offset[sweep]):
-        open_boxes = [other for other in open_boxes if other.end[sweep] > box.offset[sweep]]
-        for other in open_boxes:
-            if other.intersect(box):
-                return other, box
-        open_boxes.append(box)
-    return None
-
-
-def covers_exactly(boxes: Sequence[Box], whole: Box) -> bool:
-    """Whether the boxes hold every element of `whole` once and nothing else."""
-    return (
-        all(whole.contains(box) for box in boxes if box.size)
-        and sum(box.size for box in boxes) == whole.size
-        and find_overlap(boxes) is None
-    )
+    if () in counts:
+        return False
+    changes: dict[int, dict[_Bounds, int]] = {}
+    for ((low, high), *inner), count in counts.items():
+        rest = tuple(inner)
+        for at, change in ((low, count), (high, -count)):
+            there = changes.setdefault(at, {})
+            total = there.pop(rest, 0) + change
+            if total:
+                there[rest] = total
+    return all(_vanishes(change) for change in changes.values())

@@ -266,11 +266,13 @@ def buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
     result: list[Bucket] = []
     for _, group in groupby((param for param in reversed(params) if param.trainable), together):
         members: list[LocalParam] = []
+        size = 0
         for param in group:
-            if members and sum(p.size for p in members) + param.size > layout.bucket_size:
+            if members and size + param.size > layout.bucket_size:
                 result.append(_bucket(members, layout.group_size))
-                members = []
+                members, size = [], 0
             members.append(param)
+            size += param.size
         result.append(_bucket(members, layout.group_size))
     return tuple(result)
 

@@ -3,20 +3,23 @@
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tk.benchmarks.synthetic_checkpoint import SLOTS, llama_405b, make_step, plan_rank
-from tk.checkpoint import Checkpoint
+from tk.checkpoint import Checkpoint, prepare_export
 from tk.checkpoint.chunk import Chunk
 from tk.checkpoint.chunk_index import TensorChunks
 from tk.checkpoint.region import Region, shared_span
+from tk.checkpoint.safetensors_file import build_header
 from tk.core import dtypes
 from tk.core.errors import ShardCorrupt, ShardMissing
 from tk.core.geometry import Box
 from tk.core.layout import Layout
 from tk.core.tensors import Split, TensorSpec, split_boxes
+from tk.tests.call_count import count_calls
 
 TABLE = llama_405b(num_layers=4)
 LAYOUT = Layout(tp=8, pp=4, dp=4, zero=1)
@@ -95,3 +98,35 @@ def test_a_region_finds_every_chunk_that_it_meets(
     assert len(found) == len(set(found))
     boxes = {chunk.box for chunk in wanted}
     assert {chunk.box for chunk in found} == boxes  # at most the runs between the first and last shared element
+
+
+def test_twice_as_many_tensors_take_twice_the_work(tmp_path: Path) -> None:
+    """Opening a Hugging Face folder, planning its export, making it, opening what was made: none grows faster."""
+
+    def calls(num_tensors: int) -> list[int]:
+        folder = tmp_path / str(num_tensors)
+        folder.mkdir()
+        rows = [(f"model.layers.{index}.w.weight", "F32", (4,)) for index in range(num_tensors)]
+        data = np.zeros(4 * num_tensors, np.float32).tobytes()
+        (folder / "model.safetensors").write_bytes(build_header(rows, marked=False)[0] + data)
+        made = folder / "made"
+        return [
+            count_calls(lambda: Checkpoint.open(folder)),
+            count_calls(lambda: prepare_export(Checkpoint.open(folder), made)),
+            count_calls(prepare_export(Checkpoint.open(folder), made).run),
+            count_calls(lambda: Checkpoint.open(made).check()),
+        ]
+
+    once, twice = calls(150), calls(300)
+    assert all(more < 2.1 * less for less, more in zip(once, twice, strict=True)), (once, twice)
+
+
+def test_twice_as_many_boxes_of_a_tensor_take_twice_the_work() -> None:
+    """The index of the chunks of a grid."""
+
+    def calls(columns: int) -> int:
+        grid = [Box((2 * row, 3 * column), (2, 3)) for row in range(20) for column in range(columns)]
+        chunks = [Chunk("t", "weight", box, None, "f", 0, 4 * box.size, (0,)) for box in grid]
+        return count_calls(lambda: TensorChunks("t", chunks, (40, 3 * columns), dtypes.FP32))
+
+    assert calls(80) < 2.1 * calls(40)

@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tk.core.geometry import Box, covers_exactly, find_overlap, flat_to_boxes
+from tk.core.geometry import Box, covers_exactly, flat_to_boxes
+from tk.tests.call_count import count_calls
 
 shapes = st.lists(st.integers(1, 5), min_size=0, max_size=4).map(tuple)
 
@@ -69,17 +70,54 @@ def test_cover_holds_for_a_cut_tensor_and_for_no_other(shape: tuple[int, ...], d
     parts = [part for a, b in itertools.pairwise(cuts) for part in flat_to_boxes(whole, a, b)]
     data.draw(st.randoms()).shuffle(parts)
     assert covers_exactly(parts, whole)
-    assert find_overlap(parts) is None
     assert not covers_exactly(parts[1:], whole)
     assert not covers_exactly([*parts, parts[0]], whole)
-    assert find_overlap([*parts, parts[0]]) is not None
 
 
-@given(box_pairs())
-def test_find_overlap_names_two_boxes_that_share_an_element(case: tuple[tuple[int, ...], Box, Box]) -> None:
-    _, one, two = case
-    found = find_overlap([one, two])
-    assert (found is not None) == (one.intersect(two) is not None)
+@st.composite
+def cut_up(draw: st.DrawFn) -> tuple[Box, list[Box]]:
+    """A box cut in two again and again at places of each piece's own, some pieces then moved, doubled or left out."""
+    whole = Box.whole(draw(st.lists(st.integers(0, 5), max_size=3)))
+    pieces = [whole]
+    for _ in range(draw(st.integers(0, 8)) if whole.shape else 0):
+        piece = pieces.pop(draw(st.integers(0, len(pieces) - 1)))
+        dim = draw(st.integers(0, len(whole.shape) - 1))
+        (low, high), bounds = piece.bounds()[dim], piece.bounds()
+        cut = draw(st.integers(low, high))
+        pieces += [Box.from_bounds([*bounds[:dim], part, *bounds[dim + 1 :]]) for part in ([low, cut], [cut, high])]
+    for _ in range(draw(st.integers(0, 2))):
+        index = draw(st.integers(0, len(pieces) - 1))
+        moved = [draw(st.integers(0, 6 - extent)) for extent in pieces[index].shape]
+        pieces[index : index + 1] = draw(
+            st.sampled_from([[], [pieces[index]] * 2, [Box(tuple(moved), pieces[index].shape)]])
+        )
+        if not pieces:
+            break
+    return whole, draw(st.permutations(pieces))
+
+
+@settings(max_examples=300)
+@given(cut_up())
+def test_cover_is_what_counting_every_element_says(case: tuple[Box, list[Box]]) -> None:
+    whole, boxes = case
+    count = np.zeros([6] * len(whole.shape), int)
+    wanted = count.copy()
+    wanted[whole.slices] = 1
+    for box in boxes:
+        count[box.slices] += 1
+    assert covers_exactly(boxes, whole) == np.array_equal(count, wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_the_cover_of_twice_as_many_boxes_takes_twice_the_steps(rows: int) -> None:
+    """Of a grid each box was compared with all that are abreast of it."""
+
+    def calls(columns: int) -> int:
+        boxes = [Box((3 * row, 2 * column), (3, 2)) for row in range(rows) for column in range(columns)]
+        whole = Box.whole((3 * rows, 2 * columns))
+        return count_calls(lambda: covers_exactly(boxes, whole))
+
+    assert calls(800 // rows * 2) < 2.1 * calls(800 // rows)
 
 
 def test_a_cover_must_stay_inside() -> None:
