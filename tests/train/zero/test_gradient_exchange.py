@@ -12,7 +12,7 @@ from tk.tests.train.zero.one_process import OPTIMIZER, train_alone
 from tk.train import initialize
 
 STEPS, WORLD = 2, 4
-WAYS = [(0, 0), *((zero, shard_size) for zero in (1, 2, 3) for shard_size in (1, 2, 4))]
+WAYS: list[tuple[Any, int]] = [(0, 0), *((zero, shard_size) for zero in (1, 2, 3) for shard_size in (1, 2, 4))]
 
 
 def _module() -> nn.Module:
