@@ -1,0 +1,18 @@
+"""The suite started in the background of a script, where Ctrl-C is inherited as ignored."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+STARTED = """
+import signal, subprocess, sys
+import tk.tests.conftest
+blocked = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+sys.exit(int(blocked.split()[1], 16) >> (signal.SIGINT - 1) & 1)
+"""
+
+
+def test_what_tests_start_can_be_interrupted(root: Path) -> None:
+    script = f'trap "" INT; exec "{sys.executable}" -c "$1"'
+    ended = subprocess.run(["sh", "-c", script, "sh", STARTED], cwd=root, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
