@@ -72,7 +72,7 @@ class Contender:
         """Once, from a cold or a warm page cache, its target fsynced."""
         if self.target:
             shutil.rmtree(self.target, ignore_errors=True)
-        _cache(self.source, warm)
+        (_read_all if warm else evict)(self.source)
         start = time.perf_counter()
         done = subprocess.run(self.command, check=True, capture_output=True, text=True, env=ENVIRONMENT | os.environ)
         if self.target:
@@ -92,18 +92,22 @@ def _fsync(path: Path) -> None:
     os.close(fd)
 
 
-def _cache(folder: Path, warm: bool) -> None:
-    """Reads all files of a folder, or makes the kernel forget them."""
+def evict(folder: Path) -> None:
+    """Makes the kernel forget the content of all files of a folder."""
     for path in folder.rglob("*"):
         if path.is_file():
             _fsync(path)
             fd = os.open(path, os.O_RDONLY)
-            if warm:
-                while os.read(fd, 2**24):
-                    pass
-            else:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
+
+
+def _read_all(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(2**24):
+                    pass
 
 
 def peer(*words: str | Path) -> list[str]:

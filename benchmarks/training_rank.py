@@ -1,4 +1,7 @@
-"""One rank of tk in bench_training.py: `python -m tk.benchmarks.training_rank TP PP DP ZERO COMPILE RANK`."""
+"""One rank of tk in bench_training.py: `python -m tk.benchmarks.training_rank TP PP DP ZERO COMPILE RANK`.
+
+With `on-request` behind that, it makes a step for every line that it reads (compare_checkouts.py).
+"""
 
 import os
 import sys
@@ -26,8 +29,8 @@ MODEL = {
 }
 
 
-def main(tp: int, pp: int, dp: int, zero: int, compiled: int, rank: int) -> None:
-    """Two steps to warm up, six that count; rank 0 prints the median."""
+def build(tp: int, pp: int, dp: int, zero: int, compiled: int, rank: int) -> Trainer:
+    """This rank's trainer, in a process group of the whole layout."""
     world_size = tp * pp * dp
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     keep_freed_memory()
@@ -53,20 +56,38 @@ def main(tp: int, pp: int, dp: int, zero: int, compiled: int, rank: int) -> None
         TrainConfig,
         "the benchmark",
     )
-    trainer = Trainer(config, Mesh.build(config.layout(world_size), 4))
-    seconds = []
-    for number in range(8):
-        dist.barrier()
-        start = time.perf_counter()
-        trainer.step()
-        dist.barrier()
-        if number >= 2:
-            seconds.append(time.perf_counter() - start)
+    return Trainer(config, Mesh.build(config.layout(world_size), 4))
+
+
+def timed_step(trainer: Trainer) -> float:
+    """Seconds of one step that all ranks begin and end together."""
+    dist.barrier()
+    start = time.perf_counter()
+    trainer.step()
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def main(*numbers: int) -> None:
+    """Two steps to warm up, six that count; rank 0 prints the median."""
+    trainer = build(*numbers)
+    seconds = [timed_step(trainer) for _ in range(8)][2:]
     median = sorted(seconds)[3]
+    tp, pp, dp, zero, _, rank = numbers
     if rank == 0:
         print(f"tk tp {tp} pp {pp} dp {dp} ZeRO-{zero}: {median:.3f} s/step {ROWS * LENGTH / median:.0f} tok/s")
     dist.destroy_process_group()
 
 
+def on_request(*numbers: int) -> None:
+    """One step for every line of standard input; a line of seconds for each."""
+    trainer = build(*numbers)
+    for _ in sys.stdin:
+        print(timed_step(trainer), flush=True)
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    arguments = sys.argv[1:]
+    run = on_request if "on-request" in arguments else main
+    run(*(int(argument) for argument in arguments if argument != "on-request"))

@@ -1,0 +1,176 @@
+"""Training steps and checkpoint commands of two checkouts in turn, as ratios: whether a change made anything slower.
+
+    git worktree add /tmp/before COMMIT
+    python benchmarks/compare_checkouts.py /tmp/before .
+
+Both checkouts train at once, each step of one while the other waits, so that a machine whose speed drifts slows both
+alike; a pair is one step (or one command) of each, and which of them goes first alternates.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from tk.benchmarks.bench_checkpoint import evict, make_source, model
+from tk.core.layout import Layout
+
+FILES = Path(__file__).resolve().parent
+TRAINING = {
+    "one process": (1, 1, 1, 0),
+    "dp 2, ZeRO-0": (1, 1, 2, 0),
+    "dp 2, ZeRO-1": (1, 1, 2, 1),
+    "dp 2, ZeRO-2": (1, 1, 2, 2),
+    "dp 2, ZeRO-3": (1, 1, 2, 3),
+    "tp 2": (2, 1, 1, 0),
+    "pp 2": (1, 2, 1, 0),
+}
+WARM_UP = 2
+
+
+class Checkout:
+    """One version of tk: `tk` is its folder for every process that starts in its environment."""
+
+    def __init__(self, root: Path, work: Path, name: str) -> None:
+        self.work = work / name
+        self.work.mkdir()
+        (self.work / "tk").symlink_to(root.resolve())
+        self.environment = os.environ | {"PYTHONPATH": str(self.work)}
+
+    def command(self, *words: str) -> Callable[[], float]:
+        """Seconds of a whole `tk` command."""
+        line = [sys.executable, str(FILES / "checkpoint_peers.py"), *words]
+
+        def run() -> float:
+            start = time.perf_counter()
+            subprocess.run(line, check=True, capture_output=True, env=self.environment)
+            return time.perf_counter() - start
+
+        return run
+
+
+class Ranks:
+    """The ranks of one layout, waiting for a line before each step."""
+
+    def __init__(self, checkout: Checkout, layout: Sequence[int], name: str) -> None:
+        num_ranks = layout[0] * layout[1] * layout[2]
+        folder = checkout.work / name
+        environment = checkout.environment | {
+            "OMP_NUM_THREADS": str(2 // num_ranks),
+            "OMP_WAIT_POLICY": "passive",  # threads that spin while the other checkout works would slow it
+            "TK_BENCH_STORE": f"{folder}-store",
+            "TK_BENCH_RUN": f"{folder}-run",
+        }
+        script = [sys.executable, str(FILES / "training_rank.py"), *map(str, layout), "0"]
+        self.processes = [
+            subprocess.Popen(
+                [*script, str(rank), "on-request"],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(num_ranks)
+        ]
+
+    def step(self) -> float:
+        """Seconds of one step of all ranks."""
+        for process in self.processes:
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+        answers = [process.stdout.readline() for process in self.processes if process.stdout]
+        if not all(answers):
+            raise SystemExit("A rank ended; its error stands above.")
+        return float(answers[0])
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        for process in self.processes:
+            process.communicate()
+
+
+def in_turn(before: Callable[[], float], after: Callable[[], float], pairs: int) -> list[tuple[float, float]]:
+    """Seconds of both, pair by pair."""
+    found = []
+    for number in range(pairs):
+        if number % 2:
+            second, first = after(), before()
+        else:
+            first, second = before(), after()
+        found.append((first, second))
+    return found
+
+
+def row(name: str, pairs: Sequence[tuple[float, float]]) -> str:
+    """A line of the table."""
+    ratios = sorted(after / before for before, after in pairs)
+    seconds = [statistics.median(side) for side in zip(*pairs, strict=True)]
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    middle = statistics.median(ratios)
+    return f"| {name} | {seconds[0]:.3f} | {seconds[1]:.3f} | {middle:.3f} | {low:.3f}-{high:.3f} |"
+
+
+def training(before: Checkout, after: Checkout, name: str, pairs: int) -> str:
+    """One layout, stepped in turn."""
+    with ExitStack() as stack:
+        ranks = []
+        for checkout in (before, after):
+            ranks.append(Ranks(checkout, TRAINING[name], name))
+            stack.callback(ranks[-1].close)
+        in_turn(ranks[0].step, ranks[1].step, WARM_UP)
+        return row(name, in_turn(ranks[0].step, ranks[1].step, pairs))
+
+
+def checkpoints(before: Checkout, after: Checkout, work: Path, gigabytes: float, pairs: int) -> None:
+    """Commands on one checkpoint at tp 4, read from a cold page cache."""
+    source, target = make_source(work / "run", model(int(gigabytes * 1e9)), Layout(tp=4)), work / "target"
+    commands = {
+        "reshard tp 4 -> 1": ("tk_command", "reshard", str(source), str(target), "--tp", "1", "--force"),
+        "reshard tp 4 -> 2": ("tk_command", "reshard", str(source), str(target), "--tp", "2", "--force"),
+        "export": ("tk_command", "export", str(source), str(target), "--force"),
+        "load tp 4 -> 1": ("tk_load", str(source), "1", "0"),
+        "verify": ("tk_command", "verify", str(source)),
+    }
+
+    def cold(run: Callable[[], float]) -> Callable[[], float]:
+        def measured() -> float:
+            evict(source)
+            return run()
+
+        return measured
+
+    for name, words in commands.items():
+        print(row(name, in_turn(cold(before.command(*words)), cold(after.command(*words)), pairs)), flush=True)
+
+
+@click.command()
+@click.argument("before", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("after", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--pairs", default=10, show_default=True)
+@click.option("--gigabytes", default=2.0, show_default=True, help="Size of the checkpoint; 0 = training only.")
+@click.option("--only", default="", help="Training layouts whose name contains this; `none` = checkpoints only.")
+@click.option("--folder", type=click.Path(path_type=Path), default=Path(".build"), show_default=True)
+def main(before: Path, after: Path, pairs: int, gigabytes: float, only: str, folder: Path) -> None:
+    """Seconds of two checkouts and the ratios AFTER / BEFORE, pair by pair: median and the middle half."""
+    folder.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=folder) as name:
+        work = Path(name).resolve()
+        old, new = Checkout(before, work, "before"), Checkout(after, work, "after")
+        print("| | before, s | after, s | after / before | middle half |\n|---|---|---|---|---|", flush=True)
+        for layout in TRAINING:
+            if only in layout:
+                print(training(old, new, layout, pairs), flush=True)
+        if gigabytes:
+            checkpoints(old, new, work, gigabytes, pairs)
+
+
+if __name__ == "__main__":
+    main()
