@@ -7,8 +7,8 @@ import pytest
 
 from tk.tests.rank_pool import RankPool
 
-# A script's background jobs begin with Ctrl-C ignored, and so does all that they start: commands under test could not be
-# interrupted. A handler of Python's own is not inherited, so they begin with the system's default.
+# Background jobs of a script begin with Ctrl-C ignored, and so does all that they start: tests could not interrupt it.
+# A handler of Python's own is not inherited: what is started from here begins with the system's default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
