@@ -43,7 +43,7 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
     with new_folder(Path(target), source.path, force) as folder:
         for part in parts:
             for name in part.files:
-                link_file(source.path / name, folder / name)
+                link_file(source.data_path(name), folder / name)
         finish_folder(folder, manifest, parts, side_files(source, None), plain=False)
     return Path(target)
 

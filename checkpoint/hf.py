@@ -1,10 +1,11 @@
 """A Hugging Face folder of safetensors files seen as a checkpoint: the same tables, made from the files' headers."""
 
 import hashlib
-import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from ..core import dtypes
@@ -14,6 +15,7 @@ from . import json_strict as strict
 from . import storage
 from .chunk import Chunk
 from .chunk_index import ChunkIndex, TensorChunks
+from .links import real_path
 from .manifest import StoredTensor
 from .safetensors_file import TK_MARK, Header, read_header
 
@@ -21,8 +23,15 @@ INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 CONFIG: Final = "config.json"
 MAX_SIDE_FILE: Final = 2**28  # bytes
-_BASE_PREFIXES: Final = ("model.", "transformer.")
-_BUFFERS: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files keep
+ADAPTER_CONFIG: Final = "adapter_config.json"
+# What the base model is called inside the model of an architecture that tk runs, by config.json's model_type. Files
+# of the base model alone lack it; no other architecture's names are touched.
+BASE_PREFIXES: Final[Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"), "model.") | {"gpt2": "transformer."}
+)
+_BUFFERS: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files of these keep
+_TIED_UNLESS_SAID: Final = frozenset({"gpt2"})  # model types whose head is tied where config.json says nothing
+_DISTRIBUTED: Final = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _SIDE_ENDINGS: Final = (".json", ".txt", ".model", ".jinja")
 
 
@@ -31,7 +40,8 @@ class HuggingFaceFolder:
     """What a folder holds.
 
     Attributes:
-        tensors, chunks: as in a tk checkpoint, with names that start with the base model's prefix; one slot, "weight".
+        tensors, chunks: as in a tk checkpoint, one slot, "weight". Names are those in the files; where tk runs the
+            architecture and the base model was saved alone, its prefix stands before them.
         digest: SHA-256 of the index, or of the header of a single file.
     """
 
@@ -49,24 +59,30 @@ def is_hugging_face(folder: Path) -> bool:
 def open_folder(folder: Path) -> HuggingFaceFolder:
     """Reads the index and the header of every file; no tensor data.
 
+    Where there are both, a single file counts and not an index, as for `transformers`.
+
     Raises:
         ShardMissing: the index names a file or a tensor that is not there.
         ManifestError: a header or the index breaks its format's rules.
-        CheckpointError: a file is a part of a tk checkpoint, or a link out of the folder and the hub's cache.
+        CheckpointError: a file is a part of a tk checkpoint, or a link out of the folder and the hub's cache; or
+            `transformers` would load other weights than these.
     """
-    if (folder / INDEX).exists():
-        data = storage.read_small(_inside(folder, INDEX), MAX_SIDE_FILE)
-        weight_map = _weight_map(strict.parse(data, str(folder / INDEX)), str(folder / INDEX))
-        headers = {name: _header(folder, name) for name in sorted(set(weight_map.values()))}
-        digest = hashlib.sha256(data).hexdigest()
-    else:
+    config = read_config(folder)
+    _refuse_other_weights(folder, config)
+    if (folder / SINGLE).exists():
         headers = {SINGLE: _header(folder, SINGLE)}
         weight_map = dict.fromkeys(headers[SINGLE].entries, SINGLE)
         digest = headers[SINGLE].sha256
-    prefix = _missing_prefix(weight_map, folder)
+    else:
+        data = storage.read_small(real_path(folder, INDEX), MAX_SIDE_FILE)
+        weight_map = _weight_map(strict.parse(data, str(folder / INDEX)), str(folder / INDEX))
+        headers = {name: _header(folder, name) for name in sorted(set(weight_map.values()))}
+        digest = hashlib.sha256(data).hexdigest()
+    base = BASE_PREFIXES.get(_model_type(config), "")
+    prefix = "" if any(name.startswith(base) for name in weight_map) else base
     tensors, chunks = {}, {}
     for stored, file in weight_map.items():
-        if stored.endswith(_BUFFERS):
+        if base and stored.endswith(_BUFFERS):
             continue
         entry = headers[file].entries.get(stored)
         if entry is None:
@@ -76,7 +92,7 @@ def open_folder(folder: Path) -> HuggingFaceFolder:
         box = Box.whole(entry.shape)
         chunk = Chunk(name, "weight", box, None, file, entry.begin, entry.end - entry.begin, None)
         chunks[name, "weight"] = TensorChunks(name, [chunk], entry.shape, dtypes.by_code(entry.dtype))
-    return HuggingFaceFolder(tensors, _tied_head(folder, tensors), chunks, digest)
+    return HuggingFaceFolder(tensors, _tied_head(config, tensors), chunks, digest)
 
 
 def read_config(folder: Path) -> dict[str, object]:
@@ -92,32 +108,33 @@ def read_side_files(folder: Path, names: Sequence[str] | None = None) -> dict[st
         for name in storage.list_names(folder)
         if name.endswith(_SIDE_ENDINGS) and not name.endswith(".index.json") and (names is None or name in names)
     ]
-    return {
-        strict.file_name(name, str(folder)): storage.read_small(_inside(folder, name), MAX_SIDE_FILE) for name in found
-    }
+    paths = {strict.file_name(name, str(folder)): real_path(folder, name) for name in found}
+    return {name: storage.read_small(path, MAX_SIDE_FILE) for name, path in paths.items()}
 
 
-def data_path(folder: Path, name: str) -> Path:
-    """The regular file behind a name in the folder, through a link of the hub's cache if it is one."""
-    return _inside(folder, strict.file_name(name, str(folder)))
-
-
-def _inside(folder: Path, name: str) -> Path:
-    path = folder / name
-    if not path.is_symlink():
-        return path
-    target = Path(os.path.realpath(path))
-    real_folder = Path(os.path.realpath(folder))
-    blobs = real_folder.parent.parent / "blobs"  # hub cache: models--x--y/{blobs,snapshots/REVISION}
-    if target.parent not in (real_folder, blobs):
+def _refuse_other_weights(folder: Path, config: Mapping[str, object]) -> None:
+    """CheckpointError where `transformers` loads other files than an index or a single file, or changes them."""
+    named = config.get("transformers_weights")
+    if named is not None:
         raise CheckpointError(
-            f"{path} is a link to {target}, outside its folder and the hub's cache; put the file itself there."
+            f"{folder / CONFIG} says transformers_weights = {str(named)[:80]!r}; only {SINGLE} and {INDEX} are read. "
+            f"Give the weights that name and remove the key."
         )
-    return target
+    if (folder / ADAPTER_CONFIG).exists():
+        raise CheckpointError(
+            f"{folder} holds an adapter (PEFT, {ADAPTER_CONFIG}) beside the weights; `transformers` would apply it. "
+            f"Merge it with merge_and_unload() of peft and save_pretrained(), or remove its files."
+        )
+    shards = [name for name in storage.list_names(folder) if _DISTRIBUTED.fullmatch(name)]
+    if shards:
+        raise CheckpointError(
+            f"{folder} holds {shards[0]}, a part of a distributed checkpoint, which `transformers` would load instead "
+            f"of the other weights there. Load it with transformers and save_pretrained, or remove those files."
+        )
 
 
 def _header(folder: Path, name: str) -> Header:
-    header = read_header(data_path(folder, name))
+    header = read_header(real_path(folder, strict.file_name(name, str(folder))))
     if TK_MARK in header.metadata:
         raise CheckpointError(
             f"{folder / name} belongs to a tk checkpoint whose manifest and COMMIT are gone; without them it is not "
@@ -133,14 +150,13 @@ def _weight_map(document: object, what: str) -> dict[str, str]:
     return {name: strict.file_name(file, f"{what}: {name[:80]}") for name, file in found.items()}
 
 
-def _missing_prefix(names: dict[str, str], folder: Path) -> str:
-    if any(name.startswith(_BASE_PREFIXES) for name in names):
-        return ""
-    return "transformer." if read_config(folder).get("model_type") == "gpt2" else "model."
+def _model_type(config: Mapping[str, object]) -> str:
+    return str(config.get("model_type", ""))
 
 
-def _tied_head(folder: Path, tensors: dict[str, StoredTensor]) -> dict[str, str]:
+def _tied_head(config: Mapping[str, object], tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     embeddings = [name for name in tensors if name.endswith(("embed_tokens.weight", "wte.weight"))]
-    if "lm_head.weight" in tensors or len(embeddings) != 1 or read_config(folder).get("tie_word_embeddings") is False:
+    tied = config.get("tie_word_embeddings", _model_type(config) in _TIED_UNLESS_SAID)
+    if "lm_head.weight" in tensors or len(embeddings) != 1 or tied is not True:
         return {}
     return {"lm_head.weight": embeddings[0]}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ..core.errors import CheckpointError, NotCommitted
 from . import hf
+from .foreign import describe
 from .manifest import COMMIT, MANIFEST, PARTS
 from .reader import Checkpoint
 from .run_folder import RunFolder
@@ -11,9 +12,6 @@ from .run_folder import RunFolder
 
 def open_any(path: Path) -> Checkpoint:
     """Opens what `path` means; see `Checkpoint.open`."""
-    if not path.is_dir():
-        kind = "is a file" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path} {kind}; a checkpoint is a step folder, a run folder or a Hugging Face folder.")
     if is_step(path):
         return Checkpoint.open_step(path, lazy=True)
     run = RunFolder(path)
@@ -24,10 +22,7 @@ def open_any(path: Path) -> Checkpoint:
         return found.checkpoint
     if hf.is_hugging_face(path):
         return Checkpoint.open_hugging_face(path)
-    raise CheckpointError(
-        f"{path} holds no checkpoint: neither a {MANIFEST} (a step), step-* folders (a run), nor {hf.INDEX} or "
-        f"{hf.SINGLE} (Hugging Face)."
-    )
+    raise CheckpointError(describe(path))
 
 
 def is_step(path: Path) -> bool:

@@ -18,6 +18,7 @@ from . import hf, storage
 from . import json_strict as strict
 from .chunk import BLOCK, Chunk, Part
 from .chunk_index import ChunkIndex
+from .links import real_path
 from .manifest import COMMIT, MANIFEST, MAX_MANIFEST, FileDigest, Manifest, StoredTensor
 from .region import Region, as_bytes, copy_region, shared_span
 from .stored_parts import StoredChunks, StoredParts, read_known
@@ -166,7 +167,7 @@ class Checkpoint:
         if self.manifest is None:
             return hf.read_side_files(self.path, names)
         wanted = {name: self.manifest.files[name] for name in names or self.manifest.files}
-        return {name: read_known(self.path / name, digest, hf.MAX_SIDE_FILE) for name, digest in wanted.items()}
+        return {name: read_known(self.path, name, digest, hf.MAX_SIDE_FILE) for name, digest in wanted.items()}
 
     def read(
         self,
@@ -217,7 +218,7 @@ class Checkpoint:
 
     def data_path(self, file: str) -> Path:
         """The path of one of the checkpoint's data files."""
-        return self.path / file if self.manifest else hf.data_path(self.path, file)
+        return real_path(self.path, strict.file_name(file, str(self.path)))
 
     def open_data(self, file: str) -> int:
         """A descriptor of one of the data files; ShardCorrupt if its header is not the one that was written."""
@@ -307,8 +308,8 @@ def corrupt(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:
 def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
     if not (folder / COMMIT).exists():
         raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")
-    wanted = storage.read_small(folder / COMMIT, 4096)
-    data = storage.read_small(folder / MANIFEST, MAX_MANIFEST)
+    wanted = storage.read_small(real_path(folder, COMMIT), 4096)
+    data = storage.read_small(real_path(folder, MANIFEST), MAX_MANIFEST)
     digest = FileDigest.of(data).sha256
     if wanted != f"{digest}\n".encode():
         raise NotCommitted(f"{folder / MANIFEST} does not match {COMMIT}: it is damaged or belongs to another save.")

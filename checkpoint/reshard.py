@@ -70,7 +70,7 @@ class Prepared:
         """
         with new_folder(self.target, self.source.path, self.options.force, self.plan.bytes_written) as folder:
             parts = run_copy(self.plan, self.source, folder, on_bytes)
-            parts = add_links(parts, self.links, self.source.path, folder)
+            parts = add_links(parts, self.links, self.source, folder)
             finish_folder(folder, self.manifest, parts, side_files(self.source, self.options.dtype), self.options.plain)
         return self.target
 

@@ -22,6 +22,7 @@ MAX_DIMS: Final = 8
 PAGE: Final = 4096
 METADATA_KEY: Final = "__metadata__"
 TK_MARK: Final = "tk"
+_LFS_POINTER: Final = b"version "  # its first bytes; as a length they would be an impossible one
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ def read_header(path: Path, follow_links: bool = False) -> Header:
         raw = bytearray(8)
         if storage.pread(fd, memoryview(raw), 0) != 8:
             raise ManifestError(f"{path} has {size} bytes; a safetensors file has 8 at least.")
+        if raw == _LFS_POINTER:
+            raise ManifestError(f"{path} is a Git LFS pointer, not the file itself: `git lfs pull` brings that.")
         (length,) = struct.unpack("<Q", raw)
         if length > min(MAX_HEADER, size - 8):
             raise ManifestError(

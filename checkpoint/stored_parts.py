@@ -12,6 +12,7 @@ from ..core.errors import ManifestError, ShardCorrupt
 from . import storage
 from .chunk import Chunk, DataFile, Part
 from .chunk_index import TensorChunks, add_part
+from .links import real_path
 from .manifest import MAX_PART, PARTS, FileDigest, Manifest
 from .safetensors_file import MAX_HEADER
 
@@ -52,7 +53,7 @@ class StoredParts(Mapping[str, Part]):
         Raises:
             ShardCorrupt: the header is not the one that was written.
         """
-        path = self._folder / name
+        path = real_path(self._folder, name)
         fd = storage.open_read(path)
         try:
             if name in self._unchecked:
@@ -65,7 +66,7 @@ class StoredParts(Mapping[str, Part]):
 
     def _load(self, name: str) -> Part:
         path, record = self._folder / PARTS / name, self._manifest.parts[name]
-        part = Part.parse(read_known(path, record.digest, MAX_PART), str(path))
+        part = Part.parse(read_known(path.parent, name, record.digest, MAX_PART), str(path))
         listed = {self._names[index] for index in record.tensors}
         unlisted = {chunk.tensor for chunk in part.chunks} - listed
         if unlisted:
@@ -142,8 +143,9 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def read_known(path: Path, known: FileDigest, max_bytes: int) -> bytes:
+def read_known(folder: Path, name: str, known: FileDigest, max_bytes: int) -> bytes:
     """A small file whose size and SHA-256 are on record; ShardCorrupt if it has changed."""
+    path = real_path(folder, name)
     data = storage.read_small(path, max_bytes)
     if FileDigest.of(data) != known:
         raise ShardCorrupt(f"{path} is not the file that was saved: its SHA-256 differs from the manifest's.")
@@ -164,7 +166,7 @@ def check_sizes(folder: Path, parts: Mapping[str, Part]) -> None:
     """Every data file is there with its recorded size."""
     for part in parts.values():
         for name, known in part.files.items():
-            with storage.reading(folder / name) as fd:
+            with storage.reading(real_path(folder, name)) as fd:
                 size = storage.file_size(fd)
             if size != known.size:
                 raise ShardCorrupt(f"{folder / name} has {size} bytes; {known.size} were written.")

@@ -57,10 +57,10 @@ def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple
     return _without(plan, links), tuple(links)
 
 
-def add_links(parts: Sequence[Part], links: Sequence[Link], source: Path, target: Path) -> list[Part]:
+def add_links(parts: Sequence[Part], links: Sequence[Link], source: Checkpoint, target: Path) -> list[Part]:
     """Makes the links in the folder `target`; every writer's part with those among its files."""
     for link in links:
-        link_file(source / link.source, target / link.file.name)
+        link_file(source.data_path(link.source), target / link.file.name)
     result = []
     for part in parts:
         mine = [link for link in links if link.writer == part.writer]

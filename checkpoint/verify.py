@@ -14,6 +14,7 @@ from ..core import dtypes
 from ..core.errors import CheckpointError
 from . import hf, storage
 from .chunk import BLOCK, Chunk, Part
+from .links import real_path
 from .reader import Checkpoint, corrupt
 from .region import as_bytes
 from .safetensors_file import read_header
@@ -96,7 +97,7 @@ def _check_side_files(checkpoint: Checkpoint) -> Iterator[Problem]:
     files = checkpoint.manifest.files if checkpoint.manifest else {}
     for name, known in files.items():
         try:
-            read_known(checkpoint.path / name, known, hf.MAX_SIDE_FILE)
+            read_known(checkpoint.path, name, known, hf.MAX_SIDE_FILE)
         except CheckpointError as error:
             yield Problem(name, str(error))
 
@@ -104,7 +105,7 @@ def _check_side_files(checkpoint: Checkpoint) -> Iterator[Problem]:
 def _check_headers(folder: Path, part: Part) -> Iterator[Problem]:
     for name, known in part.files.items():
         try:
-            header = read_header(folder / name)
+            header = read_header(real_path(folder, name))
         except CheckpointError as error:
             yield Problem(name, str(error))
             continue

@@ -97,10 +97,20 @@ HELD = {
     "A step folder that is named itself": ["scale:one_tensor_opens_its_own_parts_only"],
     "The header of a file is compared": [CORPUS],
     "Every block of 16 MiB": [BLOCKS],
-    "A Hugging Face folder (one file": [
-        "hugging_face:a_folder_of_one_file_or_many_is_read_as_it_lies",
-        "hugging_face:names_without_the_base_models_prefix",
+    "Files may be links only": [
         "hugging_face:hub_cache_links_are_followed_and_others_are_not",
+        "hugging_face_folders:an_export_is_read_from_the_hubs_cache",
+    ],
+    "A Hugging Face folder is read": ["hugging_face:a_folder_of_one_file_or_many_is_read_as_it_lies"],
+    "`model.safetensors` counts": ["hugging_face_folders:a_single_file_counts_before_an_index"],
+    "Names are those in the files": [
+        "hugging_face:names_without_the_base_models_prefix",
+        "hugging_face_folders:names_of_other_architectures_come_back_as_they_were",
+        "hugging_face_folders:the_base_models_prefix_stands_before_names_of_our_architectures_only",
+    ],
+    "A folder of whose files": [
+        "foreign:weights_that_transformers_would_not_load_are_refused",
+        "foreign:every_foreign_format_is_named_and_says_what_to_do",
     ],
     "Ranks of one host that load together": [
         "shared_read:inference_ranks_read_the_weights_once",

@@ -201,11 +201,11 @@ def test_a_table_must_be_the_folders(tmp_path: Path, folder: Path) -> None:
         ({"weight_map": {}}, ManifestError, "names no tensors"),
         ({"weight_map": ["a"]}, ManifestError, "must be an object"),
         ({"weight_map": {"a": "gone.safetensors"}}, ShardMissing, "gone.safetensors is missing"),
-        ({"weight_map": {"a": "model.safetensors"}}, ShardMissing, "lacks a"),
+        ({"weight_map": {"a": "part.safetensors"}}, ShardMissing, "lacks a"),
     ],
 )
 def test_a_wrong_index(tmp_path: Path, folder: Path, index: object, error: type[Exception], message: str) -> None:
-    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (tmp_path / "part.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(error, match=message):
         Checkpoint.open(tmp_path)
