@@ -32,6 +32,15 @@ BASE_PREFIXES: Final[Mapping[str, str]] = MappingProxyType(
 _BUFFERS: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files of these keep
 _TIED_UNLESS_SAID: Final = frozenset({"gpt2"})  # model types whose head is tied where config.json says nothing
 _DISTRIBUTED: Final = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+# What `save_pretrained` and the training of tokenizers write beside weights.
+SAVED_BESIDE: Final = frozenset(
+    {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+        "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
+        "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
+        "processor_config.json", "image_processor_config.json", "video_preprocessor_config.json",
+    }
+)  # fmt: skip
 _SIDE_ENDINGS: Final = (".json", ".txt", ".model", ".jinja")
 
 

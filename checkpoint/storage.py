@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -59,6 +60,23 @@ def free_bytes(folder: Path) -> int:
     """How many bytes more can be written beneath a folder."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
+
+
+def may_write(folder: Path) -> bool:
+    """Whether names can be added to a folder and removed from it."""
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def mounts_beneath(folder: Path) -> list[Path]:
+    """Where file systems (or single files) are mounted: the folder itself, if it is such a place, and those inside."""
+    real = Path(os.path.realpath(folder))
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except FileNotFoundError:  # no Linux
+        return [real] if real.is_mount() else []
+    octal = re.compile(rb"\\([0-7]{3})")  # how spaces and such are written there
+    places = {os.fsdecode(octal.sub(lambda code: bytes([int(code[1], 8)]), line.split()[4])) for line in lines}
+    return sorted(place for place in map(Path, places) if place == real or real in place.parents)
 
 
 def pread(fd: int, buffer: memoryview, offset: int, once: bool = False) -> int:
@@ -186,20 +204,19 @@ def remove_tree(path: Path) -> None:
     remove_dir(path)
 
 
-def swap(new: Path, old: Path) -> None:
+def swap(new: Path, old: Path, spare: Path) -> None:
     """Gives a complete folder the name of another, which gets its name instead; durable.
 
-    Where the file system cannot exchange names, a crash can leave the old one as `NAME.old`, which nobody removes.
+    Where the file system cannot exchange names, a crash can leave the old one under the name `spare`.
     """
     try:
         exchange(new, old)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOSYS):
             raise
-        kept = old.with_name(f"{old.name}.old")
-        rename(old, kept)
+        rename(old, spare)
         rename(new, old)
-        rename(kept, new)
+        rename(spare, new)
     fsync_dir(old.parent)
 
 

@@ -1,15 +1,29 @@
-"""A folder that appears complete or not at all: written aside, then renamed to its name."""
+"""A folder that appears complete or not at all: written aside, then renamed to its name. Nothing of a user's is lost.
 
+What cannot be is refused before anything is written, and looked at again before the new folder gets its name. Only a
+folder that is a checkpoint and nothing else is ever replaced, and of it only the files that make it one are removed.
+"""
+
+import errno
+import hashlib
+import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from ..core.errors import CheckpointError, ConfigError, TkError
 from ..core.progress import format_bytes
-from . import hf, storage
-from .locate import is_step
+from . import storage
+from .replaceable import remove_replaced, require_replaceable
 from .run_folder import new_attempt
+
+_LONGEST: Final = 200  # bytes of a name to which an ending may be added
+_TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EBUSY)
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -19,29 +33,118 @@ def new_folder(path: Path, source: Path, force: bool, num_bytes: int = 0) -> Ite
     What dead attempts at the same target left is removed first: a folder is locked as long as its maker lives.
 
     Args:
-        source: a folder that must not be the target or lie inside it.
+        source: a folder that must not be the target, lie inside it or around it.
         force: replace a checkpoint that is at `path` already, once the new one is complete; it is whole until then.
         num_bytes: what will be written, for which there must be room; 0 = next to nothing.
 
     Raises:
-        ConfigError: `path` is taken, or is no checkpoint and so is never replaced.
+        ConfigError: see `check_target`; or another job is writing `path`.
         TkError: there is no room for it.
+        CheckpointError: `path` has been taken meanwhile; the message says where the new folder is.
     """
     check_target(path, source, force)
-    with _locked_aside(path) as aside:
+    _require_room(path, num_bytes)
+    attempt = new_attempt()
+    with _locked_aside(path, attempt) as aside:
         try:
-            _require_room(path, aside, num_bytes)
             yield aside
         except BaseException:
             storage.remove_tree(aside)
             raise
-        _put_in_place(aside, path, force)
+        _put_in_place(aside, path, source, force, attempt)
+
+
+def check_target(path: Path, source: Path, force: bool) -> tuple[str, ...]:
+    """The files of the checkpoint that will be replaced; none where `path` is free or an empty folder.
+
+    Raises:
+        ConfigError: `path` cannot become a new folder: it is the source, lies inside it or around it; is a link, a
+            file, a mount point or the current folder; is or is below what is no folder or cannot be written; or it
+            holds anything but a checkpoint, or a checkpoint and `force` is not given.
+    """
+    if path.name in ("", ".."):
+        raise ConfigError(f"{path} cannot be replaced by a new folder; give the new folder's own name.")
+    _check_place(path)
+    _check_apart(path, source)
+    if not os.path.lexists(path):
+        return ()
+    _check_kind(path)
+    if not storage.list_names(path):
+        return ()
+    files = require_replaceable(path)
+    if not force:
+        raise ConfigError(f"{path} is there already; name another folder, or replace it with --force.")
+    for folder in sorted({(path / name).parent for name in files}):
+        if not storage.may_write(folder):
+            raise ConfigError(
+                f"{folder} cannot be written by this user, so it cannot be replaced; name another folder."
+            )
+    return files
+
+
+def _check_place(path: Path) -> None:
+    above = _nearest(path)
+    if not above.is_dir():
+        kind = "a link that leads nowhere" if above.is_symlink() else "no folder"
+        raise ConfigError(f"{above} is {kind}, so {path} cannot be made; name another folder.")
+    if not storage.may_write(above):
+        raise ConfigError(f"{above} cannot be written by this user, so {path} cannot be made; name another folder.")
+
+
+def _check_apart(path: Path, source: Path) -> None:
+    ours, theirs = (Path(os.path.realpath(folder)) for folder in (path, source))
+    if ours == theirs or ours in theirs.parents:
+        raise ConfigError(f"{path} is the source {source} or contains it; name another target folder.")
+    if theirs in ours.parents:
+        raise ConfigError(f"{path} lies inside the source {source}; name a target folder beside it.")
+
+
+def _check_kind(path: Path) -> None:
+    if path.is_symlink():
+        raise ConfigError(
+            f"{path} is a link (to {os.readlink(path)}), which a new folder cannot replace; name the folder itself."
+        )
+    if not path.is_dir():
+        raise ConfigError(f"{path} is there already and is a file, so it is not replaced; name another folder.")
+    mounts = storage.mounts_beneath(path)
+    if mounts:
+        raise ConfigError(
+            f"{mounts[0]} is a mount point, which a new folder cannot replace; name a folder inside it."
+            if mounts[0] == Path(os.path.realpath(path))
+            else f"{path} holds the mount point {mounts[0]}, so it is not replaced; name another folder."
+        )
+    if path.samefile(os.curdir):
+        raise ConfigError(f"{path} is the current folder, which a new folder would replace; name one inside it.")
+
+
+def _nearest(path: Path) -> Path:
+    """The nearest of the folders above that is there, be it a folder or not."""
+    return next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+
+
+def _require_room(path: Path, num_bytes: int) -> None:
+    free = storage.free_bytes(_nearest(path))
+    if num_bytes > free:
+        raise TkError(
+            f"{path} would take {format_bytes(num_bytes)}; {format_bytes(free)} are free there. Free some, or name a "
+            "folder on another disk; nothing was written."
+        )
+
+
+def beside(path: Path, word: str, attempt: str) -> Path:
+    """`NAME.WORD-ATTEMPT` beside a target; a long name is told by its hash."""
+    return path.with_name(f"{_stem(path)}.{word}-{attempt}")
+
+
+def _stem(path: Path) -> str:
+    name = os.fsencode(path.name)
+    return path.name if len(name) <= _LONGEST else hashlib.sha256(name).hexdigest()
 
 
 @contextmanager
-def _locked_aside(path: Path) -> Iterator[Path]:
+def _locked_aside(path: Path, attempt: str) -> Iterator[Path]:
     storage.make_dirs(path.parent)
-    aside = path.with_name(f"{path.name}.tmp-{new_attempt()}")
+    aside = beside(path, "tk-target", attempt)
     with storage.locked_folder(path.parent):  # nobody reaps between our making a folder and locking it
         _reap(path)
         storage.make_dir(aside)
@@ -53,41 +156,40 @@ def _locked_aside(path: Path) -> Iterator[Path]:
             storage.close(lock)
 
 
-def _require_room(path: Path, aside: Path, num_bytes: int) -> None:
-    free = storage.free_bytes(aside)
-    if num_bytes > free:
-        raise TkError(
-            f"{path} would take {format_bytes(num_bytes)}; {format_bytes(free)} are free there. Free some, or name a "
-            "folder on another disk; nothing was written."
-        )
-
-
 def _reap(path: Path) -> None:
-    leftover = re.compile(re.escape(path.name) + r"\.tmp-[0-9a-f]{8}")
+    """Removes what dead attempts at the same target left."""
+    leftover = re.compile(re.escape(_stem(path)) + r"\.tk-target-[0-9a-f]{8}")
     for name in storage.list_names(path.parent):
-        if leftover.fullmatch(name) and (lock := storage.lock_folder(path.parent / name)) is not None:
-            storage.remove_tree(path.parent / name)
-            storage.close(lock)
+        if not leftover.fullmatch(name):
+            continue
+        lock = storage.lock_folder(path.parent / name)
+        if lock is None:
+            raise ConfigError(
+                f"Another job is writing {path}, in {path.parent / name}. Wait for its end or name another folder; if "
+                "there is no such job any more (this file system may have no locks), remove that folder."
+            )
+        storage.remove_tree(path.parent / name)
+        storage.close(lock)
 
 
-def _put_in_place(aside: Path, path: Path, force: bool) -> None:
-    if not (path.exists() and storage.list_names(path)):
-        storage.rename(aside, path)
+def _put_in_place(aside: Path, path: Path, source: Path, force: bool, attempt: str) -> None:
+    try:
+        replaced = check_target(path, source, force)
+        if not replaced:
+            storage.rename(aside, path)
+    except (ConfigError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _TAKEN:
+            raise
+        kept = beside(path, "new", attempt)
+        storage.rename(aside, kept)
+        raise CheckpointError(
+            f"{path} was free and is not any more. The new folder is complete: {kept}. {error}"
+        ) from error
+    if not replaced:
         storage.fsync_dir(path.parent)
         return
-    if not force:
-        raise CheckpointError(f"{path} has appeared meanwhile and is not replaced; the new folder is {aside}.")
-    storage.swap(aside, path)
-    storage.remove_tree(aside)
-
-
-def check_target(path: Path, source: Path, force: bool) -> None:
-    """Raises ConfigError where `new_folder` would refuse."""
-    if path.resolve() in (source.resolve(), *source.resolve().parents):
-        raise ConfigError(f"{path} is the source {source} or contains it; name another target folder.")
-    if not path.exists() or (path.is_dir() and not storage.list_names(path)):
-        return
-    if not path.is_dir() or not (is_step(path) or hf.is_hugging_face(path)):
-        raise ConfigError(f"{path} is there already and is no checkpoint, so it is not replaced; name another folder.")
-    if not force:
-        raise ConfigError(f"{path} is there already; name another folder, or replace it with --force.")
+    kept = beside(path, "old", attempt)
+    storage.swap(aside, path, kept)
+    if not remove_replaced(aside, replaced):
+        storage.rename(aside, kept)
+        _log.warning("%s got new files while it was replaced; they are in %s.", path, kept)

@@ -21,7 +21,7 @@ CHANGES = (
 )  # fmt: skip
 LOOKS = (
     "open_read", "close", "closing", "file_size", "pread", "list_names", "reading", "read_exact", "read_small",
-    "_preadv", "_naming_the_file", "free_bytes", "set_direct",
+    "_preadv", "_naming_the_file", "free_bytes", "set_direct", "may_write", "mounts_beneath",
 )  # fmt: skip
 LOCKS = ("lock_exclusive", "lock_folder", "locked_folder")
 MADE_OF_CHANGES = ("make_dirs", "remove_tree", "swap", "overwrite", "write_small", "replace_small")

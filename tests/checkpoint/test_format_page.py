@@ -24,6 +24,7 @@ BY_HAND = "format_page:a_step_can_be_read_by_hand"
 IN_ORDER = "format_page:a_step_is_saved_in_this_order"
 MATRIX = "matrix:every_rank_of_every_layout_reads_its_own_from_every_other"
 CORPUS = "corpus:every_broken_checkpoint_gets_its_error_and_writes_nothing"
+HOSTILE = "hostile_folders:refused_before_anything_is_touched"
 BLOCKS = "broken:a_large_tensor_is_checked_by_blocks"
 TRANSFORMERS = "hugging_face:a_model_through_tp_2_and_back_to_transformers"
 
@@ -92,7 +93,16 @@ HELD = {
     "Resuming a given checkpoint": ["train/run:fork_moves_newer_steps", "train/saving:starting_again"],
     "Lines of `metrics.jsonl`": ["train/run:ctrl_c_saves_and_the_resumed_run_is_bit_equal"],
     "`tk reshard` and `tk export` write": ["crash:killed_at_every_operation"],
-    "The next one at the same target": ["crash:killed_at_every_operation"],
+    "The next one at the same target": [
+        "crash:killed_at_every_operation",
+        "hostile_folders:two_jobs_at_once_to_one_target",
+    ],
+    "`--force` replaces a folder only": [HOSTILE],
+    "Anything else is named": [HOSTILE, "hostile_folders:mount_points_are_refused"],
+    "The same is asked again": [
+        "hostile_folders:what_comes_during_the_copy_stays",
+        "hostile_folders:what_comes_into_the_old_folder_while_it_goes_stays",
+    ],
     "A run folder means": ["run_folder:the_newest_good_step_is_taken_and_the_others_explained"],
     "A step folder that is named itself": ["scale:one_tensor_opens_its_own_parts_only"],
     "The header of a file is compared": [CORPUS],

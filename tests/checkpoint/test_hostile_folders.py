@@ -1,0 +1,336 @@
+"""Targets that no tidy example has: what is a user's is never destroyed, and every refusal comes before the copy."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tk.checkpoint import Checkpoint, Options, prepare_export, prepare_reshard, storage
+from tk.cli.main import main
+from tk.core.errors import CheckpointError, ConfigError
+from tk.core.layout import Layout
+from tk.tests.checkpoint.saving import llama_table, save_step
+
+TABLE = llama_table(layers=1, tied=False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a source, `run`, and two checkpoints to be replaced: `tk` and `hf`."""
+    folder = tmp_path_factory.mktemp("made")
+    step = Checkpoint.open(save_step(folder / "run", TABLE, Layout(tp=2), side_files={"config.json": b"{}"}))
+    prepare_export(step, folder / "tk").run()
+    prepare_export(step, folder / "hf", plain=True).run()
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Path:
+    """A copy of it, and a thing of the user's that links lead to."""
+    shutil.copytree(made, tmp_path / "place")
+    (tmp_path / "place" / "theirs").mkdir()
+    (tmp_path / "place" / "theirs" / "thesis.txt").write_text("years of work")
+    return tmp_path / "place"
+
+
+def tree(folder: Path) -> dict[bytes, object]:
+    """Everything beneath a folder: kind, content, where links lead; links are not followed."""
+    found: dict[bytes, object] = {}
+    for path, folders, files in os.walk(os.fsencode(folder)):
+        for name in folders + files:
+            each = os.path.join(path, name)
+            what: object = os.readlink(each) if os.path.islink(each) else os.lstat(each).st_mode
+            if os.path.isfile(each) and not os.path.islink(each):
+                with open(each, "rb") as file:
+                    what = (what, file.read())
+            found[each] = what
+    return found
+
+
+def reshard(place: Path, target: Path | str, force: bool = True) -> Path:
+    """Makes it with `--force`, unless told otherwise."""
+    source = Checkpoint.open(place / "run")
+    return prepare_reshard(source, target, Options(Layout(), force=force)).run()
+
+
+def _project(place: Path) -> Path:
+    (place / "web" / "src").mkdir(parents=True)
+    (place / "web" / "manifest.json").write_text("{}")
+    (place / "web" / "src" / "app.js").write_text("years of work")
+    return place / "web"
+
+
+def _parts(place: Path) -> Path:
+    (place / "cad" / "parts").mkdir(parents=True)
+    (place / "cad" / "parts" / "wheel.py").write_text("years of work")
+    return place / "cad"
+
+
+def _clone(place: Path) -> Path:
+    (place / "hf" / ".git").mkdir()
+    (place / "hf" / ".git" / "HEAD").write_text("ref: refs/heads/main")
+    return place / "hf"
+
+
+def _with(kind: str, name: str) -> Callable[[Path], Path]:
+    def make(place: Path) -> Path:
+        (place / kind / name).write_text("years of work")
+        return place / kind
+
+    return make
+
+
+def _without(name: str) -> Callable[[Path], Path]:
+    def make(place: Path) -> Path:
+        (place / "tk" / name).unlink()
+        return place / "tk"
+
+    return make
+
+
+def _linked_side_file(place: Path) -> Path:
+    (place / "hf" / "config.json").unlink()
+    (place / "hf" / "config.json").hardlink_to(place / "theirs" / "thesis.txt")
+    (place / "hf" / "generation_config.json").symlink_to(place / "theirs" / "thesis.txt")
+    return place / "hf"
+
+
+def _link_to(target: str) -> Callable[[Path], Path]:
+    def make(place: Path) -> Path:
+        (place / "empty").mkdir()
+        (place / "link").symlink_to(target)
+        return place / "link"
+
+    return make
+
+
+def _beneath(what: str) -> Callable[[Path], Path]:
+    def make(place: Path) -> Path:
+        (place / "link").symlink_to("nowhere")
+        return place / what / "new"
+
+    return make
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Path | str], str]] = {
+    "a project with a manifest.json": (_project, r"'manifest\.json', 'src'"),
+    "a folder parts with sources": (_parts, "'parts/wheel.py'"),
+    "a git clone of a model": (_clone, r"more than a checkpoint.*'\.git'"),
+    "notes beside a Hugging Face model": (_with("hf", "notes.txt"), r"more than a checkpoint.*'notes\.txt'"),
+    "notes beside a tk checkpoint": (_with("tk", "notes.txt"), r"more than a checkpoint.*'notes\.txt'"),
+    "notes among the parts": (_with("tk", "parts/00001.json"), r"'parts/00001\.json'"),
+    "a link for a side file": (_linked_side_file, r"'generation_config\.json'"),
+    "a step that does not count": (_without("COMMIT"), "does not open as a checkpoint.*never finished"),
+    "a checkpoint that lacks a file": (_without("model-00000.safetensors"), r"does not open.*model-00000\.safetensors"),
+    "a folder of the user's": (lambda place: place / "theirs", r"no checkpoint.*'thesis\.txt'"),
+    "a run folder": (lambda place: place / "run", "contains it"),
+    "a file": (lambda place: place / "theirs" / "thesis.txt", "is a file"),
+    "a link to a checkpoint": (_link_to("tk"), r"is a link \(to tk\)"),
+    "a link to an empty folder": (_link_to("empty"), r"is a link \(to empty\)"),
+    "a dangling link": (_link_to("nowhere"), r"is a link \(to nowhere\)"),
+    "a link loop": (_link_to("link"), r"is a link \(to link\)"),
+    "beneath a file": (_beneath("theirs/thesis.txt"), r"thesis\.txt is no folder"),
+    "beneath a dangling link": (_beneath("link"), "leads nowhere"),
+    "the source": (lambda place: place / "run" / "step-00000001", "is the source"),
+    "inside the source": (lambda place: place / "run" / "step-00000001" / "new", "inside the source"),
+    "the source, through a link": (lambda place: place / "hf" / ".." / "run", "contains it"),
+    "the current folder": (lambda place: ".", "own name"),
+    "the current folder by its name": (lambda place: place / "now", "is the current folder"),
+    "the folder above": (lambda place: "..", "own name"),
+    "the root": (lambda place: "/", "own name"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_before_anything_is_touched(place: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, message = REFUSED[name]
+    (place / "now").mkdir()
+    monkeypatch.chdir(place / "now")
+    target = make(place)
+    before = tree(place)
+    source = Checkpoint.open(place / "run")
+    with pytest.raises(ConfigError, match=message):
+        prepare_reshard(source, target, Options(Layout(), force=True))
+    assert tree(place) == before
+
+
+NAMES = (
+    "two\nlines", "\N{SAUROPOD}", "-rf", b"\xff\xfe".decode(errors="surrogateescape"), "x" * 255, "end  ", "a'\"$(b)",
+    "%s{0}", ".hidden", "new.tk-target-0123abcd",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_any_name_is_made_and_replaced(place: Path, name: str) -> None:
+    target, before = place / name, {*os.listdir(place), name}
+    for force, code in (([], 0), (["--force"], 0), ([], 2)):
+        assert main(["reshard", str(place / "run"), "--tp", "1", *force, "--", str(target)]) == code
+    assert Checkpoint.open(target).verify().ok
+    assert set(os.listdir(place)) == before
+
+
+def test_what_only_looks_like_a_leftover_stays(place: Path) -> None:
+    names = (
+        "new.tmp-20240101",
+        "new.old",
+        "new.tk-target-notes",
+        "new.tk-target-0123abcd.txt",
+        "anew.tk-target-0123abcd",
+    )
+    for name in names:
+        shutil.copytree(place / "theirs", place / name)
+    before = tree(place)
+    reshard(place, place / "new")
+    reshard(place, place / "new")
+    shutil.rmtree(place / "new")
+    assert tree(place) == before
+
+
+def test_replacing_breaks_no_hard_link(place: Path) -> None:
+    """A linked export shares its files with what it was made from."""
+    shutil.rmtree(place / "hf")
+    shutil.copytree(place / "tk", place / "hf", copy_function=os.link)
+    before = {path: data for path, data in tree(place).items() if b"/hf" not in path}
+    reshard(place, place / "hf")
+    assert {path: data for path, data in tree(place).items() if b"/hf" not in path} == before
+    assert all(path.stat().st_nlink == 1 for path in (place / "hf").glob("*.safetensors"))
+
+
+def test_two_jobs_at_once_to_one_target(place: Path) -> None:
+    """The second is refused before it writes; the first is not disturbed."""
+    first = prepare_reshard(Checkpoint.open(place / "run"), place / "new", Options(Layout()))
+    writing, go_on = threading.Event(), threading.Event()
+
+    def hold(_: int) -> None:
+        writing.set()
+        go_on.wait(30)
+
+    job = threading.Thread(target=first.run, args=[hold])
+    job.start()
+    try:
+        assert writing.wait(30)
+        for force in (False, True):
+            with pytest.raises(ConfigError, match="Another job is writing"):
+                reshard(place, place / "new", force)
+    finally:
+        go_on.set()
+        job.join()
+    assert Checkpoint.open(place / "new").verify().ok
+    assert sorted(os.listdir(place)) == ["hf", "new", "run", "theirs", "tk"]
+
+
+@pytest.mark.parametrize("target", ["new", "tk", "empty"])
+def test_what_comes_during_the_copy_stays(place: Path, target: str) -> None:
+    """Also where nothing or a checkpoint was there before; the new folder is kept and named."""
+    (place / "empty").mkdir()
+    job = prepare_reshard(Checkpoint.open(place / "run"), place / target, Options(Layout(), force=True))
+
+    def user_writes(_: int) -> None:
+        (place / target).mkdir(exist_ok=True)
+        (place / target / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(CheckpointError, match="The new folder is complete: ") as refusal:
+        job.run(user_writes)
+    assert (place / target / "thesis.txt").read_text() == "years of work"
+    assert (place / target / "COMMIT").exists() == (target == "tk")
+    (kept,) = place.glob(f"{target}.new-*")
+    assert str(kept) in str(refusal.value)
+    assert Checkpoint.open(kept).verify().ok
+
+
+def test_what_comes_into_the_old_folder_while_it_goes_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = storage.exchange
+
+    def user_writes(one: Path, two: Path) -> None:
+        exchange(one, two)
+        (one / "thesis.txt").write_text("years of work")
+
+    monkeypatch.setattr(storage, "exchange", user_writes)
+    reshard(place, place / "tk")
+    (kept,) = place.glob("tk.old-*")
+    assert os.listdir(kept) == ["thesis.txt"]
+    assert Checkpoint.open(place / "tk").verify().ok
+
+
+MOUNTS = {
+    "a mount point": ("mount -t tmpfs none new", "new", "is a mount point"),
+    "a bind mount of the same disk": ("mount --bind empty new", "new", "is a mount point"),
+    "a checkpoint with a mounted file": (
+        "mount --bind theirs/thesis.txt tk/config.json",
+        "tk",
+        "holds the mount point",
+    ),
+    "a read-only disk": ("mount -t tmpfs -o ro none new", "new/made", "cannot be written"),
+}
+
+
+@pytest.fixture(scope="module")
+def private_mounts() -> None:
+    tried = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"this user may not mount: {tried.stderr.decode().strip()}")
+
+
+@pytest.mark.usefixtures("private_mounts")
+@pytest.mark.parametrize("name", MOUNTS)
+def test_mount_points_are_refused(place: Path, name: str) -> None:
+    mount, target, message = MOUNTS[name]
+    for folder in ("new", "empty"):
+        (place / folder).mkdir()
+    before = tree(place)
+    script = f'{mount} && exec "$0" -P -m tk reshard run "{target}" --tp 1 --force'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, sys.executable], cwd=place, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert tree(place) == before
+
+
+@pytest.fixture
+def as_nobody(place: Path) -> Callable[[Callable[[], object]], str]:
+    """Runs something in a child that has another user's rights; its error."""
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    for above in [place, *place.parents][:4]:
+        above.chmod(above.stat().st_mode | 0o755)
+
+    def run(work: Callable[[], object]) -> str:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setgid(65534)
+                os.setuid(65534)
+                work()
+                answer = "no error"
+            except BaseException as error:
+                answer = f"{type(error).__name__}: {error}"
+            os.write(writing, answer.encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as answers:
+            told = answers.read()
+        os.waitpid(child, 0)
+        return told
+
+    return run
+
+
+def test_another_users_folders_are_refused(place: Path, as_nobody: Callable[[Callable[[], object]], str]) -> None:
+    (place / "open").mkdir()
+    (place / "open").chmod(0o777)
+    shutil.move(place / "tk", place / "open" / "tk")
+    source = Checkpoint.open(place / "run")
+    before = tree(place)
+    for target, message in (("new", "place cannot be written"), ("open/tk", "tk cannot be written")):
+        job = partial(prepare_reshard, source, place / target, Options(Layout(), force=True))
+        assert message in as_nobody(job)
+    assert tree(place) == before
+    made = as_nobody(lambda: prepare_reshard(source, place / "open" / "new", Options(Layout())).run())
+    assert made == "no error"
