@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,16 +23,19 @@ from torch import nn
 from ..checkpoint.reader import Checkpoint
 from ..checkpoint.run_folder import RunFolder
 from ..checkpoint.save_job import SaveJob
-from ..core.config import parse
-from ..core.errors import CheckpointError, ConfigError, TkError
+from ..core.errors import CheckpointError, TkError
 from ..core.layout import Layout, LocalParam
 from ..parallel.collectives import all_reduce, broadcast
-from ..parallel.mesh import Mesh
+from ..parallel.mesh import Group, Mesh
 from .config import OptimizerSection, PrecisionSection, TrainSection, param_groups
 from .engine import DTYPES, Engine
+from .foreign_buffers import PersistentBuffers
+from .foreign_checks import check_alike, check_module, describe
 from .foreign_model import ForeignModel
+from .initialize_options import InitializeOptions, Precision, Stage, optimizer_section
 from .lr_schedule import learning_rate
 from .nonfinite import NonFinitePolicy
+from .saving.replica_check import ReplicaCheck
 from .saving.snapshot import Snapshot, slot_dtypes
 
 
@@ -40,8 +43,8 @@ def initialize(
     model: nn.Module,
     optimizer: Mapping[str, Any] | OptimizerSection | None = None,
     *,
-    zero: Literal[0, 1, 2, 3] = 0,
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    zero: Stage = 0,
+    precision: Precision = "fp32",
     accumulate: int = 1,
     steps: int = 0,
     shard_size: int = 0,
@@ -54,46 +57,60 @@ def initialize(
     Under torchrun (RANK and WORLD_SIZE set) every rank calls it with the same model; rank 0's values count.
 
     Args:
-        model: any module; parameters with `requires_grad=False` and buffers are left alone but for their dtype.
+        model: any module of plain tensors. Its floating-point parameters become of `precision`, frozen ones too;
+            buffers keep their dtype. Gradients that it has are forgotten.
         optimizer: keys of [optimizer] (docs/training.md); the schedule is constant unless given.
         accumulate: micro-batches per optimizer step.
         steps: optimizer steps in all, for schedules that end.
 
     Raises:
-        ConfigError: an option is wrong, or nothing in the model learns.
+        ConfigError: an argument is wrong, ranks do not agree, or the module could not be trained or saved as it is (see
+            train/foreign_checks.py). Nothing was changed.
         ParallelError: the layout is impossible.
     """
-    options = optimizer if isinstance(optimizer, OptimizerSection) else _optimizer(optimizer or {})
-    if options.schedule != "constant" and not steps:
-        raise ConfigError(f'schedule = "{options.schedule}" ends: initialize(..., steps=N) must say when.')
-    if accumulate < 1:
-        raise ConfigError(f"accumulate = {accumulate}; it must be 1 or more.")
-    numbers = PrecisionSection(params=precision)
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    options = optimizer_section(optimizer, steps)
+    settings = InitializeOptions.of(
+        zero=zero,
+        precision=precision,
+        accumulate=accumulate,
+        steps=steps,
+        shard_size=shard_size,
+        bucket_size=bucket_size,
+        overlap=overlap,
+        timeout_seconds=timeout_seconds,
+    )
+    dtype = DTYPES[precision]
+    device = check_module(model, dtype)
     world_size = _join(device, timeout_seconds)
     layout = Layout(dp=world_size, zero=zero, shard_size=shard_size, bucket_size=bucket_size)
     mesh = Mesh.build(layout, 1, timeout_seconds=timeout_seconds)
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(DTYPES[precision])
+    check_alike([repr(options), repr(settings), *describe(model)], mesh.world)
+    values = _take_over(model, dtype, mesh.world)
     foreign = ForeignModel.of(model)
-    if not any(spec.trainable for spec in foreign.table):
-        raise ConfigError("No parameter of the model has requires_grad=True: there is nothing to train.")
-    values = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
-    for tensor in values.values():
-        broadcast(tensor, mesh.world)
 
     def fill(local: LocalParam, parameter: torch.Tensor) -> None:
         parameter.copy_(values.pop(local.name))
 
-    engine = Engine([model], foreign.table, mesh, optimizer=options, precision=numbers, device=device, fill=fill)
+    numbers = PrecisionSection(params=precision)
+    engine = Engine(
+        [model], foreign.table, mesh, optimizer=options, precision=numbers, device=device, fill=fill, overlap=overlap
+    )
     if zero == 3:
         engine.gather_around([foreign.units(engine.buffers)], prefetch=overlap, chain=False)
-    return ModelEngine(foreign, engine, accumulate, steps, timeout_seconds)
+    return ModelEngine(foreign, engine, settings)
 
 
-def _optimizer(options: Mapping[str, Any]) -> OptimizerSection:
-    return parse({"schedule": "constant"} | dict(options), OptimizerSection, "initialize's optimizer")
+def _take_over(model: nn.Module, dtype: torch.dtype, world: Group) -> dict[str, torch.Tensor]:
+    """Gives every rank rank 0's values, buffers that are not saved included; returns those of `state_dict`, by name."""
+    for parameter in model.parameters():
+        parameter.grad = None
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.contiguous()
+        plain = tensor.data.view(-1).view(torch.uint8) if tensor.numel() else tensor.data
+        broadcast(plain, world)
+    return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
 def _join(device: torch.device, timeout_seconds: float) -> int:
@@ -112,18 +129,16 @@ class ModelEngine:
         last_grad_norm: before clipping, of the newest step.
     """
 
-    def __init__(
-        self, foreign: ForeignModel, engine: Engine, accumulate: int, steps: int, timeout_seconds: float
-    ) -> None:
+    def __init__(self, foreign: ForeignModel, engine: Engine, settings: InitializeOptions) -> None:
         self.module = foreign.module
         self.step_count = 0
         self.last_grad_norm = 0.0
         self._foreign = foreign
         self._engine = engine
-        self._accumulate = accumulate
-        self._steps = steps
-        self._timeout = timeout_seconds
+        self._settings = settings
+        self._buffers = PersistentBuffers(foreign.module, foreign.table, engine.mesh.world)
         self._snapshot = Snapshot(engine.optimizer, foreign.table)
+        self._replicas = ReplicaCheck(self._snapshot, engine.mesh.world)
         self._nonfinite = NonFinitePolicy(TrainSection(), engine)
         self._passes = 0
         self._loss = torch.zeros((), dtype=torch.float64, device=engine.device)
@@ -149,8 +164,8 @@ class ModelEngine:
         if self._passes == 0:
             self._engine.begin_step()
         self._passes += 1
-        last = self._passes == self._accumulate
-        share = loss / (self._accumulate * self._engine.mesh.world.size)
+        last = self._passes == self._settings.accumulate
+        share = loss / (self._settings.accumulate * self._engine.mesh.world.size)
         self._loss += share.detach()
         self._engine.begin_backward(0, last=last)
         torch.autograd.backward(share * self._engine.loss_scale.value)
@@ -166,33 +181,42 @@ class ModelEngine:
         Raises:
             TkError: the loss or the gradient norm is not finite.
         """
-        if self._passes < self._accumulate:
+        if self._passes < self._settings.accumulate:
             return False
+        self._foreign.check_unchanged()
         world = self._engine.mesh.world
-        values = torch.stack([self._loss, self._engine.finish_backward()])
-        loss, square_sum = all_reduce(values, world).tolist()
+        changed = self._buffers.changed(self._engine.device)
+        values = torch.stack([self._loss, self._engine.finish_backward(), changed])
+        loss, square_sum, changed_ranks = all_reduce(values, world).tolist()
+        if changed_ranks:
+            self._buffers.agree()
         self.last_grad_norm = math.sqrt(square_sum) if square_sum >= 0 else math.nan
         updated = self._nonfinite.allows(self.step_count + 1, loss, self.last_grad_norm, self._loss)
         if updated:
             options = self._engine.optimizer.options
-            self._engine.update(learning_rate(self.step_count, self._steps, options), self.last_grad_norm)
+            self._engine.update(learning_rate(self.step_count, self._settings.steps, options), self.last_grad_norm)
             self.step_count += 1
         self._passes = 0
         self._loss = torch.zeros_like(self._loss)
         return updated
 
     def save(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
-        """Commits a step in a run folder, as `tk train` does; every rank calls it. A Hugging Face model brings its
-        config.json, so that the folder can be served.
+        """Commits a step in a run folder, as `tk train` does, once replicas agree; every rank calls it. A Hugging Face
+        model brings its config.json, so that the folder can be served.
 
         Args:
             keep: newest steps kept; 0 = all.
 
         Raises:
             CheckpointError: the step is there already, or another job writes there.
-            TkError: the disk is full or fails.
+            ConfigError: the module has other parameters or buffers than `initialize` saw.
+            TkError: replicas have drifted apart, or the disk is full or fails.
         """
         run = Path(folder)
+        self._foreign.check_unchanged()
+        self._foreign.check_names()
+        self._buffers.agree()
+        self._replicas.check(self.step_count)
         if self._engine.mesh.world.rank == 0:
             with RunFolder(run).lock() as locked:
                 self._write(run, int(locked.attempt, 16), keep)
@@ -213,7 +237,7 @@ class ModelEngine:
             param_groups=param_groups(self._engine.optimizer.options, self._foreign.table),
             side_files=_side_files(self.module) if world.rank == 0 else {},
             keep=keep,
-            timeout=self._timeout,
+            timeout=self._settings.timeout_seconds,
         )
         resume = {"step": self.step_count, "loss_scale": self._engine.loss_scale.to_json()}
         try:
@@ -231,11 +255,14 @@ class ModelEngine:
             CheckpointError: it holds weights only, or cannot be used.
         """
         opened = Checkpoint.open(Path(checkpoint))
+        self._foreign.check_unchanged()
         if "step" not in opened.resume:
             raise CheckpointError(f"{opened.path} holds weights only: there is nothing to resume.")
+        self._foreign.check_stored(opened)
         self._snapshot.load(opened)
         self.step_count = self._engine.optimizer.step_count = int(opened.resume["step"])
         self._engine.loss_scale.restore(opened.resume.get("loss_scale"))
+        self._buffers.agree()
 
 
 def _side_files(module: nn.Module) -> dict[str, bytes]:

@@ -77,8 +77,9 @@ class ReplicaCheck:
 
 
 def checksum(values: torch.Tensor) -> torch.Tensor:
-    """The bits of a 1-D fp32 or bf16 tensor, added up as 64-bit words from its first element; int64 scalar, wraps."""
+    """The bits of a 1-D tensor, added up as 64-bit words from its first element, the rest as bytes; int64 scalar,
+    wraps."""
     per_word = 8 // values.element_size()
     whole = values.numel() // per_word * per_word
     words = values[:whole] if values.storage_offset() % per_word == 0 else values[:whole].clone()
-    return words.view(torch.int64).sum() + values[whole:].view(torch.int16).sum()
+    return words.view(torch.int64).sum() + values[whole:].view(torch.uint8).sum()

@@ -12,7 +12,8 @@ from ...checkpoint.reader import Checkpoint
 from ...checkpoint.shared_read import ALONE, Peers, read_all
 from ...core.dtypes import FP32
 from ...core.errors import CheckpointError
-from ...core.layout import Owned, Shard, owned
+from ...core.geometry import Box
+from ...core.layout import Owned, Piece, Shard, owned
 from ...core.tensors import TensorSpec
 from ...model.loading import check_tensors
 from ..zero.sharded_adamw import ShardedAdamW
@@ -23,6 +24,11 @@ CODES = MappingProxyType(
         torch.float32: "F32",
         torch.bfloat16: "BF16",
         torch.float16: "F16",
+        torch.float8_e4m3fn: "F8_E4M3",
+        torch.float8_e5m2: "F8_E5M2",
+        torch.uint64: "U64",
+        torch.uint32: "U32",
+        torch.uint16: "U16",
         torch.int64: "I64",
         torch.int32: "I32",
         torch.int16: "I16",
@@ -39,22 +45,28 @@ def slot_dtypes(optimizer: ShardedAdamW) -> dict[str, str]:
 
 
 class Snapshot:
-    """A rank's view of its training state by logical tensor, slot and range.
-
-    Attributes:
-        weights: what the rank holds whole, by piece; at ZeRO stage 3 only what is frozen.
-    """
+    """A rank's view of its training state by logical tensor, slot and range."""
 
     def __init__(self, optimizer: ShardedAdamW, table: Sequence[TensorSpec]) -> None:
         self.optimizer = optimizer
         self.buffers = optimizer.buffers
         self.table = table
-        self.weights = {
-            piece: values.view(-1)[piece.start : piece.start + piece.box.size]
+        self._by_box = {
+            (piece.tensor.name, piece.box): (local, piece, values)
             for local, values in self.buffers.held_whole()
             for piece in local.pieces
         }
-        self._by_box = {(piece.tensor.name, piece.box): values for piece, values in self.weights.items()}
+
+    @property
+    def weights(self) -> dict[Piece, torch.Tensor]:
+        """What the rank holds whole now, 1-D by piece; at ZeRO stage 3 only what is frozen."""
+        return {piece: self._now(tensor, box) for (tensor, box), (_, piece, _) in self._by_box.items()}
+
+    def _now(self, tensor: str, box: Box) -> torch.Tensor:
+        """The elements of a box that is held whole, 1-D. Where forward made a buffer anew, the new one's."""
+        local, piece, values = self._by_box[tensor, box]
+        values = values if local.trainable else self.buffers.frozen_tensor(local)
+        return values.detach().reshape(-1)[piece.start : piece.start + box.size]
 
     def owned(self, rank: int) -> tuple[Owned, ...]:
         """What this rank saves."""
@@ -64,7 +76,7 @@ class Snapshot:
         """The elements of `item`, 1-D, as bytes of the slot's dtype (bf16 as uint16); a view where memory allows."""
         start, stop = item.flat or (0, item.box.size)
         if item.slot == "weight" and (item.tensor, item.box) in self._by_box:
-            return _to_numpy(self._by_box[item.tensor, item.box][start:stop])
+            return _to_numpy(self._now(item.tensor, item.box)[start:stop])
         for shard, values in self.runs(item.slot):
             low, high = shard.flat
             held = (shard.piece.tensor.name, shard.piece.box)
@@ -113,10 +125,12 @@ class Snapshot:
                     )
                 wants.append(Want(name, shard.piece.box, source, shard.flat))
                 places.append(values)
-        for local, whole in self.buffers.frozen.items():
+        for local in self.buffers.frozen:
+            whole = self.buffers.frozen_tensor(local)
+            whole.data = whole.data.contiguous()  # the elements of an expanded one cannot be written one by one
             for piece in local.pieces:
                 wants.append(Want(piece.tensor.alias or piece.tensor.name, piece.box))
-                places.append(whole.view(-1)[piece.start : piece.start + piece.box.size])
+                places.append(whole.data.view(-1)[piece.start : piece.start + piece.box.size])
         read_all(checkpoint, wants, lambda index, read: places[index].copy_(read.torch().reshape(-1)), peers)
         self.optimizer.publish()
 
@@ -125,4 +139,6 @@ def _to_numpy(values: torch.Tensor) -> npt.NDArray[np.generic]:
     values = values.detach().cpu()
     if values.dtype == torch.bfloat16:
         return values.view(torch.uint16).numpy()
+    if values.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return values.view(torch.uint8).numpy()
     return values.numpy()

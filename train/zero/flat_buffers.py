@@ -81,7 +81,8 @@ class FlatBuffers:
         self.shards: tuple[Shard, ...] = shards(plans, mesh.shard.size, mesh.shard.rank)
         self._users = _users(modules)
         self.buckets = tuple(self._bucket(plan, fill) for plan in plans)
-        self.frozen = {local: self._frozen(local, fill) for local in params if not local.trainable}
+        self.frozen = tuple(local for local in params if not local.trainable)
+        self._materialize(fill)
 
     def _bucket(self, plan: Bucket, fill: Fill) -> FlatBucket:
         size, length = plan.size, plan.size // self.mesh.shard.size
@@ -104,21 +105,28 @@ class FlatBuffers:
                 parameter.grad = place  # autograd accumulates in place into a gradient that is there
         return bucket
 
-    def _frozen(self, local: LocalParam, fill: Fill) -> torch.Tensor:
-        """A tensor that stays where it is, unless it has no memory yet."""
-        module = self.modules[local.stage]
-        if local.name not in {name for name, _ in module.named_parameters(remove_duplicate=False)}:
-            return module.get_buffer(local.name)
-        parameter = module.get_parameter(local.name)
-        if parameter.is_meta:
-            parameter = self._adopt(local, torch.zeros(local.shape, dtype=self.dtype, device=self.device))
-            parameter.requires_grad_(False)
-            with torch.no_grad():
-                fill(local, parameter.data)
-        return parameter.data
+    def _materialize(self, fill: Fill) -> None:
+        """Gives frozen parameters memory where they have none yet."""
+        for local in self.frozen:
+            if self.frozen_tensor(local).is_meta:
+                parameter = self._adopt(local, torch.zeros(local.shape, dtype=self.dtype, device=self.device))
+                parameter.requires_grad_(False)
+                with torch.no_grad():
+                    fill(local, parameter.data)
+
+    def frozen_tensor(self, local: LocalParam) -> torch.Tensor:
+        """What of the module stays where it is: a parameter, or a buffer as forward last left it."""
+        owner, _, name = local.name.rpartition(".")
+        tensor: torch.Tensor = getattr(self.modules[local.stage].get_submodule(owner), name)
+        return tensor
 
     def _adopt(self, local: LocalParam, place: torch.Tensor) -> nn.Parameter:
+        """The module's parameter with its memory in `place`: the same object if it has any yet, since modules hold
+        parameters elsewhere, too (the flat weights of an LSTM)."""
         old = self.modules[local.stage].get_parameter(local.name)
+        if not old.is_meta:
+            old.data = place
+            return old
         parameter = nn.Parameter(place.data)  # `data`: what is gathered into `place` is no change to autograd
         for module, name in self._users[old]:
             module.register_parameter(name, parameter)
@@ -128,7 +136,8 @@ class FlatBuffers:
         """The parameters that this rank holds all of at any time: all below stage 3, frozen ones always."""
         for bucket in self.buckets if self.zero < 3 else ():
             yield from zip(bucket.plan.params, bucket.places(bucket.params), strict=True)
-        yield from self.frozen.items()
+        for local in self.frozen:
+            yield local, self.frozen_tensor(local)
 
     def zero_grads(self) -> None:
         """Forgets the gradients of the last step."""
