@@ -48,12 +48,12 @@ class RouterBalance:
             num_layers: mixture-of-experts layers of the whole model.
             num_ranks: tensor-parallel ranks, over which gradients of routers are summed: each contributes its share.
         """
-        self._losses[layer] = loss.detach() / num_layers  # by layer: recomputation comes here twice
+        self._losses[layer] = loss.detach().double() / num_layers  # by layer: recomputation comes here twice
         attached: torch.Tensor = _Attach.apply(y_ND, loss, self.weight / num_layers / num_ranks)  # type: ignore[no-untyped-call]
         return attached
 
     def total(self) -> torch.Tensor | float:
-        """The loss summed over sequences, an fp32 scalar without gradient, the same on all tensor-parallel ranks; over
+        """The loss summed over sequences, an fp64 scalar without gradient, the same on all tensor-parallel ranks; over
         pipeline stages and data-parallel ranks it adds up. `weight` times it is the share of the training loss."""
         return sum(self._losses.values())
 
@@ -88,12 +88,13 @@ def balancing_loss(
     """
     num_experts = probabilities_BLE.shape[-1]
     counted_BL = chosen_BLK.new_ones(chosen_BLK.shape[:-1]) if counted_BL is None else counted_BL
-    weights_BL = counted_BL.float() / counted_BL.sum(dim=-1, keepdim=True).clamp_min(1)
-    shares_BE = torch.zeros_like(probabilities_BLE[:, 0]).scatter_add_(
-        1, chosen_BLK.flatten(1), weights_BL.repeat_interleave(chosen_BLK.shape[-1], dim=-1)
-    )
-    means_BE = (probabilities_BLE * weights_BL.unsqueeze(-1)).sum(dim=1)
-    return num_experts * (shares_BE * means_BE).sum()
+    counted_BL = counted_BL.long()
+    num_counted_B1 = counted_BL.sum(dim=-1, keepdim=True).clamp_min(1)
+    sent_BE = chosen_BLK.new_zeros(len(chosen_BLK), num_experts).scatter_add_(
+        1, chosen_BLK.flatten(1), counted_BL.repeat_interleave(chosen_BLK.shape[-1], dim=-1)
+    )  # whole numbers: a sum of many small shares would drift
+    sums_BE = (probabilities_BLE * counted_BL.unsqueeze(-1)).sum(dim=1)
+    return num_experts * ((sent_BE / num_counted_B1) * (sums_BE / num_counted_B1)).sum()
 
 
 def routing_checksum(layer: int, chosen_BLK: torch.Tensor, counted_BL: torch.Tensor | None = None) -> torch.Tensor:

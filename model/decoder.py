@@ -8,13 +8,13 @@ this rank.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ..core.errors import ParallelError
 from ..core.layout import LocalParam, Stage
 from ..parallel.mesh import Group
 from ..parallel.weight_grads import WeightGradQueue
+from ..parallel.wide_sums import embedding
 from .attention import Attend, Attention
 from .balance import RouterBalance
 from .config import ModelConfig
@@ -74,7 +74,7 @@ class PositionEmbedding(nn.Module):
         """int64 positions [...], all of them on every rank -> [..., D] replicated (or split along dim -2)."""
         if self.sequence_parallel:
             positions_N = positions_N.chunk(self.tp.size, dim=-1)[self.tp.rank]
-        return F.embedding(positions_N, self.weight)
+        return embedding(positions_N, self.weight)
 
 
 class Trunk(nn.Module):

@@ -16,6 +16,7 @@ from .functions import leave_block
 from .linear import Activation, ParallelProduct
 from .mesh import Group
 from .weight_grads import WeightGradQueue
+from .wide_sums import embedding
 
 
 class ColumnParallelLinear(nn.Module):
@@ -140,9 +141,9 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, ids_N: torch.Tensor) -> torch.Tensor:
         """int64 ids [...], all of them on every rank -> [..., D] replicated (or split along dim -2)."""
         if self.tp.size == 1:
-            return F.embedding(ids_N, self.weight)
+            return embedding(ids_N, self.weight)
         rows = self.weight.shape[0]
         local_N = ids_N - self.tp.rank * rows
         outside_N = (local_N < 0) | (local_N >= rows)
-        partial_ND = F.embedding(local_N.masked_fill(outside_N, 0), self.weight)
+        partial_ND = embedding(local_N.masked_fill(outside_N, 0), self.weight)
         return leave_block(partial_ND.masked_fill(outside_N.unsqueeze(-1), 0.0), self.tp, self.sequence_parallel)

@@ -40,11 +40,11 @@ def attention_within(documents: Sequence[int]) -> Attend:
 
 
 def loss_sum(decoder: Decoder, hidden_BLD: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross entropy over valid targets, an fp32 scalar that is the same on every tensor-parallel rank.
+    """Sum of the cross entropy over valid targets, an fp64 scalar that is the same on every tensor-parallel rank.
 
     Args:
         hidden_BLD: what the decoder's last stage gives.
     """
     logits_NV = decoder.logits(hidden_BLD).flatten(0, 1)
     losses_N = vocab_parallel_cross_entropy(logits_NV, targets_BL.flatten(), decoder.config.vocab_size, decoder.tp)
-    return losses_N.sum()
+    return losses_N.sum(dtype=torch.float64)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from ..trainer import Trainer
 from .judge import TOTAL_SHARE
 from .rank import Say
 
+BLOCK: Final = 2**20  # elements that are compared at once
 Gradients = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -153,17 +154,27 @@ def compare_gradients(trainer: Trainer, expected: Gradients) -> dict[str, Any]:
             continue
         start, shape = places[shard.piece.tensor.name]
         whole = expected[start : start + math.prod(shape)].reshape(shape)
-        values = whole[shard.piece.box.slices].reshape(-1)[slice(*shard.flat)].astype(np.float64)
-        difference = grads.double() - torch.from_numpy(values)
-        sums[number[shard.piece.tensor.name]] += torch.stack(
-            [difference.square().sum(), torch.tensor(float(values.size), dtype=torch.float64)]
-        )
+        values = whole[shard.piece.box.slices].reshape(-1)[slice(*shard.flat)]
+        squares = square_distance(grads.numpy(), values)
+        sums[number[shard.piece.tensor.name]] += torch.tensor([squares, values.size], dtype=torch.float64)
     all_reduce(sums, mesh.world)
     _check_complete(places, sums[:, 1].tolist())
-    norms = [np.linalg.norm(expected[start : start + math.prod(shape)]) for start, shape in places.values()]
-    ratios = relative_differences(sums[:, 0].sqrt().tolist(), [float(norm) for norm in norms])
+    norms = [math.sqrt(square_distance(expected[start : start + math.prod(shape)])) for start, shape in places.values()]
+    ratios = relative_differences(sums[:, 0].sqrt().tolist(), norms)
     worst = max(range(len(ratios)), key=ratios.__getitem__)
     return {"gradients": ratios[worst], "parameter": list(places)[worst]}
+
+
+def square_distance(values: Gradients, others: Gradients | None = None) -> float:
+    """Sum of squares of the differences of 1-D arrays (or of one to zero), in fp64 for a block at a time: parameters
+    may be as large as memory allows."""
+    total = 0.0
+    for start in range(0, values.size, BLOCK):
+        difference = values[start : start + BLOCK].astype(np.float64)
+        if others is not None:
+            difference -= others[start : start + BLOCK]
+        total += float(np.square(difference, out=difference).sum())
+    return total
 
 
 def relative_differences(differences: Sequence[float], norms: Sequence[float]) -> list[float]:

@@ -18,6 +18,7 @@ from torch import nn
 from ...core.layout import Bucket, LocalParam, Shard, buckets, local_params, shards
 from ...core.tensors import Table
 from ...parallel.mesh import Mesh
+from .square_sum import square_sum
 
 Fill = Callable[[LocalParam, torch.Tensor], None]  # writes a parameter's first values, padding included
 
@@ -153,10 +154,11 @@ class FlatBuffers:
     def owned_grad_square_sum(self) -> torch.Tensor:
         """Sum of squares, fp64 scalar, of the gradient elements that this rank owns: their sum over one replica of
         the whole mesh is the square of the gradient's norm."""
-        norms = [torch.linalg.vector_norm(grads) for shard, grads in self.own_runs() if shard.piece.owner]
-        if not norms:
-            return torch.zeros((), dtype=torch.float64, device=self.device)
-        return torch.stack(norms).double().square().sum()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for shard, grads in self.own_runs():
+            if shard.piece.owner:
+                total += square_sum(grads)
+        return total
 
 
 def _users(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
