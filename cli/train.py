@@ -97,10 +97,10 @@ def _load(config: Path, overrides: tuple[str, ...], deepspeed: Path | None, num_
     dp = ours.layout(num_ranks).dp
     mapped = map_deepspeed(read_deepspeed(deepspeed), str(deepspeed), dp, ours.train.micro_batch_size)
     data = read_toml(config)
-    merge(data, mapped, str(config), str(deepspeed))
+    notes = [*mapped.notes, *merge(data, mapped, str(config), str(deepspeed))]
     apply_overrides(data, overrides)
     if os.environ.get("RANK", "0") == "0":
-        for note in mapped.notes:
+        for note in notes:
             click.echo(f"{deepspeed}: {note}", err=True)
     return parse(data, TrainConfig, f"{config} with {deepspeed}")
 

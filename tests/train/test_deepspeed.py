@@ -13,6 +13,7 @@ from tk.core.errors import ConfigError
 from tk.tests.train.conftest import Configure
 from tk.train.deepspeed.config import Mapped, map_deepspeed, merge, read_deepspeed
 
+FILES = Path(__file__).parent / "deepspeed_files"  # as they are found in the wild
 USUAL: dict[str, Any] = {
     "train_batch_size": 64,
     "train_micro_batch_size_per_gpu": 4,
@@ -53,7 +54,12 @@ def _map(data: dict[str, Any], dp: int = 8, micro_batch_size: int = 2) -> Mapped
 
 
 def _values(mapped: Mapped) -> dict[str, Any]:
-    return {setting.key: setting.value for setting in mapped.settings}
+    """What the file itself asks for."""
+    return {setting.key: setting.value for setting in mapped.settings if not setting.absent}
+
+
+def _defaults(data: dict[str, Any]) -> dict[str, Any]:
+    return {setting.key: setting.value for setting in _map(data).settings if setting.absent}
 
 
 def test_a_usual_file_maps_key_by_key() -> None:
@@ -139,7 +145,17 @@ def test_batch_sizes_that_disagree_are_explained_with_every_fix() -> None:
         ({"fp16": {"enabled": True, "loss_scale": 128}}, "fp16.loss_scale = 128 is not supported, only 0: tk's loss"),
         ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type = 'OneBitAdam' is not supported"),
         ({"scheduler": {"type": "OneCycle"}}, "scheduler.type = 'OneCycle' is not supported: tk maps WarmupLR"),
-        ({"activation_checkpointing": {"partition_activations": True}}, "set [recompute] mode"),
+        ({"elasticity": {"enabled": True}}, 'elasticity is not supported: set [parallel] dp = "auto"'),
+        ({"compression_training": {"weight": {"on": [1]}}}, "compression_training is not supported"),
+        ({"zero_optimization": {"zero_quantized_gradients": True}}, "zero_quantized_gradients = True is not supported"),
+        (
+            {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False, "weight_decay": 0.1}}},
+            "adam_w_mode = false with optimizer.params.weight_decay = 0.1 adds the decay to the gradient",
+        ),
+        (
+            {"optimizer": {"type": "Adam", "params": {"lr": 2e-4}}, "scheduler": {"type": "WarmupLR"}},
+            "warmup_max_lr = 0.001, DeepSpeed's default, and optimizer.params.lr = 0.0002 are one peak rate",
+        ),
         ({"zero_optimization": {"stagee": 2}}, "unknown key 'zero_optimization.stagee'; did you mean 'zero_optimi"),
         ({"zero_optimization": {"stage": "two"}}, "zero_optimization.stage = 'two' must be a whole number"),
         ({"train_batch_size": 0}, "train_batch_size = 0 must be 1 or more"),
@@ -153,8 +169,8 @@ def test_what_cannot_be_carried_out_is_refused_by_name(data: dict[str, Any], mes
 
 
 def test_all_refusals_come_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"wandb is not supported.*sparse_gradients.*unknown key 'foo'.*Lamb"):
-        _map({"wandb": {"enabled": True}, "sparse_gradients": True, "foo": 1, "optimizer": {"type": "Lamb"}})
+    with pytest.raises(ConfigError, match=r"amp is not supported.*tp_size = 4.*unknown key 'foo'.*Lamb"):
+        _map({"amp": {"enabled": True}, "tensor_parallel": {"autotp_size": 4}, "foo": 1, "optimizer": {"type": "Lamb"}})
 
 
 def test_a_conflict_names_both_places() -> None:
@@ -194,3 +210,74 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
             read_deepspeed(tmp_path / "ds.json")
     with pytest.raises(ConfigError, match="Cannot read"):
         read_deepspeed(tmp_path / "absent.json")
+
+
+def test_where_a_key_is_absent_deepspeeds_default_counts() -> None:
+    assert _defaults({}) == {
+        "optimizer.lr": 1e-3,
+        "optimizer.betas": [0.9, 0.999],
+        "optimizer.eps": 1e-8,
+        "optimizer.weight_decay": 0.0,
+        "optimizer.schedule": "constant",
+        "optimizer.grad_clip": 0.0,
+    }
+    everything = {"gradient_clipping": 1.0, "scheduler": "auto", "optimizer": {"type": "Adam", "params": "auto"}}
+    assert _defaults(everything) == {}
+    some = {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}, "gradient_clipping": "auto"}
+    assert _defaults(some)["optimizer.weight_decay"] == 0.01, "torch's AdamW has another default"
+    assert "optimizer.lr" not in _defaults(some)
+    warmed = {"scheduler": {"type": "WarmupLR", "params": {}}}
+    assert _defaults(warmed)["optimizer.warmup_steps"] == 1000
+    alone = {"train_micro_batch_size_per_gpu": 4}
+    assert _defaults(alone)["train.global_batch_size"] == 4 * 8, "nothing is accumulated"
+    assert "train.global_batch_size" not in _defaults(alone | {"gradient_accumulation_steps": "auto"})
+
+
+def test_defaults_give_way_to_the_toml_and_are_told() -> None:
+    data: dict[str, Any] = {"optimizer": {"weight_decay": 0.1, "schedule": "cosine"}}
+    notes = merge(data, _map({"gradient_clipping": 1.0}), "run.toml", "ds.json")
+    assert data["optimizer"] == {
+        "weight_decay": 0.1,
+        "schedule": "cosine",
+        "grad_clip": 1.0,
+        "lr": 1e-3,
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+    }
+    assert len(notes) == 1
+    assert "[optimizer] betas = [0.9, 0.999]" in notes[0]
+    assert "grad_clip" not in notes[0], "the file sets it"
+
+
+def test_adam_with_its_decay_in_the_gradient_is_adamw_where_there_is_none() -> None:
+    for params in ({"adam_w_mode": False}, {"adam_w_mode": False, "weight_decay": 0}):
+        assert _values(_map({"optimizer": {"type": "Adam", "params": params}}))["optimizer.name"] == "adamw"
+
+
+@pytest.mark.parametrize("path", sorted(FILES.glob("*.json")), ids=lambda path: path.stem)
+def test_of_ten_typical_files_nine_run(
+    path: Path, configure: Configure, write_toml: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configure()
+    config["train"] = {"steps": 40, "seq_len": 16}
+    del config["optimizer"], config["zero"]
+    code = main(["train", str(write_toml(config)), "--deepspeed", str(path), "--nproc", "4", "--dry-run"])
+    shown = capsys.readouterr()
+    if path.stem != "hf-zero3-offload":
+        assert code == 0, shown.err
+        return
+    assert code == 2
+    assert "offload_optimizer is not supported: there is no offloading yet" in shown.err
+    assert "offload_param is not supported" in shown.err
+
+
+def test_what_typical_files_ask_for() -> None:
+    paths = sorted(set(FILES.glob("*.json")) - {FILES / "hf-zero3-offload.json"})
+    assert len(paths) == 9
+    found = {path.stem: map_deepspeed(read_deepspeed(path), path.name, 4, 2) for path in paths}
+    assert _values(found["mics"])["zero.shard_size"] == 2
+    assert _values(found["fp16-tutorial"])["zero.shard_size"] == 0, "-1 is off"
+    assert _values(found["accelerate-zero2"])["precision.params"] == "bf16", "fp16 is off, its static scale too"
+    assert _values(found["profiled"])["train.seed"] == 42
+    assert any("activation_checkpointing changes nothing here" in note for note in found["neox-like"].notes)
+    assert any('left to the TOML file ("auto"): bf16.enabled' in note for note in found["hf-zero3-auto"].notes)
