@@ -19,7 +19,7 @@ FLOORS = {
 # The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
 COMPUTE: dict[str, set[str]] = {
     "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "linear", "local_link", "mesh"}
-    | {"point_to_point", "row_blocks"},
+    | {"point_to_point", "row_blocks", "wide_sums"},
     "model": {"activation", "attention", "balance", "decoder", "experts", "init", "loading", "mlp", "norm", "placement"}
     | {"recompute", "rope"},
     "train": {
@@ -41,7 +41,7 @@ COMPUTE: dict[str, set[str]] = {
     | {"records.metrics"}
     | {"records.step_log", "records.step_profiler", "saving.replica_check", "saving.run_state", "saving.saver"}
     | {"saving.snapshot", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}
-    | {"zero.sharded_adamw"},
+    | {"zero.sharded_adamw", "zero.square_sum"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }
 
