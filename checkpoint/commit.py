@@ -17,6 +17,7 @@ from .chunk import Part
 from .chunk_index import index_chunks
 from .manifest import COMMIT, MANIFEST, MAX_PART, PARTS, FileDigest, Manifest, PartRecord, StoredTensor
 from .run_folder import LockedRun
+from .step_names import check_step_name
 from .stored_parts import check_sizes
 from .writer import part_name
 
@@ -51,7 +52,7 @@ def commit(
     Raises:
         ShardMissing: parts that did not come in time; names them.
         ManifestError: the parts do not hold every element of every slot exactly once.
-        CheckpointError: a folder of the final name is there already.
+        CheckpointError: a folder of the final name is there already, or the name is another step's.
     """
     stored = {
         spec.name: StoredTensor(spec.shape, spec.codes(slots), spec.split, spec.layer)
@@ -59,10 +60,11 @@ def commit(
         if not spec.alias
     }
     aliases = {spec.name: spec.alias for spec in table if spec.alias}
+    final = folder.with_name(folder.name.split(".tmp-")[0])
+    check_step_name(final, step)
     manifest = Manifest(step, layout, stored, aliases, tuple(param_groups), resume or {})
     parts = wait_for_parts(folder, layout.world_size, timeout)
     seal(folder, manifest, parts, side_files or {})
-    final = folder.with_name(folder.name.split(".tmp-")[0])
     publish(folder, final)
     LockedRun(folder.parent, folder.name.rsplit("-", 1)[1]).point_latest(step)
     return final
@@ -115,7 +117,7 @@ def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_file
 
 def publish(folder: Path, final: Path) -> None:
     """Gives a sealed folder its final name, durably: the commit point."""
-    if final.exists():
+    if storage.exists(final):
         raise CheckpointError(f"{final} is there already and is not overwritten; {folder} holds the new one.")
     storage.rename(folder, final)
     storage.fsync_dir(final.parent)

@@ -10,6 +10,7 @@ from .chunk import Part
 from .manifest import StoredTensor
 from .reader import Checkpoint
 from .reshard import Options, Prepared, finish_folder, prepare_reshard, side_files
+from .step_names import check_target_name
 from .target import new_folder
 from .unchanged import link_file, require_checksums
 
@@ -26,6 +27,7 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
         ConfigError: the source's weights do not lie in whole tensors (tp > 1 or ZeRO 3), or it is no tk checkpoint.
         CheckpointError: the target is on another file system.
     """
+    check_target_name(Path(target), source.step)
     require_checksums(source)
     assert source.manifest
     weights = [chunk for key, chunks in source.chunks.items() if key[1] == "weight" for chunk in chunks]

@@ -153,7 +153,7 @@ def _content(path: Path) -> str:
     """What a file is by its first bytes; empty where they are not known."""
     if not path.is_file():
         return ""
-    with storage.reading(path, follow_links=True) as fd:
+    with storage.reading(path.resolve()) as fd:
         head = bytearray(512)
         count = storage.pread(fd, memoryview(head), 0)
     if zipfile.is_zipfile(path):

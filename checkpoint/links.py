@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from ..core.errors import CheckpointError
+from . import storage
 
 
 def real_path(folder: Path, name: str) -> Path:
@@ -17,7 +18,7 @@ def real_path(folder: Path, name: str) -> Path:
         CheckpointError: a link that leads anywhere but into the folder itself or the hub's cache.
     """
     path = folder / name
-    if not path.is_symlink():
+    if not storage.is_link(path):
         return path
     target, inside = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     if target.parent == inside or _is_blob(target, inside):

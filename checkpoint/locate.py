@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..core.errors import CheckpointError, NotCommitted
-from . import hf
+from . import hf, storage
 from .foreign import describe
 from .manifest import COMMIT, MANIFEST, PARTS
 from .reader import Checkpoint
@@ -18,7 +18,7 @@ def open_any(path: Path) -> Checkpoint:
     if run.steps():
         found = run.newest()
         if found.checkpoint is None:
-            raise NotCommitted(f"{path} has no usable step. {' '.join(found.skipped)}")
+            raise NotCommitted(f"{path} has no usable step. {' '.join(found.skipped.values())}")
         return found.checkpoint
     if hf.is_hugging_face(path):
         return Checkpoint.open_hugging_face(path)
@@ -27,4 +27,4 @@ def open_any(path: Path) -> Checkpoint:
 
 def is_step(path: Path) -> bool:
     """Whether a folder bears any mark of a tk step; such a folder is never read as a Hugging Face one."""
-    return any((path / name).exists() for name in (MANIFEST, COMMIT, PARTS))
+    return any(storage.exists(path / name) for name in (MANIFEST, COMMIT, PARTS))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, get_args
 
 from ..core import dtypes
-from ..core.errors import ManifestError, ParallelError
+from ..core.errors import CheckpointError, ManifestError, ParallelError
 from ..core.layout import Layout
 from ..core.tensors import Split, TensorSpec
 from . import json_strict as strict
@@ -108,12 +108,15 @@ class Manifest:
 
     @staticmethod
     def parse(data: bytes, what: str) -> "Manifest":
-        """Reads a manifest; ManifestError, beginning with `what`, where it breaks a rule."""
+        """Reads a manifest; ManifestError, beginning with `what`, where it breaks a rule; CheckpointError if a newer
+        tk wrote it."""
         document = strict.mapping(strict.parse(data, what), what)
-        if document.get("format") != FORMAT or document.get("version") != VERSION:
-            raise ManifestError(
-                f"{what} has format {str(document.get('format'))[:40]!r}, version {str(document.get('version'))[:40]}; "
-                f"this tk reads {FORMAT!r}, version {VERSION}."
+        found, version = document.get("format"), document.get("version")
+        if (found, version) != (FORMAT, VERSION):
+            newer = found == FORMAT and isinstance(version, int) and version > VERSION  # whole, and not to be judged
+            raise (CheckpointError if newer else ManifestError)(
+                f"{what} has format {str(found)[:40]!r}, version {str(version)[:40]}; this tk reads {FORMAT!r}, "
+                f"version {VERSION}{': take the tk that wrote it' if newer else ''}."
             )
         strict.members(document, what, _KEYS)
         tensors = {

@@ -10,7 +10,7 @@ from isal.isal_zlib import crc32
 
 from ..core import dtypes
 from ..core.dtypes import DType
-from ..core.errors import NotCommitted, ShapeMismatch, ShardCorrupt, ShardMissing
+from ..core.errors import CheckpointError, NotCommitted, ShapeMismatch, ShardCorrupt, ShardMissing
 from ..core.geometry import Box
 from ..core.layout import Layout
 from ..core.tensors import TensorSpec
@@ -21,6 +21,7 @@ from .chunk_index import ChunkIndex
 from .links import real_path
 from .manifest import COMMIT, MANIFEST, MAX_MANIFEST, FileDigest, Manifest, StoredTensor
 from .region import Region, as_bytes, copy_region, shared_span
+from .step_names import check_step_name
 from .stored_parts import StoredChunks, StoredParts, read_known
 
 if TYPE_CHECKING:
@@ -106,8 +107,14 @@ class Checkpoint:
 
         Args:
             lazy: check only COMMIT and manifest now, and the rest for each tensor when it is first asked for.
+
+        Raises:
+            DamagedCheckpoint: what is there is not what a save wrote.
+            CheckpointError: it is whole, and is not the step that its name says or of a version that this tk reads.
+            StorageError: a file cannot be opened or read.
         """
         manifest, digest = _committed_manifest(folder)
+        check_step_name(folder, manifest.step)
         parts = StoredParts(folder, manifest)
         chunks = StoredChunks(manifest, parts)
         tensors = dict(manifest.tensors) | {alias: manifest.tensors[name] for alias, name in manifest.aliases.items()}
@@ -306,7 +313,9 @@ def corrupt(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:
 
 
 def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
-    if not (folder / COMMIT).exists():
+    if not storage.exists(folder / COMMIT):
+        if storage.exists(folder) and not storage.is_dir(folder):
+            raise CheckpointError(f"{folder} is not a folder, as a step is.")
         raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")
     wanted = storage.read_small(real_path(folder, COMMIT), 4096)
     data = storage.read_small(real_path(folder, MANIFEST), MAX_MANIFEST)

@@ -17,6 +17,7 @@ from .copy import run_copy
 from .manifest import PARTS, Manifest, StoredTensor
 from .plan import CopyPlan, plan_copy, select
 from .reader import Checkpoint
+from .step_names import check_target_name
 from .target import check_target, new_folder
 from .unchanged import Link, add_links, require_checksums, split_off_links
 from .writer import part_name, put_part
@@ -86,6 +87,7 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
         ParallelError: the layout does not fit a tensor.
         ShapeMismatch: the table's tensors are not the source's.
     """
+    check_target_name(Path(target), None if options.plain else source.step)
     check_target(Path(target), source.path, options.force)
     layout = options.layout
     if layout.dp > 1 or layout.zero:

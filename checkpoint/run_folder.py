@@ -1,49 +1,33 @@
 """A run folder: its steps, which of them count, the lock that keeps a second writer out, and pruning."""
 
 import json
+import math
 import os
-import re
-import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ..core.errors import CheckpointError
-from . import storage
+from ..core.errors import CheckpointError, DamagedCheckpoint
+from . import locks, storage
+from .manifest import MANIFEST
 from .reader import Checkpoint
+from .step_names import attempt_of, is_misnamed, new_attempt, step_aside, step_name, step_of
 
 LOCK: Final = "LOCK"
 LATEST: Final = "LATEST"
-_STEP: Final = re.compile(r"step-(\d{8,})")
-_LEFTOVER: Final = re.compile(r"(step-\d{8,}|LATEST|metrics\.jsonl)\.(tmp|trash)-(?P<attempt>[0-9a-z-]+)")
 _LAST_BREATH_SECONDS: Final = 10.0  # that the writer of a killed job may need to be gone too
-
-
-def new_attempt() -> str:
-    """A name for one start of a job, unlike any other."""
-    return secrets.token_hex(4)
-
-
-def step_name(step: int) -> str:
-    """The name of a step's folder."""
-    return f"step-{step:08d}"
-
-
-def step_aside(run: Path, step: int, attempt: str) -> Path:
-    """Where every rank of an attempt writes a step until it is committed; a pure function, so that all ranks agree."""
-    return run / f"{step_name(step)}.tmp-{attempt}"
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest step that counts (None if no step does), and why each newer one was skipped."""
+    """The newest step that counts (None if no step does), and why each newer one was skipped: step -> reason."""
 
-    checkpoint: Checkpoint | None
-    skipped: tuple[str, ...] = ()
+    checkpoint: Checkpoint | None = None
+    skipped: Mapping[int, str] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -54,18 +38,40 @@ class RunFolder:
 
     def steps(self) -> list[tuple[int, Path]]:
         """(step, folder) of every step folder by its name, oldest first, whether it counts or not."""
-        matches = [(match, name) for name in storage.list_names(self.path) if (match := _STEP.fullmatch(name))]
-        return sorted((int(match[1]), self.path / name) for match, name in matches)
+        numbers = {name: step_of(name) for name in storage.list_names(self.path)}
+        return sorted((number, self.path / name) for name, number in numbers.items() if number is not None)
 
-    def newest(self) -> Newest:
-        """The newest step with whole metadata and files of the right sizes; checksums are checked on reading."""
-        skipped: list[str] = []
-        for _, path in reversed(self.steps()):
+    def newest(self, before: float = math.inf) -> Newest:
+        """The newest step with whole metadata and files of the right sizes; checksums are checked on reading.
+
+        Only what is damaged is passed over. What cannot be read now, or is whole and not what its name says, leaves
+        open which step is meant.
+
+        Args:
+            before: look at steps older than this one only.
+
+        Raises:
+            CheckpointError: a folder holds another step than its name says, or one of a newer tk.
+            StorageError: a file cannot be opened or read.
+        """
+        self._refuse_misnamed()
+        skipped: dict[int, str] = {}
+        for step, path in reversed(self.steps()):
+            if step >= before:
+                continue
             try:
-                return Newest(Checkpoint.open_step(path, tuple(skipped)), tuple(skipped))
-            except CheckpointError as error:
-                skipped.append(f"{path.name} skipped: {error}")
-        return Newest(None, tuple(skipped))
+                return Newest(Checkpoint.open_step(path, tuple(skipped.values())), skipped)
+            except DamagedCheckpoint as error:
+                skipped[step] = f"{path.name} skipped: {error}"
+        return Newest(None, skipped)
+
+    def _refuse_misnamed(self) -> None:
+        for name in storage.list_names(self.path):
+            if is_misnamed(name) and storage.exists(self.path / name / MANIFEST):
+                raise CheckpointError(
+                    f"{self.path / name} holds a step and is not named as a run names one (step 7 is {step_name(7)}): "
+                    "rename it, or move it out of the run."
+                )
 
     @contextmanager
     def lock(self) -> Iterator["LockedRun"]:
@@ -97,7 +103,7 @@ class RunFolder:
     def _try_lock(self) -> int | None:
         """The lock's descriptor; None if a living job has it. That of a dead one is waited for a moment."""
         deadline = time.monotonic() + _LAST_BREATH_SECONDS
-        while (fd := storage.lock_exclusive(self.path / LOCK)) is None:
+        while (fd := locks.lock_exclusive(self.path / LOCK)) is None:
             if not self._holder_is_dead() or time.monotonic() > deadline:
                 return None
             time.sleep(0.01)
@@ -131,16 +137,19 @@ class LockedRun(RunFolder):
     def begin_step(self, step: int) -> Path:
         """The folder in which every rank writes its part of a step, aside until it is committed.
 
-        A step of that number that does not count is moved to `step-N.bad-ATTEMPT`.
+        A damaged step of that number is moved to `step-N.bad-ATTEMPT`.
 
         Raises:
-            CheckpointError: a good checkpoint of that step is there; it is never overwritten.
+            CheckpointError: a good checkpoint is there; it is never overwritten.
         """
         final = self.path / step_name(step)
-        if final.exists():
-            if _counts(final):
+        if storage.exists(final):
+            try:
+                Checkpoint.open_step(final)
+            except DamagedCheckpoint:
+                self.set_aside([step])
+            else:
                 raise CheckpointError(f"{final} is a good checkpoint and is not overwritten; use another run folder.")
-            self._set_aside(final)
         folder = step_aside(self.path, step, self.attempt)
         storage.make_dirs(folder)
         return folder
@@ -148,17 +157,15 @@ class LockedRun(RunFolder):
     def clear_leftovers(self) -> None:
         """Removes what saves and prunings of dead attempts left: none but the lock's holder can be alive."""
         for name in storage.list_names(self.path):
-            match = _LEFTOVER.fullmatch(name)
-            if match and match["attempt"] != self.attempt:
+            if attempt_of(name) not in (None, self.attempt):
                 storage.remove_tree(self.path / name)
 
-    def set_aside_bad(self) -> Newest:
-        """The newest step that counts; those newer, which do not, are moved to `step-N.bad-ATTEMPT`."""
-        found = self.newest()
-        for step, path in self.steps():
-            if found.checkpoint is None or step > found.checkpoint.step:
-                self._set_aside(path)
-        return found
+    def set_aside(self, steps: Iterable[int]) -> None:
+        """Moves steps that were found damaged to `step-N.bad-ATTEMPT`, the newest first."""
+        for step in sorted(steps, reverse=True):
+            path = self.path / step_name(step)
+            storage.rename(path, path.with_name(f"{path.name}.bad-{self.attempt}"))
+            storage.fsync_dir(self.path)
 
     def fork(self, step: int) -> Path | None:
         """Moves every step newer than `step` to `forked-ATTEMPT/`; None if there is none.
@@ -209,10 +216,6 @@ class LockedRun(RunFolder):
             storage.fsync_dir(self.path)  # else a power cut could bring the name back over what is half removed
             storage.remove_tree(trash)
         return old[::-1]
-
-    def _set_aside(self, path: Path) -> None:
-        storage.rename(path, path.with_name(f"{path.name}.bad-{self.attempt}"))
-        storage.fsync_dir(self.path)
 
 
 def _counts(path: Path) -> bool:

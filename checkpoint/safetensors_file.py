@@ -46,14 +46,14 @@ class Header:
     sha256: str
 
 
-def read_header(path: Path, follow_links: bool = False) -> Header:
+def read_header(path: Path) -> Header:
     """Reads and checks the header of a file.
 
     Raises:
         ManifestError: any rule of the format is broken; the message names the file and the rule.
         ShardMissing: there is no such file.
     """
-    with storage.reading(path, follow_links) as fd:
+    with storage.reading(path) as fd:
         size = storage.file_size(fd)
         raw = bytearray(8)
         if storage.pread(fd, memoryview(raw), 0) != 8:

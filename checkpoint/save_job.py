@@ -14,7 +14,8 @@ from ..core.layout import Layout, Owned, owned
 from ..core.tensors import Split, Table, TensorSpec
 from .commit import commit
 from .region import Region
-from .run_folder import LockedRun, step_aside
+from .run_folder import LockedRun
+from .step_names import step_aside
 from .writer import write_part
 
 ALIGNMENT: Final = 64  # bytes

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from ..core import dtypes
-from ..core.errors import TkError
+from ..core.errors import StorageError, TkError
 from ..core.layout import Owned
 from ..core.process import die_with_parent
 from .save_job import Buffers, SaveJob
@@ -46,6 +46,9 @@ def _answer(job: SaveJob, values: Callable[[Owned], dtypes.Array], request: Mapp
     step = request["step"]
     try:
         job.save(step, request["resume"], values)
+    except StorageError as error:
+        message = f"Step {step} was not saved: {error} Steps committed before are whole."
+        return {"class": StorageError.__name__, "error": message}
     except TkError as error:
         return {"class": type(error).__name__, "error": str(error)}
     except Exception as error:  # the process's boundary: the rank must be able to say it

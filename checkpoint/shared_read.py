@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from ..core import dtypes, errors
-from ..core.errors import CheckpointError, TkError
+from ..core.errors import DamagedCheckpoint, StorageError, TkError
 from .data_files import DataFiles
 from .read_plan import AREA, Block, Read, ReadPlanner, Span, Want, from_rows, to_rows
 from .reader import Checkpoint, StoredArray
@@ -53,10 +53,10 @@ def read_all(checkpoint: Checkpoint, wants: Sequence[Want], deliver: Deliver, pe
         deliver: called with the index of a want and its values, in any order.
 
     Raises:
-        CheckpointError: as `Checkpoint.read`; every rank raises what one of them met.
+        CheckpointError, StorageError: as `Checkpoint.read`; every rank raises what one of them met.
     """
     planner, spans = ReadPlanner(checkpoint), list[tuple[Span, ...]]()
-    with _told_to_all(peers):
+    with told_to_all(peers):
         spans += map(planner.spans, wants)
     rows = json.dumps(to_rows(span for some in spans for span in some))
     needs = [from_rows(json.loads(theirs)) for theirs in peers.gather(rows.encode())]
@@ -65,7 +65,7 @@ def read_all(checkpoint: Checkpoint, wants: Sequence[Want], deliver: Deliver, pe
         if areas:
             _Together(planner, wants, spans, deliver, areas).run(planner.union(needs), peers)
             return
-    with _told_to_all(peers):
+    with told_to_all(peers):
         _read_alone(checkpoint, wants, deliver)
 
 
@@ -134,7 +134,7 @@ class _Together:
         rounds = self._planner.deal(union, peers.size)
         with DataFiles(self._planner.checkpoint) as files:
             for number in range(len(rounds) + 1):
-                with _told_to_all(peers):  # and nobody goes on before all have read, and copied
+                with told_to_all(peers):  # and nobody goes on before all have read, and copied
                     if number == 0:
                         self._deliver_empty()
                     else:
@@ -179,17 +179,20 @@ class _Together:
 
 
 @contextmanager
-def _told_to_all(peers: Peers) -> Iterator[None]:
-    """Ends on every rank when it has ended on all; what one rank raises, all raise."""
+def told_to_all(peers: Peers) -> Iterator[None]:
+    """Ends on every rank when it has ended on all; what one rank raises, all raise.
+
+    Of several errors one that is no damage counts: only where all that met one met damage is it said to be that.
+    """
     mine: TkError | OSError | None = None
     try:
         yield
     except (TkError, OSError) as error:
         mine = error
-    for told in filter(None, peers.gather(_pack(mine))):
-        name, message = json.loads(told)
-        kind = getattr(errors, name)
-        raise kind(message) from mine
+    told = [json.loads(packed) for packed in peers.gather(_pack(mine)) if packed]
+    found = [getattr(errors, name)(message) for name, message in told]
+    if found:
+        raise min(found, key=lambda error: isinstance(error, DamagedCheckpoint)) from mine
 
 
 def _pack(error: TkError | OSError | None) -> bytes:
@@ -197,5 +200,4 @@ def _pack(error: TkError | OSError | None) -> bytes:
         return b""
     if isinstance(error, TkError):
         return json.dumps([type(error).__name__, str(error)]).encode()
-    message = f"The checkpoint cannot be read: {error.strerror or error}."
-    return json.dumps([CheckpointError.__name__, message]).encode()
+    return json.dumps([StorageError.__name__, str(error)]).encode()

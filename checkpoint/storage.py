@@ -1,4 +1,8 @@
-"""Every touch of a checkpoint's files and folders goes through here, so that tests can inject faults in one place."""
+"""Every touch of a checkpoint's files and folders goes through here, so that tests can inject faults in one place.
+
+What the system refuses is a `StorageError` that names the file; it never counts as damage. A file is missing only if
+the folder above does not list it: a network file system may fail to find what is there.
+"""
 
 import ctypes
 import errno
@@ -6,44 +10,101 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from ..core.errors import CheckpointError, ManifestError, ShardCorrupt, ShardMissing
+from ..core.errors import CheckpointError, ManifestError, ShardCorrupt, ShardMissing, StorageError
+from .storage_errors import naming
+
+_Found = TypeVar("_Found")
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _RWF_DONTCACHE: Final = 0x80  # of Linux 6.14's uapi/linux/fs.h
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)  # Linux
+_PAUSES: Final = (0.0, 0.01, 0.1)  # seconds between looks at what may be changing
 
 
-def open_read(path: Path, follow_links: bool = False) -> int:
+def _find(path: Path, call: Callable[[], _Found]) -> _Found | None:
+    """The call's answer; None if there is no such path, as the folder above confirms."""
+    for pause in _PAUSES:
+        try:
+            return call()
+        except (FileNotFoundError, NotADirectoryError):
+            if _is_absent(path):
+                return None
+        time.sleep(pause)  # made or moved in the meantime
+    return call()
+
+
+def _is_absent(path: Path) -> bool:
+    """Whether the folder above does not list a path, or is none; or whether it is a link to nothing."""
+    above = path.parent
+    try:
+        if path.name not in os.listdir(above):
+            return True
+    except FileNotFoundError:
+        return above != path and _is_absent(above)
+    except NotADirectoryError:
+        return not stat.S_ISDIR(os.stat(above).st_mode)
+    return os.path.islink(path)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder, at a link's end too."""
+    return _status(path) is not None
+
+
+def is_dir(path: Path) -> bool:
+    """Whether there is a folder, at a link's end too."""
+    found = _status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def is_link(path: Path) -> bool:
+    """Whether there is a link, whatever is at its end."""
+    with naming(path, "found"):
+        found = _find(path, lambda: os.lstat(path))
+    return found is not None and stat.S_ISLNK(found.st_mode)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    with naming(path, "found"):
+        return _find(path, lambda: os.stat(path))
+
+
+def open_read(path: Path) -> int:
     """A descriptor for reading a regular file.
 
     Raises:
         ShardMissing: there is no such file.
-        CheckpointError: it is a folder, a device, or a link where links are not followed.
+        CheckpointError: it is a folder, a device or a link.
+        StorageError: it cannot be opened.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
-    try:
-        fd = os.open(path, flags)
-    except FileNotFoundError:
-        raise ShardMissing(f"{path} is missing.") from None
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be opened: {error.strerror}. It must be a regular, readable file."
-        ) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise CheckpointError(f"{path} is not a regular file.")
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    with naming(path, "opened"):
+        try:
+            fd = _find(path, lambda: os.open(path, flags))
+        except OSError:
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                raise
+            raise CheckpointError(f"{path} is not a regular file, as it must be; links are not followed.") from None
+    if fd is None:
+        raise ShardMissing(f"{path} is missing.")
+    with naming(path, "looked at"), _closing_on_error(fd):
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CheckpointError(f"{path} is not a regular file, as it must be.")
     return fd
 
 
 def open_new(path: Path) -> int:
     """A descriptor for writing a file that must not exist yet."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with naming(path, "made"):
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
 
 def close(fd: int) -> None:
@@ -53,12 +114,14 @@ def close(fd: int) -> None:
 
 def file_size(fd: int) -> int:
     """Bytes in an open file."""
-    return os.fstat(fd).st_size
+    with naming(fd, "looked at"):
+        return os.fstat(fd).st_size
 
 
 def free_bytes(folder: Path) -> int:
     """How many bytes more can be written beneath a folder."""
-    found = os.statvfs(folder)
+    with naming(folder, "looked at"):
+        found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
 
@@ -86,11 +149,12 @@ def pread(fd: int, buffer: memoryview, offset: int, once: bool = False) -> int:
         once: nobody will read these bytes again soon, so what the page cache does not have yet it need not keep.
     """
     done = 0
-    while done < len(buffer):
-        count = _preadv(fd, buffer[done:], offset + done, once)
-        if count == 0:
-            break
-        done += count
+    with naming(fd, "read"):
+        while done < len(buffer):
+            count = _preadv(fd, buffer[done:], offset + done, once)
+            if count == 0:
+                break
+            done += count
     return done
 
 
@@ -107,7 +171,7 @@ def _preadv(fd: int, buffer: memoryview, offset: int, once: bool) -> int:
 def pwrite(fd: int, data: memoryview, offset: int) -> None:
     """Writes all of `data` at `offset`."""
     done = 0
-    with _naming_the_file(fd):
+    with naming(fd, "written"):
         while done < len(data):
             done += os.pwrite(fd, data[done:], offset + done)
 
@@ -124,84 +188,95 @@ def set_direct(fd: int, direct: bool) -> bool:
 
 def fsync(fd: int) -> None:
     """Makes a file's bytes durable."""
-    with _naming_the_file(fd):
+    with naming(fd, "made durable"):
         os.fsync(fd)
-
-
-@contextmanager
-def _naming_the_file(fd: int) -> Iterator[None]:
-    """Errors of a descriptor say what file it is."""
-    try:
-        yield
-    except OSError as error:
-        with suppress(OSError):
-            error.filename = os.readlink(f"/proc/self/fd/{fd}")
-        raise
 
 
 def fsync_dir(path: Path) -> None:
     """Makes a folder's entries durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with naming(path, "made durable"):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def rename(source: Path, target: Path) -> None:
     """Moves a file over `target`, or a folder to where none (or an empty one) is."""
-    os.rename(source, target)
+    with naming(source, f"moved to {target}"):
+        os.rename(source, target)
 
 
 def link(source: Path, target: Path) -> None:
     """Gives a file a second name."""
-    os.link(source, target)
+    with naming(source, f"linked as {target}"):
+        os.link(source, target)
 
 
 def exchange(one: Path, two: Path) -> None:
     """Swaps two folders at once: at no time is either name free.
 
     Raises:
-        OSError: EINVAL or ENOSYS where the file system cannot.
+        StorageError: EINVAL or ENOSYS where the file system cannot.
     """
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     names = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two))
-    if call is None or call(*names, _RENAME_EXCHANGE) != 0:
-        number = ctypes.get_errno() if call else errno.ENOSYS
-        raise OSError(number, os.strerror(number), str(one), None, str(two))
+    with naming(one, f"exchanged with {two}"):
+        if call is None or call(*names, _RENAME_EXCHANGE) != 0:
+            number = ctypes.get_errno() if call else errno.ENOSYS
+            raise OSError(number, os.strerror(number))
 
 
 def make_dir(path: Path) -> None:
     """Makes a folder; no error if it is there."""
-    path.mkdir(exist_ok=True)
+    with naming(path, "made"):
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                raise
 
 
 def remove_file(path: Path) -> None:
     """Removes a file, if it is there."""
-    path.unlink(missing_ok=True)
+    with naming(path, "removed"), suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def remove_dir(path: Path) -> None:
-    """Removes an empty folder."""
-    path.rmdir()
+    """Removes an empty folder, if it is there."""
+    with naming(path, "removed"), suppress(FileNotFoundError):
+        os.rmdir(path)
 
 
 def make_dirs(path: Path) -> None:
     """Makes a folder and those above it, durably; no error if it is there."""
-    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    missing = list(takewhile(lambda folder: not is_dir(folder), (path, *path.parents)))
     for folder in reversed(missing):
         make_dir(folder)
         fsync_dir(folder.parent)
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder and all in it, or a file; links are removed, never followed."""
-    if not path.is_dir() or path.is_symlink():
+    """Removes a folder and all in it, or a file; links are removed, never followed.
+
+    A process that writes there until now may add a file while the others go, or remove one: that is looked at again.
+    """
+    with naming(path, "removed"):
+        found = _find(path, lambda: os.lstat(path))
+    if found is None or not stat.S_ISDIR(found.st_mode):
         remove_file(path)
         return
-    for name in list_names(path):
-        remove_tree(path / name)
-    remove_dir(path)
+    for pause in (*_PAUSES, None):
+        for name in list_names(path):
+            remove_tree(path / name)
+        try:
+            return remove_dir(path)
+        except StorageError as error:
+            if pause is None or error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+                raise
+        time.sleep(pause)
 
 
 def swap(new: Path, old: Path, spare: Path) -> None:
@@ -211,7 +286,7 @@ def swap(new: Path, old: Path, spare: Path) -> None:
     """
     try:
         exchange(new, old)
-    except OSError as error:
+    except StorageError as error:
         if error.errno not in (errno.EINVAL, errno.ENOSYS):
             raise
         rename(old, spare)
@@ -222,59 +297,31 @@ def swap(new: Path, old: Path, spare: Path) -> None:
 
 def list_names(path: Path) -> list[str]:
     """Names in a folder, sorted; none if there is no such folder."""
-    try:
-        return sorted(os.listdir(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def lock_exclusive(path: Path) -> int | None:
-    """Locks a file (made if missing) until its descriptor is closed or the process dies; None if another holds it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
-
-
-def lock_folder(path: Path, wait: bool = False) -> int | None:
-    """Locks a folder until the descriptor is closed or the process dies; None if another holds it, or it cannot be."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:  # held, or a network file system that locks no folders
-        os.close(fd)
-        return None
-    return fd
-
-
-@contextmanager
-def locked_folder(path: Path) -> Iterator[None]:
-    """Has a folder to oneself among those who lock it, as far as the file system can."""
-    fd = lock_folder(path, wait=True)
-    try:
-        yield
-    finally:
-        if fd is not None:
-            close(fd)
+    with naming(path, "listed"):
+        return sorted(_find(path, lambda: os.listdir(path)) or ())
 
 
 def overwrite(fd: int, data: bytes) -> None:
     """Replaces the content of an open file in place; only for the lock, whose content is a note to people."""
-    os.ftruncate(fd, 0)
+    with naming(fd, "written"):
+        os.ftruncate(fd, 0)
     pwrite(fd, memoryview(data), 0)
 
 
 @contextmanager
-def reading(path: Path, follow_links: bool = False) -> Iterator[int]:
+def reading(path: Path) -> Iterator[int]:
     """A descriptor for reading, closed at the end."""
-    with closing(open_read(path, follow_links)) as fd:
+    with closing(open_read(path)) as fd:
         yield fd
+
+
+@contextmanager
+def _closing_on_error(fd: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        close(fd)
+        raise
 
 
 @contextmanager
@@ -293,9 +340,9 @@ def read_exact(fd: int, buffer: memoryview, offset: int, path: Path, once: bool 
         raise ShardCorrupt(f"{path} ends at byte {offset + count}; bytes up to {offset + len(buffer)} are needed.")
 
 
-def read_small(path: Path, max_bytes: int, follow_links: bool = False) -> bytes:
+def read_small(path: Path, max_bytes: int) -> bytes:
     """A whole small file; ManifestError if it is larger than `max_bytes`."""
-    with reading(path, follow_links) as fd:
+    with reading(path) as fd:
         size = file_size(fd)
         if size > max_bytes:
             raise ManifestError(f"{path} has {size} bytes; at most {max_bytes} are accepted.")

@@ -16,9 +16,9 @@ from typing import Final
 
 from ..core.errors import CheckpointError, ConfigError, TkError
 from ..core.progress import format_bytes
-from . import storage
+from . import locks, storage
 from .replaceable import remove_replaced, require_replaceable
-from .run_folder import new_attempt
+from .step_names import new_attempt
 
 _LONGEST: Final = 200  # bytes of a name to which an ending may be added
 _TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EBUSY)
@@ -145,10 +145,10 @@ def _stem(path: Path) -> str:
 def _locked_aside(path: Path, attempt: str) -> Iterator[Path]:
     storage.make_dirs(path.parent)
     aside = beside(path, "tk-target", attempt)
-    with storage.locked_folder(path.parent):  # nobody reaps between our making a folder and locking it
+    with locks.locked_folder(path.parent):  # nobody reaps between our making a folder and locking it
         _reap(path)
         storage.make_dir(aside)
-        lock = storage.lock_folder(aside)
+        lock = locks.lock_folder(aside)
     try:
         yield aside
     finally:
@@ -162,7 +162,7 @@ def _reap(path: Path) -> None:
     for name in storage.list_names(path.parent):
         if not leftover.fullmatch(name):
             continue
-        lock = storage.lock_folder(path.parent / name)
+        lock = locks.lock_folder(path.parent / name)
         if lock is None:
             raise ConfigError(
                 f"Another job is writing {path}, in {path.parent / name}. Wait for its end or name another folder; if "

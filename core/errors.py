@@ -4,11 +4,13 @@
     |- ConfigError              exit 2   INVALID_ARGUMENT      a wrong key or value in a config, or wrong usage
     |- ParallelError            exit 2   INVALID_ARGUMENT      a layout that does not fit the model or the world
     |- CheckpointError          exit 3   FAILED_PRECONDITION   a checkpoint that cannot be used
-    |  |- ManifestError                                        metadata that breaks the format's rules
-    |  |- ShardMissing                                         a file or a chunk that should be there and is not
-    |  |- ShardCorrupt                                         bytes that do not match their checksum
-    |  |- ShapeMismatch                                        tensors that do not fit the model
-    |  `- NotCommitted                                         a save that never finished
+    |  |- DamagedCheckpoint                                    content that was read and is not what a save wrote
+    |  |  |- ManifestError                                     metadata that breaks the format's rules
+    |  |  |- ShardMissing                                      a file or a chunk that should be there and is not
+    |  |  |- ShardCorrupt                                      bytes that do not match their checksum
+    |  |  `- NotCommitted                                      a save that never finished
+    |  `- ShapeMismatch                                        tensors that do not fit the model
+    |- StorageError             exit 1   UNAVAILABLE           a file that the system would not open, read or write
     |- RequestError             exit 2   INVALID_ARGUMENT
     |  |- InvalidRequest                                       a field with a value that cannot be served
     |  |- PromptTooLong                                        more tokens than the model or the cache can hold
@@ -56,24 +58,49 @@ class CheckpointError(TkError):
     grpc_status = "FAILED_PRECONDITION"
 
 
-class ManifestError(CheckpointError):
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint whose content was read, or listed, and is not what a save wrote: the only reason for which a run
+    passes a step over. Any other error leaves open what is there."""
+
+
+class ManifestError(DamagedCheckpoint):
     """Checkpoint metadata that is malformed or contradicts itself."""
 
 
-class ShardMissing(CheckpointError):
+class ShardMissing(DamagedCheckpoint):
     """A file, tensor or chunk that the metadata promises and the folder lacks."""
 
 
-class ShardCorrupt(CheckpointError):
+class ShardCorrupt(DamagedCheckpoint):
     """Bytes that do not match their recorded checksum."""
+
+
+class NotCommitted(DamagedCheckpoint):
+    """A step folder whose save never finished."""
 
 
 class ShapeMismatch(CheckpointError):
     """Stored tensors whose names or shapes are not those of the model."""
 
 
-class NotCommitted(CheckpointError):
-    """A step folder whose save never finished."""
+class StorageError(TkError, OSError):
+    """A file or folder that the system would not open, read, list, write, move or remove. It says nothing about what
+    is stored there. It is an OSError too, for callers to whom one `errno` means something.
+
+    Args:
+        message: names the file and the system's reason.
+        number: the system's errno.
+    """
+
+    grpc_status = "UNAVAILABLE"
+
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = number
+
+    def __str__(self) -> str:
+        """The message, which OSError would make of `errno` otherwise."""
+        return str(self.args[0])
 
 
 class RequestError(TkError):

@@ -23,8 +23,10 @@ from torch import nn
 from ..checkpoint.reader import Checkpoint
 from ..checkpoint.run_folder import RunFolder
 from ..checkpoint.save_job import SaveJob
+from ..checkpoint.shared_read import told_to_all
 from ..core.errors import CheckpointError, TkError
 from ..core.layout import Layout, LocalParam
+from ..model.loading import peers
 from ..parallel.collectives import all_reduce, broadcast
 from ..parallel.mesh import Group, Mesh
 from .config import OptimizerSection, PrecisionSection, TrainSection, param_groups
@@ -254,12 +256,16 @@ class ModelEngine:
         Raises:
             CheckpointError: it holds weights only, or cannot be used.
         """
-        opened = Checkpoint.open(Path(checkpoint))
-        self._foreign.check_unchanged()
-        if "step" not in opened.resume:
-            raise CheckpointError(f"{opened.path} holds weights only: there is nothing to resume.")
-        self._foreign.check_stored(opened)
-        self._snapshot.load(opened)
+        ranks = peers(self._engine.mesh.world)
+        with told_to_all(ranks):
+            opened = Checkpoint.open(Path(checkpoint))
+            self._foreign.check_unchanged()
+            if "step" not in opened.resume:
+                raise CheckpointError(f"{opened.path} holds weights only: there is nothing to resume.")
+            self._foreign.check_stored(opened)
+        with told_to_all(ranks):
+            self._snapshot.load(opened)
+        self._snapshot.publish()
         self.step_count = self._engine.optimizer.step_count = int(opened.resume["step"])
         self._engine.loss_scale.restore(opened.resume.get("loss_scale"))
         self._buffers.agree()

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tk.checkpoint import storage
+from tk.checkpoint import locks, storage
 
 # What changes a disk, and what only looks or is made of these. A test holds that every function is in one of the lists.
 CHANGES = (
@@ -21,9 +21,9 @@ CHANGES = (
 )  # fmt: skip
 LOOKS = (
     "open_read", "close", "closing", "file_size", "pread", "list_names", "reading", "read_exact", "read_small",
-    "_preadv", "_naming_the_file", "free_bytes", "set_direct", "may_write", "mounts_beneath",
+    "_preadv", "free_bytes", "set_direct", "may_write", "mounts_beneath", "exists", "is_dir", "is_link", "_status",
+    "_find", "_is_absent", "_closing_on_error",
 )  # fmt: skip
-LOCKS = ("lock_exclusive", "lock_folder", "locked_folder")
 MADE_OF_CHANGES = ("make_dirs", "remove_tree", "swap", "overwrite", "write_small", "replace_small")
 
 Operation: TypeAlias = Callable[..., Any]
@@ -62,6 +62,54 @@ class AtOperation:
     def reached(self) -> bool:
         """Whether there was such an operation."""
         return self.left < 0
+
+
+class FailingSystem:
+    """Stands for modules of Python's library beneath storage.py: call number `index` to the system fails.
+
+    Args:
+        number: the errno of that call and, if `lasting`, of all after it.
+    """
+
+    def __init__(self, index: int, number: int, lasting: bool = False) -> None:
+        self.left = index
+        self.number = number
+        self.lasting = lasting
+        self.failed = ""
+
+    def calls(self, name: str, call: Operation) -> Operation:
+        """The call, which may fail in its place."""
+
+        def made(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == -1 or (self.lasting and self.left < 0):
+                self.failed = name
+                raise OSError(self.number, os.strerror(self.number))
+            return call(*arguments, **options)
+
+        return made
+
+    @contextmanager
+    def beneath_storage(self) -> Iterator[None]:
+        """Has storage.py and locks.py call this system; closing a descriptor never fails."""
+        places = [(module, name, getattr(module, name)) for module in (storage, locks) for name in ("os", "fcntl")]
+        for module, name, real in places:
+            setattr(module, name, _Stand(real, self))
+        try:
+            yield
+        finally:
+            for module, name, real in places:
+                setattr(module, name, real)
+
+
+class _Stand:
+    def __init__(self, module: Any, system: FailingSystem) -> None:
+        self._module, self._system = module, system
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._module, name)
+        plain = name in ("close", "strerror", "fsencode", "fcntl") or not callable(real)
+        return real if plain else self._system.calls(name, real)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from tk.checkpoint import direct_writer, storage
 from tk.core.errors import TkError
 from tk.tests.checkpoint import crash_job, random_kill_job
 from tk.tests.checkpoint.crashing import SCENARIOS, Scenario
-from tk.tests.checkpoint.faults import CHANGES, LOCKS, LOOKS, MADE_OF_CHANGES, AtOperation, Disk, Survives, watched
+from tk.tests.checkpoint.faults import CHANGES, LOOKS, MADE_OF_CHANGES, AtOperation, Disk, Survives, watched
 
 RANDOM_KILLS = int(os.environ.get("TK_RANDOM_KILLS", "5"))
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -46,7 +46,7 @@ def test_every_operation_of_storage_is_known() -> None:
     functions = {
         name for name, value in inspect.getmembers(storage, inspect.isfunction) if value.__module__ == storage.__name__
     }
-    assert functions == {*CHANGES, *LOOKS, *LOCKS, *MADE_OF_CHANGES}
+    assert functions == {*CHANGES, *LOOKS, *MADE_OF_CHANGES}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -14,7 +14,7 @@ from tk.checkpoint import Checkpoint, chunk, read_plan, reader, shared_read
 from tk.checkpoint.read_plan import AREA, ReadPlanner, Want
 from tk.checkpoint.shared_read import Peers, read_all
 from tk.core import dtypes
-from tk.core.errors import CheckpointError, ShardCorrupt
+from tk.core.errors import ShardCorrupt, StorageError
 from tk.core.layout import Layout, buckets, local_params, shards
 from tk.core.tensors import Split, TensorSpec
 from tk.tests.checkpoint.faults import watched
@@ -225,7 +225,7 @@ def test_a_disk_error_on_one_rank_ends_all(saved: Callable[[Layout | None], Path
     with watched(fail, ("pread",)):
         found = load_together(path, [held(TABLE, Layout(tp=4), rank) for rank in range(4)])
     for error in found:
-        assert type(error) is CheckpointError
+        assert type(error) is StorageError
         assert "Input/output error" in str(error)
 
 

@@ -1,57 +1,123 @@
-"""What a run starts from: its own newest good step, or a checkpoint that was asked for, older steps forked off."""
+"""What a run starts from: its own newest good step, or a checkpoint that was asked for, newer steps forked off.
+
+Nothing in the run folder moves before the checkpoint to start from is loaded.
+"""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from ...checkpoint.reader import Checkpoint
-from ...checkpoint.run_folder import LockedRun, step_name
-from ...core.errors import CheckpointError, ConfigError
+from ...checkpoint.run_folder import LockedRun, Newest
+from ...checkpoint.shared_read import Peers, told_to_all
+from ...checkpoint.step_names import step_name
+from ...core.errors import CheckpointError, ConfigError, DamagedCheckpoint, NotCommitted
+
+Loaded = TypeVar("Loaded")
 
 
-def choose(
-    run: LockedRun | None, folder: Path, resume: str, fork: bool, from_rank_0: Callable[[int], int]
-) -> Checkpoint | None:
-    """The checkpoint to resume, None to start at step 0. Every rank calls it; `run` is rank 0's hold on the folder.
+@dataclass(frozen=True, slots=True)
+class Start(Generic[Loaded]):
+    """One rank's view of a run that starts; every rank calls the same method.
 
-    Steps of the folder that are newer than its newest good one are set aside first, with the reason printed.
-
-    Args:
-        resume: "auto", "never", or a checkpoint (see Trainer).
-        fork: move steps newer than the given checkpoint to forked-ATTEMPT/ instead of refusing.
+    Attributes:
+        run: rank 0's hold on the folder, None elsewhere.
+        load: fills the rank from a checkpoint; where one rank cannot, it raises on all.
+        world: all ranks.
         from_rank_0: gives every rank rank 0's number.
-
-    Raises:
-        ConfigError: "never" was asked for and the folder has steps.
-        CheckpointError: the checkpoint cannot be used, or newer good steps are in the way.
     """
-    newest = from_rank_0(_recover(run) if run else 0)
-    if resume in ("auto", "never"):
-        if newest < 0:
-            return None
-        if resume == "never":
-            raise ConfigError(
-                f"{folder} holds step {newest} of an earlier run and --resume never was asked for: use another "
-                "[checkpoint] dir, or --resume auto."
-            )
-        return Checkpoint.open_step(folder / step_name(newest))
-    checkpoint = Checkpoint.open(Path(resume))
-    if checkpoint.step < newest:
-        if not fork:
-            raise CheckpointError(
-                f"{folder} holds step {newest}, newer than step {checkpoint.step} of {checkpoint.path} that you ask to "
-                "resume: steps are never overwritten. Continue in another [checkpoint] dir, or add --fork, which moves "
-                "the newer steps to a folder of their own."
-            )
-        moved = run.fork(checkpoint.step) if run else None
-        if moved:
-            print(f"steps after {checkpoint.step} are now in {moved}", file=sys.stderr)
-    return checkpoint
 
+    run: LockedRun | None
+    folder: Path
+    load: Callable[[Checkpoint], Loaded]
+    world: Peers
+    from_rank_0: Callable[[int], int]
 
-def _recover(run: LockedRun) -> int:
-    """The newest good step, -1 if there is none."""
-    found = run.set_aside_bad()
-    for reason in found.skipped:
-        print(f"{reason} It is kept as .bad-{run.attempt}.", file=sys.stderr)
-    return found.checkpoint.step if found.checkpoint else -1
+    def anew(self) -> None:
+        """Raises ConfigError where the folder has steps, good or not."""
+        with told_to_all(self.world):
+            steps = self.run.steps() if self.run else []
+            if steps:
+                raise ConfigError(
+                    f"{self.folder} holds step {steps[-1][0]} of an earlier run and --resume never was asked for: use "
+                    "another [checkpoint] dir, or --resume auto."
+                )
+
+    def from_newest(self) -> Loaded | None:
+        """Loads the run's newest good step, None if it has no steps.
+
+        A step whose damage shows only when its tensors are read is passed over as any other. Those passed over are
+        set aside, with the reasons printed, once an older one is loaded.
+
+        Raises:
+            NotCommitted: there are steps and all are damaged.
+            CheckpointError, StorageError: of one it cannot be said what it is.
+        """
+        skipped: dict[int, str] = {}
+        while True:
+            step = self.from_rank_0(self._newest_step(skipped))
+            if step < 0:
+                return None
+            try:
+                loaded = self.load(self._open(self.folder / step_name(step)))
+            except DamagedCheckpoint as error:
+                skipped[step] = f"{step_name(step)} skipped: {error}"
+                continue
+            self._set_aside(skipped)
+            return loaded
+
+    def from_given(self, path: Path, fork: bool) -> Loaded:
+        """Loads a checkpoint of this or another run.
+
+        Args:
+            fork: move steps newer than it to forked-ATTEMPT/ instead of refusing.
+
+        Raises:
+            CheckpointError: it cannot be used, or newer good steps are in the way.
+        """
+        checkpoint = self._open(path)
+        with told_to_all(self.world):
+            found = self.run.newest() if self.run else Newest()
+            newest = found.checkpoint.step if found.checkpoint else -1
+            if checkpoint.step < newest and not fork:
+                raise CheckpointError(
+                    f"{self.folder} holds step {newest}, newer than step {checkpoint.step} of {checkpoint.path} that "
+                    "you ask to resume: steps are never overwritten. Continue in another [checkpoint] dir, or add "
+                    "--fork, which moves the newer steps to a folder of their own."
+                )
+        loaded = self.load(checkpoint)
+        self._set_aside(found.skipped)
+        with told_to_all(self.world):
+            moved = self.run.fork(checkpoint.step) if self.run and fork else None
+            if moved:
+                print(f"steps after {checkpoint.step} are now in {moved}", file=sys.stderr)
+        return loaded
+
+    def _open(self, path: Path) -> Checkpoint:
+        with told_to_all(self.world):
+            return Checkpoint.open(path)
+
+    def _newest_step(self, skipped: dict[int, str]) -> int:
+        """On rank 0 the newest step older than those skipped, to which it adds; -1 if there is none, and elsewhere."""
+        with told_to_all(self.world):
+            if self.run is None:
+                return -1
+            found = self.run.newest(min(skipped, default=float("inf")))
+            skipped |= found.skipped
+            if found.checkpoint:
+                return found.checkpoint.step
+            if skipped:
+                raise NotCommitted(
+                    f"{self.folder} has steps and none that can be resumed: {' '.join(skipped.values())} Nothing was "
+                    "moved. To begin at step 0, name another [checkpoint] dir, or move them away."
+                )
+            return -1
+
+    def _set_aside(self, skipped: Mapping[int, str]) -> None:
+        with told_to_all(self.world):
+            if self.run:
+                self.run.set_aside(skipped)
+                for reason in skipped.values():
+                    print(f"{reason} It is kept as .bad-{self.run.attempt}.", file=sys.stderr)

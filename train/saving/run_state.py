@@ -4,6 +4,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from ...checkpoint.reader import Checkpoint
 from ...checkpoint.run_folder import LockedRun, RunFolder
 from ...checkpoint.save_job import SaveJob
-from ...checkpoint.shared_read import Peers
+from ...checkpoint.shared_read import Peers, told_to_all
 from ...core.errors import CheckpointError, ConfigError, TkError
 from ...model.config import ModelConfig
 from ...model.loading import peers
@@ -21,7 +23,7 @@ from ..config import param_groups
 from ..initial_model import open_init
 from ..launch.flight_recorder import is_echo
 from .replica_check import ReplicaCheck
-from .resume import choose
+from .resume import Start
 from .saver import Saver
 from .snapshot import slot_dtypes
 
@@ -96,28 +98,47 @@ class RunState:
         Raises:
             CheckpointError: it cannot be used, or newer steps are in its way and `fork` was not asked for.
             ConfigError: the data is not what the checkpoint was trained on, or the folder's steps are in the way.
+            StorageError: a file cannot be opened or read; nothing in the folder has moved.
         """
-        checkpoint = choose(self.run, self.trainer.config.run_folder, resume, fork, self._from_rank_0)
-        if checkpoint is None:
-            if self.trainer.config.model.init:
-                self.trainer.snapshot.load_weights(open_init(self.trainer.config), self._peers())
-            return TrainState()
+        world, options = self.trainer.mesh.world, self.trainer.config
+        here = peers(on_this_host(world, options.parallel.timeout_seconds))  # they read together what they need
+        everywhere = peers(world)
+        fill = partial(self._fill, here=here, world=everywhere)
+        start = Start(self.run, options.run_folder, fill, everywhere, self._from_rank_0)
+        if resume not in ("auto", "never"):
+            return start.from_given(Path(resume), fork)
+        if resume == "never":
+            start.anew()
+        state = start.from_newest()
+        if state is None and options.model.init:
+            with told_to_all(everywhere):
+                checkpoint = open_init(options)
+            with told_to_all(everywhere):
+                self.trainer.snapshot.load_weights(checkpoint, here)
+            self.trainer.snapshot.publish()
+        return state or TrainState()
+
+    def _fill(self, checkpoint: Checkpoint, here: Peers, world: Peers) -> TrainState:
+        """Fills the trainer; every rank calls it, and raises what one of them meets.
+
+        Args:
+            here: the ranks of this machine.
+        """
+        with told_to_all(world):
+            state = dict(checkpoint.resume)
+            if not state:
+                raise CheckpointError(f"{checkpoint.path} holds weights only: there is nothing to resume.")
+            self._check_same_run(checkpoint, state)
+        with told_to_all(world):
+            self.trainer.snapshot.load(checkpoint, here)
+        self.trainer.snapshot.publish()
         if self.run:
             steps = self.trainer.config.train.steps
             done = f"; train.steps = {steps} leaves nothing to do" if checkpoint.step >= steps else ""
             print(f"resuming from {checkpoint.path}{done}", file=sys.stderr)
-        state = dict(checkpoint.resume)
-        if not state:
-            raise CheckpointError(f"{checkpoint.path} holds weights only: there is nothing to resume.")
-        self._check_same_run(checkpoint, state)
-        self.trainer.snapshot.load(checkpoint, self._peers())
         self.trainer.engine.optimizer.step_count = int(state["optimizer_step"])
         self.trainer.engine.loss_scale.restore(state.get("loss_scale"))
         return TrainState(int(state["step"]), int(state["tokens"]), int(state["samples"]))
-
-    def _peers(self) -> Peers:
-        """The ranks of this machine, which read together what they need."""
-        return peers(on_this_host(self.trainer.mesh.world, self.trainer.config.parallel.timeout_seconds))
 
     def _check_same_run(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
         """What decides the model and its data must be as it was; layout, precision and schedule may change."""
@@ -158,8 +179,8 @@ class RunState:
             self.saver.save(state.step, resume, last)
         except OSError as error:
             raise TkError(
-                f"Step {state.step} cannot be saved in {trainer.config.run_folder}: {error.strerror or error}. Steps "
-                "committed before are whole; mend the cause, and the same command resumes from the newest."
+                f"Step {state.step} cannot be saved in {trainer.config.run_folder}: {error} Steps committed before are "
+                "whole; mend the cause, and the same command resumes from the newest."
             ) from error
 
     def _job(self) -> SaveJob:

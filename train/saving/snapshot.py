@@ -90,7 +90,7 @@ class Snapshot:
             yield shard, values.to(self.buffers.dtype) if slot == "weight" else values
 
     def load(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
-        """Reads what this rank updates from a checkpoint of any layout, then everybody's parameters.
+        """Reads what this rank updates from a checkpoint of any layout; `publish` completes it.
 
         fp32 values come from "master" where it is stored, else from "weight".
 
@@ -104,12 +104,16 @@ class Snapshot:
         self._fill(checkpoint, ("master", "exp_avg", "exp_avg_sq"), peers)
 
     def load_weights(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
-        """Reads parameters alone, stored in whatever dtype; optimizer states stay as they are.
+        """Reads parameters alone, stored in whatever dtype; optimizer states stay as they are. `publish` completes it.
 
         Raises:
             ShapeMismatch: the checkpoint is not of this model.
         """
         self._fill(checkpoint, ("master",), peers)
+
+    def publish(self) -> None:
+        """Gives every rank the parameters that were read; every rank calls it, once all have read theirs."""
+        self.optimizer.publish()
 
     def _fill(self, checkpoint: Checkpoint, slots: Sequence[str], peers: Peers) -> None:
         check_tensors([spec for spec in self.table if not spec.alias], checkpoint)
@@ -132,7 +136,6 @@ class Snapshot:
                 wants.append(Want(piece.tensor.alias or piece.tensor.name, piece.box))
                 places.append(whole.data.view(-1)[piece.start : piece.start + piece.box.size])
         read_all(checkpoint, wants, lambda index, read: places[index].copy_(read.torch().reshape(-1)), peers)
-        self.optimizer.publish()
 
 
 def _to_numpy(values: torch.Tensor) -> npt.NDArray[np.generic]:
