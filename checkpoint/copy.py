@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from ..core import dtypes
+from ..core.layout import Owned
 from . import storage
 from .chunk import BlockCrcs, Chunk, Part
 from .data_files import DataFiles
@@ -116,7 +117,7 @@ class _Target:
     def __init__(self, plan: CopyPlan, folder: Path, stack: ExitStack) -> None:
         self._plan = plan
         self._fds: dict[str, int] = {}
-        self._writers: dict[tuple[str, int], ChunkWriter] = {}
+        self._writers: dict[tuple[str, Owned], ChunkWriter] = {}
         disk = DirectWriter()
         for files in plan.files:
             for file in files:
@@ -125,7 +126,7 @@ class _Target:
                 storage.pwrite(fd, memoryview(file.header), 0)
                 self._fds[file.name] = fd
                 for entry in file.entries:
-                    self._writers[file.name, entry.begin] = ChunkWriter(disk, fd, file.name, entry)
+                    self._writers[file.name, entry.owned] = ChunkWriter(disk, fd, file.name, entry)
 
     def store(self, tile: Tile, values: dtypes.Array) -> None:
         """Writes a tile's values to every entry that holds some of them."""
@@ -136,7 +137,7 @@ class _Target:
             else:
                 run = np.empty(piece.region.size, values.dtype)
                 copy_region(run, piece.region, values, tile.region)
-            self._writers[target.file, target.entry.begin].write(as_bytes(run))
+            self._writers[target.file, target.entry.owned].write(as_bytes(run))
 
     def finish(self) -> list[Part]:
         """Makes the files durable; the part of each writer."""
@@ -144,6 +145,6 @@ class _Target:
             storage.fsync(fd)
         parts = []
         for writer, files in enumerate(self._plan.files):
-            chunks = [self._writers[file.name, entry.begin].finish() for file in files for entry in file.entries]
+            chunks = [self._writers[file.name, entry.owned].finish() for file in files for entry in file.entries]
             parts.append(Part(writer, {file.name: file.digest for file in files}, tuple(chunks)))
         return parts

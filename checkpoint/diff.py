@@ -11,13 +11,13 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from ..core import dtypes
-from ..core.dtypes import BF16, FP16, FP32, Array, DType
+from ..core.dtypes import FP32, Array, DType
 from .copy import TileReader
+from .manifest import StoredTensor
 from .plan import Job, Selection, job_tiles
 from .reader import Checkpoint
 
 TILE: Final = 2**20  # elements
-_FLOATS: Final = (BF16, FP16, FP32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,24 @@ def compare(a: Checkpoint, b: Checkpoint, on_bytes: Callable[[int], None] = lamb
     return Comparison(a.path, b.path, only_a, only_b, num_equal, tuple(differences))
 
 
+def equal_tensors(checkpoint: Checkpoint, one: str, two: str) -> bool:
+    """Whether two weights of a checkpoint have the same values, 0 and -0 being one; reads no further than they do."""
+    first, second = (checkpoint.tensors[name] for name in (one, two))
+    dtype, _ = _common_dtype(first, second, "weight")
+    if first.shape != second.shape or dtype is None:
+        return False
+    with TileReader(checkpoint) as read_one, TileReader(checkpoint) as read_two:
+        tiles = zip(*(job_tiles(_job(checkpoint, name, "weight", dtype), TILE) for name in (one, two)), strict=True)
+        return all(_compare_values(read_one.load(a), read_two.load(b), dtype)[1] == 0 for a, b in tiles)
+
+
 def compared_bytes(a: Checkpoint, b: Checkpoint) -> int:
     """Bytes of `a` that `compare` reads."""
     keys_b = _keys(b)
     total = 0
     for name, slot in _keys(a):
         if (name, slot) in keys_b:
-            dtype, _ = _common_dtype(a, b, name, slot)
+            dtype, _ = _common_dtype(a.tensors[name], b.tensors[name], slot)
             name, slot, _ = a.resolve(name, slot, dtype)
             total += sum(chunk.nbytes for chunk in a.chunks[name, slot])
     return total
@@ -118,12 +129,12 @@ def _missing(
             yield f"{name}, slot {slot}"
 
 
-def _common_dtype(a: Checkpoint, b: Checkpoint, name: str, slot: str) -> tuple[DType | None, str]:
+def _common_dtype(a: StoredTensor, b: StoredTensor, slot: str) -> tuple[DType | None, str]:
     """What to compare a slot as; None, and why, where there is no such dtype."""
-    one, two = (dtypes.by_code(checkpoint.tensors[name].slots[slot]) for checkpoint in (a, b))
+    one, two = (dtypes.by_code(tensor.slots[slot]) for tensor in (a, b))
     if one == two:
         return one, ""
-    if one in _FLOATS and two in _FLOATS:
+    if one in dtypes.CASTABLE and two in dtypes.CASTABLE:
         return FP32, ""
     return None, f"{one.code} and {two.code} are not compared"
 
@@ -140,7 +151,7 @@ def _compare_slot(
     shape, other = a.tensors[name].shape, b.tensors[name].shape
     if shape != other:
         return Difference(name, slot, "shape", f"shape {list(shape)} and {list(other)}")
-    dtype, reason = _common_dtype(a, b, name, slot)
+    dtype, reason = _common_dtype(a.tensors[name], b.tensors[name], slot)
     if dtype is None:
         return Difference(name, slot, "dtype", reason)
     num_different, largest = 0, 0.0
@@ -170,13 +181,9 @@ def _compare_values(one: Array, two: Array, dtype: DType) -> tuple[int, float]:
     (where,) = np.nonzero(one.view(bits) != two.view(bits))
     if not len(where):
         return 0, 0.0
-    wide = [_wide(values[where], dtype) for values in (one, two)]
+    wide = [dtypes.widen(values[where], dtype) for values in (one, two)]
     with np.errstate(invalid="ignore"):
         differences = np.abs(wide[0] - wide[1])
     nan_in_both = np.isnan(wide[0]) & np.isnan(wide[1])
     differences[nan_in_both | (wide[0] == wide[1])] = 0.0
     return len(where), float(np.nan_to_num(differences, nan=np.inf, posinf=np.inf).max())
-
-
-def _wide(values: Array, dtype: DType) -> Array:
-    return (dtypes.cast(values, dtype, FP32) if dtype in _FLOATS else values).astype(np.float64)

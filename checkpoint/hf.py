@@ -65,6 +65,11 @@ def is_hugging_face(folder: Path) -> bool:
     return any((folder / name).exists() for name in (INDEX, SINGLE))
 
 
+def is_preferred(name: str) -> bool:
+    """Whether `transformers` loads a file of that name before all others of a folder, or besides."""
+    return name in (SINGLE, INDEX, ADAPTER_CONFIG) or _DISTRIBUTED.fullmatch(name) is not None
+
+
 def open_folder(folder: Path) -> HuggingFaceFolder:
     """Reads the index and the header of every file; no tensor data.
 
@@ -83,7 +88,7 @@ def open_folder(folder: Path) -> HuggingFaceFolder:
         weight_map = dict.fromkeys(headers[SINGLE].entries, SINGLE)
         digest = headers[SINGLE].sha256
     else:
-        data = storage.read_small(real_path(folder, INDEX), MAX_SIDE_FILE)
+        data = storage.read_small(real_path(folder, INDEX, inside=True), MAX_SIDE_FILE)
         weight_map = _weight_map(strict.parse(data, str(folder / INDEX)), str(folder / INDEX))
         headers = {name: _header(folder, name) for name in sorted(set(weight_map.values()))}
         digest = hashlib.sha256(data).hexdigest()
@@ -117,7 +122,7 @@ def read_side_files(folder: Path, names: Sequence[str] | None = None) -> dict[st
         for name in storage.list_names(folder)
         if name.endswith(_SIDE_ENDINGS) and not name.endswith(".index.json") and (names is None or name in names)
     ]
-    paths = {strict.file_name(name, str(folder)): real_path(folder, name) for name in found}
+    paths = {strict.file_name(name, str(folder)): real_path(folder, name, inside=True) for name in found}
     return {name: storage.read_small(path, MAX_SIDE_FILE) for name, path in paths.items()}
 
 
@@ -143,7 +148,7 @@ def _refuse_other_weights(folder: Path, config: Mapping[str, object]) -> None:
 
 
 def _header(folder: Path, name: str) -> Header:
-    header = read_header(real_path(folder, strict.file_name(name, str(folder))))
+    header = read_header(real_path(folder, strict.file_name(name, str(folder)), inside=True))
     if TK_MARK in header.metadata:
         raise CheckpointError(
             f"{folder / name} belongs to a tk checkpoint whose manifest and COMMIT are gone; without them it is not "

@@ -29,7 +29,7 @@ def parse(data: bytes, what: str, max_nodes: int = MAX_NODES) -> Any:
         ManifestError: no valid UTF-8 or JSON, a duplicate key, NaN or infinity, or too deep or too many values, also
             for its bytes.
     """
-    _check_counts(data, what, max_nodes)
+    check_counts(data, what, max_nodes)
     try:
         document = json.loads(
             data.decode("utf-8"),
@@ -50,8 +50,8 @@ def parse(data: bytes, what: str, max_nodes: int = MAX_NODES) -> Any:
     return document
 
 
-def _check_counts(data: bytes, what: str, max_nodes: int) -> None:
-    """Refuses what would take many times its size in memory; counts what stands inside strings, too."""
+def check_counts(data: bytes, what: str, max_nodes: int = MAX_NODES) -> None:
+    """ManifestError for what would take many times its size in memory; counts what stands inside strings, too."""
     nodes = data.count(b",") + data.count(b"[") + data.count(b"{")
     if nodes > max_nodes:
         raise ManifestError(f"{what} holds more than {max_nodes} values.")
@@ -104,6 +104,13 @@ def text(value: Any, what: str, max_length: int = 512) -> str:
     if not isinstance(value, str) or len(value) > max_length or not value.isprintable():
         raise ManifestError(f"{what} must be a printable string of at most {max_length} characters.")
     return value
+
+
+def tensor_name(value: Any, what: str) -> str:
+    """`value` as the name of a tensor: a printable string, and not an empty one."""
+    if value == "":
+        raise ManifestError(f"{what}: a tensor's name is empty, and it would get lost; give it one.")
+    return text(value, what)
 
 
 def digest(value: Any, what: str) -> str:

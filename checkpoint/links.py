@@ -11,21 +11,23 @@ from ..core.errors import CheckpointError
 from . import storage
 
 
-def real_path(folder: Path, name: str) -> Path:
+def real_path(folder: Path, name: str, inside: bool = False) -> Path:
     """The regular file behind a name in a folder: itself, or that which a link of the hub's cache leads to.
 
+    Args:
+        inside: whether a link may lead to another file of the folder, too.
+
     Raises:
-        CheckpointError: a link that leads anywhere but into the folder itself or the hub's cache.
+        CheckpointError: a link that leads anywhere else.
     """
     path = folder / name
     if not storage.is_link(path):
         return path
-    target, inside = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
-    if target.parent == inside or _is_blob(target, inside):
+    target, own = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
+    if _is_blob(target, own) or (inside and target.parent == own):
         return target
-    raise CheckpointError(
-        f"{path} is a link to {target}, outside its folder and the hub's cache; put the file itself there."
-    )
+    where = "outside its folder and the hub's cache" if inside else "outside the hub's cache"
+    raise CheckpointError(f"{path} is a link to {target}, {where}; put the file itself there.")
 
 
 def _is_blob(target: Path, folder: Path) -> bool:

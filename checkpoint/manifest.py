@@ -20,7 +20,8 @@ MANIFEST: Final = "manifest.json"
 COMMIT: Final = "COMMIT"
 PARTS: Final = "parts"
 MAX_MANIFEST: Final = 2**28  # bytes
-MAX_PART: Final = 2**26  # bytes
+MAX_PART: Final = 2**28  # bytes
+_BYTES_PER_CHUNK: Final = 8  # of a part's list of tensors
 
 _KEYS: Final = (
     "format", "version", "step", "layout", "tensors", "aliases", "param_groups", "resume", "files", "parts",
@@ -106,6 +107,17 @@ class Manifest:
         }
         return strict.dump(document)
 
+    def check_size(self, num_chunks: int) -> None:
+        """Raises ManifestError where no reader would accept this manifest once it lists that many chunks' parts."""
+        data = self.to_bytes()
+        size = len(data) + _BYTES_PER_CHUNK * num_chunks
+        if size > MAX_MANIFEST:
+            raise ManifestError(
+                f"The manifest of {len(self.tensors)} tensors would have some {size} bytes, and {MAX_MANIFEST} are "
+                f"accepted; store fewer and larger tensors."
+            )
+        strict.check_counts(data, "the manifest to be written")
+
     @staticmethod
     def parse(data: bytes, what: str) -> "Manifest":
         """Reads a manifest; ManifestError, beginning with `what`, where it breaks a rule; CheckpointError if a newer
@@ -120,7 +132,7 @@ class Manifest:
             )
         strict.members(document, what, _KEYS)
         tensors = {
-            strict.text(name, f"{what}: tensors"): _tensor_from_json(value, f"{what}: {name}")
+            strict.tensor_name(name, f"{what}: tensors"): _tensor_from_json(value, f"{what}: {name}")
             for name, value in strict.mapping(document["tensors"], f"{what}: tensors").items()
         }
         return Manifest(

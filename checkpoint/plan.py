@@ -12,6 +12,7 @@ from typing import Final
 
 from ..core import dtypes
 from ..core.dtypes import DType
+from ..core.errors import CheckpointError
 from ..core.geometry import Box
 from ..core.layout import Layout, owned
 from ..core.tensors import Table
@@ -107,13 +108,17 @@ def select(
     """Which slots a copy has, and where they come from.
 
     A changed weight is cast from `master` where there is one. fp32 weights need no `master`; where fp32 weights with
-    optimizer state become narrower, their old values become `master`, so that training loses nothing.
+    optimizer state become narrower, their old values become `master`, so that training loses nothing. Integers and
+    truth values stay as they are.
+
+    Raises:
+        CheckpointError: a tensor's dtype has no cast to `dtype`.
     """
     result: list[Selection] = []
     for name in names:
         stored = {slot: dtypes.by_code(code) for slot, code in tensors[name].slots.items()}
         weight = stored["weight"]
-        target = dtype or weight
+        target = _cast_to(name, weight, dtype)
         origin = "master" if target != weight and "master" in stored else "weight"
         result.append(Selection(name, "weight", origin, stored[origin], target))
         if weights_only:
@@ -125,6 +130,17 @@ def select(
             states["master"] = "weight"
         result += [Selection(name, slot, source, stored[source], stored[source]) for slot, source in states.items()]
     return tuple(result)
+
+
+def _cast_to(name: str, weight: DType, dtype: DType | None) -> DType:
+    if dtype is None or weight.is_integer:
+        return weight
+    if weight != dtype and weight not in dtypes.CASTABLE:
+        raise CheckpointError(
+            f"{name} is stored as {weight.code}, from which there is no cast to {dtypes.name_of(dtype)} (quantized "
+            f"values mean nothing without their scales); leave out --dtype."
+        )
+    return dtype
 
 
 def plan_copy(

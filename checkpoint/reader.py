@@ -1,7 +1,7 @@
 """Reading a checkpoint of either kind: open, look, read any box of any tensor and slot, every byte checked."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +191,8 @@ class Checkpoint:
             box: which elements; None = all.
             slot: "weight" or one of the optimizer's.
             flat: [a, b) of the row-major order of the box, given as a 1-D array.
-            dtype: what to cast to. fp32 of slot "weight" is taken from "master" where there is one.
+            dtype: what to cast to. Another dtype of slot "weight" than the stored one is cast from "master" where
+                there is one.
 
         Raises:
             ShardMissing: no such tensor or slot.
@@ -217,7 +218,7 @@ class Checkpoint:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ShardMissing(f"{self.path} has no tensor {name!r}.")
-        if slot == "weight" and dtype == dtypes.FP32 and "master" in tensor.slots:
+        if slot == "weight" and dtype and "master" in tensor.slots and dtype.code != tensor.slots["weight"]:
             slot = "master"
         if slot not in tensor.slots:
             raise ShardMissing(f"{self.path} has no slot {slot!r} of {name}; it has {', '.join(tensor.slots)}.")
@@ -225,7 +226,7 @@ class Checkpoint:
 
     def data_path(self, file: str) -> Path:
         """The path of one of the checkpoint's data files."""
-        return real_path(self.path, strict.file_name(file, str(self.path)))
+        return real_path(self.path, strict.file_name(file, str(self.path)), inside=self.manifest is None)
 
     def open_data(self, file: str) -> int:
         """A descriptor of one of the data files; ShardCorrupt if its header is not the one that was written."""
@@ -248,10 +249,13 @@ class Checkpoint:
             self.chunks.check()
 
     def verify(self, on_bytes: Callable[[int], None] = lambda _: None) -> "Report":
-        """Reads and checks every byte; `on_bytes` is told as it goes."""
+        """Reads and checks every byte, and looks for files that are none of its own; `on_bytes` is told as it goes."""
+        from .strangers import find_strangers
         from .verify import verify
 
-        return verify(self, on_bytes)
+        report = verify(self, on_bytes)
+        problems, notes = find_strangers(self)
+        return replace(report, problems=(*report.problems, *problems), notes=tuple(notes))
 
     def _read_chunk(self, chunk: Chunk, dtype: DType, target: Region, values: dtypes.Array) -> None:
         """Copies what `target` shares with a chunk into `values`, block by block."""

@@ -14,13 +14,14 @@ from . import hf, storage
 from .chunk import Part
 from .commit import hugging_face_index, seal
 from .copy import run_copy
+from .diff import equal_tensors
 from .manifest import PARTS, Manifest, StoredTensor
 from .plan import CopyPlan, plan_copy, select
 from .reader import Checkpoint
 from .step_names import check_target_name
 from .target import check_target, new_folder
 from .unchanged import Link, add_links, require_checksums, split_off_links
-from .writer import part_name, put_part
+from .writer import check_part, part_name, put_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
     Raises:
         ConfigError: the target is taken, or a Hugging Face folder is to be cut without a table, or linked.
         ParallelError: the layout does not fit a tensor.
-        ShapeMismatch: the table's tensors are not the source's.
+        ShapeMismatch: the table's tensors are not the source's, or it ties two that are stored and differ.
+        CheckpointError: there is no cast to the dtype, or more tensors than a reader would accept.
     """
     check_target_name(Path(target), None if options.plain else source.step)
     check_target(Path(target), source.path, options.force)
@@ -114,6 +116,8 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
     manifest = Manifest(source.step, layout, tensors, aliases)
     if not options.weights_only:
         manifest = replace(manifest, param_groups=source.param_groups, resume=source.resume)
+    if not options.plain:
+        _check_readable(manifest, plan)
     return Prepared(source, Path(target), options, plan, manifest, links)
 
 
@@ -158,6 +162,12 @@ def side_files(source: Checkpoint, dtype: DType | None) -> dict[str, bytes]:
     return files
 
 
+def _check_readable(manifest: Manifest, plan: CopyPlan) -> None:
+    for writer, files in enumerate(plan.files):
+        check_part(writer, files)
+    manifest.check_size(sum(len(file.entries) for files in plan.files for file in files))
+
+
 def _check_table(source: Checkpoint, table: Table, aliases: dict[str, str]) -> None:
     wanted = {spec.name: spec.shape for spec in table}
     stored = {name for name, _ in source.chunks}
@@ -166,6 +176,12 @@ def _check_table(source: Checkpoint, table: Table, aliases: dict[str, str]) -> N
             found = list(source.tensors[name].shape) if name in stored else "none"
             raise ShapeMismatch(
                 f"{source.path}: {name} should have shape {list(shape)} by its config.json; found {found}."
+            )
+    for alias, name in aliases.items():
+        if alias in stored and not equal_tensors(source, alias, name):
+            raise ShapeMismatch(
+                f"{source.path} holds {alias}, which is not {name}, though its config.json ties the two; it would be "
+                f"lost. Say tie_word_embeddings = false there."
             )
     unknown = sorted(stored - set(wanted) - set(aliases))
     if unknown:

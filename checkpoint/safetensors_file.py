@@ -93,7 +93,7 @@ def _parse_header(text: bytes, data_size: int, start: int, what: str) -> tuple[d
 
 
 def _parse_entry(name: str, value: object, start: int, what: str) -> Entry:
-    strict.text(name, what)
+    strict.tensor_name(name, what)
     fields = strict.members(value, what, ("dtype", "shape", "data_offsets"))
     dtype = dtypes.by_code(strict.text(fields["dtype"], f"{what}: dtype", 16))
     dims = strict.array(fields["shape"], f"{what}: shape")
@@ -121,15 +121,22 @@ def build_header(entries: Iterable[tuple[str, str, tuple[int, ...]]], marked: bo
 
     Returns:
         The header's bytes, and each tensor's place in the file, in the given order.
+
+    Raises:
+        ManifestError: two of one name, or more of them than a reader accepts in one file.
     """
     document: dict[str, object] = {METADATA_KEY: {"format": "pt"} | ({TK_MARK: "1"} if marked else {})}
     placed: list[Entry] = []
     end = 0
     for name, dtype, shape in entries:
+        if name in document:
+            raise ManifestError(f"Two tensors would be called {name!r} in one safetensors file; rename one.")
         begin, end = end, end + math.prod(shape) * dtypes.by_code(dtype).itemsize
         document[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
         placed.append(Entry(name, dtype, shape, begin, end))
     text = strict.dump(document)
+    if len(text) > MAX_HEADER:
+        raise ManifestError(f"A safetensors header of {len(text)} bytes would not be read: {MAX_HEADER} are accepted.")
     text += b" " * (-(8 + len(text)) % PAGE)
     start = 8 + len(text)
     shifted = [Entry(e.name, e.dtype, e.shape, start + e.begin, start + e.end) for e in placed]

@@ -41,6 +41,7 @@ class Report:
     Attributes:
         has_checksums: False for a Hugging Face folder, of which only headers and sizes can be checked.
         num_bytes: bytes of tensor data read.
+        notes: files that are none of the checkpoint's, in words; they do no harm.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Report:
     num_files: int
     num_bytes: int
     problems: tuple[Problem, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -11,14 +11,17 @@ from ..core.errors import CheckpointError
 from ..core.geometry import Box
 from ..core.layout import Owned
 from ..core.tensors import Table
+from . import json_strict as strict
 from . import storage
-from .chunk import BlockCrcs, Chunk, DataFile, Part
+from .chunk import BLOCK, BlockCrcs, Chunk, DataFile, Part
 from .direct_writer import DirectWriter
-from .manifest import PARTS
+from .manifest import MAX_PART, PARTS
 from .region import Region, as_bytes
 from .safetensors_file import build_header
 
 MAX_FILE: Final = 5 * 10**9  # bytes of data after which the next file is begun; the Hugging Face hub's habit
+MAX_ENTRIES: Final = 2**16  # after so many, too, since readers accept headers up to a size
+_LONGEST_CHUNK: Final = 2**13  # bytes that a chunk takes in a part, but for its checksums, at the very most
 
 Values: TypeAlias = "dtypes.Array | Callable[[], dtypes.Array]"
 
@@ -86,7 +89,7 @@ def _cut(members: list[tuple[Owned, dtypes.DType]], max_file: int) -> list[list[
     room = 0
     for owned, dtype in members:
         nbytes = Region.of(owned.box, owned.flat).size * dtype.itemsize
-        if not groups or nbytes > room:
+        if not groups or nbytes > room or len(groups[-1]) == MAX_ENTRIES:
             groups.append([])
             room = max_file
         groups[-1].append((owned, dtype))
@@ -160,6 +163,7 @@ def write_part(
     shapes = {spec.name: spec.shape for spec in table}
     values = {owned: source for owned, _, source in entries}
     files = plan_files(writer, ((owned, code) for owned, code, _ in entries), shapes, max_file=max_file)
+    check_part(writer, files)
     chunks: list[Chunk] = []
     disk = DirectWriter()
     for file in files:
@@ -180,7 +184,32 @@ def write_part(
 
 def put_part(folder: Path, part: Part) -> None:
     """Writes parts/WRITER.json whole or not at all."""
-    storage.replace_small(folder / PARTS / part_name(part.writer), part.to_bytes(), "writing")
+    storage.replace_small(folder / PARTS / part_name(part.writer), _readable(part), "writing")
+
+
+def check_part(writer: int, files: Sequence[PlannedFile]) -> None:
+    """Raises CheckpointError, before anything is written, where no reader would accept the part about these files."""
+    if sum(len(file.entries) for file in files) <= MAX_PART // _LONGEST_CHUNK:
+        return
+    chunks = []
+    for file in files:
+        for entry in file.entries:
+            owned, nbytes = entry.owned, entry.end - entry.begin
+            crc = (2**32 - 1,) * -(-nbytes // BLOCK)  # the longest that they can be
+            chunks.append(Chunk(owned.tensor, owned.slot, owned.box, owned.flat, file.name, entry.begin, nbytes, crc))
+    _readable(Part(writer, {file.name: file.digest for file in files}, tuple(chunks)))
+
+
+def _readable(part: Part) -> bytes:
+    data = part.to_bytes()
+    if len(data) > MAX_PART:
+        raise CheckpointError(
+            f"Writer {part.writer} would write {len(part.chunks)} tensors or parts of them, and its chunk table of "
+            f"{len(data)} bytes would not be read: {MAX_PART} are accepted. Use more ranks (--tp, --pp of the target), "
+            f"or fewer and larger tensors."
+        )
+    strict.check_counts(data, f"the chunk table of writer {part.writer}")
+    return data
 
 
 def part_name(writer: int) -> str:

@@ -45,10 +45,10 @@ def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json
 def _serving(path: Path, as_json: bool) -> None:
     from ..checkpoint import Checkpoint
     from ..infer.options import KV_DTYPES
-    from ..model.config import ModelConfig
+    from ..model.stored_config import stored_config
 
     checkpoint = Checkpoint.open(path)
-    config = ModelConfig.from_json(checkpoint.config())
+    config = stored_config(checkpoint)
     rows = [_row(config, tp, KV_DTYPES) for tp in SERVING_TPS]
     if as_json:
         print_json({"path": str(checkpoint.path), "dtype": config.dtype_name, "serving": rows})

@@ -12,6 +12,7 @@ from .common import print_json
 if TYPE_CHECKING:
     from ..checkpoint.reader import Checkpoint
     from ..checkpoint.reshard import Prepared
+    from ..core.layout import Layout
     from ..core.tensors import Table
 
 
@@ -49,7 +50,7 @@ def reshard(
 
     checkpoint = open_checkpoint(source)
     options = Options(Layout(tp=tp, pp=pp), by_name(dtype) if dtype else None, weights_only, force=force, link=link)
-    table = _architecture_table(checkpoint) if checkpoint.manifest is None else None
+    table = _architecture_table(checkpoint, options.layout) if checkpoint.manifest is None else None
     prepared = prepare_reshard(checkpoint, target, options, table)
     run_or_show(prepared, "reshard", dry_run, as_json)
 
@@ -116,8 +117,11 @@ def _show_plan(summary: dict[str, Any], as_json: bool) -> None:
         click.echo(f"  {name}  {format_bytes(size)}, linked")
 
 
-def _architecture_table(checkpoint: "Checkpoint") -> "Table":
-    from ..model.config import ModelConfig
-    from ..model.registry import tensor_table
+def _architecture_table(checkpoint: "Checkpoint", layout: "Layout") -> "Table | None":
+    """How a Hugging Face folder's tensors may be cut; None where they are not, and tk does not run the model."""
+    from ..model.registry import architectures, tensor_table
+    from ..model.stored_config import stored_config
 
-    return tensor_table(ModelConfig.from_json(checkpoint.config()))
+    if layout.world_size == 1 and checkpoint.config().get("model_type") not in architectures():
+        return None
+    return tensor_table(stored_config(checkpoint))

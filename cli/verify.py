@@ -19,7 +19,8 @@ EXIT_DAMAGED = 3
 def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Read every byte of CKPT and compare it with the checksums taken when it was written.
 
-    Exits with 3 if anything is wrong, naming tensor, file and block.
+    Exits with 3 if anything is wrong, naming tensor, file and block, or if another weight file lies there that
+    transformers would load instead. Other files that are none of CKPT's are named.
     """
     checkpoint = open_checkpoint(path)
     total = sum(chunk.nbytes for chunks in checkpoint.chunks.values() for chunk in chunks)
@@ -32,6 +33,8 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
     else:
         for problem in report.problems:
             click.echo(f"error: {problem.message}", err=True)
+        for note in report.notes:
+            click.echo(f"note: {note}", err=True)
         if not report.has_checksums:
             click.echo(f"{report.path}: headers and sizes of {report.num_files} files are right; it has no checksums")
         elif report.ok:

@@ -22,17 +22,24 @@ class DType:
     itemsize: int
     numpy: str
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether it holds integers or truth values, which no change of a model's dtype touches."""
+        return self.code[0] in "IU" or self.code == "BOOL"
+
 
 BF16 = DType("BF16", 2, "<u2")
 FP16 = DType("F16", 2, "<f2")
 FP32 = DType("F32", 4, "<f4")
+FP8_E4M3 = DType("F8_E4M3", 1, "|u1")
+FP8_E5M2 = DType("F8_E5M2", 1, "|u1")
 _ALL = (
     BF16,
     FP16,
     FP32,
     DType("F64", 8, "<f8"),
-    DType("F8_E4M3", 1, "|u1"),
-    DType("F8_E5M2", 1, "|u1"),
+    FP8_E4M3,
+    FP8_E5M2,
     DType("I64", 8, "<i8"),
     DType("I32", 4, "<i4"),
     DType("I16", 2, "<i2"),
@@ -43,6 +50,7 @@ _ALL = (
     DType("U8", 1, "|u1"),
     DType("BOOL", 1, "|b1"),
 )
+CASTABLE = (BF16, FP16, FP32)
 _NAMES = {"bf16": BF16, "fp16": FP16, "fp32": FP32}
 
 
@@ -74,8 +82,7 @@ def cast(values: Array, source: DType, target: DType, what: str = "the tensor") 
     """
     if source == target:
         return values
-    floats = (BF16, FP16, FP32)
-    if source not in floats or target not in floats:
+    if source not in CASTABLE or target not in CASTABLE:
         raise CheckpointError(f"No cast from {source.code} to {target.code} for {what}; keep its dtype.")
     wide = _to_fp32(values, source)
     if target == FP32:
@@ -87,6 +94,19 @@ def cast(values: Array, source: DType, target: DType, what: str = "the tensor") 
     if np.isinf(narrow).sum() != np.isinf(wide).sum():
         raise CheckpointError(f"{what} has values beyond fp16's largest, 65504; use bf16 or fp32.")
     return narrow
+
+
+def widen(values: Array, dtype: DType) -> Array:
+    """`values` as fp64: their exact values, but for integers of more than 53 bits."""
+    if dtype == BF16:
+        values = _to_fp32(values, dtype)
+    elif dtype == FP8_E5M2:  # the upper half of an fp16
+        values = (values.astype("<u2") << 8).view(FP16.numpy)
+    elif dtype == FP8_E4M3:  # "FN" of arXiv 2209.05433: no infinities, and one NaN of either sign
+        exponent, mantissa = (values.astype("<i4") >> 3) & 15, values.astype("<i4") & 7
+        sizes = np.ldexp(np.where(exponent == 0, mantissa, 8 + mantissa).astype("<f8"), np.maximum(exponent, 1) - 10)
+        values = np.where(values & 0x7F == 0x7F, np.nan, np.where(values & 0x80, -sizes, sizes))
+    return values.astype("<f8")
 
 
 def _to_fp32(values: Array, source: DType) -> Array:

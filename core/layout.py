@@ -355,6 +355,8 @@ def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weig
             runs = _deal(mine, layout.dp // group, at.dp // group, cut=True)
             if slot == "weight":
                 runs += _deal(frozen, layout.dp, at.dp, cut=True)
+        if slot == "weight" and at.dp == 0:  # no element to deal out, but the tensor is there all the same
+            runs = runs + [run for run in whole if 0 in run[0].tensor.shape]
         for piece, (a, b) in runs:
             flat = None if (a, b) == (0, piece.box.size) else (a, b)
             result.append(Owned(piece.tensor.name, slot, piece.box, flat))

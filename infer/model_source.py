@@ -9,7 +9,7 @@ from ..checkpoint import Checkpoint
 from ..checkpoint.verify import verify
 from ..core import dtypes
 from ..core.errors import ConfigError, ShardCorrupt
-from ..model.config import ModelConfig
+from ..model.stored_config import stored_config
 from ..model.tokenizer import Tokenizer, read_eos_token_ids
 from .events import ModelInfo
 from .memory_plan import MemoryPlan, plan_memory
@@ -37,7 +37,7 @@ class ModelSource:
             CheckpointError, ConfigError, ParallelError: see `Engine.start`.
         """
         checkpoint = Checkpoint.open(options.checkpoint)
-        config = ModelConfig.from_json(checkpoint.config(), str(checkpoint.path / "config.json"))
+        config = stored_config(checkpoint)
         dtype = _stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype
         kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
         memory = plan_memory(config, options, dtype, kv_dtype)

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from ..checkpoint import Checkpoint
 from ..core.errors import ConfigError, TkError, WorkerDied
 from ..core.progress import format_bytes
-from ..model.config import ModelConfig
 from ..model.decoder import Decoder
 from ..model.loading import load_weights, peers
+from ..model.stored_config import stored_config
 from ..parallel.mesh import ALONE, Group, join_world
 from .ipc import Frame, error_frame, receive, send
 from .kv_cache import TORCH_DTYPES, KVCache
@@ -62,7 +62,7 @@ def _load(start: Frame) -> ModelRunner:
     device = _device(job["rank"], job["tp"])
     tp = _join(job["rank"], job["tp"], job["store"], device)
     checkpoint = Checkpoint.open(Path(job["checkpoint"]))
-    config = ModelConfig.from_json(checkpoint.config(), str(checkpoint.path / "config.json"))
+    config = stored_config(checkpoint)
     dtype = TORCH_DTYPES[job["dtype"]]
     slices = num_slices(config, tp.size, dtype)
     decoder = Decoder(config, tp, dtype=dtype, device=device, num_slices=slices, row_tile=SMALLEST)

@@ -1,20 +1,22 @@
 """From a checkpoint of any layout into a rank's parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MappingProxyType
 
 import torch
 
+from ..checkpoint.diff import equal_tensors
 from ..checkpoint.read_plan import Want
 from ..checkpoint.reader import Checkpoint, StoredArray
 from ..checkpoint.shared_read import ALONE, Peers, read_all
 from ..core.dtypes import BF16, FP16, FP32
 from ..core.errors import ShapeMismatch
-from ..core.tensors import TensorSpec
+from ..core.tensors import Table, TensorSpec
 from ..parallel.collectives import gather_bytes
 from ..parallel.mesh import Group
 from .decoder import Decoder
+from .stored_config import stored_apart
 
 _DTYPES = MappingProxyType({torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16})
 
@@ -45,6 +47,7 @@ def load_weights(
     """
     locals_ = decoder.local_params()
     check_tensors([piece.tensor for local in locals_ for piece in local.pieces], checkpoint)
+    check_ties(decoder.spec.table, checkpoint)
     wants, places = [], []
     for local in locals_:
         flat = decoder.get_parameter(local.name).data.view(-1).zero_()
@@ -59,7 +62,17 @@ def load_weights(
     read_all(checkpoint, wants, deliver, peers)
 
 
-def check_tensors(specs: list[TensorSpec], checkpoint: Checkpoint) -> None:
+def check_ties(table: Table, checkpoint: Checkpoint) -> None:
+    """Raises ShapeMismatch where the checkpoint stores a tensor that the model ties to another, with other values."""
+    for spec in table:
+        if stored_apart(checkpoint, spec.name, spec.alias) and not equal_tensors(checkpoint, spec.name, spec.alias):
+            raise ShapeMismatch(
+                f"{checkpoint.path} stores {spec.name}, which is not {spec.alias}: a model that ties the two would "
+                f"lose it. Say tie_word_embeddings = false."
+            )
+
+
+def check_tensors(specs: Sequence[TensorSpec], checkpoint: Checkpoint) -> None:
     """Raises ShapeMismatch naming the first tensor that the checkpoint lacks or has in another shape."""
     for spec in specs:
         name = spec.alias or spec.name

@@ -179,7 +179,7 @@ CASES: Final[dict[str, tuple[Change, str]]] = {
         _in_manifest(lambda m: m["files"].update({"../.bashrc": m["files"]["config.json"]})),
         r"ManifestError: .*'../.bashrc' is not a plain file name",
     ),
-    "link-out": (_link_out, r"CheckpointError: .* is a link to .*outside, outside its folder"),
+    "link-out": (_link_out, r"CheckpointError: .* is a link to .*outside, outside the hub's cache"),
     "duplicate-key-in-manifest": (
         lambda step: write_manifest(step, _twice((step / "manifest.json").read_bytes(), b"step")),
         r"ManifestError: .*has the key 'step' twice",

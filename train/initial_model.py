@@ -5,7 +5,7 @@ from pathlib import Path
 from ..checkpoint.reader import Checkpoint
 from ..checkpoint.run_folder import RunFolder
 from ..core.errors import CheckpointError, ConfigError, ManifestError
-from ..model.config import ModelConfig
+from ..model.stored_config import stored_config
 from ..model.tokenizer import TOKENIZER_FILE
 from .config import TrainConfig
 
@@ -26,7 +26,7 @@ def resolve(config: TrainConfig, resume: str) -> TrainConfig:
     if config.model.is_known:
         return config
     checkpoint = _begins_with(config, resume)
-    shape = ModelConfig.from_json(checkpoint.config(), str(checkpoint.path / "config.json"))
+    shape = stored_config(checkpoint)
     if not shape.vocab_size:
         raise ManifestError(f"{checkpoint.path / 'config.json'} names no vocab_size.")
     if config.train.seq_len > shape.max_position_embeddings:

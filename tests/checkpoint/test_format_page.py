@@ -48,9 +48,25 @@ HELD = {
     "Tensors have the names": [TRANSFORMERS],
     "A layout decides which boxes": [MATRIX, "matrix:reshard"],
     "A tied tensor is not stored": ["matrix:a_tied_name_reads_its_original"],
+    "Where config.json ties": [
+        "model/stored_config:a_head_that_differs_is_used_kept_and_trained",
+        "model/stored_config:a_head_that_is_equal_stays_tied",
+    ],
+    "A tensor without elements": [
+        "hugging_face_values:every_dtype_and_empty_tensors_come_through",
+        "hugging_face_values:an_empty_name_is_refused",
+    ],
     "`master` is the fp32 value": ["plan:what_a_dtype_change_takes_from_where"],
-    "Whoever wants a weight": ["plan:a_read_in_fp32_takes_the_master", "diff:other_dtypes_are_compared_in_fp32"],
+    "Whoever wants a weight": [
+        "plan:a_read_in_fp32_takes_the_master",
+        "diff:other_dtypes_are_compared_in_fp32",
+        "hugging_face_values:a_read_in_another_dtype_is_cast_from_the_master",
+    ],
     "Casts round to nearest even": ["hugging_face:export_casts_as_torch_does_and_says_so_in_the_config"],
+    "Integers keep their dtype": [
+        "hugging_face_values:a_change_of_dtype_leaves_integers_alone",
+        "hugging_face_values:quantized_values_are_not_cast_without_their_scales",
+    ],
     "Each is valid on its own": ["hugging_face:the_safetensors_library_reads_every_file"],
     "Its header is padded": [BY_HAND, "hugging_face:the_safetensors_library_reads_every_file"],
     "An entry that is a whole tensor": [BY_HAND],
@@ -153,6 +169,10 @@ HELD = {
     ],
     "JSON with duplicate keys": ["broken:hostile_json", "broken:hostile_headers", "broken:hostile_parts"],
     "Nothing is allocated": ["corpus:no_broken_checkpoint_costs_more_memory_than_its_bytes"],
+    "What a reader would refuse": [
+        "hugging_face_values:more_chunks_than_a_reader_accepts_are_refused_before_anything_is_written"
+    ],
+    "`verify` names files": ["hugging_face_values:verify_sees_files_that_are_none_of_the_checkpoints"],
     "CRCs find accidents": ["corpus:every_flip_and_cut_is_found_by_loading_and_by_verify"],
     "Against an attacker": ["run_folder:what_was_saved_is_there"],
 }

@@ -15,8 +15,8 @@ from ...checkpoint.run_folder import LockedRun, RunFolder
 from ...checkpoint.save_job import SaveJob
 from ...checkpoint.shared_read import Peers, told_to_all
 from ...core.errors import CheckpointError, ConfigError, TkError
-from ...model.config import ModelConfig
 from ...model.loading import peers
+from ...model.stored_config import stored_config
 from ...parallel.collectives import broadcast
 from ...parallel.host import on_this_host
 from ..config import param_groups
@@ -153,7 +153,7 @@ class RunState:
                 f"{checkpoint.path} was trained with train.seed = {state.get('seed')}, which decides the rows' order; "
                 f"it is {seed} now. Keep the seed, or give the new run another folder."
             )
-        stored = ModelConfig.from_json(checkpoint.config()).model_dump()
+        stored = stored_config(checkpoint).model_dump()
         for key, value in inputs.model.model_dump().items():
             if key != "dtype" and stored[key] != value:
                 raise ConfigError(

@@ -15,7 +15,7 @@ from ...core.errors import CheckpointError
 from ...core.geometry import Box
 from ...core.layout import Owned, Piece, Shard, owned
 from ...core.tensors import TensorSpec
-from ...model.loading import check_tensors
+from ...model.loading import check_tensors, check_ties
 from ..zero.sharded_adamw import ShardedAdamW
 
 CODES = MappingProxyType(
@@ -116,7 +116,8 @@ class Snapshot:
         self.optimizer.publish()
 
     def _fill(self, checkpoint: Checkpoint, slots: Sequence[str], peers: Peers) -> None:
-        check_tensors([spec for spec in self.table if not spec.alias], checkpoint)
+        check_tensors(self.table, checkpoint)
+        check_ties(self.table, checkpoint)
         wants, places = [], []
         for slot in slots:
             for shard, values in self.optimizer.runs(slot):
