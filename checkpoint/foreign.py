@@ -130,7 +130,7 @@ def _describe_missing(path: Path) -> str:
 def _describe_folder(path: Path) -> str:
     names = storage.list_names(path)
     if not names:
-        return f"{path} is an empty folder; {_A_CHECKPOINT_IS}."
+        return f"{path} holds no checkpoint: the folder is empty; {_A_CHECKPOINT_IS}."
     text, name = _match(_FOLDERS, [f"{name}/" if (path / name).is_dir() else name for name in names])
     if text:
         return f"{path} {text.replace('{name}', name).replace('{path}', str(path))}."

@@ -272,7 +272,7 @@ def test_reads_outside_a_tensor(good: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "no", "does not exist"),
-        (tmp_path, "is an empty folder"),
+        (tmp_path, "holds no checkpoint"),
         (Path(__file__), "is a file"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -15,7 +15,7 @@ from tk.core.errors import CheckpointError
 
 # What a folder holds ("/" at the end: a folder), what it is called, and what is to be done.
 FOLDERS = {
-    "": ("empty folder", "Hugging Face folder"),
+    "": ("holds no checkpoint: the folder is empty", "Hugging Face folder"),
     "pytorch_model.bin config.json tokenizer.json": ("PyTorch pickles (pytorch_model.bin)", "save_pretrained"),
     "pytorch_model-00001-of-00002.bin pytorch_model.bin.index.json": ("PyTorch pickles", "save_pretrained"),
     "consolidated.00.pth params.json": ("PyTorch pickles", "save_pretrained"),
