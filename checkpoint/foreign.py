@@ -102,9 +102,9 @@ _A_CHECKPOINT_IS: Final = "a checkpoint is a step folder, a run folder or a Hugg
 
 def describe(path: Path) -> str:
     """A sentence or two about a path that is no checkpoint of ours: what it is, and what would be right."""
-    if path.is_dir():
+    if storage.is_dir(path):
         return _describe_folder(path)
-    if path.exists():
+    if storage.exists(path):
         text = _match(_FILES, [path.name])[0] or _content(path) or f"is a file; {_A_CHECKPOINT_IS}"
         return f"{path} {text}."
     return _describe_missing(path)
@@ -117,9 +117,9 @@ def _describe_missing(path: Path) -> str:
             f"{path} is an address ({url[1]}); checkpoints are read from folders. Download it (from the Hugging Face "
             f"hub: hf download OWNER/NAME --local-dir DIR) or mount it, and name that folder."
         )
-    if path.is_symlink():
+    if storage.is_link(path):
         return f"{path} is a link to {path.readlink()}, which does not exist."
-    if _HUB_ID.fullmatch(str(path)) and not path.parent.exists():
+    if _HUB_ID.fullmatch(str(path)) and not storage.exists(path.parent):
         return (
             f"{path} does not exist; {_A_CHECKPOINT_IS}. A repository of the Hugging Face hub is downloaded with "
             f"hf download {path} --local-dir DIR, and DIR is named."
@@ -131,7 +131,7 @@ def _describe_folder(path: Path) -> str:
     names = storage.list_names(path)
     if not names:
         return f"{path} holds no checkpoint: the folder is empty; {_A_CHECKPOINT_IS}."
-    text, name = _match(_FOLDERS, [f"{name}/" if (path / name).is_dir() else name for name in names])
+    text, name = _match(_FOLDERS, [f"{name}/" if storage.is_dir(path / name) else name for name in names])
     if text:
         return f"{path} {text.replace('{name}', name).replace('{path}', str(path))}."
     return (

@@ -62,7 +62,7 @@ class HuggingFaceFolder:
 
 def is_hugging_face(folder: Path) -> bool:
     """Whether a folder looks like one of Hugging Face's: an index or a single file of weights."""
-    return any((folder / name).exists() for name in (INDEX, SINGLE))
+    return any(storage.exists(folder / name) for name in (INDEX, SINGLE))
 
 
 def is_preferred(name: str) -> bool:
@@ -83,7 +83,7 @@ def open_folder(folder: Path) -> HuggingFaceFolder:
     """
     config = read_config(folder)
     _refuse_other_weights(folder, config)
-    if (folder / SINGLE).exists():
+    if storage.exists(folder / SINGLE):
         headers = {SINGLE: _header(folder, SINGLE)}
         weight_map = dict.fromkeys(headers[SINGLE].entries, SINGLE)
         digest = headers[SINGLE].sha256
@@ -134,7 +134,7 @@ def _refuse_other_weights(folder: Path, config: Mapping[str, object]) -> None:
             f"{folder / CONFIG} says transformers_weights = {str(named)[:80]!r}; only {SINGLE} and {INDEX} are read. "
             f"Give the weights that name and remove the key."
         )
-    if (folder / ADAPTER_CONFIG).exists():
+    if storage.exists(folder / ADAPTER_CONFIG):
         raise CheckpointError(
             f"{folder} holds an adapter (PEFT, {ADAPTER_CONFIG}) beside the weights; `transformers` would apply it. "
             f"Merge it with merge_and_unload() of peft and save_pretrained(), or remove its files."

@@ -12,6 +12,8 @@ from .run_folder import RunFolder
 
 def open_any(path: Path) -> Checkpoint:
     """Opens what `path` means; see `Checkpoint.open`."""
+    if not storage.is_dir(path):
+        raise CheckpointError(describe(path))
     if is_step(path):
         return Checkpoint.open_step(path, lazy=True)
     run = RunFolder(path)
