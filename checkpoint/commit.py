@@ -92,16 +92,17 @@ def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_file
     """Checks that the parts hold everything once, then writes side files, manifest and COMMIT, all durable.
 
     Args:
-        manifest: without `files` and `parts`, which are filled in here.
+        manifest: `files` are those that are in the folder already; the rest and `parts` are filled in here.
     """
     parsed = {name: Part.parse(data, str(folder / PARTS / name)) for name, data in parts.items()}
     check_sizes(folder, parsed)
     shapes = {name: tensor.shape for name, tensor in manifest.tensors.items()}
     index_chunks(list(parsed.values()), shapes, {name: tensor.slots for name, tensor in manifest.tensors.items()})
     files = dict(side_files) | hugging_face_index(list(parsed.values()), shapes)
+    digests = {**manifest.files, **{name: FileDigest.of(data) for name, data in files.items()}}
     manifest = replace(
         manifest,
-        files={strict.file_name(name, "side file"): FileDigest.of(data) for name, data in files.items()},
+        files={strict.file_name(name, "side file"): digest for name, digest in digests.items()},
         parts={name: PartRecord.of(data, parsed[name], shapes) for name, data in parts.items()},
     )
     for name, data in files.items():

@@ -14,10 +14,9 @@ from typing import Final
 import numpy as np
 
 from ..core import dtypes
-from ..core.layout import Owned
 from . import storage
 from .chunk import BlockCrcs, Chunk, Part
-from .data_files import DataFiles
+from .data_files import DataFiles, NewFiles
 from .direct_writer import DirectWriter
 from .plan import TILE, CopyPlan, Job, Piece, Tile, tiles
 from .reader import Checkpoint, corrupt
@@ -47,7 +46,8 @@ def run_copy(
         OSError: the disk is full or fails.
     """
     with ExitStack() as stack:
-        target = _Target(plan, folder, stack)
+        headers = {file.name: file.header for files in plan.files for file in files}
+        target = _Target(plan, stack.enter_context(NewFiles(folder, headers)))
         reader = stack.enter_context(TileReader(source))
         pool = stack.enter_context(ThreadPoolExecutor(1, "tk-copy-reader"))
         stack.callback(pool.shutdown, cancel_futures=True)
@@ -68,7 +68,7 @@ class TileReader:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._files = DataFiles(checkpoint)
+        self._files = DataFiles(checkpoint.open_data)
         self._crcs: dict[int, BlockCrcs] = {}
         self._job: Job | None = None
 
@@ -112,21 +112,17 @@ class TileReader:
 
 
 class _Target:
-    """The files being written, each filled front to back."""
+    """What is being written: every entry of every file front to back."""
 
-    def __init__(self, plan: CopyPlan, folder: Path, stack: ExitStack) -> None:
-        self._plan = plan
-        self._fds: dict[str, int] = {}
-        self._writers: dict[tuple[str, Owned], ChunkWriter] = {}
+    def __init__(self, plan: CopyPlan, files: NewFiles) -> None:
+        self._plan, self._files = plan, files
         disk = DirectWriter()
-        for files in plan.files:
-            for file in files:
-                fd = storage.open_new(folder / file.name)
-                stack.callback(storage.close, fd)
-                storage.pwrite(fd, memoryview(file.header), 0)
-                self._fds[file.name] = fd
-                for entry in file.entries:
-                    self._writers[file.name, entry.owned] = ChunkWriter(disk, fd, file.name, entry)
+        self._writers = {
+            (file.name, entry.owned): ChunkWriter(disk, file.name, entry)
+            for of_writer in plan.files
+            for file in of_writer
+            for entry in file.entries
+        }
 
     def store(self, tile: Tile, values: dtypes.Array) -> None:
         """Writes a tile's values to every entry that holds some of them."""
@@ -137,12 +133,11 @@ class _Target:
             else:
                 run = np.empty(piece.region.size, values.dtype)
                 copy_region(run, piece.region, values, tile.region)
-            self._writers[target.file, target.entry.owned].write(as_bytes(run))
+            self._writers[target.file, target.entry.owned].write(self._files.open(target.file), as_bytes(run))
 
     def finish(self) -> list[Part]:
         """Makes the files durable; the part of each writer."""
-        for fd in self._fds.values():
-            storage.fsync(fd)
+        self._files.finish()
         parts = []
         for writer, files in enumerate(self._plan.files):
             chunks = [self._writers[file.name, entry.owned].finish() for file in files for entry in file.entries]

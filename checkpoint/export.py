@@ -9,7 +9,8 @@ from ..core.layout import Layout
 from .chunk import Part
 from .manifest import StoredTensor
 from .reader import Checkpoint
-from .reshard import Options, Prepared, finish_folder, prepare_reshard, side_files
+from .reshard import Options, Prepared, finish_folder, prepare_reshard
+from .side_files import copy_side_files, plan_side_files
 from .step_names import check_target_name
 from .target import new_folder
 from .unchanged import link_file, require_checksums
@@ -24,8 +25,8 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
     """Exports by hard links to the source's weight files; their checksums are carried over unread.
 
     Raises:
-        ConfigError: the source's weights do not lie in whole tensors (tp > 1 or ZeRO 3), or it is no tk checkpoint.
-        CheckpointError: the target is on another file system.
+        ConfigError: the source's weights do not lie in whole tensors (tp > 1 or ZeRO 3), it is no tk checkpoint, or
+            its files cannot be linked where the target is.
     """
     check_target_name(Path(target), source.step)
     require_checksums(source)
@@ -42,11 +43,12 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
     }
     manifest = replace(source.manifest, tensors=tensors, param_groups=(), resume={})
     parts = [_weights_of(part) for part in source.parts.values()]
-    with new_folder(Path(target), source.path, force) as folder:
+    files = plan_side_files(source)
+    with new_folder(Path(target), source.path, force, sum(file.size for file in files)) as folder:
         for part in parts:
             for name in part.files:
                 link_file(source.data_path(name), folder / name)
-        finish_folder(folder, manifest, parts, side_files(source, None), plain=False)
+        finish_folder(folder, manifest, parts, copy_side_files(files, folder), plain=False)
     return Path(target)
 
 

@@ -117,13 +117,30 @@ def read_config(folder: Path) -> dict[str, object]:
 
 def read_side_files(folder: Path, names: Sequence[str] | None = None) -> dict[str, bytes]:
     """Config, tokenizer and such beside the weights (of `names`, if given, those that exist)."""
+    return {name: storage.read_small(path, MAX_SIDE_FILE) for name, path in side_paths(folder, names).items()}
+
+
+def side_paths(folder: Path, names: Sequence[str] | None = None) -> dict[str, Path]:
+    """Where config, tokenizer and such are, by name (of `names`, if given, those that exist); hidden files are none.
+
+    Raises:
+        ManifestError: a name that a checkpoint cannot have.
+        CheckpointError: a link out of the folder and the hub's cache.
+    """
     found = [
         name
         for name in storage.list_names(folder)
         if name.endswith(_SIDE_ENDINGS) and not name.endswith(".index.json") and (names is None or name in names)
     ]
-    paths = {strict.file_name(name, str(folder)): real_path(folder, name, inside=True) for name in found}
-    return {name: storage.read_small(path, MAX_SIDE_FILE) for name, path in paths.items()}
+    paths = {}
+    for name in found:
+        if name.startswith("."):
+            continue
+        try:
+            paths[strict.file_name(name, str(folder))] = real_path(folder, name, inside=True)
+        except ManifestError as error:
+            raise ManifestError(f"{error} Rename it, or move it out of the folder.") from error
+    return paths
 
 
 def _refuse_other_weights(folder: Path, config: Mapping[str, object]) -> None:

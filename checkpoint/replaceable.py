@@ -8,8 +8,9 @@ from typing import Final
 from ..core.errors import CheckpointError, ConfigError
 from . import hf, storage
 from .locate import is_step
-from .manifest import COMMIT, MANIFEST, PARTS
+from .manifest import PARTS
 from .reader import Checkpoint
+from .strangers import own_files
 
 _NAMED: Final = 3  # names in a message
 
@@ -28,7 +29,7 @@ def require_replaceable(folder: Path) -> tuple[str, ...]:
             "another folder."
         )
     try:
-        known = _files_of_step(folder) if is_step(folder) else _files_of_hugging_face(folder)
+        known = _known_files(folder)
     except CheckpointError as error:
         raise ConfigError(
             f"{folder} is there already, holds {_some(names)} and does not open as a checkpoint, so it is not replaced "
@@ -64,18 +65,10 @@ def _names(folder: Path) -> list[str]:
     return found
 
 
-def _files_of_step(folder: Path) -> set[str]:
-    found = Checkpoint.open_step(folder)
-    if found.manifest is None:
-        return set()
-    data = {name for part in found.parts.values() for name in part.files}
-    return {COMMIT, MANIFEST, *(f"{PARTS}/{name}" for name in found.parts), *found.manifest.files, *data}
-
-
-def _files_of_hugging_face(folder: Path) -> set[str]:
-    found = Checkpoint.open_hugging_face(folder)
-    data = {chunk.file for chunks in found.chunks.values() for chunk in chunks}
-    return {hf.INDEX, hf.SINGLE, *data, *hf.SAVED_BESIDE}
+def _known_files(folder: Path) -> set[str]:
+    if is_step(folder):
+        return own_files(Checkpoint.open_step(folder))
+    return own_files(Checkpoint.open_hugging_face(folder)) | hf.SAVED_BESIDE
 
 
 def _is_file(path: Path) -> bool:

@@ -1,26 +1,25 @@
 """Rewriting a checkpoint for another layout, weights and optimizer state, in memory that the model does not grow."""
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..core import dtypes
 from ..core.dtypes import DType
 from ..core.errors import ConfigError, ShapeMismatch
 from ..core.layout import Layout
 from ..core.tensors import Table
-from . import hf, storage
+from . import storage
 from .chunk import Part
 from .commit import hugging_face_index, seal
 from .copy import run_copy
 from .diff import equal_tensors
-from .manifest import PARTS, Manifest, StoredTensor
+from .manifest import PARTS, FileDigest, Manifest, StoredTensor
 from .plan import CopyPlan, plan_copy, select
 from .reader import Checkpoint
+from .side_files import SideFile, copy_side_files, plan_side_files
 from .step_names import check_target_name
 from .target import check_target, new_folder
-from .unchanged import Link, add_links, require_checksums, split_off_links
+from .unchanged import Link, add_linked, make_links, require_checksums, split_off_links
 from .writer import check_part, part_name, put_part
 
 
@@ -51,6 +50,7 @@ class Prepared:
     Attributes:
         plan: what is copied.
         links: what is linked.
+        side_files: what is taken along.
     """
 
     source: Checkpoint
@@ -59,6 +59,7 @@ class Prepared:
     plan: CopyPlan
     manifest: Manifest
     links: tuple[Link, ...] = ()
+    side_files: tuple[SideFile, ...] = ()
 
     def run(self, on_bytes: Callable[[int], None] = lambda _: None) -> Path:
         """Makes the target folder; nothing of it is there before all of it is.
@@ -69,11 +70,14 @@ class Prepared:
         Raises:
             ShardCorrupt: the source is damaged; names tensor, file and block.
             TkError: there is no room for it.
+            ConfigError: files cannot be linked where the target is.
         """
-        with new_folder(self.target, self.source.path, self.options.force, self.plan.bytes_written) as folder:
-            parts = run_copy(self.plan, self.source, folder, on_bytes)
-            parts = add_links(parts, self.links, self.source, folder)
-            finish_folder(folder, self.manifest, parts, side_files(self.source, self.options.dtype), self.options.plain)
+        num_bytes = self.plan.bytes_written + sum(file.size for file in self.side_files)
+        with new_folder(self.target, self.source.path, self.options.force, num_bytes) as folder:
+            make_links(self.links, self.source, folder)
+            files = copy_side_files(self.side_files, folder)
+            parts = add_linked(run_copy(self.plan, self.source, folder, on_bytes), self.links)
+            finish_folder(folder, self.manifest, parts, files, self.options.plain)
         return self.target
 
 
@@ -87,7 +91,8 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
         ConfigError: the target is taken, or a Hugging Face folder is to be cut without a table, or linked.
         ParallelError: the layout does not fit a tensor.
         ShapeMismatch: the table's tensors are not the source's, or it ties two that are stored and differ.
-        CheckpointError: there is no cast to the dtype, or more tensors than a reader would accept.
+        CheckpointError: there is no cast to the dtype, more tensors than a reader would accept, or a side file of the
+            source that cannot be taken along.
     """
     check_target_name(Path(target), None if options.plain else source.step)
     check_target(Path(target), source.path, options.force)
@@ -118,7 +123,8 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
         manifest = replace(manifest, param_groups=source.param_groups, resume=source.resume)
     if not options.plain:
         _check_readable(manifest, plan)
-    return Prepared(source, Path(target), options, plan, manifest, links)
+    files = plan_side_files(source, options.dtype)
+    return Prepared(source, Path(target), options, plan, manifest, links, files)
 
 
 def reshard(
@@ -137,29 +143,24 @@ def reshard(
     return prepare_reshard(Checkpoint.open(source), target, options, table).run(on_bytes)
 
 
-def finish_folder(folder: Path, manifest: Manifest, parts: list[Part], files: dict[str, bytes], plain: bool) -> None:
-    """Puts everything but tensor data into a folder, durably: parts, side files, index, manifest and COMMIT."""
+def finish_folder(
+    folder: Path, manifest: Manifest, parts: list[Part], files: Mapping[str, FileDigest], plain: bool
+) -> None:
+    """Puts all but tensor data and side files into a folder, durably: parts, index, manifest and COMMIT.
+
+    Args:
+        files: the side files that are there already.
+    """
     if plain:
-        files |= hugging_face_index(parts, {name: tensor.shape for name, tensor in manifest.tensors.items()})
-        for name, data in files.items():
+        index = hugging_face_index(parts, {name: tensor.shape for name, tensor in manifest.tensors.items()})
+        for name, data in index.items():
             storage.write_small(folder / name, data)
         storage.fsync_dir(folder)
         return
     storage.make_dirs(folder / PARTS)
     for part in parts:
         put_part(folder, part)
-    seal(folder, manifest, {part_name(part.writer): part.to_bytes() for part in parts}, files)
-
-
-def side_files(source: Checkpoint, dtype: DType | None) -> dict[str, bytes]:
-    """The source's config, tokenizer and such; the config says the new dtype if there is one."""
-    files = {name: data for name, data in source.side_files().items() if name != hf.INDEX}
-    if dtype is not None and hf.CONFIG in files:
-        config = source.config()
-        names = {dtypes.FP32: "float32", dtypes.BF16: "bfloat16", dtypes.FP16: "float16"}
-        config["torch_dtype" if "torch_dtype" in config else "dtype"] = names[dtype]
-        files[hf.CONFIG] = json.dumps(config, indent=2).encode()
-    return files
+    seal(folder, replace(manifest, files=files), {part_name(part.writer): part.to_bytes() for part in parts}, {})
 
 
 def _check_readable(manifest: Manifest, plan: CopyPlan) -> None:

@@ -132,7 +132,7 @@ class _Together:
     def run(self, union: Sequence[Span], peers: Peers) -> None:
         """Reads this rank's share of `union` and delivers its wants."""
         rounds = self._planner.deal(union, peers.size)
-        with DataFiles(self._planner.checkpoint) as files:
+        with DataFiles(self._planner.checkpoint.open_data) as files:
             for number in range(len(rounds) + 1):
                 with told_to_all(peers):  # and nobody goes on before all have read, and copied
                     if number == 0:

@@ -107,6 +107,12 @@ def open_new(path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
 
+def open_again(path: Path) -> int:
+    """A descriptor for writing more of a file that `open_new` made."""
+    with naming(path, "opened"):
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
 def close(fd: int) -> None:
     """Closes a descriptor."""
     os.close(fd)
@@ -127,7 +133,8 @@ def free_bytes(folder: Path) -> int:
 
 def may_write(folder: Path) -> bool:
     """Whether names can be added to a folder and removed from it."""
-    return os.access(folder, os.W_OK | os.X_OK)
+    with naming(folder, "looked at"):
+        return os.access(folder, os.W_OK | os.X_OK)
 
 
 def mounts_beneath(folder: Path) -> list[Path]:

@@ -148,8 +148,13 @@ def read_known(folder: Path, name: str, known: FileDigest, max_bytes: int) -> by
     path = real_path(folder, name)
     data = storage.read_small(path, max_bytes)
     if FileDigest.of(data) != known:
-        raise ShardCorrupt(f"{path} is not the file that was saved: its SHA-256 differs from the manifest's.")
+        raise not_as_saved(path)
     return data
+
+
+def not_as_saved(path: Path) -> ShardCorrupt:
+    """The error for a small file that has changed."""
+    return ShardCorrupt(f"{path} is not the file that was saved: its SHA-256 differs from the manifest's.")
 
 
 def _check_header(fd: int, path: Path, known: DataFile) -> None:

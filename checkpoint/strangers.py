@@ -12,27 +12,33 @@ _PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _WEIGHTS: Final = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.msgpack", "*.h5")
 
 
+def own_files(checkpoint: Checkpoint) -> set[str]:
+    """The files that make a checkpoint, relative to its folder; of a Hugging Face folder only weights and index."""
+    if checkpoint.manifest is None:
+        own = {chunk.file for chunks in checkpoint.chunks.values() for chunk in chunks}
+        return own if hf.SINGLE in own else own | {hf.INDEX}
+    parts = checkpoint.parts
+    data = {name for part in parts.values() for name in part.files}
+    return {COMMIT, MANIFEST, *(f"{PARTS}/{name}" for name in parts), *checkpoint.manifest.files, *data}
+
+
 def find_strangers(checkpoint: Checkpoint) -> tuple[list[Problem], list[str]]:
     """Weight files that `transformers` would load instead of the checkpoint's, or besides; and notes about others.
 
     Of a Hugging Face folder, where anything may lie, notes are about weight files alone.
     """
-    path = checkpoint.path
+    path, own = checkpoint.path, own_files(checkpoint)
     if checkpoint.manifest is None:
-        own = {chunk.file for chunks in checkpoint.chunks.values() for chunk in chunks}
-        own |= set() if hf.SINGLE in own else {hf.INDEX}
         others = [name for name in _names(checkpoint, own) if _is_any(name, _WEIGHTS)]
         return [], [f"{path / name} is not read: {_what_counts(own)}." for name in others]
-    own = {COMMIT, MANIFEST, PARTS, *checkpoint.manifest.files}
-    own |= {name for part in checkpoint.parts.values() for name in part.files}
-    others = _names(checkpoint, own)
+    others = _names(checkpoint, own | {PARTS})
     wrong = [name for name in others if hf.is_preferred(name) or (name in _PICKLES and hf.INDEX not in own)]
     problems = [
         Problem(name, f"{path / name} is none of this checkpoint's files, and `transformers` would load it. Remove it.")
         for name in wrong
     ]
-    parts = [f"{PARTS}/{name}" for name in storage.list_names(path / PARTS) if name not in checkpoint.manifest.parts]
-    left = [*(name for name in others if name not in wrong), *parts]
+    parts = [f"{PARTS}/{name}" for name in storage.list_names(path / PARTS)]
+    left = [*(name for name in others if name not in wrong), *(name for name in parts if name not in own)]
     return problems, [f"{path / name} is none of this checkpoint's files." for name in left]
 
 

@@ -62,13 +62,8 @@ def check_target(path: Path, source: Path, force: bool) -> tuple[str, ...]:
             file, a mount point or the current folder; is or is below what is no folder or cannot be written; or it
             holds anything but a checkpoint, or a checkpoint and `force` is not given.
     """
-    if path.name in ("", ".."):
-        raise ConfigError(f"{path} cannot be replaced by a new folder; give the new folder's own name.")
-    _check_place(path)
+    check_place(path)
     _check_apart(path, source)
-    if not os.path.lexists(path):
-        return ()
-    _check_kind(path)
     if not storage.list_names(path):
         return ()
     files = require_replaceable(path)
@@ -82,13 +77,18 @@ def check_target(path: Path, source: Path, force: bool) -> tuple[str, ...]:
     return files
 
 
-def _check_place(path: Path) -> None:
+def check_place(path: Path) -> None:
+    """Raises ConfigError where a new folder cannot get its name, for what is there or above; not if it is a folder."""
+    if path.name in ("", ".."):
+        raise ConfigError(f"{path} cannot be replaced by a new folder; give the new folder's own name.")
     above = _nearest(path)
     if not above.is_dir():
-        kind = "a link that leads nowhere" if above.is_symlink() else "no folder"
+        kind = "a link that leads nowhere" if above.is_symlink() else "a file"
         raise ConfigError(f"{above} is {kind}, so {path} cannot be made; name another folder.")
     if not storage.may_write(above):
         raise ConfigError(f"{above} cannot be written by this user, so {path} cannot be made; name another folder.")
+    if os.path.lexists(path):
+        _check_kind(path)
 
 
 def _check_apart(path: Path, source: Path) -> None:

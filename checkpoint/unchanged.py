@@ -1,16 +1,27 @@
 """Which files of a copy are there already at its source, byte for byte: a hard link does for those."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
-from ..core.errors import CheckpointError, ConfigError
+from ..core.errors import ConfigError
 from . import storage
 from .chunk import Chunk, DataFile, Part
 from .plan import CopyPlan
 from .reader import Checkpoint
 from .writer import PlannedFile
+
+_UNLINKABLE: Final[Mapping[int | None, str]] = MappingProxyType(
+    {
+        errno.EXDEV: "they are on different file systems",
+        errno.EPERM: "the file system has no links, or the file is another user's",
+        errno.EOPNOTSUPP: "the file system has no links",
+        errno.EMLINK: "it has as many names as it may have",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +68,14 @@ def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple
     return _without(plan, links), tuple(links)
 
 
-def add_links(parts: Sequence[Part], links: Sequence[Link], source: Checkpoint, target: Path) -> list[Part]:
-    """Makes the links in the folder `target`; every writer's part with those among its files."""
+def make_links(links: Sequence[Link], source: Checkpoint, target: Path) -> None:
+    """Makes the links in the folder `target`; ConfigError where that cannot be."""
     for link in links:
         link_file(source.data_path(link.source), target / link.file.name)
+
+
+def add_linked(parts: Sequence[Part], links: Sequence[Link]) -> list[Part]:
+    """Every writer's part with its links among its files."""
     result = []
     for part in parts:
         mine = [link for link in links if link.writer == part.writer]
@@ -71,13 +86,15 @@ def add_links(parts: Sequence[Part], links: Sequence[Link], source: Checkpoint, 
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Gives a file a second name; CheckpointError where that is on another file system."""
+    """Gives a file a second name; ConfigError where that cannot be, as on another file system."""
     try:
         storage.link(source, target)
     except OSError as error:
-        if error.errno != errno.EXDEV:
+        if error.errno not in _UNLINKABLE:
             raise
-        raise CheckpointError(f"{source} and {target} are on different file systems; leave out --link.") from error
+        raise ConfigError(
+            f"{source} cannot be linked as {target}: {_UNLINKABLE[error.errno]}; leave out --link."
+        ) from error
 
 
 def _without(plan: CopyPlan, links: Sequence[Link]) -> CopyPlan:

@@ -122,14 +122,14 @@ def _plan_file(
 class ChunkWriter:
     """Writes one entry's bytes front to back and takes their checksums."""
 
-    def __init__(self, disk: DirectWriter, fd: int, file: str, entry: PlannedEntry) -> None:
+    def __init__(self, disk: DirectWriter, file: str, entry: PlannedEntry) -> None:
         self.entry = entry
-        self._disk, self._fd, self._file, self._at = disk, fd, file, entry.begin
+        self._disk, self._file, self._at = disk, file, entry.begin
         self._crcs = BlockCrcs()
 
-    def write(self, data: memoryview) -> None:
-        """Appends bytes; `data` is flat, of bytes."""
-        self._disk.pwrite(self._fd, data, self._at)
+    def write(self, fd: int, data: memoryview) -> None:
+        """Appends bytes to the file, open as `fd`; `data` is flat, of bytes."""
+        self._disk.pwrite(fd, data, self._at)
         self._crcs.update(data)
         self._at += len(data)
 
@@ -171,8 +171,8 @@ def write_part(
         try:
             storage.pwrite(fd, memoryview(file.header), 0)
             for entry in file.entries:
-                out = ChunkWriter(disk, fd, file.name, entry)
-                out.write(_bytes_of(values[entry.owned], entry))
+                out = ChunkWriter(disk, file.name, entry)
+                out.write(fd, _bytes_of(values[entry.owned], entry))
                 chunks.append(out.finish())
             storage.fsync(fd)
         finally:

@@ -1,19 +1,15 @@
-"""What commands share: JSON output, sizes as options, a clean end. Progress and words for sizes: core/progress.py."""
+"""What commands share: JSON output, sizes as options. Progress and words for sizes: core/progress.py."""
 
 import json
 import re
-import signal
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType, MappingProxyType
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import click
 
 from ..core.errors import ConfigError
 
-EXIT_TERMINATED: Final = 1
 _FACTORS: Final[Mapping[str, int]] = MappingProxyType(
     {"": 1, "b": 1}
     | {f"{prefix}ib": 1 << 10 * power for power, prefix in enumerate("kmgtp", start=1)}
@@ -21,20 +17,6 @@ _FACTORS: Final[Mapping[str, int]] = MappingProxyType(
     | {f"{prefix}b": int(f"1{'000' * power}") for power, prefix in enumerate("kmgtp", start=1)}
 )
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
-
-
-@contextmanager
-def sigterm_unwinds() -> Iterator[None]:
-    """Within, SIGTERM unwinds the command as Ctrl-C does, which cleans up, and ends it quietly with exit code 1."""
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(EXIT_TERMINATED)
 
 
 def print_json(document: Any) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from ..core.progress import format_bytes, format_seconds, progress_bar
-from .common import sigterm_unwinds
 
 
 @click.group(epilog="Example: tk data prepare books/ more.jsonl --tokenizer tokenizer --out tokens")
@@ -43,7 +42,7 @@ def prepare(inputs: tuple[str, ...], tokenizer_folder: str, out: Path, force: bo
     tokenizer = Tokenizer.from_folder(tokenizer_folder)
     corpus = find_corpus(inputs)
     start = time.monotonic()
-    with sigterm_unwinds(), progress_bar("tokenizing", corpus.num_bytes, show=format_bytes) as bar:
+    with progress_bar("tokenizing", corpus.num_bytes, show=format_bytes) as bar:
         tokens = prepare_tokens(corpus.documents(bar.advance), tokenizer, out, replaceable)
     if corpus.skipped:
         click.echo(f"skipped {len(corpus.skipped)} files that are no UTF-8 text, {corpus.skipped[0]} first", err=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.errors import ConfigError
-from .common import print_json, sigterm_unwinds
+from .common import print_json
 
 if TYPE_CHECKING:
     from ..infer.client import Client
@@ -40,7 +40,7 @@ def generate(source: str, prompt: str | None, as_json: bool, **sampling: Any) ->
 
     params = SamplingParams(**sampling)
     text = _read_stdin() if prompt is None else prompt
-    with sigterm_unwinds(), _opened(source) as model:
+    with _opened(source) as model:
         if as_json:
             [completion] = model.generate(text, params)
             print_json(_document(text, completion, model.model_info()))

@@ -22,10 +22,15 @@ EXIT_INTERRUPTED: Final = 130
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """Where a command lives ("module:function") and what its line in `tk --help` says."""
+    """Where a command lives ("module:function") and what its line in `tk --help` says.
+
+    Attributes:
+        unwinds: whether SIGTERM and SIGHUP unwind it as Ctrl-C does; else it decides on signals itself.
+    """
 
     target: str
     summary: str
+    unwinds: bool = True
 
     def load(self) -> click.Command:
         module, function = self.target.split(":")
@@ -36,9 +41,9 @@ class CommandEntry:
 COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
     {
         "demo": CommandEntry("tk.cli.demo:demo", "The whole story on this machine, from text to a served model."),
-        "train": CommandEntry("tk.cli.train:train", "Train a model, on one rank or many."),
+        "train": CommandEntry("tk.cli.train:train", "Train a model, on one rank or many.", unwinds=False),
         "data": CommandEntry("tk.cli.data:data", "Turn text into token files."),
-        "tokenizer": CommandEntry("tk.cli.tokenizer:tokenizer", "Train a byte-level BPE tokenizer."),
+        "tokenizer": CommandEntry("tk.cli.tokenizer:tokenizer", "Train a byte-level BPE tokenizer.", unwinds=False),
         "plan": CommandEntry("tk.cli.plan:plan", "Show the memory, waiting and traffic of a run before it starts."),
         "plot": CommandEntry("tk.cli.plot:plot", "Draw the loss, rate, gradient norm and speed of runs."),
         "doctor": CommandEntry("tk.cli.doctor:doctor", "Show what this machine has and what is missing."),
@@ -109,7 +114,12 @@ class LazyGroup(click.Group):
             nearest = get_close_matches(name, self.table, n=1)
             hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Commands: {', '.join(self.table)}."
             raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        if name in self.table and self.table[name].unwinds:
+            from .signals import signals_unwind
+
+            ctx.with_resource(signals_unwind())
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -126,7 +136,8 @@ def command_group(table: Mapping[str, CommandEntry] = COMMANDS) -> LazyGroup:
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Train a language model over many devices, reshard its checkpoint, serve it over gRPC.",
         epilog="Example: tk demo --out demo\n\n"
-        "Exit codes: 0 done, 1 failed, 2 wrong usage or config, 3 checkpoint unusable, 130 interrupted.",
+        "Exit codes: 0 done, 1 failed or ended by SIGTERM or SIGHUP, 2 wrong usage or config, 3 checkpoint unusable, "
+        "130 interrupted.",
     )
     return version(group)
 

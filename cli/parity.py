@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ..core.progress import progress_bar
-from .common import print_json, sigterm_unwinds
+from .common import print_json
 
 if TYPE_CHECKING:
     from ..train.parity.judge import Result
@@ -58,7 +58,7 @@ def parity(
     """Train a small model (or CONFIG's) at many layouts, and compare loss, gradient norm and first gradients with one
     process. Exit code 1 where a layout differs by more than rounding.
     """
-    with sigterm_unwinds(), tempfile.TemporaryDirectory(prefix="tk-parity-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="tk-parity-") as scratch:
         subject = _subject(config, Path(scratch), steps, precision)
         chosen, words = _choose(layouts, subject, nproc, dry_run)
         if dry_run:

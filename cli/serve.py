@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import ByteSize, sigterm_unwinds
+from .common import ByteSize
 
 if TYPE_CHECKING:
     from ..infer.events import ModelInfo
@@ -67,7 +67,7 @@ def serve(
     check_address(server_options)
     given = {name: value for name, value in engine_values.items() if value is not None}
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with sigterm_unwinds(), closing(Engine.start(EngineOptions(checkpoint, **given), on_plan=_show)) as engine:
+    with closing(Engine.start(EngineOptions(checkpoint, **given), on_plan=_show)) as engine:
         orderly = serve_until_signal(engine, server_options, on_ready=lambda address: click.echo(f"ready {address}"))
     if not orderly:
         click.get_current_context().exit(EXIT_INTERRUPTED)

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ..core.progress import format_bytes, format_seconds, progress_bar
-from .common import sigterm_unwinds
+from .signals import signals_unwind
 
 
 @click.group(epilog="Example: tk tokenizer train books/ --vocab-size 8192 --out tokenizer")
@@ -41,7 +41,7 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> N
     start = time.monotonic()
     with progress_bar("training the tokenizer", corpus.num_bytes, show=format_bytes) as bar:
         learned = learn_byte_level_bpe(corpus.texts(bar.advance), vocab_size)
-    with sigterm_unwinds():
+    with signals_unwind():  # learning makes nothing to clean up and hears no signal that Python handles
         trained = write_byte_level_bpe(learned, out, replaceable)
     if corpus.skipped:
         click.echo(f"skipped {len(corpus.skipped)} files that are no UTF-8 text, {corpus.skipped[0]} first", err=True)

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tk.tests.checkpoint.crashing import SCENARIOS, Scenario, write_pages_directly
+from tk.tests.checkpoint.crashing import SCENARIOS, Scenario, act_as_if_large
 from tk.tests.checkpoint.faults import AtOperation, kill, watched
 
 
@@ -39,7 +39,7 @@ def run_child(scenario: Scenario, folder: Path, index: int) -> tuple[int, int]:
 
 def main() -> None:
     """Operation after operation, until the scenario ends by itself."""
-    write_pages_directly()
+    act_as_if_large()
     scenario, folder = SCENARIOS[sys.argv[1]], Path(sys.argv[2])
     scenario.prepare(folder / "before")
     index = 0

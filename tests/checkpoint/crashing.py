@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tk.checkpoint import Checkpoint, RunFolder, direct_writer, export_links, reshard
+from tk.checkpoint import Checkpoint, RunFolder, data_files, direct_writer, export_links, reshard
 from tk.checkpoint.save_job import SaveJob
 from tk.core import dtypes
 from tk.core.layout import Layout, Owned
@@ -27,9 +27,11 @@ ALLOWED = re.compile(r"step-\d{8}|LOCK|LATEST")
 Report = Callable[[int], None]
 
 
-def write_pages_directly() -> None:
-    """Has pages as few as these tensors have written past the page cache, as those of large tensors are."""
-    setattr(direct_writer, "SMALLEST", direct_writer.PAGE)  # noqa: B010 - a constant to all others
+def act_as_if_large(set_to: Callable[[object, str, object], None] = setattr) -> None:
+    """Has pages as few as these tensors have written past the page cache, and files closed and opened again, as those
+    of large checkpoints are."""
+    set_to(direct_writer, "SMALLEST", direct_writer.PAGE)
+    set_to(data_files, "max_open", lambda: 2)
 
 
 def values_of(step: int) -> Callable[[Owned], dtypes.Array]:

@@ -17,7 +17,8 @@ from tk.checkpoint import locks, storage
 
 # What changes a disk, and what only looks or is made of these. A test holds that every function is in one of the lists.
 CHANGES = (
-    "open_new", "pwrite", "fsync", "fsync_dir", "rename", "exchange", "link", "make_dir", "remove_file", "remove_dir",
+    "open_new", "open_again", "pwrite", "fsync", "fsync_dir", "rename", "exchange", "link", "make_dir", "remove_file",
+    "remove_dir",
 )  # fmt: skip
 LOOKS = (
     "open_read", "close", "closing", "file_size", "pread", "list_names", "reading", "read_exact", "read_small",
@@ -158,7 +159,7 @@ class Disk:
         result = operation(*arguments)
         if name == "pwrite":
             arguments = (arguments[0], bytes(arguments[1]), arguments[2])
-        self.log.append((name, (*arguments, result) if name == "open_new" else arguments))
+        self.log.append((name, (*arguments, result) if name in ("open_new", "open_again") else arguments))
         return result
 
     @contextmanager
@@ -193,6 +194,11 @@ class Disk:
     def _open_new(self, path: Path, fd: int) -> None:
         self._files[fd] = File([b""])
         self._folder(path.parent).change(**{path.name: self._files[fd]})
+
+    def _open_again(self, path: Path, fd: int) -> None:
+        node = self._node(path)
+        assert isinstance(node, File)
+        self._files[fd] = node
 
     def _close(self, fd: int) -> None:
         self._files.pop(fd, None)

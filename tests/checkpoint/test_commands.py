@@ -1,11 +1,13 @@
 """The four commands, as a user meets them: output, exit codes, nothing half-written, no torch."""
 
+import errno
 import json
 import os
 import re
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,111 @@ def test_a_target_without_room(
     assert main(["reshard", str(step), str(tmp_path / "new"), "--tp", "1"]) == 1
     assert "2 KiB are free there" in " ".join(capsys.readouterr().err.split())
     assert sorted(os.listdir(tmp_path)) == ["run"]
+
+
+def test_few_files_are_open_at_once(step: Path, tmp_path: Path) -> None:
+    """32 files are written where a process may have 24 open."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+
+    command = [sys.executable, "-m", "tk", "reshard", str(step), str(tmp_path / "new"), "--tp", "4", "--pp", "2"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=limit)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "new").glob("*.safetensors"))) == 32
+    assert Checkpoint.open(tmp_path / "new").verify().ok
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK], ids=errno.errorcode.get)
+def test_links_that_cannot_be_are_refused_before_the_copy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    source = save_step(tmp_path / "run", TABLE, Layout())
+    monkeypatch.setattr(storage, "link", refuse)
+    monkeypatch.setattr(storage, "open_new", lambda path: pytest.fail(f"{path} is written"))
+    for command in (["reshard", "--tp", "1", "--dtype", "fp16"], ["export"]):
+        assert main([*command, str(source), str(tmp_path / "new"), "--link"]) == 2
+        assert "leave out --link" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["run"]
+
+
+def _odd_name(folder: Path) -> None:
+    (folder / "my notes.txt").write_text("")
+
+
+def _dangling(folder: Path) -> None:
+    (folder / "vocab.txt").symlink_to("nowhere")
+
+
+def _pipe(folder: Path) -> None:
+    os.mkfifo(folder / "vocab.txt")
+
+
+def _folder(folder: Path) -> None:
+    (folder / "vocab.json").mkdir()
+
+
+def _too_large(folder: Path) -> None:
+    (folder / "vocab.txt").touch()
+    os.truncate(folder / "vocab.txt", 2**29)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_odd_name, "'my notes.txt' is not a plain file name, so it is refused. Rename it"),
+        (_dangling, "nowhere"),
+        (_pipe, "not a regular file"),
+        (_folder, "not a regular file"),
+        (_too_large, "at most"),
+    ],
+)
+def test_side_files_that_cannot_be_taken_along_are_refused_before_the_copy(
+    step: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], None],
+    message: str,
+) -> None:
+    assert main(["export", str(step), str(tmp_path / "hf"), "--plain"]) == 0
+    spoil(tmp_path / "hf")
+    assert main(["export", str(tmp_path / "hf"), str(tmp_path / "new"), "--dry-run"]) == 3
+    assert message in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["hf", "run"]
+
+
+def test_side_files_are_counted_streamed_and_checked(
+    step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["export", str(step), str(tmp_path / "hf"), "--plain"]) == 0
+    data = os.urandom(5 * 2**20)
+    (tmp_path / "hf" / "vocab.txt").write_bytes(data)
+    (tmp_path / "hf" / ".hidden.json").write_text("{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "free_bytes", lambda folder: 5 * 2**20)
+        assert main(["export", str(tmp_path / "hf"), str(tmp_path / "new")]) == 1
+    assert "5 MiB are free there" in " ".join(capsys.readouterr().err.split())
+    pread, most = storage.pread, [0]
+
+    def watched(fd: int, buffer: memoryview, offset: int, once: bool = False) -> int:
+        most.append(len(buffer))
+        return pread(fd, buffer, offset, once)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "pread", watched)
+        assert main(["export", str(tmp_path / "hf"), str(tmp_path / "new")]) == 0
+    assert max(most) <= 2**20
+    assert (tmp_path / "new" / "vocab.txt").read_bytes() == data
+    assert not (tmp_path / "new" / ".hidden.json").exists()
+    assert Checkpoint.open(tmp_path / "new").verify().ok
+    (tmp_path / "new" / "vocab.txt").write_bytes(data[::-1])
+    assert main(["reshard", str(tmp_path / "new"), str(tmp_path / "newer"), "--tp", "1"]) == 3
+    assert "vocab.txt is not the file that was saved" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["hf", "new", "run"]
 
 
 def test_a_file_that_cannot_be_written_is_named(step: Path, tmp_path: Path) -> None:

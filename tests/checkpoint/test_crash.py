@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from tk.checkpoint import direct_writer, storage
+from tk.checkpoint import storage
 from tk.core.errors import TkError
 from tk.tests.checkpoint import crash_job, random_kill_job
-from tk.tests.checkpoint.crashing import SCENARIOS, Scenario
+from tk.tests.checkpoint.crashing import SCENARIOS, Scenario, act_as_if_large
 from tk.tests.checkpoint.faults import CHANGES, LOOKS, MADE_OF_CHANGES, AtOperation, Disk, Survives, watched
 
 RANDOM_KILLS = int(os.environ.get("TK_RANDOM_KILLS", "5"))
@@ -30,8 +30,8 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.p
 
 
 @pytest.fixture(autouse=True)
-def whole_pages_written_directly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_writer, "SMALLEST", direct_writer.PAGE)
+def small_steps_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    act_as_if_large(monkeypatch.setattr)
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path | str], str]] = {
     "a link to an empty folder": (_link_to("empty"), r"is a link \(to empty\)"),
     "a dangling link": (_link_to("nowhere"), r"is a link \(to nowhere\)"),
     "a link loop": (_link_to("link"), r"is a link \(to link\)"),
-    "beneath a file": (_beneath("theirs/thesis.txt"), r"thesis\.txt is no folder"),
+    "beneath a file": (_beneath("theirs/thesis.txt"), r"thesis\.txt is a file"),
     "beneath a dangling link": (_beneath("link"), "leads nowhere"),
     "the source": (lambda place: place / "run" / "step-00000001", "is the source"),
     "inside the source": (lambda place: place / "run" / "step-00000001" / "new", "inside the source"),

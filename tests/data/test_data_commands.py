@@ -71,16 +71,22 @@ def test_refusals(
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
-def test_sigterm_leaves_nothing_behind(byte_level_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_behind(byte_level_folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     words = ["data", "prepare", "stdlib", "--tokenizer", str(byte_level_folder), "--out", str(tmp_path / "tokens")]
-    process = subprocess.Popen([sys.executable, "-m", "tk", *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tk", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # under nohup it is ignored
+    )
     try:
         deadline = time.monotonic() + 60
         while not list(tmp_path.iterdir()):
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.002)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, stderr = process.communicate(timeout=60)
     finally:
         process.kill()

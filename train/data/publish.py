@@ -7,15 +7,17 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ...checkpoint.target import check_place
 from ...core.errors import ConfigError
 
 
 def refuse_existing(path: Path, replaceable: Collection[str] = ()) -> None:
-    """Raises ConfigError unless `path` is free, an empty folder, or one that holds nothing but `replaceable` names."""
-    nearest = next(each for each in (path, *path.absolute().parents) if each.exists())
-    if not nearest.is_dir():
-        raise ConfigError(f"{nearest} is a file: {path} cannot be a folder; name one that is to be made.")
-    if nearest != path:
+    """Raises ConfigError unless `path` is free, an empty folder, or one that holds nothing but `replaceable` names.
+
+    Also where no folder can get that name, see `check_place`.
+    """
+    check_place(path)
+    if not path.exists():
         return
     names = {entry.name for entry in path.iterdir()}
     foreign = sorted(names - set(replaceable))

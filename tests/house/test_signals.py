@@ -1,0 +1,84 @@
+"""Ended by a signal, a command leaves nothing half-made behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tk.cli.main import COMMANDS
+from tk.cli.signals import signals_unwind
+from tk.core.layout import Layout
+from tk.tests.checkpoint.saving import llama_table, save_step
+
+SLOWLY = """
+import sys, time
+from tk.checkpoint import storage
+from tk.cli.main import main
+write, remove = storage.pwrite, storage.remove_file
+def write_one(*arguments):
+    write(*arguments)
+    print("writing", flush=True)
+    time.sleep(60)
+def remove_slowly(path):
+    print("removing", flush=True)
+    time.sleep(0.05)
+    remove(path)
+storage.pwrite, storage.remove_file = write_one, remove_slowly
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "command"),
+    [
+        (signal.SIGTERM, 1, "reshard --tp 1"),
+        (signal.SIGHUP, 1, "export"),
+        (signal.SIGINT, 130, "export --plain"),
+    ],
+)
+def test_a_target_in_the_making_is_removed(tmp_path: Path, number: signal.Signals, code: int, command: str) -> None:
+    """Also where a second signal comes while it is."""
+    save_step(tmp_path / "run", llama_table(layers=1), Layout(tp=2))
+    name, *options = command.split()
+    words = [name, str(tmp_path / "run"), str(tmp_path / "new"), *options]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOWLY, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL if code == 1 else signal.default_int_handler),
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "writing\n"
+        assert len(os.listdir(tmp_path)) == 2
+        process.send_signal(number)
+        while process.stdout.readline() not in ("removing\n", ""):
+            pass
+        if code == 1:
+            process.send_signal(number)
+        assert process.wait(60) == code
+    finally:
+        process.kill()
+        process.communicate()
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_unwind():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            with pytest.raises(SystemExit, match="1"):
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_every_command_unwinds_but_those_that_hear_signals_themselves() -> None:
+    """`tk train` saves on them; nothing is there to clean up while a tokenizer learns, and nothing would hear them."""
+    assert {name for name, entry in COMMANDS.items() if not entry.unwinds} == {"train", "tokenizer"}
