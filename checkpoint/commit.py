@@ -1,6 +1,7 @@
 """What rank 0 does once all ranks have written their parts: check, write manifest and COMMIT, make the step visible."""
 
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,9 @@ from .stored_parts import check_sizes
 from .writer import part_name
 
 _MAX_POLL_SECONDS: Final = 0.5
+_TOLD_AFTER: Final = 30.0  # seconds of waiting
+
+_log = logging.getLogger(__name__)
 
 
 def commit(
@@ -65,25 +69,30 @@ def commit(
     manifest = Manifest(step, layout, stored, aliases, tuple(param_groups), resume or {})
     parts = wait_for_parts(folder, layout.world_size, timeout)
     seal(folder, manifest, parts, side_files or {})
+    run = LockedRun(folder.parent, folder.name.rsplit("-", 1)[1])
+    run.require_lock()
     publish(folder, final)
-    LockedRun(folder.parent, folder.name.rsplit("-", 1)[1]).point_latest(step)
+    run.point_latest(step)
     return final
 
 
 def wait_for_parts(folder: Path, num_writers: int, timeout: float) -> dict[str, bytes]:
     """The content of every writer's part, once all are there; ShardMissing, naming them, if some stay away."""
     wanted = [part_name(writer) for writer in range(num_writers)]
-    deadline, pause = time.monotonic() + timeout, 0.01
+    begun, pause, told = time.monotonic(), 0.01, False
     while True:
         missing = set(wanted) - set(storage.list_names(folder / PARTS))
         if not missing:
             return {name: storage.read_small(folder / PARTS / name, MAX_PART) for name in wanted}
-        if time.monotonic() > deadline:
-            named = ", ".join(sorted(missing)[:8])
+        waited, named = time.monotonic() - begun, ", ".join(sorted(missing)[:8])
+        if waited > timeout:
             raise ShardMissing(
                 f"{folder}: after {timeout:.0f} s {len(missing)} of {num_writers} writers have not finished: {named}. "
                 f"The step is not committed; look at the logs of those ranks."
             )
+        if waited > _TOLD_AFTER and not told:
+            told = True
+            _log.warning("%s: waiting for %d of %d writers: %s.", folder, len(missing), num_writers, named)
         time.sleep(pause)
         pause = min(2 * pause, _MAX_POLL_SECONDS)  # a shared file system is not to be asked 100 times a second for long
 

@@ -94,8 +94,8 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
         CheckpointError: there is no cast to the dtype, more tensors than a reader would accept, or a side file of the
             source that cannot be taken along.
     """
-    check_target_name(Path(target), None if options.plain else source.step)
     check_target(Path(target), source.path, options.force)
+    check_target_name(Path(target), None if options.plain else source.step)
     layout = options.layout
     if layout.dp > 1 or layout.zero:
         raise ConfigError("A reshard's target has no data parallelism or ZeRO: any run reads any checkpoint.")

@@ -1,10 +1,6 @@
 """A run folder: its steps, which of them count, the lock that keeps a second writer out, and pruning."""
 
-import json
 import math
-import os
-import socket
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,14 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from ..core.errors import CheckpointError, DamagedCheckpoint
-from . import locks, storage
+from . import storage
 from .manifest import MANIFEST
 from .reader import Checkpoint
+from .run_lock import LOCK, require_lock, run_lock
 from .step_names import attempt_of, is_misnamed, new_attempt, step_aside, step_name, step_of
 
-LOCK: Final = "LOCK"
 LATEST: Final = "LATEST"
-_LAST_BREATH_SECONDS: Final = 10.0  # that the writer of a killed job may need to be gone too
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,50 +70,34 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator["LockedRun"]:
-        """Keeps other writing jobs out while inside; makes the folder, and clears what dead attempts left.
-
-        The lock is the kernel's, so a dead job's is free once its last writing process is gone; the file's content
-        says who holds it.
+        """Keeps other writing jobs out while inside (see run_lock.py); makes the folder, and clears what dead attempts
+        left.
 
         Raises:
             CheckpointError: another job holds it.
+            StorageError: the folder cannot be written.
         """
         storage.make_dirs(self.path)
-        fd = self._try_lock()
-        if fd is None:
-            raise CheckpointError(
-                f"{self.path} is in use by another job: {self._holder()}. One job at a time writes to a run folder; "
-                f"stop that one or use another folder."
-            )
-        try:
-            attempt = new_attempt()
-            holder = {"host": socket.gethostname(), "pid": os.getpid(), "attempt": attempt}
-            storage.overwrite(fd, json.dumps(holder).encode())
+        attempt = new_attempt()
+        with run_lock(self.path, attempt) as fd:
             run = LockedRun(self.path, attempt, fd)
             run.clear_leftovers()
             yield run
-        finally:
-            storage.close(fd)
 
-    def _try_lock(self) -> int | None:
-        """The lock's descriptor; None if a living job has it. That of a dead one is waited for a moment."""
-        deadline = time.monotonic() + _LAST_BREATH_SECONDS
-        while (fd := locks.lock_exclusive(self.path / LOCK)) is None:
-            if not self._holder_is_dead() or time.monotonic() > deadline:
-                return None
-            time.sleep(0.01)
-        return fd
 
-    def _holder_is_dead(self) -> bool:
-        try:
-            note = json.loads(self._holder())
-            return note["host"] == socket.gethostname() and not Path(f"/proc/{int(note['pid'])}").exists()
-        except (ValueError, TypeError, KeyError):
-            return False
+@contextmanager
+def holding(target: Path) -> Iterator[None]:
+    """Holds the lock of the run of which a new folder becomes a step, while inside; of nothing for other folders.
 
-    def _holder(self) -> str:
-        note = storage.read_small(self.path / LOCK, 4096).decode(errors="replace")
-        return note if note.isprintable() else "unknown"
+    Raises:
+        CheckpointError: a job holds it.
+    """
+    run = RunFolder(target.parent)
+    if step_of(target.name) is None or not (storage.exists(run.path / LOCK) or run.steps()):
+        yield
+        return
+    with run.lock():
+        yield
 
 
 class LockedRun(RunFolder):
@@ -142,6 +121,7 @@ class LockedRun(RunFolder):
         Raises:
             CheckpointError: a good checkpoint is there; it is never overwritten.
         """
+        self.require_lock()
         final = self.path / step_name(step)
         if storage.exists(final):
             try:
@@ -154,6 +134,10 @@ class LockedRun(RunFolder):
         storage.make_dirs(folder)
         return folder
 
+    def require_lock(self) -> None:
+        """Raises CheckpointError where another job has taken the lock: nothing is published, moved or removed then."""
+        require_lock(self.path, self.attempt)
+
     def clear_leftovers(self) -> None:
         """Removes what saves and prunings of dead attempts left: none but the lock's holder can be alive."""
         for name in storage.list_names(self.path):
@@ -162,6 +146,7 @@ class LockedRun(RunFolder):
 
     def set_aside(self, steps: Iterable[int]) -> None:
         """Moves steps that were found damaged to `step-N.bad-ATTEMPT`, the newest first."""
+        self.require_lock()
         for step in sorted(steps, reverse=True):
             path = self.path / step_name(step)
             storage.rename(path, path.with_name(f"{path.name}.bad-{self.attempt}"))
@@ -172,6 +157,7 @@ class LockedRun(RunFolder):
 
         The newest goes first, so that a crash between leaves a run that ends at a step of its own.
         """
+        self.require_lock()
         newer = [path for number, path in reversed(self.steps()) if number > step]
         if not newer:
             return None
@@ -200,6 +186,7 @@ class LockedRun(RunFolder):
         Returns:
             The folders removed, oldest first.
         """
+        self.require_lock()
         left, old = max(keep, 1), []
         for step, path in reversed(self.steps()):
             if left == 0 and keep_every and step % keep_every == 0:

@@ -55,13 +55,17 @@ def check_step_name(folder: Path, step: int) -> None:
 
 
 def check_target_name(target: Path, step: int | None) -> None:
-    """Raises ConfigError where a run would take a new folder for what it is not: another step, or a dead job's rest.
+    """Raises ConfigError where a run would take a new folder for what it is not, another step or a dead job's rest, or
+    would remove it with the step that it lies in.
 
     Args:
         step: what the folder will hold; None for a plain one, which is no step.
     """
     if attempt_of(target.name) is not None:
         raise ConfigError(f"{target}: a run removes folders of such a name when it starts; name the target otherwise.")
+    for above in target.absolute().parents:
+        if _STEP.fullmatch(above.name) or attempt_of(above.name) is not None:
+            raise ConfigError(f"{target} lies inside {above}, which a run removes whole one day; name one outside.")
     right = None if step is None else step_name(step)
     if _STEP.fullmatch(target.name) and target.name != right:
         held = f"step {step}, whose name is {right}" if right else "no step of a run"

@@ -275,7 +275,7 @@ def remove_tree(path: Path) -> None:
     if found is None or not stat.S_ISDIR(found.st_mode):
         remove_file(path)
         return
-    for pause in (*_PAUSES, None):
+    for pause in (*_PAUSES, 0.5, 1.0, 2.0, None):
         for name in list_names(path):
             remove_tree(path / name)
         try:
@@ -306,13 +306,6 @@ def list_names(path: Path) -> list[str]:
     """Names in a folder, sorted; none if there is no such folder."""
     with naming(path, "listed"):
         return sorted(_find(path, lambda: os.listdir(path)) or ())
-
-
-def overwrite(fd: int, data: bytes) -> None:
-    """Replaces the content of an open file in place; only for the lock, whose content is a note to people."""
-    with naming(fd, "written"):
-        os.ftruncate(fd, 0)
-    pwrite(fd, memoryview(data), 0)
 
 
 @contextmanager

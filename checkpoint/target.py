@@ -18,6 +18,7 @@ from ..core.errors import CheckpointError, ConfigError, TkError
 from ..core.progress import format_bytes
 from . import locks, storage
 from .replaceable import remove_replaced, require_replaceable
+from .run_folder import holding
 from .step_names import new_attempt
 
 _LONGEST: Final = 200  # bytes of a name to which an ending may be added
@@ -40,12 +41,13 @@ def new_folder(path: Path, source: Path, force: bool, num_bytes: int = 0) -> Ite
     Raises:
         ConfigError: see `check_target`; or another job is writing `path`.
         TkError: there is no room for it.
-        CheckpointError: `path` has been taken meanwhile; the message says where the new folder is.
+        CheckpointError: `path` has been taken meanwhile; the message says where the new folder is. Or it is a step of a
+            run in which a job writes.
     """
     check_target(path, source, force)
     _require_room(path, num_bytes)
     attempt = new_attempt()
-    with _locked_aside(path, attempt) as aside:
+    with holding(path), _locked_aside(path, attempt) as aside:
         try:
             yield aside
         except BaseException:

@@ -25,7 +25,7 @@ LOOKS = (
     "_preadv", "free_bytes", "set_direct", "may_write", "mounts_beneath", "exists", "is_dir", "is_link", "_status",
     "_find", "_is_absent", "_closing_on_error",
 )  # fmt: skip
-MADE_OF_CHANGES = ("make_dirs", "remove_tree", "swap", "overwrite", "write_small", "replace_small")
+MADE_OF_CHANGES = ("make_dirs", "remove_tree", "swap", "write_small", "replace_small")
 
 Operation: TypeAlias = Callable[..., Any]
 

@@ -77,6 +77,13 @@ HELD = {
     "`crc`:": [BY_HAND, BLOCKS],
     '`format` ("tk")': [BY_HAND, "broken:hostile_manifests"],
     "A run folder holds": ["run_folder:a_second_writer_is_refused_by_name", "run_folder:what_was_saved_is_there"],
+    "Its content names the holder": ["run_lock:a_living_job_of_another_host_keeps_others_out"],
+    "Where it names a job": [
+        "run_lock:a_living_job_of_another_host_keeps_others_out",
+        "run_lock:a_dead_job_of_another_host_is_followed_once_it_was_silent",
+    ],
+    "Two readings of that time": ["run_lock:a_dead_job_of_another_host_is_followed_once_it_was_silent"],
+    "Before it publishes, moves": ["run_lock:a_job_that_lost_its_lock_publishes_and_removes_nothing"],
     "Before a save is written, ranks": [
         "train/saving:drift_ends_the_job_and_names_tensor_and_ranks",
         "train/saving:drift_that_is_found_late_leaves_nothing",
@@ -127,6 +134,7 @@ HELD = {
         "crash:killed_at_every_operation",
         "hostile_folders:two_jobs_at_once_to_one_target",
     ],
+    "Where the target is a step of a run": ["run_lock:a_copy_takes_the_lock_of_the_run_that_gets_it"],
     "`--force` replaces a folder only": [HOSTILE],
     "Anything else is named": [HOSTILE, "hostile_folders:mount_points_are_refused"],
     "The same is asked again": [
