@@ -37,7 +37,16 @@ COMPUTE: dict[str, set[str]] = {
         "passes",
         "stages",
     }
-    | {"trainer", "launch.attempt", "launch.flight_recorder", "launch.worker", "parity.measure", "pipeline.executor"}
+    | {
+        "trainer",
+        "launch.attempt",
+        "launch.flight_recorder",
+        "launch.worker",
+        "parity.foreign",
+        "parity.gradients",
+        "parity.measure",
+    }
+    | {"pipeline.executor"}
     | {"records.metrics"}
     | {"records.step_log", "records.step_profiler", "saving.replica_check", "saving.run_state", "saving.saver"}
     | {"saving.snapshot", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}

@@ -52,26 +52,38 @@ def everything(subject: Subject) -> Matrix:
 
 
 def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matrix) -> None:
-    sizes = [len(values) for values in AXES.values()]
-    assert everything.num_combinations == 3 * 3 * 2 * 4 * 4 * 2 * 3 * 2 * 3
-    assert len(sizes) == 9
+    foreign = 3 * 4 * 3  # dp, ZeRO stages, shard sizes
+    assert everything.num_combinations == 3 * 3 * 3 * 4 * 4 * 3 * 2 * 3 * 2 * 3 + foreign
+    assert len(AXES) == 11
     assert len(set(everything.layouts)) == len(everything.layouts)
-    # By hand. (tp, pp, dp) up to 8 ranks: 3 schedules at pp = 1, 4 beyond; ZeRO 1 only at dp = 2; at tp = 1 neither
-    # sequence parallelism nor fewer kv heads than tp. The rest: 3 kinds of recomputation, tied or not.
-    expected = 0
-    for tp, pp, dp in product((1, 2, 4), (1, 2, 4), (1, 2)):
+    # By hand. (tp, pp, dp) up to 8 ranks: 3 schedules at pp = 1, 4 beyond; ZeRO 1 only where dp > 1, and from it on as
+    # many shard sizes as dp has divisors; at tp = 1 neither sequence parallelism nor fewer kv heads than tp. The rest:
+    # 3 kinds of recomputation, tied or not.
+    spread = {1: 1 + 2 * 1, 2: 1 + 3 * 2, 4: 1 + 3 * 3}
+    expected = sum(spread.values())  # foreign modules
+    for tp, pp, dp in product((1, 2, 4), (1, 2, 4), (1, 2, 4)):
         if tp * pp * dp <= 8:
-            schedules, zero, kv = (3 if pp == 1 else 4), (3 if dp == 1 else 4), (2 if tp == 1 else 3)
-            expected += schedules * zero * kv * (1 if tp == 1 else 2) * 3 * 2
-    assert len(everything.layouts) == expected == 4308
+            schedules, kv = (3 if pp == 1 else 4), (2 if tp == 1 else 3)
+            expected += schedules * spread[dp] * kv * (1 if tp == 1 else 2) * 3 * 2
+    assert len(everything.layouts) == expected == 7724
     assert everything.left_out["tp x pp x dp is more than 8 ranks"] > 0
+
+
+def test_both_sets_have_every_shard_size_and_foreign_modules_at_every_stage(everything: Matrix) -> None:
+    for layouts in (everything.layouts, everything.covering()):
+        for foreign, zero in product((False, True), (1, 2, 3)):
+            found = {(each.dp, each.shard_size) for each in layouts if (each.foreign, each.zero) == (foreign, zero)}
+            assert {shard for _, shard in found} == {0, 1, 2}, (foreign, zero)
+            assert {dp for dp, _ in found} >= {2, 4}, (foreign, zero)
+        for zero in (2, 3):
+            assert any(each.zero == zero and each.dp == 4 and each.shard_size == 2 for each in layouts)
 
 
 def test_the_default_layouts_cover_all_triples(everything: Matrix) -> None:
     rows = [tuple(getattr(layout, axis) for axis in AXES) for layout in everything.layouts]
     kept = [tuple(getattr(layout, axis) for axis in AXES) for layout in everything.covering()]
     assert tuples(kept, 3) == tuples(rows, 3)
-    assert len(kept) < 90
+    assert len(kept) < 110
     assert everything.covering() == everything.covering()
 
 
@@ -101,6 +113,8 @@ def test_what_json_prints_is_a_file_of_layouts(everything: Matrix, subject: Subj
         ("[[layouts]]\ntp = 3", "layout 1: tp = 3 does not fit"),
         ("[[layouts]]\ntp = 8\npp = 2", "more than 8 ranks"),
         ('[[layouts]]\n[[layouts]]\nschedule = "interleaved"', 'layout 2: .*"interleaved" needs 2 or more'),
+        ("[[layouts]]\nforeign = true\ntp = 2", "a foreign module has dp, zero and shard_size alone: leave out tp"),
+        ("[[layouts]]\nforeign = true\ndp = 3", "4 micro-batches: dp = 3 must divide them"),
         ("layouts = [1]", "layout 1: 1 must be a table"),
         ("tp = 2", 'no list "layouts"'),
         ("[[", "neither TOML"),

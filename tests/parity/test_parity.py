@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from tk.cli.main import command_group
 from tk.core.errors import ConfigError
+from tk.train.parity.gradients import compare_gradients, first_gradients, relative_differences
 from tk.train.parity.judge import BOUNDS, Result, common_start, compare_curves, worst_first
 from tk.train.parity.layouts import ParityLayout
-from tk.train.parity.measure import compare_gradients, first_gradients, relative_differences
 from tk.train.parity.report import Report
 from tk.train.parity.results_file import ResultsFile
 from tk.train.parity.session import Session
@@ -43,6 +43,15 @@ num_virtual_stages = 2
 [[layouts]]
 dp = 2
 zero = 1
+[[layouts]]
+dp = 4
+zero = 2
+shard_size = 1
+[[layouts]]
+dp = 4
+zero = 3
+shard_size = 2
+foreign = true
 """
 
 
@@ -59,15 +68,15 @@ def test_layouts_give_the_model_of_one_process_and_results_are_kept(tmp_path: Pa
     assert code == 0, output
     document = json.loads(output)
     assert set(document) == {"layouts"}
-    assert len(document["layouts"]) == 4
+    assert len(document["layouts"]) == 6
     for entry in document["layouts"]:
         assert 0 <= entry["loss"] <= 1e-5
         assert 0 <= entry["grad_norm"] <= 1e-4
         assert 0 <= entry["gradients"] <= 1e-5
     assert max(entry["gradients"] for entry in document["layouts"]) > 0, "other sums, other rounding"
     page = (tmp_path / "page.md").read_text()
-    assert "4 of 4 layouts give the model of one process" in page
-    assert "| zero | 3 | 1 | 0 |" in page
+    assert "6 of 6 layouts give the model of one process" in page
+    assert "| zero | 3 | 2 | 0 |" in page
     assert f"--steps 4 --nproc 4 --resume {tmp_path}" in page
 
     seconds = [entry["seconds"] for entry in document["layouts"]]
@@ -144,22 +153,23 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
 
 
 def test_a_gradient_that_differs_is_found_and_named(trainer: Trainer) -> None:
-    expected = first_gradients(trainer)
+    buffers, table = trainer.engine.buffers, trainer.table
+    expected = first_gradients(buffers, table)
     assert np.isfinite(expected).all()
     assert np.linalg.norm(expected) > 0
-    assert compare_gradients(trainer, expected)["gradients"] == 0
+    assert compare_gradients(buffers, table, expected)["gradients"] == 0
     name = "model.layers.1.mlp.down_proj.weight"
     sizes = {spec.name: math.prod(spec.shape) for spec in trainer.table if not spec.alias}
     start = sum(sizes[before] for before in list(sizes)[: list(sizes).index(name)])
     here = slice(start, start + sizes[name])
     other = expected.copy()
     other[here] *= 1.001
-    found = compare_gradients(trainer, other)
+    found = compare_gradients(buffers, table, other)
     norm, total = np.linalg.norm(other[here]), np.linalg.norm(other)
     assert found["parameter"] == name
     assert found["gradients"] == pytest.approx(0.001 / 1.001 * norm / (norm + 0.01 * total), rel=1e-3)
     other[here] = np.nan
-    assert compare_gradients(trainer, other)["gradients"] == math.inf
+    assert compare_gradients(buffers, table, other)["gradients"] == math.inf
 
 
 def test_differences_are_relative_to_the_parameter_and_a_little_to_all() -> None:

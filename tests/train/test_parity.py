@@ -17,7 +17,7 @@ from tk.tests.model.architectures import ENTRIES
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config import TrainConfig
-from tk.train.parity.measure import compare_gradients, first_gradients
+from tk.train.parity.gradients import compare_gradients, first_gradients
 from tk.train.records.step_log import StepResult
 from tk.train.trainer import Trainer
 
@@ -70,10 +70,11 @@ def run_training(config: dict[str, Any], resume: str = "auto", gradients: str = 
         found["loss"].append(result.loss)
         found["grad_norm"].append(result.grad_norm)
         found["balance_loss"].append(result.balance_loss)
+        held = (trainer.engine.buffers, trainer.table)
         if step == 1 and gradients and world is None:
-            np.save(gradients, first_gradients(trainer))
+            np.save(gradients, first_gradients(*held))
         elif step == 1 and gradients:
-            found.update(compare_gradients(trainer, np.load(gradients)))
+            found.update(compare_gradients(*held, np.load(gradients)))
 
     trainer = Trainer(parsed, mesh, resume=resume, on_step=on_step)
     trainer.fit()

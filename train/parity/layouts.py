@@ -24,9 +24,10 @@ class ParityLayout(Section):
     """One layout; keys as in a training configuration.
 
     Attributes:
-        zero, shard_size: ZeRO stage, and the ranks that one copy is spread over.
+        zero, shard_size: ZeRO stage, and the ranks that one copy is spread over; 0 = all of dp.
         tied: whether embedding and head are one tensor.
         kv_heads: as many as heads, half of them, or tp / 2; of these two, None leaves the model as it is configured.
+        foreign: a module of torch's under `initialize`, compared with torch's AdamW, rather than a decoder of ours.
     """
 
     tp: int = Field(default=1, ge=1)
@@ -40,6 +41,7 @@ class ParityLayout(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     tied: bool | None = None
     kv_heads: Literal["heads", "fewer", "fewer than tp"] | None = None
+    foreign: bool = False
 
     @property
     def num_ranks(self) -> int:
@@ -49,13 +51,14 @@ class ParityLayout(Section):
     def to_json(self) -> dict[str, Any]:
         """The keys that say something, in their order; reads back to the same."""
         data = self.model_dump(exclude_none=True)
-        for key in ("num_virtual_stages", "shard_size"):
+        for key in ("num_virtual_stages", "shard_size", "foreign"):
             if data[key] == type(self).model_fields[key].default:
                 del data[key]
         return data
 
     def __str__(self) -> str:
-        words = [f"tp{self.tp} pp{self.pp} dp{self.dp} zero{self.zero}", self.schedule]
+        words = [f"tp{self.tp} pp{self.pp} dp{self.dp} zero{self.zero}"]
+        words += ["foreign module"] if self.foreign else [self.schedule]
         words += [f"shard_size {self.shard_size}"] if self.shard_size else []
         words += ["sp"] if self.sequence_parallel else []
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
@@ -68,15 +71,18 @@ AXES: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "tp": (1, 2, 4),
         "pp": (1, 2, 4),
-        "dp": (1, 2),
+        "dp": (1, 2, 4),
         "schedule": ("1f1b", "gpipe", "interleaved", "zb-h1"),
         "zero": (0, 1, 2, 3),
+        "shard_size": (0, 1, 2),
         "sequence_parallel": (False, True),
         "recompute": ("none", "selective", "full"),
         "tied": (False, True),
         "kv_heads": ("heads", "fewer", "fewer than tp"),
+        "foreign": (False, True),
     }
 )
+FOREIGN_AXES: Final = ("dp", "zero", "shard_size")  # all that `initialize` knows of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +124,14 @@ def matrix(subject: Subject, num_ranks: int) -> Matrix:
 
 def _combinations(subject: Subject) -> Iterator[ParityLayout]:
     axes = dict(AXES) if subject.varies_model else dict(AXES) | {"tied": (None,), "kv_heads": (None,)}
-    for values in product(*axes.values()):
+    for values in product(*(axes | {"foreign": (False,)}).values()):
         chosen = dict(zip(axes, values, strict=True))
         if chosen["schedule"] == "interleaved":
             chosen["num_virtual_stages"] = 2
         yield ParityLayout.model_validate(chosen)
+    if subject.varies_model:
+        for values in product(*(AXES[axis] for axis in FOREIGN_AXES)):
+            yield ParityLayout.model_validate(dict(zip(FOREIGN_AXES, values, strict=True)) | {"foreign": True})
 
 
 def why_not(layout: ParityLayout, subject: Subject, num_ranks: int) -> str:
@@ -142,6 +151,10 @@ def _same_as(layout: ParityLayout) -> str:
         return "at tp = 1 sequence_parallel splits nothing: the same as without"
     if layout.zero == 1 and layout.dp == 1:
         return "at dp = 1 ZeRO stage 1 shards nothing: the same as stage 0"
+    if layout.shard_size and layout.zero == 0:
+        return "ZeRO stage 0 shards nothing: shard_size changes nothing"
+    if layout.shard_size == layout.dp:
+        return "shard_size = dp spreads a copy over all of dp: the same as 0"
     return ""
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..config import TrainConfig
 from .judge import SAME_ROUTING_STEPS, Result, common_start, compare_curves, finite
 from .layouts import ParityLayout
 from .pool import Job, Outcome, Pool, only
@@ -63,27 +62,29 @@ class Session:
                 yield self._result(jobs[outcome.job], outcome)
 
     def _reference_jobs(self, layouts: Sequence[ParityLayout]) -> list[Job]:
-        configs = {self._key(config): config for config in map(self.subject.reference, layouts)}
+        first = {self._key(layout): layout for layout in layouts}
         return [
             Job(
                 "one process",
                 {
-                    "config": config.model_dump(mode="json"),
+                    "config": self.subject.reference(layout).model_dump(mode="json"),
                     "gradients": str(self.folder / f"gradients-{key}.npy"),
                     "reference": True,
+                    "foreign": layout.foreign,
                 },
                 1,
                 key,
             )
-            for key, config in configs.items()
+            for key, layout in first.items()
         ]
 
-    @staticmethod
-    def _key(reference: TrainConfig) -> str:
-        return hashlib.sha256(reference.model_dump_json().encode()).hexdigest()[:16]
+    def _key(self, layout: ParityLayout) -> str:
+        """Names what one process computes for a layout to be compared with."""
+        said = f"{layout.foreign} {self.subject.reference(layout).model_dump_json()}"
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def _job(self, layout: ParityLayout) -> Job:
-        reference = self.references[self._key(self.subject.reference(layout))]
+        reference = self.references[self._key(layout)]
         config = self.subject.config(layout)
         model, spread = config.model, config.layout(None)
         groups = (layout.tp, layout.pp, layout.dp, spread.group_size, model.num_key_value_heads, layout.tied)
@@ -93,15 +94,16 @@ class Session:
                 "config": config.model_dump(mode="json"),
                 "gradients": str(reference.gradients),
                 "reference": False,
+                "foreign": layout.foreign,
             },
             layout.num_ranks,
-            repr(groups),
+            repr((*groups, layout.foreign)),
         )
 
     def _result(self, layout: ParityLayout, outcome: Outcome) -> Result:
         if outcome.error:
             return Result(layout, error=outcome.error, seconds=outcome.seconds)
-        reference = self.references[self._key(self.subject.reference(layout))]
+        reference = self.references[self._key(layout)]
         answer = outcome.answers[0]
         same = common_start(answer["routing"], reference.routing)
         changed = same + 1 if same < len(reference.routing) else 0

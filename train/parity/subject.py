@@ -22,6 +22,7 @@ from ..pipeline.schedules import make_schedule
 if TYPE_CHECKING:
     from .layouts import ParityLayout
 
+MICRO_BATCHES: Final = 4  # of a foreign module's step, dealt out over dp
 VOCAB_SIZE: Final = 301  # which neither 2 nor 4 divides
 # At a learning rate of 3e-3 one process alone, its weights changed by 6e-8, is off by up to 4e-3 in gradient norm in 50
 # steps (at 1e-3: 6e-6): that would compare how training amplifies rounding, not layouts.
@@ -85,7 +86,8 @@ class Subject:
         return (
             f"The model is a Llama of hidden size {model.hidden_size}, {model.num_attention_heads} heads and a "
             f"vocabulary of {VOCAB_SIZE},\nwith one layer more than stages; all data-parallel ranks together get a "
-            "single row for their last micro-batch of 2."
+            "single row for their last micro-batch of 2.\nA foreign module, torch's own layers under `initialize`, is "
+            "compared with torch's AdamW."
         )
 
     def prepare(self, folder: Path) -> None:
@@ -103,8 +105,8 @@ class Subject:
             ConfigError: it does not fit the model.
         """
         data = self._base_data | {
-            "model": self._base_data["model"] | self._model(layout),
-            "train": self._base_data["train"] | self._batch(layout),
+            "model": self._base_data["model"] | ({} if layout.foreign else self._model(layout)),
+            "train": self._base_data["train"] | ({} if layout.foreign else self._batch(layout)),
             "parallel": self._base_data["parallel"]
             | {key: getattr(layout, key) for key in ("tp", "pp", "dp", "schedule", "num_virtual_stages")}
             | {"sequence_parallel": layout.sequence_parallel},
@@ -150,6 +152,9 @@ class Subject:
         """
         config = self.config(layout)
         plan = config.layout(None)
+        if layout.foreign:
+            self._check_foreign(layout)
+            return
         key = (config.model.model_dump_json(), plan.tp, plan.pp, plan.virtual_stages)
         if key not in self._fitting:
             table = self._table(config.model)
@@ -159,6 +164,17 @@ class Subject:
         train = config.train
         num_micro_batches = -(-train.global_batch_size // (plan.dp * train.micro_batch_size))
         make_schedule(layout.schedule, plan.pp, plan.virtual_stages, num_micro_batches)
+
+    def _check_foreign(self, layout: "ParityLayout") -> None:
+        ours = layout.model_dump(exclude_defaults=True).keys() - {"dp", "zero", "shard_size", "foreign"}
+        if ours:
+            raise ConfigError(
+                f"a foreign module has dp, zero and shard_size alone: leave out {', '.join(sorted(ours))}"
+            )
+        if MICRO_BATCHES % layout.dp:
+            raise ConfigError(f"a foreign module has {MICRO_BATCHES} micro-batches: dp = {layout.dp} must divide them")
+        if self.base.precision.params != "fp32" or not self.varies_model:
+            raise ConfigError("a foreign module is compared in fp32 only, beside the built-in model")
 
     @cached_property
     def _fitting(self) -> set[tuple[object, ...]]:
