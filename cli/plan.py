@@ -33,9 +33,10 @@ def plan(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: boo
 def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> None:
     from ..core.config import load_toml
     from ..train.config import TrainConfig
+    from ..train.initial_model import resolve
     from ..train.planning.plan import describe, make_plan
 
-    made = make_plan(load_toml(path, TrainConfig, overrides), nproc)
+    made = make_plan(resolve(load_toml(path, TrainConfig, overrides), "auto"), nproc)
     if as_json:
         print_json(made.to_json())
     else:

@@ -32,6 +32,10 @@ _HEADER: Final = struct.Struct("<QQ")  # of a message: its number, its bytes
 _TIMEVAL: Final = struct.Struct("ll")
 _BACKLOG: Final = 4096  # callers that are not answered yet
 _PATIENCE: Final = 30.0  # seconds with a caller who does not say who it is
+_WHY: Final = (
+    "It ended, still computes, or makes fewer steps than this rank does: where numbers of batches are uneven, all "
+    "ranks must stop at the smallest."
+)
 
 
 class LinkLost(RuntimeError):
@@ -106,12 +110,12 @@ class Connection:
         except BlockingIOError as error:
             raise LinkLost(
                 f"{self.name} said nothing for {self.outbox.timeout:g} seconds; its message {self.num_received + 1} to "
-                "this rank is waited for."
+                f"this rank is waited for. {_WHY}"
             ) from error
         except OSError as error:
             raise LinkLost(f"{self.name} is gone: {error.strerror}.") from error
         if count == 0:
-            raise LinkLost(f"{self.name} is gone: it closed its connection.")
+            raise LinkLost(f"{self.name} is gone: it closed its connection. {_WHY}")
         if count < len(piece):
             self.expected[0] = (piece[count:], header)
             return

@@ -284,6 +284,11 @@ class TrainConfig(Section):
                 f"train.seq_len = {self.train.seq_len} exceeds model.max_position_embeddings = "
                 f"{self.model.max_position_embeddings}"
             )
+        if self.optimizer.warmup_steps > self.train.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} exceeds train.steps = {self.train.steps}: the "
+                "run would end before optimizer.lr is reached"
+            )
         parallel = self.parallel
         many = parallel.num_virtual_stages > 1
         if (parallel.schedule == "interleaved" and not many) or (parallel.schedule in ("1f1b", "zb-h1") and many):

@@ -1,6 +1,8 @@
 """`[model] init`: the shape and the tokenizer that a run begins with come from a checkpoint. No torch, no processes."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..checkpoint.reader import Checkpoint
 from ..checkpoint.run_folder import RunFolder
@@ -45,6 +47,23 @@ def _begins_with(config: TrainConfig, resume: str) -> Checkpoint:
         return Checkpoint.open(Path(resume))
     own = RunFolder(config.run_folder).newest().checkpoint if resume == "auto" else None
     return own or open_init(config)
+
+
+def left_out(config: Mapping[str, Any]) -> list[str]:
+    """What the config.json of a checkpoint asks of training and tk's model does not do, in words, by name."""
+    dropouts = [
+        f"{key} = {value}"
+        for key, value in config.items()
+        if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, int | float) and value > 0
+        if not key.startswith(("classifier", "summary"))  # of heads that a language model lacks
+    ]
+    found = [f"{', '.join(dropouts)}: tk trains without dropout"] if dropouts else []
+    if config.get("pad_token_id") is not None and config.get("model_type") != "gpt2":
+        found.append(
+            f"pad_token_id = {config['pad_token_id']}: transformers never changes that row of the embedding by what is "
+            "read; tk learns it like any other"
+        )
+    return found
 
 
 def open_init(config: TrainConfig) -> Checkpoint:

@@ -41,10 +41,10 @@ class LossScale:
             self.value, self.good_steps = self.value * 2, 0
 
     def to_json(self) -> dict[str, float | int]:
-        """What a checkpoint stores."""
-        return {"value": self.value, "good_steps": self.good_steps}
+        """What a checkpoint stores; nothing where parameters are not fp16."""
+        return {"value": self.value, "good_steps": self.good_steps} if self.options.params == "fp16" else {}
 
     def restore(self, stored: object) -> None:
-        """Takes up what a checkpoint of an fp16 run stored; other runs begin anew."""
-        if self.options.params == "fp16" and isinstance(stored, dict) and stored.get("value", 1) > 1:
+        """Takes up what a checkpoint of an fp16 run stored, however small; other runs begin anew."""
+        if self.options.params == "fp16" and isinstance(stored, dict) and stored:
             self.value, self.good_steps = float(stored["value"]), int(stored["good_steps"])

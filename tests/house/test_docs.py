@@ -29,7 +29,7 @@ def test_every_configuration_key_is_documented_with_its_default(root: Path) -> N
             assert float(rows[key].strip(" `")) == default, key
 
 
-@pytest.mark.parametrize("name", ["tiny.toml", "llama-1b.toml", "finetune.toml"])
+@pytest.mark.parametrize("name", ["tiny.toml", "llama-1b.toml", "finetune.toml", "large-tensor.toml"])
 def test_examples_are_valid_configurations(root: Path, name: str) -> None:
     config = load_toml(root / "examples" / name, TrainConfig)
     assert config.layout(8).world_size == 8

@@ -117,6 +117,7 @@ def test_a_lost_peer_is_named(rank_pool: RankPool, how: str, says: str) -> None:
     said = rank_pool.run(lose_peer, 2, how=how)[0]
     assert said.startswith("Rank 1 ")
     assert says in said
+    assert "where numbers of batches are uneven, all ranks must stop at the smallest" in said
 
 
 def call_as_a_stranger() -> bool:

@@ -69,6 +69,8 @@ def configure(corpus: Path, tmp_path: Path) -> Configure:
         }
         for name, values in sections.items():
             config.setdefault(name, {}).update(values)
+        if "warmup_steps" not in sections.get("optimizer", {}):
+            config["optimizer"]["warmup_steps"] = min(4, config["train"]["steps"])
         return config
 
     return make

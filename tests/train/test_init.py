@@ -22,7 +22,7 @@ from tk.tests.train.conftest import Configure
 from tk.tests.train.test_parity import run_training
 from tk.train.config import TrainConfig
 from tk.train.data.batches import global_batch
-from tk.train.initial_model import resolve
+from tk.train.initial_model import left_out, resolve
 from tk.train.trainer import Trainer
 
 LR, EPS, DECAY = 1e-3, 1e-8, 0.1
@@ -101,6 +101,20 @@ def test_a_step_is_that_of_transformers_and_torch(
 def _still(config: dict[str, Any]) -> dict[str, Any]:
     """A run whose steps change nothing."""
     return config | {"optimizer": config["optimizer"] | {"lr": 1e-30, "weight_decay": 0.0}}
+
+
+def test_what_a_config_asks_of_training_and_tk_leaves_out_is_told(
+    corpus: Path, from_init: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "hf"
+    _hugging_face(folder, "llama3", corpus / "tokenizer", attention_dropout=0.1, pad_token_id=3)
+    Trainer(parse(from_init(folder, "run"), TrainConfig, "test")).fit()
+    errors = capsys.readouterr().err
+    assert errors.count("attention_dropout = 0.1: tk trains without dropout") == 1
+    assert errors.count("pad_token_id = 3: transformers never changes that row") == 1
+    gpt2 = {"model_type": "gpt2", "resid_pdrop": 0.1, "embd_pdrop": 0, "summary_first_dropout": 0.1, "pad_token_id": 0}
+    assert left_out(gpt2) == ["resid_pdrop = 0.1: tk trains without dropout"]
+    assert left_out({"attention_dropout": 0.0, "pad_token_id": None}) == []
 
 
 def test_weights_keep_what_their_dtype_has(corpus: Path, from_init: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a run reads: Megatron's files beside token folders, and batches in which nothing is learned."""
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -71,3 +72,20 @@ def test_what_is_cut_is_counted(configure: Configure, examples: Path, capsys: py
     data = {"sources": [{"path": str(examples)}], "packing": "documents", "eval_fraction": 0.1}
     _train(configure(data=data, train={"steps": 1, "seq_len": 8}))
     assert "documents are longer than seq_len = 8 and truncated" in capsys.readouterr().err
+
+
+def test_speed_counts_what_is_computed_and_apart_from_it_what_is_learned(
+    configure: Configure, examples: Path, tmp_path: Path
+) -> None:
+    learned: list[int] = []
+    config = configure(data={"sources": [{"path": str(examples)}], "eval_fraction": 0.1}, train={"steps": 3})
+    parsed = parse(config, TrainConfig, "test")
+    Trainer(parsed, on_step=lambda _, result: learned.append(result.num_tokens)).fit()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    computed = parsed.train.global_batch_size * parsed.train.seq_len
+    assert all(0 < count < computed for count in learned)
+    assert [line["tokens"] for line in steps] == [sum(learned[: number + 1]) for number in range(3)]
+    for line, count in zip(steps, learned, strict=True):
+        assert line["tokens_per_second"] * line["step_seconds"] == pytest.approx(computed)
+        assert line["learned_tokens_per_second"] * line["step_seconds"] == pytest.approx(count)

@@ -2,7 +2,9 @@
 
 import pytest
 
-from tk.train.config import OptimizerSection
+from tk.core.config import parse
+from tk.core.errors import ConfigError
+from tk.train.config import OptimizerSection, TrainConfig
 from tk.train.lr_schedule import learning_rate
 
 
@@ -34,3 +36,10 @@ def test_wsd_is_stable_then_falls_in_a_line() -> None:
 def test_wsd_of_few_steps_stays_between_its_bounds(num_steps: int, warmup: int, share: float) -> None:
     found = rates(num_steps, schedule="wsd", warmup_steps=warmup, decay_share=share)
     assert all(0.1 <= rate <= 1.0 for rate in found)
+
+
+def test_a_warmup_that_never_ends_is_refused() -> None:
+    data = {"checkpoint": {"dir": "run"}, "train": {"steps": 20}}
+    assert parse(data | {"optimizer": {"warmup_steps": 20}}, TrainConfig, "test").optimizer.warmup_steps == 20
+    with pytest.raises(ConfigError, match=r"optimizer.warmup_steps = 21 exceeds train.steps = 20"):
+        parse(data | {"optimizer": {"warmup_steps": 21}}, TrainConfig, "test")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from tk.cli.plan import plan as plan_command
 from tk.core.config import parse
@@ -172,15 +173,31 @@ def test_the_command_prints_one_json_document(configure: Configure, write_toml: 
     assert parts.pop("total") == sum(parts.values())
 
 
-def test_a_checkpoint_is_planned_for_serving(configure: Configure, write_toml: Any, tmp_path: Path) -> None:
+def test_a_run_that_begins_with_a_checkpoint_is_planned_in_its_shape(
+    configure: Configure, write_toml: Any, tmp_path: Path
+) -> None:
+    folder = _hugging_face(tmp_path)
+    config = configure(model={})
+    config["model"] = {"init": str(folder)}
+    shown = CliRunner().invoke(plan_command, [str(write_toml(config)), "--json"])
+    assert shown.exit_code == 0, shown.output
+    model = json.loads(shown.stdout)["model"]
+    assert model["parameters"] == count_parameters(ModelConfig(**MODELS["llama"]))
+    assert model["vocab_size"] == SHAPE["vocab_size"]
+
+
+def _hugging_face(tmp_path: Path) -> Path:
     folder = tmp_path / "hugging-face"
     folder.mkdir()
     config = ModelConfig(**MODELS["llama"])
-    from safetensors.torch import save_file
-
     tensors = {spec.name: torch.zeros(spec.shape) for spec in decoder_spec(config).table if not spec.alias}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config.to_json()))
+    return folder
+
+
+def test_a_checkpoint_is_planned_for_serving(configure: Configure, write_toml: Any, tmp_path: Path) -> None:
+    folder, config = _hugging_face(tmp_path), ModelConfig(**MODELS["llama"])
     shown = CliRunner().invoke(plan_command, [str(folder), "--json"])
     assert shown.exit_code == 0, shown.output
     rows = {row["tp"]: row for row in json.loads(shown.stdout)["serving"]}

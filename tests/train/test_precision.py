@@ -36,6 +36,12 @@ def test_the_loss_scale_halves_at_once_and_doubles_after_a_window() -> None:
     again = LossScale.of(scale.options)
     again.restore(scale.to_json())
     assert again == scale
+    for small in (1.0, 0.25):  # where min_loss_scale allows it, a run goes on with what it had
+        again.restore({"value": small, "good_steps": 3})
+        assert (again.value, again.good_steps) == (small, 3)
+    fresh = LossScale.of(scale.options)
+    fresh.restore(LossScale.of(PrecisionSection(params="bf16")).to_json())
+    assert fresh.value == 8, "a run in bf16 has no scale to go on with"
     plain = LossScale.of(PrecisionSection())
     plain.succeeded()
     assert (plain.value, plain.can_shrink) == (1.0, False)

@@ -205,7 +205,7 @@ def test_a_missing_config_and_a_wrong_resume_are_refused(
 def test_rows_go_on_where_they_were_when_the_batch_size_changes(
     configure: Configure, write_toml: WriteToml, tmp_path: Path
 ) -> None:
-    config = write_toml(configure(train={"steps": 4}))
+    config = write_toml(configure(train={"steps": 4}, optimizer={"warmup_steps": 2}))
     assert _run(str(config), "--set", "train.steps=2")[0] == 0
     assert _run(str(config), "--set", "train.global_batch_size=3")[0] == 0
     assert Checkpoint.open(tmp_path / "run").resume["samples"] == 2 * 6 + 2 * 3

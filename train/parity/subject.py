@@ -54,6 +54,7 @@ class Subject:
         data["data"] = {"sources": [{"path": str(folder / "tokens")}], "tokenizer": str(folder / "tokenizer")}
         data["checkpoint"] = {"dir": str(folder / "run")}
         data["train"]["steps"] = steps
+        data["optimizer"]["warmup_steps"] = min(steps, data["optimizer"]["warmup_steps"])
         data["precision"] = {"params": precision}
         return Subject(parse(data, TrainConfig, "tk parity's own configuration"), varies_model=True)
 
@@ -70,8 +71,10 @@ class Subject:
                 "shape instead."
             )
         train = config.train.model_copy(update={"steps": steps})
+        warmup = min(steps, config.optimizer.warmup_steps)  # a comparison may be shorter than the run
+        optimizer = config.optimizer.model_copy(update={"warmup_steps": warmup})
         params = config.precision.model_copy(update={"params": precision} if precision else {})
-        return Subject(config.model_copy(update={"train": train, "precision": params}))
+        return Subject(config.model_copy(update={"train": train, "optimizer": optimizer, "precision": params}))
 
     def settings(self) -> dict[str, Any]:
         """What results depend on beside the layout: the base without its places on disk."""

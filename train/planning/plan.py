@@ -73,12 +73,14 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
     """Works everything out.
 
     Args:
+        config: with the model's shape, see `initial_model.resolve`.
         num_ranks: that are to be started; None = as many as the layout asks for.
 
     Raises:
         ParallelError: the run cannot start; lists every reason.
         ConfigError: `train.freeze` names nothing that is there.
     """
+    assert config.model.is_known
     model = config.model.model_copy(update={"vocab_size": _vocab_size(config)})
     spec = decoder_spec(model)
     table = without_frozen(spec.table, config.train.freeze)

@@ -24,6 +24,7 @@ class StepResult:
     """What one optimizer step showed, the same on every rank.
 
     Attributes:
+        num_tokens: that the loss counts, of the global batch.
         stop: somebody was asked to stop.
         balance_loss: the routers' load-balancing loss, a mean over sequences, which `loss` leaves out.
         loss_scale: that the step was computed with.
@@ -51,7 +52,9 @@ class StepLog:
     def __init__(self, trainer: "Trainer", metrics: MetricsFile | None) -> None:
         self.trainer = trainer
         self.metrics = metrics
-        self.flops = flops_per_token(trainer.inputs.model, trainer.config.train.seq_len)
+        options = trainer.config.train
+        self.tokens_per_step = options.global_batch_size * options.seq_len  # computed, whether learned or only read
+        self.flops = flops_per_token(trainer.inputs.model, options.seq_len)
         peak = torch.tensor(peak_flops(trainer.device, trainer.dtype), dtype=torch.float64, device=trainer.device)
         self.peak = float(all_reduce(peak, trainer.mesh.world))
         logs = trainer.config.run_folder / "logs"
@@ -75,10 +78,10 @@ class StepLog:
         """Counts a step; writes a line for every `log_every` and for the last."""
         self.profiler.begin(state.step + 1)
         self.steps += 1
-        self.tokens += result.num_tokens
+        self.learned += result.num_tokens
         self.skipped += not result.updated
         seconds = time.perf_counter() - self.since
-        rate = self.tokens / seconds
+        rate = self.steps * self.tokens_per_step / seconds
         if self.bar is not None:
             self.bar.advance(1, f"loss {result.loss:.3f}, lr {result.lr:.2e}, {rate:,.0f} tokens/s")
         if not (last or state.step % self.trainer.config.train.log_every == 0 or state.step == 1):
@@ -96,6 +99,7 @@ class StepLog:
                 grad_norm=finite(result.grad_norm),
                 tokens=state.tokens,
                 tokens_per_second=rate,
+                learned_tokens_per_second=self.learned / seconds,
                 mfu=self.flops * rate / self.peak,
                 step_seconds=seconds / self.steps,
                 memory_bytes=memory_bytes(self.trainer.device),
@@ -106,7 +110,7 @@ class StepLog:
 
     def restart_clock(self) -> None:
         """Begins a new interval, so that saving and evaluating do not count as training time."""
-        self.since, self.steps, self.tokens, self.skipped = time.perf_counter(), 0, 0, 0
+        self.since, self.steps, self.learned, self.skipped = time.perf_counter(), 0, 0, 0
 
     def record_evaluation(self, step: int, loss: float) -> None:
         """Writes an evaluation's line."""

@@ -20,7 +20,7 @@ from ...model.stored_config import stored_config
 from ...parallel.collectives import broadcast
 from ...parallel.host import on_this_host
 from ..config import param_groups
-from ..initial_model import open_init
+from ..initial_model import left_out, open_init
 from ..launch.flight_recorder import is_echo
 from .replica_check import ReplicaCheck
 from .resume import Start
@@ -113,6 +113,8 @@ class RunState:
         if state is None and options.model.init:
             with told_to_all(everywhere):
                 checkpoint = open_init(options)
+                for note in left_out(checkpoint.config()) if self.run else ():
+                    print(f"{checkpoint.path / 'config.json'} has {note}", file=sys.stderr)
             with told_to_all(everywhere):
                 self.trainer.snapshot.load_weights(checkpoint, here)
             self.trainer.snapshot.publish()
