@@ -87,7 +87,7 @@ class Connection:
                 self.outbox.add(self)
                 return
             except OSError as error:
-                raise LinkLost(f"{self.name} is gone: {error.strerror}.") from error
+                raise LinkLost(f"{self.name} is gone: {error.strerror}. {_WHY}") from error
             if count < len(self.unsent[0]):
                 self.unsent[0] = self.unsent[0][count:]
             else:
@@ -113,7 +113,7 @@ class Connection:
                 f"this rank is waited for. {_WHY}"
             ) from error
         except OSError as error:
-            raise LinkLost(f"{self.name} is gone: {error.strerror}.") from error
+            raise LinkLost(f"{self.name} is gone: {error.strerror}. {_WHY}") from error
         if count == 0:
             raise LinkLost(f"{self.name} is gone: it closed its connection. {_WHY}")
         if count < len(piece):
@@ -152,7 +152,7 @@ class Outbox(set[Connection]):
         events = poll.poll(self.timeout * 1000)
         if not events:
             names = ", ".join(sorted(connection.name for connection in connections.values()))
-            raise LinkLost(f"{names} said and took nothing for {self.timeout:g} seconds.")
+            raise LinkLost(f"{names} said and took nothing for {self.timeout:g} seconds. {_WHY}")
         for descriptor, event in events:
             connection = connections[descriptor]
             if event & ~select.POLLOUT and connection.expected:
