@@ -109,7 +109,7 @@ def test_twice_as_many_tensors_take_twice_the_work(tmp_path: Path) -> None:
         rows = [(f"model.layers.{index}.w.weight", "F32", (4,)) for index in range(num_tensors)]
         data = np.zeros(4 * num_tensors, np.float32).tobytes()
         (folder / "model.safetensors").write_bytes(build_header(rows, marked=False)[0] + data)
-        made = folder / "made"
+        made = tmp_path / f"made-{num_tensors}"
         return [
             count_calls(lambda: Checkpoint.open(folder)),
             count_calls(lambda: prepare_export(Checkpoint.open(folder), made)),
