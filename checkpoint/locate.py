@@ -1,5 +1,6 @@
 """Finding the checkpoint that a CKPT argument means: a step folder, a run folder, or a Hugging Face folder."""
 
+import logging
 from pathlib import Path
 
 from ..core.errors import CheckpointError, NotCommitted
@@ -9,19 +10,22 @@ from .manifest import COMMIT, MANIFEST, PARTS
 from .reader import Checkpoint
 from .run_folder import RunFolder
 
+_log = logging.getLogger(__name__)
+
 
 def open_any(path: Path) -> Checkpoint:
-    """Opens what `path` means; see `Checkpoint.open`."""
+    """Opens what `path` means; see `Checkpoint.open`. Why newer steps of a run are passed over is logged."""
     if not storage.is_dir(path):
         raise CheckpointError(describe(path))
     if is_step(path):
         return Checkpoint.open_step(path, lazy=True)
-    run = RunFolder(path)
-    if run.steps():
-        found = run.newest()
-        if found.checkpoint is None:
-            raise NotCommitted(f"{path} has no usable step. {' '.join(found.skipped.values())}")
-        return found.checkpoint
+    newest = RunFolder(path).newest()
+    if newest.checkpoint:
+        for reason in newest.skipped.values():
+            _log.warning("%s", reason)
+        return newest.checkpoint
+    if newest.skipped:
+        raise NotCommitted(f"{path} has no usable step. {' '.join(newest.skipped.values())}")
     if hf.is_hugging_face(path):
         return Checkpoint.open_hugging_face(path)
     raise CheckpointError(describe(path))

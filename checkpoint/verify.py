@@ -11,7 +11,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from ..core import dtypes
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, StorageError
 from . import hf, storage
 from .chunk import BLOCK, Chunk, Part
 from .links import real_path
@@ -100,7 +100,7 @@ def _check_side_files(checkpoint: Checkpoint) -> Iterator[Problem]:
     for name, known in files.items():
         try:
             read_known(checkpoint.path, name, known, hf.MAX_SIDE_FILE)
-        except CheckpointError as error:
+        except (CheckpointError, StorageError) as error:
             yield Problem(name, str(error))
 
 
@@ -108,7 +108,7 @@ def _check_headers(folder: Path, part: Part) -> Iterator[Problem]:
     for name, known in part.files.items():
         try:
             header = read_header(real_path(folder, name))
-        except CheckpointError as error:
+        except (CheckpointError, StorageError) as error:
             yield Problem(name, str(error))
             continue
         if header.sha256 != known.header_sha256:
@@ -144,6 +144,6 @@ def _check_block(path: Path, chunk: Chunk, block: int, buffer: dtypes.Array) -> 
             storage.read_exact(fd, data, chunk.offset + block * BLOCK, path, once=True)
         if chunk.crc is not None and crc32(data) != chunk.crc[block]:
             raise corrupt(path, chunk, block)
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, StorageError) as error:
         return Problem(chunk.file, str(error), chunk.tensor, chunk.slot, block)
     return None

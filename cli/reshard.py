@@ -56,13 +56,10 @@ def reshard(
 
 
 def open_checkpoint(path: Path) -> "Checkpoint":
-    """Opens a CKPT argument and says on stderr why newer steps were skipped."""
+    """Opens a CKPT argument."""
     from ..checkpoint import Checkpoint
 
-    checkpoint = Checkpoint.open(path)
-    for reason in checkpoint.skipped:
-        click.echo(f"warning: {reason}", err=True)
-    return checkpoint
+    return Checkpoint.open(path)
 
 
 def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -> None:

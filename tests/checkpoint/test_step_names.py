@@ -65,6 +65,14 @@ def test_a_stranger_s_folder_of_a_like_name_is_left_alone(run: Path) -> None:
         Checkpoint.open(run)
 
 
+def test_a_run_whose_only_step_was_renamed_is_not_taken_for_an_empty_one(run: Path) -> None:
+    shutil.rmtree(run / "step-00000001")
+    shutil.rmtree(run / "step-00000002")
+    (run / "step-00000003").rename(run / "step-3")
+    with pytest.raises(CheckpointError, match=r"step-3 holds a step and is not named as a run names one"):
+        Checkpoint.open(run)
+
+
 def test_a_step_of_a_newer_tk_is_refused_and_not_passed_over(run: Path) -> None:
     manifest = run / "step-00000003" / "manifest.json"
     data = json.dumps(json.loads(manifest.read_text()) | {"version": 2}).encode()

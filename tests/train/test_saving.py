@@ -16,6 +16,7 @@ from tk.checkpoint.run_folder import RunFolder
 from tk.core.config import parse
 from tk.core.errors import CheckpointError, TkError, WorkerDied
 from tk.parallel.mesh import Mesh
+from tk.scripts.broken_checkpoints import flip
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config import TrainConfig
@@ -207,6 +208,23 @@ def test_starting_again(configure: Configure, tmp_path: Path, capsys: pytest.Cap
     assert [Checkpoint.open(path).step for path in sorted(forked.iterdir())] == [2, 3]
     assert (run / "LATEST").read_text() == "step-00000002\n"
     assert _losses(run) == losses[:2], "lines after the resumed step were cut, and made again"
+
+
+def test_damage_that_shows_on_loading_takes_every_rank_to_the_step_before(
+    rank_pool: RankPool, configure: Configure, tmp_path: Path
+) -> None:
+    """The last bit of one rank's optimizer states: metadata and sizes are right."""
+    run = tmp_path / "run"
+    config = configure(train={"steps": 3}, parallel={"dp": 2}, zero={"stage": 1}, checkpoint={"every": 1})
+    rank_pool.run(train, 2, config=config)
+    losses = _losses(run)
+    path = run / "step-00000003" / "optim-exp_avg_sq-00001.safetensors"
+    flip(path, path.stat().st_size - 1)
+    rank_pool.run(train, 2, config=config)
+    assert _losses(run) == losses, "step 3 was made again from step 2"
+    assert Checkpoint.open(run / "step-00000003").verify().ok
+    (bad,) = run.glob("step-00000003.bad-*")
+    assert not Checkpoint.open(bad).verify().ok
 
 
 def _losses(run: Path) -> list[tuple[int, float]]:
