@@ -116,11 +116,23 @@ def join_world() -> Group:
         return Group(dist.group.WORLD, dist.get_rank(), world, board.link(range(world)) if board else None)
 
 
-def _one_of(sets: npt.NDArray[np.int64], rank: int, timeout: timedelta, board: Switchboard | None) -> Group:
+def between_cpus(mesh: Mesh, timeout_seconds: float) -> Group:
+    """The ranks of the shard group, for messages from CPU to CPU, which NCCL has not; every rank calls it."""
+    if mesh.shard.size == 1 or dist.get_backend(mesh.shard.process_group) != "nccl":
+        return mesh.shard
+    layout = mesh.layout
+    places = np.arange(layout.world_size).reshape(-1, layout.group_size, layout.tp)
+    sets = np.moveaxis(places, 1, -1).reshape(-1, layout.group_size)
+    return _one_of(sets, mesh.world.rank, timedelta(seconds=timeout_seconds), None, "gloo")
+
+
+def _one_of(
+    sets: npt.NDArray[np.int64], rank: int, timeout: timedelta, board: Switchboard | None, backend: str | None = None
+) -> Group:
     """This rank's group of disjoint sets, a row each; every rank makes every group, in the same order."""
     mine = ALONE
     for ranks in sets.tolist() if sets.shape[1] > 1 else ():
-        group = dist.new_group(ranks, timeout=timeout)
+        group = dist.new_group(ranks, timeout=timeout, backend=backend)
         link = board.link(ranks) if board else None
         if rank in ranks:
             mine = Group(group, ranks.index(rank), len(ranks), link)

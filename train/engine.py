@@ -4,15 +4,18 @@
 begin and end; everything between is hooks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from types import MappingProxyType
 
 import torch
 
+from ..core.errors import ConfigError, TkError
 from ..core.tensors import Table
-from ..parallel.mesh import Mesh
+from ..parallel.mesh import Group, Mesh
 from .config import OptimizerSection, PrecisionSection
 from .loss_scale import LossScale
+from .zero.agreement import Act, Agreement
 from .zero.flat_buffers import Fill, FlatBuffers
 from .zero.gradient_exchange import GradientExchange
 from .zero.parameter_gather import ParameterGather, Unit
@@ -52,14 +55,29 @@ class Engine:
         self.optimizer = ShardedAdamW(self.buffers, optimizer)
         self.loss_scale = LossScale.of(precision)
         self.gathers: list[ParameterGather] = []
+        self.agreement: Agreement | None = None
+        self._whole = 0
 
-    def gather_around(self, units: Sequence[Sequence[Unit]], *, prefetch: bool, chain: bool = True) -> None:
+    def gather_around(self, units: Sequence[Sequence[Unit]], *, prefetch: bool) -> None:
         """At ZeRO stage 3: the units of each stage, in forward order (see ParameterGather)."""
-        self.gathers = [ParameterGather(self.buffers, stage, prefetch=prefetch, chain=chain) for stage in units]
+        self.gathers = [ParameterGather(self.buffers, stage, prefetch=prefetch, chain=True) for stage in units]
         self.exchange.on_complete = [gather.bucket_done for gather in self.gathers]
+
+    def gather_by_agreement(self, units: Sequence[Unit], group: Group, *, prefetch: bool) -> None:
+        """At ZeRO stage 3, for the one stage of a module that calls its units as it likes.
+
+        Args:
+            group: the shard group, for messages between CPUs.
+        """
+        names = [unit.name for unit in units]
+        self.agreement = Agreement(group, names, self.exchange.complete, self.exchange.exchange)
+        self.gathers = [ParameterGather(self.buffers, units, prefetch=prefetch, chain=False, agreement=self.agreement)]
+        self.exchange.on_complete = [gather.bucket_done for gather in self.gathers]
+        self.exchange.by_agreement = True
 
     def begin_step(self) -> None:
         """Forgets the gradients of the step before."""
+        self.exchange.begin_step()
         self.buffers.zero_grads()
 
     def begin_backward(self, stage: int, *, last: bool, complete: bool = True) -> None:
@@ -78,6 +96,56 @@ class Engine:
     def gradients_arrived(self, stage: int, *, last: bool) -> None:
         """All gradients of one micro-batch have arrived, of the step's last if `last`."""
         self.exchange.end_backward(stage, last)
+
+    @contextmanager
+    def whole_pass(self) -> Iterator[None]:
+        """A pass of the one stage of a module that is not ours, from its begin to its end."""
+        try:
+            with ExitStack() as stack:
+                for gather in self.gathers:
+                    stack.enter_context(gather.saved.hooks())
+                yield
+        except Exception:
+            with suppress(TkError, RuntimeError):  # other ranks are told that this one stopped; its error says why
+                self.end_pass(0)
+            raise
+        self.end_pass(0)
+
+    def meet_for_update(self) -> None:
+        """Where ranks gather by agreement, all must be at the optimizer step; then late gradients are summed.
+
+        Raises:
+            TkError: another rank still gathers.
+        """
+        if self.agreement:
+            self.agreement.meet(Act.UPDATE)
+        self.exchange.sum_late()
+
+    @contextmanager
+    def whole_parameters(self) -> Iterator[None]:
+        """Every parameter is whole meanwhile; what is changed of them stays so. Every rank enters it."""
+        with ExitStack() as stack:
+            for gather in self.gathers:
+                stack.enter_context(gather.hold())
+                stack.enter_context(gather.saved.hooks())
+            self._whole += 1
+            try:
+                yield
+            finally:
+                self._whole -= 1
+            self.optimizer.take_over()
+
+    def refuse_while_whole(self, call: str) -> None:
+        """Raises ConfigError within `whole_parameters`: what is gathered there would be of the step before."""
+        if self._whole:
+            raise ConfigError(f"{call} inside `with engine.full_parameters():`; leave it first.")
+
+    def parameters_one_by_one(self) -> Iterator[torch.nn.Parameter]:
+        """At ZeRO stage 3 every trainable parameter while its unit is whole; every rank runs it to its end."""
+        for gather in self.gathers:
+            for unit in gather.one_by_one():
+                for bucket in unit.buckets:
+                    yield from bucket.parameters
 
     def finish_backward(self) -> torch.Tensor:
         """Waits for every exchange. Returns this rank's share of the squared gradient norm, fp64 scalar, unscaled: its

@@ -1,7 +1,8 @@
 """Any `torch.nn.Module` as the engine sees it: its tensors as a table, and the parts that ZeRO stage 3 gathers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,8 +10,10 @@ from torch import nn
 from ..checkpoint.reader import Checkpoint
 from ..core.errors import ConfigError, ShapeMismatch
 from ..core.tensors import TensorSpec
+from .engine import Engine
+from .foreign_blocks import tell_sizes
 from .saving.snapshot import CODES
-from .zero.flat_buffers import FlatBuffers
+from .zero.flat_buffers import FlatBucket, FlatBuffers
 from .zero.parameter_gather import Unit
 
 _AFTER = "after initialize, so that it would not be trained and saved as it is. Change the module first."
@@ -22,27 +25,25 @@ class ForeignModel:
     """A module and the blocks it repeats.
 
     Attributes:
-        blocks: the outermost modules of every `nn.ModuleList` of two or more, in their order: what a transformer calls
-            its layers.
+        blocks: what a transformer calls its layers, by name, in the order they are listed (`find_blocks`).
         parameters: by every name, with whether they learn, as `initialize` found them.
         table: one entry per name of `state_dict`; further names of a shared tensor are aliases. Buffers and parameters
             that take no gradient are not trainable.
     """
 
     module: nn.Module
-    blocks: tuple[nn.Module, ...]
+    blocks: Mapping[str, nn.Module]
     parameters: Mapping[str, tuple[nn.Parameter, bool]]
     table: tuple[TensorSpec, ...]
 
     @staticmethod
-    def of(module: nn.Module) -> "ForeignModel":
+    def of(module: nn.Module, blocks: Mapping[str, nn.Module]) -> "ForeignModel":
         """Looks a module over."""
-        blocks = tuple(_blocks(module))
         parameters = {
             name: (parameter, parameter.requires_grad)
             for name, parameter in module.named_parameters(remove_duplicate=False)
         }
-        return ForeignModel(module, blocks, parameters, tuple(_table(module, blocks)))
+        return ForeignModel(module, blocks, parameters, tuple(_table(module, tuple(blocks.values()))))
 
     def check_unchanged(self) -> None:
         """Raises ConfigError unless the module has the parameters that it was taken over with, and those alone: others
@@ -83,20 +84,28 @@ class ForeignModel:
 
     def units(self, buffers: FlatBuffers) -> list[Unit]:
         """The module around everything that no block holds, then the blocks."""
-        members: list[tuple[int | str, nn.Module]] = [("first", self.module), *enumerate(self.blocks)]
-        units = [
-            Unit([bucket for bucket in buffers.buckets if bucket.plan.params[0].unit == key], [module])
-            for key, module in members
+        rest = Unit(self._buckets(buffers, "first"), [self.module], all_along=True, name="what belongs to no block")
+        blocks = [
+            Unit(self._buckets(buffers, number), [block], name=name)
+            for number, (name, block) in enumerate(self.blocks.items())
         ]
-        return [unit for unit in units if unit.buckets]
+        return [unit for unit in (rest, *blocks) if unit.buckets]
 
+    def _buckets(self, buffers: FlatBuffers, key: int | str) -> list[FlatBucket]:
+        return [bucket for bucket in buffers.buckets if bucket.plan.params[0].unit == key]
 
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        if isinstance(child, nn.ModuleList) and len(child) > 1:
-            yield from child
-        else:
-            yield from _blocks(child)
+    def tell_sizes(self, units: Sequence[Unit]) -> None:
+        """Logs what stage 3 gathers at once."""
+        sizes = {
+            unit.name: {
+                local.name: local.size * bucket.params.element_size()
+                for bucket in unit.buckets
+                for local in bucket.plan.params
+            }
+            for unit in units
+        }
+        rest = {name: size for unit in units if unit.all_along for name, size in sizes[unit.name].items()}
+        tell_sizes(rest, {unit.name: sum(sizes[unit.name].values()) for unit in units if not unit.all_along})
 
 
 def _table(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Iterator[TensorSpec]:
@@ -127,3 +136,17 @@ def _parameters_outside(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Ite
     yield from module.parameters(recurse=False)
     for child in module.children():
         yield from _parameters_outside(child, blocks)
+
+
+def whole_state(module: nn.Module, engine: Engine) -> dict[str, Any]:
+    """The module's `state_dict` with whole tensors on the CPU, shared ones as one; every rank calls it."""
+    copies: dict[int, torch.Tensor] = {}
+    for parameter in engine.parameters_one_by_one():
+        copies[id(parameter)] = parameter.detach().to("cpu", copy=True)
+    state: dict[str, Any] = module.state_dict(keep_vars=True)
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            if id(value) not in copies:
+                copies[id(value)] = value.detach().to("cpu", copy=True)
+            state[name] = copies[id(value)]
+    return state

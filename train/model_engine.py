@@ -11,7 +11,8 @@ engine.save("runs/mine")                    # later: engine.load("runs/mine")
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,17 @@ from ..checkpoint.reader import Checkpoint
 from ..checkpoint.run_folder import RunFolder
 from ..checkpoint.save_job import SaveJob
 from ..checkpoint.shared_read import told_to_all
-from ..core.errors import CheckpointError, TkError
+from ..core.errors import CheckpointError, ConfigError, TkError
 from ..core.layout import Layout, LocalParam
 from ..model.loading import peers
 from ..parallel.collectives import all_reduce, broadcast
-from ..parallel.mesh import Group, Mesh
+from ..parallel.mesh import Group, Mesh, between_cpus
 from .config import OptimizerSection, PrecisionSection, TrainSection, param_groups
 from .engine import DTYPES, Engine
+from .foreign_blocks import find_blocks
 from .foreign_buffers import PersistentBuffers
 from .foreign_checks import check_alike, check_module, describe
-from .foreign_model import ForeignModel
+from .foreign_model import ForeignModel, whole_state
 from .initialize_options import InitializeOptions, Precision, Stage, optimizer_section
 from .lr_schedule import learning_rate
 from .nonfinite import NonFinitePolicy
@@ -52,6 +54,7 @@ def initialize(
     shard_size: int = 0,
     bucket_size: int = 2**24,
     overlap: bool = True,
+    gather_together: Sequence[str | nn.Module] = (),
     timeout_seconds: float = 600.0,
 ) -> "ModelEngine":
     """Takes over a module: its parameters move into flat buffers, gradients are exchanged during backward.
@@ -62,8 +65,10 @@ def initialize(
         model: any module of plain tensors. Its floating-point parameters become of `precision`, frozen ones too;
             buffers keep their dtype. Gradients that it has are forgotten.
         optimizer: keys of [optimizer] (docs/training.md); the schedule is constant unless given.
-        accumulate: micro-batches per optimizer step.
+        accumulate: micro-batches per optimizer step, each with one call of `backward`.
         steps: optimizer steps in all, for schedules that end.
+        gather_together: for ZeRO stage 3, blocks that ranks may call differently or not at all: modules, or names and
+            patterns of names ("decoder.layers.*"). They are gathered whenever the model is called, not one by one.
 
     Raises:
         ConfigError: an argument is wrong, ranks do not agree, or the module could not be trained or saved as it is (see
@@ -83,12 +88,13 @@ def initialize(
     )
     dtype = DTYPES[precision]
     device = check_module(model, dtype)
+    blocks = find_blocks(model, gather_together)
     world_size = _join(device, timeout_seconds)
     layout = Layout(dp=world_size, zero=zero, shard_size=shard_size, bucket_size=bucket_size)
     mesh = Mesh.build(layout, 1, timeout_seconds=timeout_seconds)
-    check_alike([repr(options), repr(settings), *describe(model)], mesh.world)
+    check_alike([repr(options), repr(settings), repr(list(blocks)), *describe(model)], mesh.world)
     values = _take_over(model, dtype, mesh.world)
-    foreign = ForeignModel.of(model)
+    foreign = ForeignModel.of(model, blocks)
 
     def fill(local: LocalParam, parameter: torch.Tensor) -> None:
         parameter.copy_(values.pop(local.name))
@@ -98,7 +104,10 @@ def initialize(
         [model], foreign.table, mesh, optimizer=options, precision=numbers, device=device, fill=fill, overlap=overlap
     )
     if zero == 3:
-        engine.gather_around([foreign.units(engine.buffers)], prefetch=overlap, chain=False)
+        units = foreign.units(engine.buffers)
+        engine.gather_by_agreement(units, between_cpus(mesh, timeout_seconds), prefetch=overlap)
+        if mesh.world.rank == 0:
+            foreign.tell_sizes(units)
     return ModelEngine(foreign, engine, settings)
 
 
@@ -144,6 +153,7 @@ class ModelEngine:
         self._nonfinite = NonFinitePolicy(TrainSection(), engine)
         self._passes = 0
         self._loss = torch.zeros((), dtype=torch.float64, device=engine.device)
+        engine.exchange.closed = True
 
     def __call__(self, batch: Any) -> Any:
         """Runs the module: keywords from a mapping, arguments from a tuple or list, else one argument.
@@ -151,28 +161,41 @@ class ModelEngine:
         Returns:
             The output's loss where it has one (`.loss`, or ["loss"] of a mapping), else the output.
         """
-        try:
+        with self._engine.whole_pass():
             if isinstance(batch, Mapping):
                 output = self.module(**batch)
             else:
                 output = self.module(*batch) if isinstance(batch, tuple | list) else self.module(batch)
-        finally:
-            self._engine.end_pass(0)
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         return output if loss is None else loss
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward of one micro-batch's mean loss; over micro-batches and ranks the mean of those means counts."""
+        """Backward of one micro-batch's mean loss; over micro-batches and ranks the mean of those means counts.
+
+        Raises:
+            ConfigError: `accumulate` micro-batches have gone backward since the last step. Their gradients may be under
+                way to other ranks already, where another one would be lost, or added while they are read (NCCL).
+            TkError: at ZeRO stage 3, ranks called different parts of the model.
+        """
+        if self._passes == self._settings.accumulate:
+            raise ConfigError(
+                f"backward was called once more than accumulate = {self._settings.accumulate} allows before step(). "
+                "Each call is one micro-batch: add up its losses, backward(a + b), or raise accumulate."
+            )
         if self._passes == 0:
             self._engine.begin_step()
         self._passes += 1
         last = self._passes == self._settings.accumulate
         share = loss / (self._settings.accumulate * self._engine.mesh.world.size)
         self._loss += share.detach()
-        self._engine.begin_backward(0, last=last)
-        torch.autograd.backward(share * self._engine.loss_scale.value)
+        self._engine.exchange.closed = False
+        try:
+            with self._engine.whole_pass():
+                self._engine.begin_backward(0, last=last)
+                torch.autograd.backward(share * self._engine.loss_scale.value)
+        finally:
+            self._engine.exchange.closed = True
         self._engine.gradients_arrived(0, last=last)
-        self._engine.end_pass(0)
 
     def step(self) -> bool:
         """One optimizer step once `accumulate` micro-batches have gone backward; before that it does nothing.
@@ -183,9 +206,11 @@ class ModelEngine:
         Raises:
             TkError: the loss or the gradient norm is not finite.
         """
+        self._engine.refuse_while_whole("step()")
         if self._passes < self._settings.accumulate:
             return False
         self._foreign.check_unchanged()
+        self._engine.meet_for_update()
         world = self._engine.mesh.world
         changed = self._buffers.changed(self._engine.device)
         values = torch.stack([self._loss, self._engine.finish_backward(), changed])
@@ -201,6 +226,18 @@ class ModelEngine:
         self._passes = 0
         self._loss = torch.zeros_like(self._loss)
         return updated
+
+    @contextmanager
+    def full_parameters(self) -> Iterator[None]:
+        """All parameters are whole meanwhile, in `module` itself: to be read, passed on, or changed. Every rank enters
+        it and makes the same changes, which last; steps cannot be made inside."""
+        with self._engine.whole_parameters():
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """`module.state_dict()` with whole tensors, copied to the CPU, the same on every rank; every rank calls it. At
+        ZeRO stage 3 a part of the model is whole at a time. `save` writes more than that, and writes it in parts."""
+        return whole_state(self.module, self._engine)
 
     def save(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
         """Commits a step in a run folder, as `tk train` does, once replicas agree; every rank calls it. A Hugging Face
@@ -256,6 +293,7 @@ class ModelEngine:
         Raises:
             CheckpointError: it holds weights only, or cannot be used.
         """
+        self._engine.refuse_while_whole("load()")
         ranks = peers(self._engine.mesh.world)
         with told_to_all(ranks):
             opened = Checkpoint.open(Path(checkpoint))

@@ -26,6 +26,7 @@ COMPUTE: dict[str, set[str]] = {
         "compiling",
         "engine",
         "evaluate",
+        "foreign_blocks",
         "foreign_buffers",
         "foreign_checks",
         "foreign_model",
@@ -49,8 +50,8 @@ COMPUTE: dict[str, set[str]] = {
     | {"pipeline.executor"}
     | {"records.metrics"}
     | {"records.step_log", "records.step_profiler", "saving.replica_check", "saving.run_state", "saving.saver"}
-    | {"saving.snapshot", "zero.flat_buffers", "zero.gradient_exchange", "zero.parameter_gather"}
-    | {"zero.sharded_adamw", "zero.square_sum"},
+    | {"saving.snapshot", "zero.absent", "zero.agreement", "zero.flat_buffers", "zero.gradient_exchange"}
+    | {"zero.outputs", "zero.parameter_gather", "zero.saved_parameters", "zero.sharded_adamw", "zero.square_sum"},
     "infer": {"kv_cache", "model_runner", "paged_attention", "philox", "row_tiles", "sampler", "worker"},
 }
 

@@ -18,6 +18,7 @@ from torch import nn
 from ...core.layout import Bucket, LocalParam, Shard, buckets, local_params, shards
 from ...core.tensors import Table
 from ...parallel.mesh import Mesh
+from .absent import Presence
 from .square_sum import square_sum
 
 Fill = Callable[[LocalParam, torch.Tensor], None]  # writes a parameter's first values, padding included
@@ -34,7 +35,9 @@ class FlatBucket:
         own_params: this rank's range of the parameters: of `params` below stage 3, an fp32 copy at stage 3.
         own_grads: fp32, this rank's range of the reduced gradients.
         grads: fp32 [size], what backward has added up on this rank; from stage 2 on None between backward passes.
+        in_place: whether autograd may accumulate right into `grads`.
         parameters: in the plan's order.
+        presence: at stage 3, of the parameters' values.
     """
 
     plan: Bucket
@@ -43,12 +46,38 @@ class FlatBucket:
     own_params: torch.Tensor
     own_grads: torch.Tensor
     grads: torch.Tensor | None
+    in_place: bool
     parameters: tuple[nn.Parameter, ...] = field(default=())
+    presence: Presence = field(init=False)
 
     def places(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         """Each parameter's part of `flat` [size], in its shape."""
         for local, offset in zip(self.plan.params, self.plan.offsets, strict=True):
             yield flat[offset : offset + local.size].view(local.shape)
+
+    def allocate(self) -> None:
+        """Gives `params` its memory back, to be filled."""
+        self.params.untyped_storage().resize_(self.plan.size * self.params.element_size())
+
+    def show(self) -> None:
+        """The module's parameters have the values of `params` from now on."""
+        self.presence.begin()
+
+    def free(self) -> None:
+        """Takes the parameters' values away, and the memory of `params`."""
+        self.presence.end()
+        self.params.untyped_storage().resize_(0)
+
+    def attach_grads(self) -> None:
+        """Has autograd accumulate in place, where it can: into a gradient that is there."""
+        if self.grads is not None and self.in_place:
+            for parameter, place in zip(self.parameters, self.places(self.grads), strict=True):
+                parameter.grad = place
+
+    def detach_grads(self) -> None:
+        """Has autograd leave `grads` alone."""
+        for parameter in self.parameters if self.in_place else ():
+            parameter.grad = None
 
 
 class FlatBuffers:
@@ -91,7 +120,8 @@ class FlatBuffers:
         params = torch.zeros(size, dtype=self.dtype, device=self.device)
         grads = None if self.zero >= 2 else torch.zeros(size, dtype=torch.float32, device=self.device)
         own_grads = torch.zeros(length, device=self.device) if grads is None else grads[own]
-        bucket = FlatBucket(plan, params, own, params[own], own_grads, grads)
+        in_place = grads is not None and self.dtype == torch.float32
+        bucket = FlatBucket(plan, params, own, params[own], own_grads, grads, in_place)
         bucket.parameters = tuple(
             self._adopt(local, place) for local, place in zip(plan.params, bucket.places(params), strict=True)
         )
@@ -100,10 +130,10 @@ class FlatBuffers:
                 fill(local, parameter.data)
         if self.zero == 3:
             bucket.own_params = params[own].float().clone()
-            params.untyped_storage().resize_(0)
-        elif grads is not None and self.dtype == torch.float32:
-            for parameter, place in zip(bucket.parameters, bucket.places(grads), strict=True):
-                parameter.grad = place  # autograd accumulates in place into a gradient that is there
+            names = [local.name for local in plan.params]
+            bucket.presence = Presence(bucket.parameters, names, tuple(bucket.places(params)))
+            bucket.free()
+        bucket.attach_grads()
         return bucket
 
     def _materialize(self, fill: Fill) -> None:

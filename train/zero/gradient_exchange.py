@@ -3,6 +3,10 @@
 A bucket is complete when every one of its parameters has had its gradient. Below stage 2 that counts in a stage's last
 backward pass of the step; from stage 2 on in each of them, so that whole gradients live only while they are summed.
 Buckets are exchanged in one fixed order: data-parallel ranks whose graphs differ still meet in the same collective.
+
+A parameter may have several gradients in one pass: where backward passes are nested, as in reentrant checkpointing,
+each brings its own. What comes when its bucket's exchange has begun is late: it is added up apart and exchanged before
+the optimizer's step.
 """
 
 import weakref
@@ -12,8 +16,9 @@ from functools import partial
 
 import torch
 
+from ...core.errors import ConfigError
 from ...core.layout import LocalParam
-from ...parallel.collectives import Pending, all_reduce, start_all_reduce, start_reduce_scatter_flat
+from ...parallel.collectives import Pending, all_reduce, all_reduce_max, start_all_reduce, start_reduce_scatter_flat
 from ...parallel.mesh import Group, Mesh
 from .flat_buffers import FlatBucket, FlatBuffers
 
@@ -26,12 +31,12 @@ class _Stage:
 
     Attributes:
         buckets: in their order of exchange.
-        missing: gradients still to come, per bucket.
+        missing: parameters whose gradient is still to come, per bucket.
         next: the first bucket that was not exchanged yet.
     """
 
     buckets: list[FlatBucket]
-    missing: list[int] = field(default_factory=list)
+    missing: list[set[int]] = field(default_factory=list)
     next: int = 0
 
 
@@ -47,6 +52,9 @@ class GradientExchange:
         over_replicas: whether a bucket's one exchange sums over all ranks that hold it: where nothing is sharded and
             nothing accumulates apart. Else it sums over the ranks of a shard, and `finish` over the replicas.
         on_complete: per stage, told each bucket all of whose parameters have had their gradient in this pass.
+        by_agreement: whether the ranks' order of collectives decides when complete buckets are exchanged (`complete`,
+            `exchange`), because other collectives come in between.
+        closed: whether gradients that arrive now are refused.
     """
 
     def __init__(self, buffers: FlatBuffers, *, sequence_parallel: bool, overlap: bool) -> None:
@@ -57,6 +65,9 @@ class GradientExchange:
         self.every_pass = buffers.zero >= 2
         self.over_replicas = not self.every_pass and self.mesh.shard.size == 1
         self.on_complete: list[Callable[[FlatBucket], None]] = []
+        self.by_agreement = False
+        self.closed = False
+        self._late: dict[tuple[int, int], torch.Tensor] = {}
         self._in_flight: list[Callable[[], object]] = []
         self._exchanging = False
         self._stages = [_Stage([]) for _ in buffers.modules]
@@ -70,6 +81,13 @@ class GradientExchange:
         for stage in self._stages:
             self._forget(stage)
 
+    def begin_step(self) -> None:
+        """Forgets what a step left that did not end."""
+        self._wait(0)
+        self._late.clear()
+        for stage in self._stages:
+            self._forget(stage)
+
     def begin_backward(self, last: bool) -> None:
         """A backward pass begins that gives all gradients of its stage; `last` of this step."""
         self._exchanging = self.overlap and (last or self.every_pass)
@@ -78,8 +96,39 @@ class GradientExchange:
         """All gradients of a pass have arrived: exchanges what was not complete (parameters that nothing used)."""
         if last or self.every_pass:
             self._exchange(self._stages[stage], len(self._stages[stage].buckets))
-            self._forget(self._stages[stage])
+        self._forget(self._stages[stage])
         self._exchanging = False
+
+    def complete(self, stage: int = 0) -> int:
+        """How many leading buckets can be exchanged now."""
+        if not self._exchanging:
+            return 0
+        missing = self._stages[stage].missing
+        return next((place for place, parameters in enumerate(missing) if parameters), len(missing))
+
+    def exchange(self, count: int, stage: int = 0) -> None:
+        """Begins the exchange of the leading `count` buckets."""
+        self._exchange(self._stages[stage], count)
+
+    def sum_late(self) -> None:
+        """Sums late gradients. Every rank calls it before `finish`, whether or not it has any."""
+        places = [(number, place) for number, stage in enumerate(self._stages) for place in range(len(stage.buckets))]
+        flags = torch.tensor([place in self._late for place in places], dtype=torch.int32, device=self.buffers.device)
+        for (number, place), flag in zip(places, all_reduce_max(flags, self.mesh.world).tolist(), strict=True):
+            if flag:
+                bucket = self._stages[number].buckets[place]
+                self._wait(0)
+                self._add_late(bucket, self._late.pop((number, place), None))
+
+    def _add_late(self, bucket: FlatBucket, grads: torch.Tensor | None) -> None:
+        if grads is None:
+            grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
+        if self.over_replicas:
+            bucket.own_grads.add_(all_reduce(grads, self.mesh.replicate))
+        else:
+            part = torch.empty(bucket.own_grads.shape, device=self.buffers.device)
+            start_reduce_scatter_flat(part, grads, self.mesh.shard).wait()
+            bucket.own_grads.add_(part)
 
     def finish(self) -> None:
         """Waits for all exchanges of the step; each rank's range is then in `own_grads`."""
@@ -89,29 +138,49 @@ class GradientExchange:
                 all_reduce(bucket.own_grads, self.mesh.replicate)
             if bucket.plan.params[0].tied:
                 all_reduce(bucket.own_grads, self.mesh.ends)
+            bucket.attach_grads()
 
     def arrived(self, number: int, place: int, index: int, parameter: torch.Tensor) -> None:
         """A parameter's gradient is there: the `index`-th of the `place`-th bucket of stage `number`."""
         stage = self._stages[number]
         bucket = stage.buckets[place]
-        if bucket.grads is None:
-            bucket.grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
-        start = bucket.plan.offsets[index]
-        target = bucket.grads[start : start + parameter.numel()].view_as(parameter)
+        local, start = bucket.plan.params[index], bucket.plan.offsets[index]
+        if self.closed:
+            raise ConfigError(
+                f"{local.name} got a gradient outside of engine.backward: call that, not loss.backward()."
+            )
+        target = self._target(number, place)[start : start + local.size].view(local.shape)
         if parameter.grad is not None and parameter.grad.data_ptr() != target.data_ptr():
             target.add_(parameter.grad)
             parameter.grad = None
-        stage.missing[place] -= 1
-        if self.on_complete and stage.missing[place] == 0:
+        if index not in stage.missing[place]:
+            return
+        stage.missing[place].discard(index)
+        if stage.missing[place]:
+            return
+        if self.on_complete:
             self.on_complete[number](bucket)
-        if self._exchanging and stage.missing[place] == 0:
-            rest = range(stage.next, len(stage.buckets))
-            self._exchange(stage, next((index for index in rest if stage.missing[index]), len(stage.buckets)))
+        if self._exchanging and not self.by_agreement:
+            self._exchange(stage, self.complete(number))
+
+    def _target(self, number: int, place: int) -> torch.Tensor:
+        """Where gradients of a bucket are added up now, fp32 [size]."""
+        bucket = self._stages[number].buckets[place]
+        late = place < self._stages[number].next
+        grads = self._late.get((number, place)) if late else bucket.grads
+        if grads is None:
+            grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
+            if late:
+                self._late[number, place] = grads
+            else:
+                bucket.grads = grads
+        return grads
 
     def _exchange(self, stage: _Stage, end: int) -> None:
         """Begins the exchange of the buckets up to `end`."""
         for bucket in stage.buckets[stage.next : end]:
             self._sum_over_tp(bucket)
+            bucket.detach_grads()  # a late gradient must not be added to what is on its way
             self._wait(MAX_IN_FLIGHT - 1)
             self._in_flight.append(self._start(bucket))
         stage.next = max(stage.next, end)
@@ -136,7 +205,7 @@ class GradientExchange:
 
     def _forget(self, stage: _Stage) -> None:
         stage.next = 0
-        stage.missing = [len(bucket.parameters) for bucket in stage.buckets]
+        stage.missing = [set(range(len(bucket.parameters))) for bucket in stage.buckets]
 
     def _sum_over_tp(self, bucket: FlatBucket) -> None:
         """Adds up what ranks with the same values saw apart: replicated kv heads, norms of heads, routers; under

@@ -76,6 +76,16 @@ class ShardedAdamW:
                 bucket.own_params.copy_(master)
             all_gather_flat(bucket.params, bucket.own_params, self.buffers.mesh.shard)
 
+    def take_over(self) -> None:
+        """Masters become what was changed of whole parameters since they were rounded into them. Every rank changed the
+        same, and calls it while they are there."""
+        for master, bucket in zip(self._masters, self.buffers.buckets, strict=True):
+            now = bucket.params[bucket.own]
+            if master.data_ptr() != now.data_ptr():
+                changed = now != master.to(now.dtype)
+                master[changed] = now[changed].float()
+        self.publish()
+
     def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
         """Every run of a logical box that this rank updates, with its values of `slot` (1-D fp32 view).
 

@@ -20,9 +20,11 @@ def train_alone(module: nn.Module, steps: Sequence[Sequence[Loss]]) -> dict[str,
     others = [p for p in module.parameters() if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     norms = []
     for losses in steps:
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)  # what nothing uses has a gradient of zero: it decays as all does
         torch.stack([loss(module) for loss in losses]).mean().backward()
         norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), 0.5)))
         optimizer.step()
