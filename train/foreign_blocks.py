@@ -15,12 +15,14 @@ _LOG: Final = logging.getLogger(__name__)
 _SHOWN: Final = 3  # names in a message
 
 
-def find_blocks(module: nn.Module, gather_together: Sequence[str | nn.Module] = ()) -> dict[str, nn.Module]:
+def find_blocks(
+    module: nn.Module, gather_together: str | nn.Module | Sequence[str | nn.Module] = ()
+) -> dict[str, nn.Module]:
     """The outermost modules of every list, dict or sequence of two or more modules, by name in their order; where those
     are mere lists, dicts or sequences themselves, their modules.
 
     Args:
-        gather_together: what is no block: modules, or names and patterns of names (`*`, `?`, `[]`) of modules. A name
+        gather_together: what is no block: a module, a name or a pattern of names (`*`, `?`, `[]`), or several. Each
             stands for all within it.
 
     Raises:
@@ -33,7 +35,7 @@ def find_blocks(module: nn.Module, gather_together: Sequence[str | nn.Module] = 
             blocks[name] = block
             known.add(block)
     left_out: set[str] = set()
-    for wish in gather_together:
+    for wish in [gather_together] if isinstance(gather_together, str | nn.Module) else gather_together:
         matching = {name for name in blocks if _is_within(name, wish, module)}
         if not matching:
             raise ConfigError(

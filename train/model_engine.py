@@ -54,7 +54,7 @@ def initialize(
     shard_size: int = 0,
     bucket_size: int = 2**24,
     overlap: bool = True,
-    gather_together: Sequence[str | nn.Module] = (),
+    gather_together: str | nn.Module | Sequence[str | nn.Module] = (),
     timeout_seconds: float = 600.0,
 ) -> "ModelEngine":
     """Takes over a module: its parameters move into flat buffers, gradients are exchanged during backward.
@@ -95,20 +95,38 @@ def initialize(
     check_alike([repr(options), repr(settings), repr(list(blocks)), *describe(model)], mesh.world)
     values = _take_over(model, dtype, mesh.world)
     foreign = ForeignModel.of(model, blocks)
+    return ModelEngine(foreign, _engine(foreign, values, mesh, options, settings, device), settings)
+
+
+def _engine(
+    foreign: ForeignModel,
+    values: dict[str, torch.Tensor],
+    mesh: Mesh,
+    options: OptimizerSection,
+    settings: InitializeOptions,
+    device: torch.device,
+) -> Engine:
+    """What trains the module from `values`, which it takes one by one."""
 
     def fill(local: LocalParam, parameter: torch.Tensor) -> None:
         parameter.copy_(values.pop(local.name))
 
-    numbers = PrecisionSection(params=precision)
     engine = Engine(
-        [model], foreign.table, mesh, optimizer=options, precision=numbers, device=device, fill=fill, overlap=overlap
+        [foreign.module],
+        foreign.table,
+        mesh,
+        optimizer=options,
+        precision=PrecisionSection(params=settings.precision),
+        device=device,
+        fill=fill,
+        overlap=settings.overlap,
     )
-    if zero == 3:
+    if settings.zero == 3:
         units = foreign.units(engine.buffers)
-        engine.gather_by_agreement(units, between_cpus(mesh, timeout_seconds), prefetch=overlap)
+        engine.gather_by_agreement(units, between_cpus(mesh, settings.timeout_seconds), prefetch=settings.overlap)
         if mesh.world.rank == 0:
             foreign.tell_sizes(units)
-    return ModelEngine(foreign, engine, settings)
+    return engine
 
 
 def _take_over(model: nn.Module, dtype: torch.dtype, world: Group) -> dict[str, torch.Tensor]:

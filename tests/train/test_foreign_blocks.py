@@ -49,6 +49,7 @@ def test_what_is_gathered_together_is_no_block() -> None:
     module = nn.ModuleDict({"deep": nn.ModuleList(_linear() for _ in range(3)), "wide": _linear()})
     assert list(find_blocks(module, ["deep.[02]"])) == ["deep.1", "wide"]
     assert list(find_blocks(module, ["deep", module["wide"]])) == []
+    assert list(find_blocks(module, "deep")) == ["wide"]
     with pytest.raises(ConfigError, match=r"'deep\.5' is no block .* blocks are deep\.0, deep\.1, deep\.2 and 1 more"):
         find_blocks(module, ["deep.5"])
     with pytest.raises(ConfigError, match=r"'layers' is no block"):
