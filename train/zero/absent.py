@@ -41,6 +41,7 @@ _ALLOWED: Final = frozenset(
     + [vars(torch._C.TensorBase)["grad"].__delete__]
     + [getattr(torch.Tensor, name) for name in _METHODS]
     + [torch.is_floating_point, torch.is_complex, torch.is_same_size, torch.numel]
+    + [torch.autograd.backward]  # a leaf's: only adds to its gradient, as weight gradients that were put off do
 )
 
 
