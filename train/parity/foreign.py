@@ -12,6 +12,7 @@ from torch import nn
 from ...core.tensors import Table
 from ...parallel.collectives import all_reduce
 from ..config import OptimizerSection, TrainConfig
+from ..foreign_blocks import find_blocks
 from ..foreign_model import ForeignModel
 from ..lr_schedule import learning_rate
 from ..model_engine import initialize
@@ -64,7 +65,7 @@ def micro_batch(seed: int, step: int, number: int) -> tuple[torch.Tensor, torch.
 def run_reference(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]:
     """Trains with torch alone, and leaves the first gradients in `gradients` as `gradients.first_gradients` does."""
     module, options = make_module(config.train.seed), config.optimizer
-    table = ForeignModel.of(module).table
+    table = ForeignModel.of(module, find_blocks(module)).table
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(_groups(learned, options), betas=options.betas, eps=options.eps)
     curves: dict[str, list[float]] = {"loss": [], "grad_norm": [], "routing": []}

@@ -77,6 +77,8 @@ class Snapshot:
         start, stop = item.flat or (0, item.box.size)
         if item.slot == "weight" and (item.tensor, item.box) in self._by_box:
             return _to_numpy(self._now(item.tensor, item.box)[start:stop])
+        if start == stop:  # an empty tensor: nothing of it is updated, at stage 3 nothing is held
+            return _to_numpy(torch.empty(0, dtype=self.buffers.dtype))
         for shard, values in self.runs(item.slot):
             low, high = shard.flat
             held = (shard.piece.tensor.name, shard.piece.box)
