@@ -107,7 +107,7 @@ def test_a_sharded_checkpoint_is_served_and_a_flipped_bit_refused(
     llm: LLM, model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     source, run = model_folder("grouped"), tmp_path / "run"
-    reshard(source, run / "step-00000003", layout=Layout(tp=4), table=tensor_table(ModelConfig.from_folder(source)))
+    reshard(source, run / "step-00000000", layout=Layout(tp=4), table=tensor_table(ModelConfig.from_folder(source)))
     params = SamplingParams(temperature=0, max_new_tokens=8, ignore_eos=True)
     with LLM(run, tp=2, kv_blocks=8) as sharded:
         assert sharded.generate([1, 2, 3], params)[0].token_ids == llm.generate([1, 2, 3], params)[0].token_ids
