@@ -46,6 +46,10 @@ def optimizer_section(optimizer: object, steps: int) -> OptimizerSection:
         raise ConfigError(_no_keys(optimizer))
     if optimizer.schedule != "constant" and not steps:
         raise ConfigError(f'schedule = "{optimizer.schedule}" ends: initialize(..., steps=N) must say when.')
+    if 0 < steps < optimizer.warmup_steps:
+        raise ConfigError(
+            f"warmup_steps = {optimizer.warmup_steps} exceeds steps = {steps}: they would end before lr is reached."
+        )
     return optimizer
 
 

@@ -158,6 +158,7 @@ def test_batch_sizes_that_disagree_are_explained_with_every_fix() -> None:
         ),
         ({"zero_optimization": {"stagee": 2}}, "unknown key 'zero_optimization.stagee'; did you mean 'zero_optimi"),
         ({"zero_optimization": {"stage": "two"}}, "zero_optimization.stage = 'two' must be a whole number"),
+        ({"bf16": {"enabled": "true"}}, "bf16.enabled = 'true' must be true or false"),
         ({"train_batch_size": 0}, "train_batch_size = 0 must be 1 or more"),
         ({"gradient_clipping": True}, "gradient_clipping = True must be a number"),
     ],

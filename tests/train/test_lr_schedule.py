@@ -5,6 +5,7 @@ import pytest
 from tk.core.config import parse
 from tk.core.errors import ConfigError
 from tk.train.config import OptimizerSection, TrainConfig
+from tk.train.initialize_options import optimizer_section
 from tk.train.lr_schedule import learning_rate
 
 
@@ -43,3 +44,6 @@ def test_a_warmup_that_never_ends_is_refused() -> None:
     assert parse(data | {"optimizer": {"warmup_steps": 20}}, TrainConfig, "test").optimizer.warmup_steps == 20
     with pytest.raises(ConfigError, match=r"optimizer.warmup_steps = 21 exceeds train.steps = 20"):
         parse(data | {"optimizer": {"warmup_steps": 21}}, TrainConfig, "test")
+    with pytest.raises(ConfigError, match=r"warmup_steps = 21 exceeds steps = 20"):
+        optimizer_section({"warmup_steps": 21}, 20)
+    assert optimizer_section({"warmup_steps": 21}, 0).warmup_steps == 21, "a constant rate has no end"

@@ -80,7 +80,7 @@ def precision(given: Given) -> list[Setting]:
     """The dtype of parameters, and the first loss scale."""
     values = given.values
     enabled = {key: values[key] for key in ("bf16.enabled", "bfloat16.enabled", "fp16.enabled") if key in values}
-    chosen = [key for key, value in enabled.items() if value is True]
+    chosen = [key for key, value in enabled.items() if convert(key, value, bool)]
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} are both true: choose one")
     settings = []
