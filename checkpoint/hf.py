@@ -89,8 +89,9 @@ def open_folder(folder: Path) -> HuggingFaceFolder:
         digest = headers[SINGLE].sha256
     else:
         data = storage.read_small(real_path(folder, INDEX, inside=True), MAX_SIDE_FILE)
-        weight_map = _weight_map(strict.parse(data, str(folder / INDEX)), str(folder / INDEX))
-        headers = {name: _header(folder, name) for name in sorted(set(weight_map.values()))}
+        indexed = _weight_map(strict.parse(data, str(folder / INDEX)), str(folder / INDEX))
+        headers = {name: _header(folder, name) for name in sorted(set(indexed.values()))}
+        weight_map = _held(folder, indexed, headers)
         digest = hashlib.sha256(data).hexdigest()
     base = BASE_PREFIXES.get(_model_type(config), "")
     prefix = "" if any(name.startswith(base) for name in weight_map) else base
@@ -179,6 +180,19 @@ def _weight_map(document: object, what: str) -> dict[str, str]:
     if not found:
         raise ManifestError(f"{what} names no tensors.")
     return {name: strict.file_name(file, f"{what}: {name[:80]}") for name, file in found.items()}
+
+
+def _held(folder: Path, indexed: Mapping[str, str], headers: Mapping[str, Header]) -> dict[str, str]:
+    """Where every tensor is: those that the index names and those that it forgets in its files, for `transformers`
+    reads these files whole, and of two tensors of one name the later file's."""
+    held = {name: file for file, header in headers.items() for name in header.entries}
+    for name, file in indexed.items():
+        if held.get(name, file) != file:
+            raise CheckpointError(
+                f"{folder / INDEX} says that {name} is in {file}, and {held[name]} holds one that "
+                f"`transformers` would take. Remove the wrong one, or save the model again into an empty folder."
+            )
+    return {**indexed, **held}
 
 
 def _model_type(config: Mapping[str, object]) -> str:

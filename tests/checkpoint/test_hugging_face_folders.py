@@ -1,5 +1,6 @@
 """Which files of a Hugging Face folder count, under which names, and through which links."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,9 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tk.checkpoint import Checkpoint, export_links, prepare_export, reshard
+from tk.checkpoint.hf import BASE_PREFIXES
+from tk.cli.main import main
 from tk.core.errors import CheckpointError
 from tk.core.layout import Layout
+from tk.model.config import ModelConfig
+from tk.model.registry import architectures, tensor_table
 from tk.tests.checkpoint.saving import llama_table, save_step
+from tk.tests.model.architectures import ENTRIES
 
 TABLE = llama_table(layers=1)
 NAMES = {  # of architectures that tk does not run, and of old files
@@ -74,6 +80,54 @@ def test_a_single_file_counts_before_an_index(tmp_path: Path) -> None:
     name = "embeddings.word_embeddings.weight"
     assert torch.equal(loaded[name], second.state_dict()[name])
     assert torch.equal(found.read(name).torch(), loaded[name])
+
+
+def test_what_an_index_forgets_or_puts_elsewhere(tmp_path: Path) -> None:
+    """transformers reads the files that an index names whole, whatever it says is in them."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=8,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(tmp_path / "model", max_shard_size="1kB")
+    path = tmp_path / "model" / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    forgotten = "embeddings.LayerNorm.weight"
+    first, last = index["weight_map"].pop(forgotten), max(index["weight_map"].values())
+    assert first in index["weight_map"].values()
+    assert first < last
+    path.write_text(json.dumps(index))
+    loaded = BertModel.from_pretrained(tmp_path / "model").state_dict()
+    found = Checkpoint.open(tmp_path / "model")
+    assert found.tensors.keys() == loaded.keys()
+    assert torch.equal(found.read(forgotten).torch(), loaded[forgotten])
+
+    tensors = load_file(tmp_path / "model" / last)
+    save_file(tensors | {forgotten: torch.full((8,), 7.0)}, tmp_path / "model" / last, {"format": "pt"})
+    index["weight_map"][forgotten] = first
+    path.write_text(json.dumps(index))
+    assert BertModel.from_pretrained(tmp_path / "model").state_dict()[forgotten][0] == 7
+    with pytest.raises(CheckpointError, match=rf"says that {forgotten} is in {first}, and {last} holds one"):
+        Checkpoint.open(tmp_path / "model")
+
+
+def test_reshard_of_an_architecture_that_tk_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder_of(tmp_path / "source", NAMES["t5"], "t5")
+    assert main(["reshard", str(source), str(tmp_path / "whole"), "--tp", "1"]) == 0
+    assert set(Checkpoint.open(tmp_path / "whole").tensors) == set(NAMES["t5"])
+    capsys.readouterr()
+    assert main(["reshard", str(source), str(tmp_path / "cut"), "--tp", "2"]) == 3
+    assert "t5" in capsys.readouterr().err
+    assert not (tmp_path / "cut").exists()
+
+
+def test_prefixes_are_those_of_the_architectures_that_tk_runs() -> None:
+    assert set(BASE_PREFIXES) == set(architectures())
+    for name, entry in ENTRIES.items():
+        config = ModelConfig.from_json(entry.make_config().to_dict())
+        names = {spec.name for spec in tensor_table(config)} - {"lm_head.weight"}
+        assert all(tensor.startswith(BASE_PREFIXES[config.architecture]) for tensor in names), name
 
 
 def cached(source: Path, cache: Path) -> Path:

@@ -164,6 +164,7 @@ def test_odd_tensors_survive_at_any_stage(rank_pool: RankPool, tmp_path: Path, z
     assert dict(checkpoint.tensors["frozen"].slots) == {"weight": "F32"}
     assert checkpoint.tensors["scale"].shape == ()
     assert checkpoint.read("empty").numpy().shape == (0, 4)
+    assert len(checkpoint.chunks["empty", "weight"]) == 1
     assert checkpoint.read("norm.num_batches_tracked").numpy() == 2
     for stage, world in ((0, 1), (3, 2)):
         again = {"zero": stage, "folder": str(tmp_path / "run"), "load": True}
