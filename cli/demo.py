@@ -18,7 +18,8 @@ from .demo_report import Stream, report
 
 PROMPTS = ("def read_lines(path):\n", "class Stack:\n    def __init__(self", "import os\nimport sys\n\n")
 NEW_TOKENS = 100
-MADE = frozenset({"demo.toml", "run", "tp1", "hugging-face"})
+CONFIG_FILE = "demo.toml"
+MADE = frozenset({CONFIG_FILE, "run", "tp1", "hugging-face"})
 TK = (sys.executable, "-P", "-m", "tk")  # -P: what lies in the current folder is not what we import
 CONFIG = """\
 # What `tk demo` trains: Python's own library on two local ranks, tensor parallel, ZeRO-1. Change it and run
@@ -103,12 +104,13 @@ def _title(text: str) -> None:
 def _fresh_folder(out: Path) -> Path:
     """The demo's configuration in `out`, what an earlier demo made there removed and nothing else touched."""
     found = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if not found <= MADE:
-        raise ConfigError(f"{out} holds {sorted(found - MADE)[0]}, which no demo made; name another folder with --out.")
+    if found and (CONFIG_FILE not in found or not found <= MADE):  # any folder may have a run in it
+        foreign = sorted(found - MADE or found)[0]
+        raise ConfigError(f"{out} holds {foreign}, which no demo made; name another folder with --out.")
     for name in found & {"run", "tp1", "hugging-face"}:
         shutil.rmtree(out / name)
     out.mkdir(parents=True, exist_ok=True)
-    config = out / "demo.toml"
+    config = out / CONFIG_FILE
     quoted = {key: json.dumps(str(path)) for key, path in (("run", out / "run"), ("cache", out.parent / "stdlib"))}
     config.write_text(CONFIG.format(file=config, **quoted), encoding="utf-8")
     return config

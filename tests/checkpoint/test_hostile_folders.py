@@ -1,5 +1,6 @@
 """Targets that no tidy example has: what is a user's is never destroyed, and every refusal comes before the copy."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from tk.checkpoint import Checkpoint, Options, prepare_export, prepare_reshard, storage
 from tk.cli.main import main
-from tk.core.errors import CheckpointError, ConfigError
+from tk.core.errors import CheckpointError, ConfigError, StorageError
 from tk.core.layout import Layout
 from tk.tests.checkpoint.saving import llama_table, save_step
 
@@ -255,6 +256,21 @@ def test_what_comes_into_the_old_folder_while_it_goes_stays(place: Path, monkeyp
     reshard(place, place / "tk")
     (kept,) = place.glob("tk.old-*")
     assert os.listdir(kept) == ["thesis.txt"]
+    assert Checkpoint.open(place / "tk").verify().ok
+
+
+def test_where_names_cannot_be_exchanged_the_old_folder_steps_aside(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(one: Path, two: Path) -> None:
+        raise StorageError(f"{one} cannot be exchanged with {two}", errno.EINVAL)
+
+    shutil.copytree(place / "theirs", place / "tk.old")
+    (place / "tk.old-").mkdir()
+    before = {path: data for path, data in tree(place).items() if b"/tk/" not in path}
+    monkeypatch.setattr(storage, "exchange", cannot)
+    reshard(place, place / "tk")
+    assert {path: data for path, data in tree(place).items() if b"/tk/" not in path} == before
     assert Checkpoint.open(place / "tk").verify().ok
 
 
