@@ -9,7 +9,7 @@ from typing import Final
 
 from . import storage
 
-_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+\S+")
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(\S+)")
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _SAVE_AGAIN: Final = "load it with transformers and save_pretrained() writes a folder that tk reads"
 _AS_SAFETENSORS: Final = "save its weights as safetensors under the names that transformers gives them"
@@ -114,8 +114,8 @@ def _describe_missing(path: Path) -> str:
     url = _URL.fullmatch(str(path))
     if url:
         return (
-            f"{path} is an address ({url[1]}); checkpoints are read from folders. Download it (from the Hugging Face "
-            f"hub: hf download OWNER/NAME --local-dir DIR) or mount it, and name that folder."
+            f"{url[1]}://{url[2]} is an address ({url[1]}); checkpoints are read from folders. Download it (from the "
+            f"Hugging Face hub: hf download OWNER/NAME --local-dir DIR) or mount it, and name that folder."
         )
     if storage.is_link(path):
         return f"{path} is a link to {path.readlink()}, which does not exist."
@@ -131,6 +131,10 @@ def _describe_folder(path: Path) -> str:
     names = storage.list_names(path)
     if not names:
         return f"{path} holds no checkpoint: the folder is empty; {_A_CHECKPOINT_IS}."
+    dangling = [name for name in names if storage.is_link(path / name) and not storage.exists(path / name)]
+    if dangling:
+        target = (path / dangling[0]).readlink()
+        return f"{path} holds no checkpoint: {dangling[0]} is a link to {target}, which does not exist."
     text, name = _match(_FOLDERS, [f"{name}/" if storage.is_dir(path / name) else name for name in names])
     if text:
         return f"{path} {text.replace('{name}', name).replace('{path}', str(path))}."

@@ -93,6 +93,8 @@ def open_folder(folder: Path) -> HuggingFaceFolder:
         headers = {name: _header(folder, name) for name in sorted(set(indexed.values()))}
         weight_map = _held(folder, indexed, headers)
         digest = hashlib.sha256(data).hexdigest()
+    if not weight_map:
+        raise ManifestError(f"{folder / SINGLE} holds no tensors.")
     base = BASE_PREFIXES.get(_model_type(config), "")
     prefix = "" if any(name.startswith(base) for name in weight_map) else base
     tensors, chunks = {}, {}

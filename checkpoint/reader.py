@@ -50,7 +50,12 @@ class StoredArray:
         """The values as a tensor of the true dtype, sharing memory."""
         import torch
 
-        names = {"BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+        names = {
+            "BF16": torch.bfloat16,
+            "F8_E4M3": torch.float8_e4m3fn,
+            "F8_E5M2": torch.float8_e5m2,
+            "F8_E8M0": torch.float8_e8m0fnu,
+        }
         if self.dtype.code in names:
             bits = np.dtype(f"i{self.dtype.itemsize}")
             return torch.from_numpy(self.values.view(bits)).view(names[self.dtype.code])

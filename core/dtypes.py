@@ -33,6 +33,7 @@ FP16 = DType("F16", 2, "<f2")
 FP32 = DType("F32", 4, "<f4")
 FP8_E4M3 = DType("F8_E4M3", 1, "|u1")
 FP8_E5M2 = DType("F8_E5M2", 1, "|u1")
+FP8_E8M0 = DType("F8_E8M0", 1, "|u1")  # powers of two: the scales of blocks
 _ALL = (
     BF16,
     FP16,
@@ -40,6 +41,7 @@ _ALL = (
     DType("F64", 8, "<f8"),
     FP8_E4M3,
     FP8_E5M2,
+    FP8_E8M0,
     DType("I64", 8, "<i8"),
     DType("I32", 4, "<i4"),
     DType("I16", 2, "<i2"),
@@ -106,6 +108,8 @@ def widen(values: Array, dtype: DType) -> Array:
         exponent, mantissa = (values.astype("<i4") >> 3) & 15, values.astype("<i4") & 7
         sizes = np.ldexp(np.where(exponent == 0, mantissa, 8 + mantissa).astype("<f8"), np.maximum(exponent, 1) - 10)
         values = np.where(values & 0x7F == 0x7F, np.nan, np.where(values & 0x80, -sizes, sizes))
+    elif dtype == FP8_E8M0:
+        values = np.where(values == 0xFF, np.nan, np.ldexp(1.0, values.astype("<i4") - 127))
     return values.astype("<f8")
 
 

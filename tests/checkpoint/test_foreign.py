@@ -55,7 +55,7 @@ FILES = {
     "thesis.txt": ("is a file", "Hugging Face folder"),
 }
 ADDRESSES = {
-    "s3://bucket/run": ("an address (s3)", "Download it"),
+    "s3://bucket/run": ("s3://bucket/run is an address (s3)", "Download it"),
     "gs://bucket/run/step-00000001": ("an address (gs)", "mount it"),
     "hf://org/name": ("an address (hf)", "hf download"),
     "https://huggingface.co/org/name": ("an address (https)", "hf download"),
@@ -91,6 +91,9 @@ def test_every_foreign_format_is_named_and_says_what_to_do(tmp_path: Path, monke
         check(address, wanted)
     os.symlink(tmp_path / "gone", tmp_path / "link")
     check(tmp_path / "link", ("is a link to", "gone, which does not exist"))
+    (tmp_path / "snapshot").mkdir()
+    os.symlink("../blobs/gone", tmp_path / "snapshot" / "model.safetensors")
+    check(tmp_path / "snapshot", ("model.safetensors is a link to ../blobs/gone, which does not exist",))
 
 
 def test_a_file_whose_name_says_nothing_is_known_by_its_content(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ HELD = {
     ],
     "A tensor without elements": [
         "hugging_face_values:every_dtype_and_empty_tensors_come_through",
-        "hugging_face_values:an_empty_name_is_refused",
+        "hugging_face_values:an_empty_name_and_an_empty_file_are_refused",
     ],
     "`master` is the fp32 value": ["plan:what_a_dtype_change_takes_from_where"],
     "Whoever wants a weight": [

@@ -28,7 +28,10 @@ STORED = {
     "no_columns": torch.zeros(4, 0, dtype=torch.int64),
     "none": torch.zeros(0, dtype=torch.bfloat16),
 }
-FP8 = {"e4m3": torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn)}
+FP8 = {
+    "e4m3": torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn),
+    "scales": torch.arange(256).to(torch.uint8).view(torch.float8_e8m0fnu),
+}
 
 
 def folder_of(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
@@ -75,7 +78,7 @@ def test_a_change_of_dtype_leaves_integers_alone(tmp_path: Path) -> None:
 
 def test_quantized_values_are_not_cast_without_their_scales(tmp_path: Path) -> None:
     source = Checkpoint.open(folder_of(tmp_path / "source", FP8))
-    with pytest.raises(CheckpointError, match=r"e4m3 is stored as F8_E4M3, .* no cast to bf16 .*leave out --dtype"):
+    with pytest.raises(CheckpointError, match=r" is stored as F8_E\dM\d, .* no cast to bf16 .*leave out --dtype"):
         prepare_reshard(source, tmp_path / "x", Options(Layout(), dtypes.BF16))
 
 
@@ -89,13 +92,18 @@ def test_a_read_in_another_dtype_is_cast_from_the_master(tmp_path: Path, dtype: 
         assert np.array_equal(stored, true_values(spec, "weight", "BF16"))
 
 
-def test_an_empty_name_is_refused(tmp_path: Path) -> None:
+def test_an_empty_name_and_an_empty_file_are_refused(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "source", {"": torch.ones(2), "a": torch.ones(3)})
     with pytest.raises(ManifestError, match="a tensor's name is empty"):
         Checkpoint.open(source)
+    with pytest.raises(ManifestError, match="holds no tensors"):
+        Checkpoint.open(folder_of(tmp_path / "nothing", {}))
 
 
 def test_fp8_is_compared_by_value(tmp_path: Path) -> None:
+    scales = FP8["scales"]
+    powers = dtypes.widen(scales.view(torch.uint8).numpy(), dtypes.FP8_E8M0)
+    assert np.array_equal(powers, scales.float().double().numpy(), equal_nan=True)
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         bits = torch.arange(256).to(torch.uint8)
         code = {torch.float8_e4m3fn: dtypes.FP8_E4M3, torch.float8_e5m2: dtypes.FP8_E5M2}[dtype]
