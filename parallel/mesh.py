@@ -1,5 +1,6 @@
 """Process groups by mesh axis, passed by hand to whoever communicates: there is no global group object."""
 
+import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,18 +14,40 @@ from ..core.layout import Coordinates, Layout
 from .local_link import Link, Switchboard
 
 
-@dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks that one communicates with along an axis; `process_group` is None where one is alone.
+    """The ranks that one communicates with along an axis.
 
-    Attributes:
+    torch alone keeps the process group: once it is destroyed, by torch or by a user's script, its threads end, whatever
+    still has a mesh. Threads that outlive the interpreter end the process with SIGABRT.
+
+    Args:
+        process_group: None where one is alone.
         link: a faster way for small messages between CPUs of one host.
     """
 
-    process_group: dist.ProcessGroup | None = None
-    rank: int = 0
-    size: int = 1
-    link: Link | None = None
+    __slots__ = ("_process_group", "link", "rank", "size")
+
+    def __init__(
+        self, process_group: dist.ProcessGroup | None = None, rank: int = 0, size: int = 1, link: Link | None = None
+    ) -> None:
+        self._process_group = None if process_group is None else weakref.ref(process_group)
+        self.rank = rank
+        self.size = size
+        self.link = link
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """torch's; None where one is alone.
+
+        Raises:
+            ParallelError: it was destroyed.
+        """
+        if self._process_group is None:
+            return None
+        process_group = self._process_group()
+        if process_group is None:
+            raise ParallelError("The process group of these ranks was destroyed: they cannot communicate any more.")
+        return process_group
 
 
 ALONE = Group()

@@ -10,6 +10,8 @@ from itertools import zip_longest
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from ..core.errors import ConfigError
 from ..parallel.collectives import gather_bytes
@@ -17,6 +19,7 @@ from ..parallel.mesh import Group
 from .saving.snapshot import CODES
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_OF_ONE_DTYPE = (_NormBase, _SpectralNorm)
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
 
 
@@ -73,7 +76,7 @@ def check_alike(lines: list[str], world: Group) -> None:
 def _problems(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
     """What is wrong, in the order in which the checks rest on one another."""
     for name, module in model.named_modules():
-        yield from _of_module(name or "the module itself", module)
+        yield from _of_module(name or "the module itself", module, dtype)
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
     for name, tensor in (parameters | buffers).items():
@@ -87,7 +90,7 @@ def _problems(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
     yield from _of_overlaps(parameters, buffers)
 
 
-def _of_module(name: str, module: nn.Module) -> Iterator[str]:
+def _of_module(name: str, module: nn.Module, dtype: torch.dtype) -> Iterator[str]:
     if isinstance(module, _WRAPPERS):
         yield f"{name} is wrapped in {type(module).__name__}, which exchanges gradients, too. Give the module inside."
     if hasattr(module, "_orig_mod"):
@@ -100,6 +103,13 @@ def _of_module(name: str, module: nn.Module) -> Iterator[str]:
             f"{name} ({type(module).__name__}) has get_extra_state, and a checkpoint stores tensors only. Keep that "
             "state in buffers (register_buffer)."
         )
+    for key, buffer in module._buffers.items() if isinstance(module, _OF_ONE_DTYPE) else ():
+        if buffer is not None and buffer.is_floating_point() and buffer.dtype != dtype:
+            yield (
+                f"{name} ({type(module).__name__}) has {key} in {buffer.dtype}, which torch does not mix with "
+                f"parameters in {dtype}. Train in the buffer's precision, or cast the module first, "
+                f"model.to({dtype}), if its statistics may be as coarse."
+            )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
         yield f"{name} gives sparse gradients, which AdamW does not take. Make it with sparse=False."
 

@@ -8,9 +8,11 @@ for batch in batches:
 engine.save("runs/mine")                    # later: engine.load("runs/mine")
 """
 
+import atexit
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -147,7 +149,16 @@ def _join(device: torch.device, timeout_seconds: float) -> int:
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        atexit.register(_leave)
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _leave() -> None:
+    """Ends the process group that `_join` began, while the interpreter is whole: a thread of it that wants to give back
+    a tensor when there is none any more ends the process with SIGABRT. A rank that failed leaves at once: what it had
+    begun with others may never end."""
+    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+        dist.destroy_process_group()
 
 
 class ModelEngine:

@@ -84,6 +84,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "compiled": (lambda: nn.ModuleDict({"_orig_mod": nn.Linear(2, 2)}), "torch.compile returned"),
     "extra state": (lambda: nn.Sequential(Extra(2, 2)), r"0 \(Extra\) has get_extra_state.*register_buffer"),
     "state_dict hooks": (_renamed_in_state_dict, "state_dict has kernel"),
+    "statistics in fp32": (
+        lambda: nn.Sequential(nn.BatchNorm1d(2)),
+        "0 .BatchNorm1d. has running_mean in torch.float32",
+    ),
     "gradient hooks": (_hooked, "weight has hooks"),
     "memory shared": (_two_of_one_memory, "0.weight and 1.weight share memory.*one Parameter"),
     "a view as buffer": (
