@@ -1,5 +1,6 @@
 """A run folder: its steps, which of them count, the lock that keeps a second writer out, and pruning."""
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +14,11 @@ from .manifest import MANIFEST
 from .reader import Checkpoint
 from .run_lock import LOCK, require_lock, run_lock
 from .step_names import attempt_of, is_misnamed, new_attempt, step_aside, step_name, step_of
+from .strangers import foreign_names
 
 LATEST: Final = "LATEST"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,8 @@ class LockedRun(RunFolder):
     def prune(self, keep: int, keep_every: int = 0) -> list[Path]:
         """Removes old steps: all but the newest `keep` (at least 1) and those that `keep_every` divides (0: none).
 
-        Only steps that count are counted or removed, so the newest good one always stays.
+        Only steps that count are counted or removed, so the newest good one always stays; and only those that hold
+        nothing but what a save wrote.
 
         Returns:
             The folders removed, oldest first.
@@ -191,10 +196,13 @@ class LockedRun(RunFolder):
         for step, path in reversed(self.steps()):
             if left == 0 and keep_every and step % keep_every == 0:
                 continue
-            if not _counts(path):
+            found = _good(path)
+            if found is None:
                 continue
             if left:
                 left -= 1
+            elif foreign := foreign_names(found):
+                _log.warning("%s is not pruned: it holds %s, which no save wrote.", path, ", ".join(foreign[:3]))
             else:
                 old.append(path)
         for path in reversed(old):
@@ -205,9 +213,8 @@ class LockedRun(RunFolder):
         return old[::-1]
 
 
-def _counts(path: Path) -> bool:
+def _good(path: Path) -> Checkpoint | None:
     try:
-        Checkpoint.open_step(path)
+        return Checkpoint.open_step(path)
     except CheckpointError:
-        return False
-    return True
+        return None

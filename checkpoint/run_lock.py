@@ -160,7 +160,7 @@ def _wait_for_silence(run: Path, holder: Holder) -> None:
 
 def in_use(run: Path, holder: Holder | None) -> CheckpointError:
     """The error of whoever finds the lock held."""
-    who = holder or f"fuser -v {run / LOCK} names it"
+    who = holder or f"one that fuser -v {run / LOCK} names"
     return CheckpointError(
         f"{run} is in use by another job: {who}. One job at a time writes to a run folder; stop that one or use "
         "another folder."

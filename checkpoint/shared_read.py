@@ -69,6 +69,19 @@ def read_all(checkpoint: Checkpoint, wants: Sequence[Want], deliver: Deliver, pe
         _read_alone(checkpoint, wants, deliver)
 
 
+def open_together(find: Callable[[], Checkpoint], peers: Peers) -> Checkpoint:
+    """The checkpoint that rank 0 finds, on every rank: a run folder's newest step may be another one a moment later.
+
+    Raises:
+        CheckpointError, StorageError: one rank cannot open it; all raise.
+    """
+    with told_to_all(peers):
+        found = find() if peers.rank == 0 else None
+    place = peers.gather(os.fsencode(found.path.absolute()) if found else b"")[0]
+    with told_to_all(peers):
+        return Checkpoint.open(os.fsdecode(place)) if found is None else found
+
+
 def _read_alone(checkpoint: Checkpoint, wants: Sequence[Want], deliver: Deliver) -> None:
     for index, want in enumerate(wants):
         deliver(index, checkpoint.read(want.tensor, want.box, want.slot, want.flat, want.dtype))

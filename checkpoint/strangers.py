@@ -31,15 +31,21 @@ def find_strangers(checkpoint: Checkpoint) -> tuple[list[Problem], list[str]]:
     if checkpoint.manifest is None:
         others = [name for name in _names(checkpoint, own) if _is_any(name, _WEIGHTS)]
         return [], [f"{path / name} is not read: {_what_counts(own)}." for name in others]
-    others = _names(checkpoint, own | {PARTS})
+    others = foreign_names(checkpoint)
     wrong = [name for name in others if hf.is_preferred(name) or (name in _PICKLES and hf.INDEX not in own)]
     problems = [
         Problem(name, f"{path / name} is none of this checkpoint's files, and `transformers` would load it. Remove it.")
         for name in wrong
     ]
-    parts = [f"{PARTS}/{name}" for name in storage.list_names(path / PARTS)]
-    left = [*(name for name in others if name not in wrong), *(name for name in parts if name not in own)]
+    left = [name for name in others if name not in wrong]
     return problems, [f"{path / name} is none of this checkpoint's files." for name in left]
+
+
+def foreign_names(checkpoint: Checkpoint) -> list[str]:
+    """What is in a tk checkpoint's folder, and in its parts/, that no save wrote."""
+    own = own_files(checkpoint)
+    parts = [f"{PARTS}/{name}" for name in storage.list_names(checkpoint.path / PARTS)]
+    return [*_names(checkpoint, own | {PARTS}), *(name for name in parts if name not in own)]
 
 
 def _names(checkpoint: Checkpoint, own: set[str]) -> list[str]:

@@ -26,7 +26,7 @@ from torch import nn
 from ..checkpoint.reader import Checkpoint
 from ..checkpoint.run_folder import RunFolder
 from ..checkpoint.save_job import SaveJob
-from ..checkpoint.shared_read import told_to_all
+from ..checkpoint.shared_read import open_together, told_to_all
 from ..core.errors import CheckpointError, ConfigError, TkError
 from ..core.layout import Layout, LocalParam
 from ..model.loading import peers
@@ -324,8 +324,8 @@ class ModelEngine:
         """
         self._engine.refuse_while_whole("load()")
         ranks = peers(self._engine.mesh.world)
+        opened = open_together(lambda: Checkpoint.open(Path(checkpoint)), ranks)
         with told_to_all(ranks):
-            opened = Checkpoint.open(Path(checkpoint))
             self._foreign.check_unchanged()
             if "step" not in opened.resume:
                 raise CheckpointError(f"{opened.path} holds weights only: there is nothing to resume.")

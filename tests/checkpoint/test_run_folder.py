@@ -134,6 +134,18 @@ def test_pruning_keeps_the_newest_the_milestones_and_what_it_cannot_judge(tmp_pa
     assert not list(tmp_path.glob("*.trash-*"))
 
 
+def test_pruning_keeps_steps_in_which_somebody_put_something(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = {"config.json": b"{}"}
+    paths = {step: save_step(tmp_path, SMALL, LAYOUT, STATES, step=step, side_files=files) for step in (1, 2, 3, 4)}
+    (paths[1] / "notes.txt").write_text("mine")
+    (paths[2] / "parts" / "mine").mkdir()
+    with RunFolder(tmp_path).lock() as run:
+        assert run.prune(keep=1) == [paths[3]]
+    assert (paths[1] / "notes.txt").read_text() == "mine"
+    assert f"{paths[1]} is not pruned: it holds notes.txt, which no save wrote" in caplog.text
+    assert "it holds parts/mine" in caplog.text
+
+
 def test_missing_parts_are_named_and_nothing_is_committed(tmp_path: Path) -> None:
     with RunFolder(tmp_path).lock() as run:
         folder = run.begin_step(1)

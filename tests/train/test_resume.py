@@ -9,7 +9,7 @@ import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder
 from tk.checkpoint.run_folder import LockedRun
-from tk.checkpoint.shared_read import Peers, told_to_all
+from tk.checkpoint.shared_read import Peers, open_together, told_to_all
 from tk.core.errors import CheckpointError, ConfigError, NotCommitted, StorageError, TkError
 from tk.scripts.broken_checkpoints import flip
 from tk.tests.checkpoint.crashing import save
@@ -128,6 +128,16 @@ def test_a_given_checkpoint_that_cannot_be_loaded_forks_nothing(run: LockedRun) 
     assert start(run, lambda it: it.from_given(run.path / "step-00000001", fork=True)) == [1] * RANKS
     assert sorted(path.name for path in run.path.glob("forked-*/*")) == ["step-00000002", "step-00000003"]
     assert len(list(run.path.glob("step-00000004.bad-*"))) == 1
+
+
+def test_all_ranks_open_the_step_that_rank_0_finds(run: LockedRun) -> None:
+    """Another job commits a step between two ranks' looks at its folder."""
+
+    def find(rank: int) -> Checkpoint:
+        return Checkpoint.open(run.path / f"step-0000000{3 + (rank > 0)}")
+
+    found = together(RANKS, lambda peers: open_together(lambda: find(peers.rank), peers).path.name)
+    assert found == ["step-00000003"] * RANKS
 
 
 def test_never_takes_an_empty_folder_only(run: LockedRun, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from ...checkpoint.reader import Checkpoint
 from ...checkpoint.run_folder import LockedRun, Newest
-from ...checkpoint.shared_read import Peers, told_to_all
+from ...checkpoint.shared_read import Peers, open_together, told_to_all
 from ...checkpoint.step_names import step_name
 from ...core.errors import CheckpointError, ConfigError, DamagedCheckpoint, NotCommitted
 
@@ -61,7 +61,7 @@ class Start(Generic[Loaded]):
             if step < 0:
                 return None
             try:
-                loaded = self.load(self._open(self.folder / step_name(step)))
+                loaded = self.load(self._open(step))
             except DamagedCheckpoint as error:
                 skipped[step] = f"{step_name(step)} skipped: {error}"
                 continue
@@ -77,7 +77,7 @@ class Start(Generic[Loaded]):
         Raises:
             CheckpointError: it cannot be used, or newer good steps are in the way.
         """
-        checkpoint = self._open(path)
+        checkpoint = open_together(lambda: Checkpoint.open(path), self.world)
         with told_to_all(self.world):
             found = self.run.newest() if self.run else Newest()
             newest = found.checkpoint.step if found.checkpoint else -1
@@ -95,9 +95,9 @@ class Start(Generic[Loaded]):
                 print(f"steps after {checkpoint.step} are now in {moved}", file=sys.stderr)
         return loaded
 
-    def _open(self, path: Path) -> Checkpoint:
+    def _open(self, step: int) -> Checkpoint:
         with told_to_all(self.world):
-            return Checkpoint.open(path)
+            return Checkpoint.open(self.folder / step_name(step))
 
     def _newest_step(self, skipped: dict[int, str]) -> int:
         """On rank 0 the newest step older than those skipped, to which it adds; -1 if there is none, and elsewhere."""

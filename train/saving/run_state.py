@@ -13,7 +13,7 @@ import torch
 from ...checkpoint.reader import Checkpoint
 from ...checkpoint.run_folder import LockedRun, RunFolder
 from ...checkpoint.save_job import SaveJob
-from ...checkpoint.shared_read import Peers, told_to_all
+from ...checkpoint.shared_read import Peers, open_together, told_to_all
 from ...core.errors import CheckpointError, ConfigError, TkError
 from ...model.loading import peers
 from ...model.stored_config import stored_config
@@ -111,8 +111,8 @@ class RunState:
             start.anew()
         state = start.from_newest()
         if state is None and options.model.init:
+            checkpoint = open_together(lambda: open_init(options), everywhere)
             with told_to_all(everywhere):
-                checkpoint = open_init(options)
                 for note in left_out(checkpoint.config()) if self.run else ():
                     print(f"{checkpoint.path / 'config.json'} has {note}", file=sys.stderr)
             with told_to_all(everywhere):
