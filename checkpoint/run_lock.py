@@ -2,7 +2,7 @@
 
 The kernel's lock (flock) says who writes among the processes of a host, and of many hosts where the file system carries
 locks to its server. Where it does not, the file itself does: its content says who holds it, and its time of change is a
-heartbeat, which the holder renews. Whoever finds the note of another host's job waits to see whether that beats; two
+heartbeat, which the holder renews. A job that finds the note of another host's job waits to see whether that beats; two
 readings of one file are compared, never two hosts' clocks. A job that lost the lock all the same, because it stood
 still for so long, finds another's note there and publishes and removes nothing any more.
 """
@@ -27,7 +27,7 @@ BEAT_SECONDS: Final = 5.0  # between two signs of life
 SILENCE_SECONDS: Final = 20.0  # without one, after which another host's job is dead
 LAST_BREATH_SECONDS: Final = 10.0  # that the writer of a killed job may need to be gone too
 SETTLE_SECONDS: Final = 1.0  # in which, where nothing else locks, the last of two notes written at once is seen by both
-_NOTE_BYTES: Final = 512  # written at once, so that nobody reads half of it
+_NOTE_BYTES: Final = 512  # written at once, so that no reader sees half of it
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ def _wait_for_silence(run: Path, holder: Holder) -> None:
 
 
 def in_use(run: Path, holder: Holder | None) -> CheckpointError:
-    """The error of whoever finds the lock held."""
+    """The error of a job that finds the lock held."""
     who = holder or f"one that fuser -v {run / LOCK} names"
     return CheckpointError(
         f"{run} is in use by another job: {who}. One job at a time writes to a run folder; stop that one or use "

@@ -1,4 +1,4 @@
-"""How the system's refusals are told: as a `StorageError` that names the file and the way out."""
+"""How refusals of the system are reported: as a `StorageError` that names the file and the way out."""
 
 import errno
 import os
