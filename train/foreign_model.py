@@ -7,17 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoint.reader import Checkpoint
-from ..core.errors import ConfigError, ShapeMismatch
 from ..core.tensors import TensorSpec
 from .engine import Engine
 from .foreign_blocks import tell_sizes
 from .saving.snapshot import CODES
 from .zero.flat_buffers import FlatBucket, FlatBuffers
 from .zero.parameter_gather import Unit
-
-_AFTER = "after initialize, so that it would not be trained and saved as it is. Change the module first."
-_FLOATS = {"F32", "BF16", "F16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,61 +21,18 @@ class ForeignModel:
 
     Attributes:
         blocks: what a transformer calls its layers, by name, in the order they are listed (`find_blocks`).
-        parameters: by every name, with whether they learn, as `initialize` found them.
         table: one entry per name of `state_dict`; further names of a shared tensor are aliases. Buffers and parameters
             that take no gradient are not trainable.
     """
 
     module: nn.Module
     blocks: Mapping[str, nn.Module]
-    parameters: Mapping[str, tuple[nn.Parameter, bool]]
     table: tuple[TensorSpec, ...]
 
     @staticmethod
     def of(module: nn.Module, blocks: Mapping[str, nn.Module]) -> "ForeignModel":
         """Looks a module over."""
-        parameters = {
-            name: (parameter, parameter.requires_grad)
-            for name, parameter in module.named_parameters(remove_duplicate=False)
-        }
-        return ForeignModel(module, blocks, parameters, tuple(_table(module, tuple(blocks.values()))))
-
-    def check_unchanged(self) -> None:
-        """Raises ConfigError unless the module has the parameters that it was taken over with, and those alone: others
-        would be neither trained nor saved."""
-        now = dict(self.module.named_parameters(remove_duplicate=False))
-        for name, (parameter, learns) in self.parameters.items():
-            if now.pop(name, None) is not parameter:
-                raise ConfigError(f"The parameter {name} was replaced or removed {_AFTER}")
-            if parameter.requires_grad != learns:
-                raise ConfigError(f"The parameter {name} was {'frozen' if learns else 'unfrozen'} {_AFTER}")
-        for name in now:
-            raise ConfigError(f"The parameter {name} was added {_AFTER}")
-
-    def check_names(self) -> None:
-        """Raises ConfigError where `state_dict` has names that were not there when the module was taken over."""
-        known = {spec.name for spec in self.table}
-        for name in self.module.state_dict(keep_vars=True):
-            if name not in known:
-                raise ConfigError(f"The buffer {name} was added {_AFTER}")
-
-    def check_stored(self, checkpoint: Checkpoint) -> None:
-        """Raises ShapeMismatch unless a checkpoint has just this module's tensors; integers in their very dtype."""
-        slots = {spec.name: spec for spec in self.table if not spec.alias}
-        extra = sorted(checkpoint.tensors.keys() - {spec.name for spec in self.table})
-        if extra:
-            raise ShapeMismatch(f"{checkpoint.path} has {extra[0]}, and the module has no tensor of that name.")
-        for name, spec in slots.items():
-            found = checkpoint.tensors.get(name)
-            if found is None:
-                raise ShapeMismatch(f"{checkpoint.path} has no tensor {name}, which the module has.")
-            if tuple(found.shape) != spec.shape:
-                raise ShapeMismatch(
-                    f"{checkpoint.path}: {name} has shape {list(found.shape)}, and {list(spec.shape)} in the module."
-                )
-            code = found.slots["weight"]
-            if spec.dtype and code != spec.dtype and not {code, spec.dtype} <= _FLOATS:
-                raise ShapeMismatch(f"{checkpoint.path}: {name} is {code}, and {spec.dtype} in the module.")
+        return ForeignModel(module, blocks, tuple(_table(module, tuple(blocks.values()))))
 
     def units(self, buffers: FlatBuffers) -> list[Unit]:
         """The module around everything that no block holds, then the blocks."""

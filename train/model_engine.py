@@ -38,6 +38,7 @@ from .foreign_blocks import find_blocks
 from .foreign_buffers import PersistentBuffers
 from .foreign_checks import check_alike, check_module, describe
 from .foreign_model import ForeignModel, whole_state
+from .foreign_watch import ModuleWatch
 from .initialize_options import InitializeOptions, Precision, Stage, optimizer_section
 from .lr_schedule import learning_rate
 from .nonfinite import NonFinitePolicy
@@ -176,6 +177,7 @@ class ModelEngine:
         self._foreign = foreign
         self._engine = engine
         self._settings = settings
+        self._watch = ModuleWatch(foreign.module, foreign.table, engine.buffers)
         self._buffers = PersistentBuffers(foreign.module, foreign.table, engine.mesh.world)
         self._snapshot = Snapshot(engine.optimizer, foreign.table)
         self._replicas = ReplicaCheck(self._snapshot, engine.mesh.world)
@@ -238,7 +240,7 @@ class ModelEngine:
         self._engine.refuse_while_whole("step()")
         if self._passes < self._settings.accumulate:
             return False
-        self._foreign.check_unchanged()
+        self._watch.check()
         self._engine.meet_for_update()
         world = self._engine.mesh.world
         changed = self._buffers.changed(self._engine.device)
@@ -262,6 +264,7 @@ class ModelEngine:
         it and makes the same changes, which last; steps cannot be made inside."""
         with self._engine.whole_parameters():
             yield
+        self._watch.expect_written()
 
     def state_dict(self) -> dict[str, Any]:
         """`module.state_dict()` with whole tensors, copied to the CPU, the same on every rank; every rank calls it. At
@@ -281,8 +284,8 @@ class ModelEngine:
             TkError: replicas have drifted apart, or the disk is full or fails.
         """
         run = Path(folder)
-        self._foreign.check_unchanged()
-        self._foreign.check_names()
+        self._watch.check()
+        self._watch.check_names()
         self._buffers.agree()
         self._replicas.check(self.step_count)
         if self._engine.mesh.world.rank == 0:
@@ -326,10 +329,10 @@ class ModelEngine:
         ranks = peers(self._engine.mesh.world)
         opened = open_together(lambda: Checkpoint.open(Path(checkpoint)), ranks)
         with told_to_all(ranks):
-            self._foreign.check_unchanged()
+            self._watch.check()
             if "step" not in opened.resume:
                 raise CheckpointError(f"{opened.path} holds weights only: there is nothing to resume.")
-            self._foreign.check_stored(opened)
+            self._watch.check_stored(opened)
         with told_to_all(ranks):
             self._snapshot.load(opened)
         self._snapshot.publish()

@@ -30,6 +30,7 @@ COMPUTE: dict[str, set[str]] = {
         "foreign_buffers",
         "foreign_checks",
         "foreign_model",
+        "foreign_watch",
         "initialize_options",
         "inputs",
         "loss",

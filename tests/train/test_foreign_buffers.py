@@ -157,45 +157,6 @@ def test_a_buffer_that_grows_ends_the_first_step() -> None:
         engine.step()
 
 
-def _replace(module: nn.Module) -> None:
-    module.linear = nn.Linear(3, 3)
-
-
-def _freeze(module: nn.Module) -> None:
-    module.get_parameter("linear.weight").requires_grad_(False)
-
-
-def _add(module: nn.Module) -> None:
-    module.adapter = nn.Linear(3, 3)
-
-
-def _add_buffer(module: nn.Module) -> None:
-    module.register_buffer("late", torch.ones(1))
-
-
-def _drop_buffer(module: nn.Module) -> None:
-    del module.newest
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_replace, r"parameter linear.weight was replaced"),
-        (_freeze, r"parameter linear.weight was frozen after initialize"),
-        (_add, "parameter adapter.weight was added"),
-        (_add_buffer, "buffer late was added"),
-        (_drop_buffer, "buffer newest is gone"),
-    ],
-)
-def test_a_module_that_was_changed_afterwards_is_not_saved(tmp_path: Path, change: Any, message: str) -> None:
-    module = Running()
-    engine = initialize(module)
-    change(module)
-    with pytest.raises(ConfigError, match=message):
-        engine.save(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_checkpoint_of_another_module_is_refused(tmp_path: Path) -> None:
     module = Running()
     initialize(module).save(tmp_path / "run")

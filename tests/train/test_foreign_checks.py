@@ -151,6 +151,17 @@ def _same(module: nn.Module) -> bool:
     return all(torch.allclose(value, expected[name], atol=1e-6) for name, value in module.state_dict().items())
 
 
+class Listed(nn.Linear):
+    """It computes with the parameters in a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(108, 4)
+        self.pair = [self.weight, self.bias]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x.flatten(1), *self.pair)
+
+
 class Recurrent(nn.Module):
     """An LSTM keeps its parameters in a list beside the registered ones."""
 
@@ -180,11 +191,12 @@ def _parametrized() -> nn.Module:
     "make",
     [
         lambda: _channels_last(frozen=False),
+        Listed,
         Recurrent,
         _parametrized,
         lambda: _channels_last(frozen=True),
     ],
-    ids=["channels_last", "LSTM", "weight_norm", "frozen channels_last"],
+    ids=["channels_last", "parameters in a list", "LSTM", "weight_norm", "frozen channels_last"],
 )
 def test_what_is_taken_is_trained_as_torch_does(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
