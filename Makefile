@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench proto map gpu-check wheels clean
+.PHONY: help demo test test-all check bench proto map gpu-check wheels clean
 
 # The first interpreter that runs and is new enough: python3, where it is, is the one the machine's wheels are for.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -37,6 +37,9 @@ demo: $(READY) ## corpus -> train -> checkpoint -> reshard -> serve -> text, on 
 
 test: $(READY) $(LINK) ## every test that this machine can run (ARGS="tests/core -k box")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(ARGS)
+
+test-all: ## the same with whole matrices and long runs
+	@TK_TEST_ALL=1 $(MAKE) --no-print-directory test
 
 check: $(READY) $(LINK) ## format, lint, types, import floors
 	@$(BIN)/ruff format --check .

@@ -40,7 +40,7 @@ vocab_size = 2048
 cache = {cache}
 
 [train]
-steps = 400
+steps = {steps}
 global_batch_size = 8
 micro_batch_size = 8
 seq_len = 256
@@ -72,14 +72,15 @@ dir = {run}
     show_default=True,
     help="Folder for everything that the demo makes; an earlier demo's is replaced.",
 )
-def demo(out: Path) -> None:
+@click.option("--steps", type=click.IntRange(min=1), default=400, show_default=True, help="Fewer are quicker, learn less.")
+def demo(out: Path, steps: int) -> None:
     """Trains a small model on this machine's Python library, reshards its checkpoint, serves it and streams text.
 
     Two tensor-parallel training ranks with ZeRO-1, then one inference rank with an int8 KV cache behind gRPC on a free
     loopback port. Takes about two minutes on two cores and needs no network.
     """
     start = time.monotonic()
-    config = _fresh_folder(out)
+    config = _fresh_folder(out, steps)
     _title("1. Train on Python's own library: 2 tensor-parallel ranks, ZeRO-1, bf16 with fp32 masters")
     _run("train", str(config))
     _title("2. Reshard the checkpoint from tp 2 to tp 1, optimizer state included")
@@ -101,7 +102,7 @@ def _title(text: str) -> None:
     click.echo("\n" + click.style(text, bold=True))
 
 
-def _fresh_folder(out: Path) -> Path:
+def _fresh_folder(out: Path, steps: int) -> Path:
     """The demo's configuration in `out`, what an earlier demo made there removed and nothing else touched."""
     found = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if found and (CONFIG_FILE not in found or not found <= MADE):  # any folder may have a run in it
@@ -112,7 +113,7 @@ def _fresh_folder(out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     config = out / CONFIG_FILE
     quoted = {key: json.dumps(str(path)) for key, path in (("run", out / "run"), ("cache", out.parent / "stdlib"))}
-    config.write_text(CONFIG.format(file=config, **quoted), encoding="utf-8")
+    config.write_text(CONFIG.format(file=config, steps=steps, **quoted), encoding="utf-8")
     return config
 
 
