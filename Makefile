@@ -39,7 +39,8 @@ test: $(READY) $(LINK) ## every test that this machine can run (ARGS="tests/core
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 test-all: ## the same with whole matrices and long runs
-	@TK_TEST_ALL=1 $(MAKE) --no-print-directory test
+	@TK_FULL_DEMO=1 TK_RANDOM_KILLS=200 TK_FOREIGN_MATRIX=.build/foreign-modules.md \
+		$(MAKE) --no-print-directory test ARGS="--timeout 3600 $(ARGS)"
 
 check: $(READY) $(LINK) ## format, lint, types, import floors
 	@$(BIN)/ruff format --check .

@@ -72,7 +72,9 @@ dir = {run}
     show_default=True,
     help="Folder for everything that the demo makes; an earlier demo's is replaced.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=400, show_default=True, help="Fewer are quicker, learn less.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=400, show_default=True, help="Fewer are quicker, learn less."
+)
 def demo(out: Path, steps: int) -> None:
     """Trains a small model on this machine's Python library, reshards its checkpoint, serves it and streams text.
 

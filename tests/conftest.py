@@ -1,6 +1,5 @@
 """Fixtures for every room."""
 
-import os
 import signal
 from collections.abc import Iterator
 
@@ -12,12 +11,6 @@ from tk.tests.rank_pool import RankPool
 # A handler of Python's own is not inherited: what is started from here begins with the system's default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(scope="session")
-def full() -> bool:
-    """Whether `make test-all` asks for whole matrices and long runs rather than what covers them."""
-    return "TK_TEST_ALL" in os.environ
 
 
 @pytest.fixture(scope="session")
