@@ -15,6 +15,7 @@ from torch import nn
 
 from ..parallel.collectives import all_gather, tree_sum
 from ..parallel.functions import enter_block, leave_block
+from ..parallel.products import linear
 from .activation import swiglu
 from .balance import RouterBalance, balancing_loss
 from .placement import Placement
@@ -32,7 +33,7 @@ class Router(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """[T, D] -> [T, E]."""
-        return F.linear(x_TD, self.weight)
+        return linear(x_TD, self.weight)
 
 
 class Experts(nn.Module):
@@ -110,8 +111,8 @@ class MixtureOfExperts(nn.Module):
         downs = down.chunk(self.num_local_slices, dim=-1)
         tiles = []
         for tile_TD in padded_TD.split(size):
-            inner = self.activation(F.linear(tile_TD, gate_up)).chunk(self.num_local_slices, dim=-1)
-            tiles.append(torch.stack([F.linear(x, weight) for x, weight in zip(inner, downs, strict=True)]))
+            inner = self.activation(linear(tile_TD, gate_up)).chunk(self.num_local_slices, dim=-1)
+            tiles.append(torch.stack([linear(x, weight) for x, weight in zip(inner, downs, strict=True)]))
         return torch.cat(tiles, dim=1)[:, : len(x_TD)]
 
     def _sum(self, partial_SND: torch.Tensor) -> torch.Tensor:

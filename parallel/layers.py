@@ -8,13 +8,13 @@ Letters: N any leading dims, D in features, F out features of this rank.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from .collectives import all_gather, tree_sum
 from .functions import leave_block
 from .linear import Activation, ParallelProduct
 from .mesh import Group
+from .products import linear
 from .weight_grads import WeightGradQueue
 from .wide_sums import embedding
 
@@ -111,7 +111,7 @@ class RowParallelLinear(nn.Module):
     def _sum_fixed(self, x_ND: torch.Tensor, weight_FD: torch.Tensor) -> torch.Tensor:
         inputs = x_ND.chunk(self.num_local_slices, dim=-1)
         weights = weight_FD.chunk(self.num_local_slices, dim=-1)
-        partial = tree_sum([F.linear(x, w) for x, w in zip(inputs, weights, strict=True)])
+        partial = tree_sum([linear(x, w) for x, w in zip(inputs, weights, strict=True)])
         return tree_sum(all_gather(partial, self.tp))
 
 

@@ -15,7 +15,6 @@ from functools import partial, reduce
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 
 from .collectives import (
     Pending,
@@ -28,6 +27,7 @@ from .collectives import (
 )
 from .functions import SEQUENCE, enter_block, leave_block
 from .mesh import Group
+from .products import linear, matmul
 from .weight_grads import WeightGradQueue
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -173,23 +173,23 @@ def product(
 ) -> torch.Tensor:
     """[..., D] -> [..., F], plus the bias, by this rank's weight."""
     if not num_transposed:
-        return F.linear(x_ND, weight, bias_F)
-    parts = [F.linear(x_ND, block.t()) for block in weight.chunk(num_transposed)]
+        return linear(x_ND, weight, bias_F)
+    parts = [linear(x_ND, block.t()) for block in weight.chunk(num_transposed)]
     y_NF = parts[0] if num_transposed == 1 else torch.cat(parts, dim=-1)
     return y_NF if bias_F is None else y_NF + bias_F
 
 
 def _input_gradient(grad_NF: torch.Tensor, weight: torch.Tensor, num_transposed: int) -> torch.Tensor:
     if not num_transposed:
-        return grad_NF.matmul(weight)
+        return matmul(grad_NF, weight)
     pairs = zip(grad_NF.chunk(num_transposed, dim=-1), weight.chunk(num_transposed), strict=True)
-    terms = [part.matmul(block.t()) for part, block in pairs]
+    terms = [matmul(part, block.t()) for part, block in pairs]
     return reduce(torch.add, reversed(terms))  # in the order, and so with the bits, of plain operators' backward
 
 
 def _weight_gradient(grad_NF: torch.Tensor, x_ND: torch.Tensor, num_transposed: int) -> torch.Tensor:
     grad_TF, x_TD = grad_NF.flatten(0, -2), x_ND.flatten(0, -2)
     if not num_transposed:
-        return grad_TF.t().mm(x_TD)
-    parts = [x_TD.t().mm(part) for part in grad_TF.chunk(num_transposed, dim=-1)]
+        return matmul(grad_TF.t(), x_TD)
+    parts = [matmul(x_TD.t(), part) for part in grad_TF.chunk(num_transposed, dim=-1)]
     return parts[0] if num_transposed == 1 else torch.cat(parts)

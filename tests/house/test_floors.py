@@ -19,7 +19,7 @@ FLOORS = {
 # The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
 COMPUTE: dict[str, set[str]] = {
     "parallel": {"collectives", "cross_entropy", "functions", "host", "layers", "linear", "local_link", "mesh"}
-    | {"point_to_point", "row_blocks", "wide_sums"},
+    | {"point_to_point", "products", "row_blocks", "wide_sums"},
     "model": {"activation", "attention", "balance", "decoder", "experts", "init", "loading", "mlp", "norm", "placement"}
     | {"recompute", "rope"},
     "train": {

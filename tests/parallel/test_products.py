@@ -1,0 +1,42 @@
+"""Products of low precision in fp32, as a CPU without arithmetic for them computes them, against fp64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tk.parallel import products
+
+LOW = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_WITHOUT_KERNELS", frozenset(LOW))
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_linear_layer_is_rounded_once(dtype: torch.dtype, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=generator).to(dtype) for shape in ((2, 40, 96), (24, 96), (24,))]
+    mine = [value.clone().requires_grad_() for value in values]
+    wide = [value.double().requires_grad_() for value in values]
+    grad = torch.randn(2, 40, 24, generator=generator).to(dtype)
+    y = products.linear(mine[0], mine[1], mine[2] if bias else None)
+    expected = F.linear(wide[0], wide[1], wide[2] if bias else None)
+    y.backward(grad)
+    expected.backward(grad.double())
+    pairs = [(y, expected)] + [(m.grad, w.grad) for m, w in zip(mine, wide, strict=True) if w.grad is not None]
+    assert len(pairs) == (4 if bias else 3)
+    for low, exact in pairs:
+        assert low is not None
+        assert exact is not None
+        assert low.dtype == dtype
+        # Half a unit in the last place, and what fp32 sums leave where terms cancel.
+        torch.testing.assert_close(low.double(), exact, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-4)
+
+
+def test_fp32_is_torchs_own() -> None:
+    x, weight = torch.randn(5, 8), torch.randn(3, 8)
+    assert torch.equal(products.linear(x, weight), F.linear(x, weight))
+    assert torch.equal(products.matmul(x, weight.t()), x @ weight.t())
