@@ -36,7 +36,7 @@ demo: $(READY) ## corpus -> train -> checkpoint -> reshard -> serve -> text, on 
 	@$(BIN)/tk demo $(ARGS)
 
 test: $(READY) $(LINK) ## every test that this machine can run (ARGS="tests/core -k box")
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(ARGS)
+	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 test-all: ## the same with whole matrices and long runs
 	@TK_FULL_DEMO=1 TK_RANDOM_KILLS=200 TK_FOREIGN_MATRIX=.build/foreign-modules.md \

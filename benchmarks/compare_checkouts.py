@@ -38,11 +38,11 @@ WARM_UP = 2
 class Checkout:
     """One version of tk: `tk` is its folder for every process that starts in its environment."""
 
-    def __init__(self, root: Path, work: Path, name: str) -> None:
+    def __init__(self, root: Path, work: Path, name: str, precision: str) -> None:
         self.work = work / name
         self.work.mkdir()
         (self.work / "tk").symlink_to(root.resolve())
-        self.environment = os.environ | {"PYTHONPATH": str(self.work)}
+        self.environment = os.environ | {"PYTHONPATH": str(self.work), "TK_BENCH_PRECISION": precision}
 
     def command(self, *words: str) -> Callable[[], float]:
         """Seconds of a whole `tk` command."""
@@ -157,13 +157,14 @@ def checkpoints(before: Checkout, after: Checkout, work: Path, gigabytes: float,
 @click.option("--pairs", default=10, show_default=True)
 @click.option("--gigabytes", default=2.0, show_default=True, help="Size of the checkpoint; 0 = training only.")
 @click.option("--only", default="", help="Training layouts whose name contains this; `none` = checkpoints only.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="bf16", show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), default=Path(".build"), show_default=True)
-def main(before: Path, after: Path, pairs: int, gigabytes: float, only: str, folder: Path) -> None:
+def main(before: Path, after: Path, pairs: int, gigabytes: float, only: str, precision: str, folder: Path) -> None:
     """Seconds of two checkouts and the ratios AFTER / BEFORE, pair by pair: median and the middle half."""
     folder.mkdir(exist_ok=True)
     with TemporaryDirectory(dir=folder) as name:
         work = Path(name).resolve()
-        old, new = Checkout(before, work, "before"), Checkout(after, work, "after")
+        old, new = (Checkout(root, work, name, precision) for root, name in ((before, "before"), (after, "after")))
         print("| | before, s | after, s | after / before | middle half |\n|---|---|---|---|---|", flush=True)
         for layout in TRAINING:
             if only in layout:

@@ -48,7 +48,7 @@ def build(tp: int, pp: int, dp: int, zero: int, compiled: int, rank: int) -> Tra
                 "seq_len": LENGTH,
                 "compile": bool(compiled),
             },
-            "precision": {"params": "bf16"},
+            "precision": {"params": os.environ.get("TK_BENCH_PRECISION", "bf16")},
             "parallel": {"tp": tp, "pp": pp, "dp": dp, "schedule": "1f1b"},
             "zero": {"stage": zero},
             "checkpoint": {"dir": str(Path(os.environ["TK_BENCH_RUN"]))},

@@ -29,7 +29,7 @@ CODE = (  # where code follows and not prose: of real text, too, a quarter of su
     "    try:\n        ",
     "        if self._closed:\n            ",
 )
-FULL = "TK_FULL_DEMO" in os.environ  # else a third of the demo's steps, after which it knows less
+FULL = "TK_FULL_DEMO" in os.environ  # else a quarter of the demo's steps, after which it knows less
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
@@ -45,7 +45,7 @@ class Demo:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     folder = tmp_path_factory.mktemp("demo") / "run"
-    command = [sys.executable, "-m", "tk", "demo", "--out", str(folder), *([] if FULL else ["--steps", "130"])]
+    command = [sys.executable, "-m", "tk", "demo", "--out", str(folder), *([] if FULL else ["--steps", "90"])]
     environment = {key: value for key, value in ENVIRONMENT.items() if key != "OMP_NUM_THREADS"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     with PeakMemory(process.pid) as memory:
