@@ -21,14 +21,14 @@ _WITHOUT_KERNELS: Final = frozenset(
 )
 
 
-def in_fp32(tensor: torch.Tensor) -> bool:
+def _in_fp32(tensor: torch.Tensor) -> bool:
     """Whether products of a tensor's dtype are computed in fp32 where it lies."""
     return tensor.dtype in _WITHOUT_KERNELS and tensor.device.type == "cpu"
 
 
 def linear(x_ND: torch.Tensor, weight_FD: torch.Tensor, bias_F: torch.Tensor | None = None) -> torch.Tensor:
     """x W^T plus the bias: [..., D] -> [..., F], all of one dtype."""
-    if not in_fp32(weight_FD):
+    if not _in_fp32(weight_FD):
         return F.linear(x_ND, weight_FD, bias_F)
     y_NF: torch.Tensor = _Linear.apply(x_ND, weight_FD, bias_F)  # type: ignore[no-untyped-call]
     return y_NF
@@ -36,7 +36,7 @@ def linear(x_ND: torch.Tensor, weight_FD: torch.Tensor, bias_F: torch.Tensor | N
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """`torch.matmul` outside of autograd."""
-    return torch.matmul(a.float(), b.float()).to(a.dtype) if in_fp32(a) else torch.matmul(a, b)
+    return torch.matmul(a.float(), b.float()).to(a.dtype) if _in_fp32(a) else torch.matmul(a, b)
 
 
 class _Linear(torch.autograd.Function):

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from ..model.attention import Attend, Attending
 from ..model.decoder import Decoder
 from ..parallel.cross_entropy import vocab_parallel_cross_entropy
-from ..parallel.products import in_fp32
 
 
 def causal_attention(at: Attending, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> torch.Tensor:
@@ -19,10 +18,9 @@ def causal_attention(at: Attending, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, 
         place = torch.arange(length, device=q_BLHE.device)
         distance_LL = place.unsqueeze(-1) - place
         seen = (distance_LL >= 0) & (distance_LL < window)
-    dtype = torch.float32 if in_fp32(q_BLHE) else q_BLHE.dtype
-    q, k, v = (x.transpose(1, 2).to(dtype) for x in (q_BLHE, k_BLKE, v_BLKE))
+    q, k, v = (x.transpose(1, 2) for x in (q_BLHE, k_BLKE, v_BLKE))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped)
-    return out.transpose(1, 2).to(q_BLHE.dtype)
+    return out.transpose(1, 2)
 
 
 def attention_within(documents: Sequence[int]) -> Attend:

@@ -78,7 +78,6 @@ def initialize(
             train/foreign_checks.py). Nothing was changed.
         ParallelError: the layout is impossible.
     """
-    options = optimizer_section(optimizer, steps)
     settings = InitializeOptions.of(
         zero=zero,
         precision=precision,
@@ -89,6 +88,7 @@ def initialize(
         overlap=overlap,
         timeout_seconds=timeout_seconds,
     )
+    options = optimizer_section(optimizer, steps)
     dtype = DTYPES[precision]
     device = check_module(model, dtype)
     blocks = find_blocks(model, gather_together)

@@ -313,7 +313,9 @@ def as_nobody(place: Path) -> Callable[[Callable[[], object]], str]:
     """Runs something in a child that has another user's rights; its error."""
     if os.geteuid() != 0:
         pytest.skip("only root becomes another user")
-    for above in [place, *place.parents][:4]:
+    for above in [place, *place.parents][
+        :5
+    ]:  # up to pytest's folder of all its runs, beneath which workers have one each
         above.chmod(above.stat().st_mode | 0o755)
 
     def run(work: Callable[[], object]) -> str:

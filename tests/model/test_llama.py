@@ -111,7 +111,7 @@ def test_gradients_equal_transformers(tmp_path: Path) -> None:
     loss.backward()
     expected = reference(tokens, labels=tokens).loss
     expected.backward()
-    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(loss.detach(), expected.detach().double(), rtol=1e-6, atol=1e-6)
     gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
     for local in decoder.local_params():
         gradient = decoder.get_parameter(local.name).grad

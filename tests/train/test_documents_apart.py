@@ -60,7 +60,7 @@ def test_a_packed_row_equals_its_documents_alone(name: str) -> None:
     tokens, positions = torch.from_numpy(batch.inputs), torch.from_numpy(batch.positions)
     logits = decoder.logits(decoder(tokens, positions, attention_within(batch.documents)))
     decoder.zero_grad(set_to_none=True)
-    total = torch.zeros(())
+    total = torch.zeros((), dtype=torch.float64)
     for row, place in _pieces():
         alone = torch.from_numpy(batch.inputs[row : row + 1, place])
         own = decoder.logits(decoder(alone, torch.arange(alone.shape[1])[None], attention_within(())))
