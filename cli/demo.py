@@ -79,7 +79,7 @@ def demo(out: Path, steps: int) -> None:
     """Trains a small model on this machine's Python library, reshards its checkpoint, serves it and streams text.
 
     Two tensor-parallel training ranks with ZeRO-1, then one inference rank with an int8 KV cache behind gRPC on a free
-    loopback port. Takes about two minutes on two cores and needs no network.
+    loopback port. Takes about two minutes on two cores with AVX-512 and needs no network.
     """
     start = time.monotonic()
     config = _fresh_folder(out, steps)
