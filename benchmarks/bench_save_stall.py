@@ -60,7 +60,7 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
     import torch
     import torch.distributed as dist
 
-    from tk.checkpoint.save_job import SaveJob
+    from tk.checkpoint.save.save_job import SaveJob
     from tk.core.layout import Layout
     from tk.parallel.mesh import Mesh
     from tk.train.saving.replica_check import ReplicaCheck
@@ -124,7 +124,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
     from tk.model.decoder import Decoder
     from tk.model.init import fill_initial
     from tk.model.registry import tensor_table
-    from tk.train.config import OptimizerSection
+    from tk.train.config.train_config import OptimizerSection
     from tk.train.saving.snapshot import Snapshot
     from tk.train.zero.flat_buffers import FlatBuffers
     from tk.train.zero.sharded_adamw import ShardedAdamW

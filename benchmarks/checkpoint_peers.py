@@ -62,8 +62,8 @@ def tk_load_together(source: str, tp: str) -> None:
 def tk_load_rank(source: str, tp: str, rank: str, connection: str) -> None:
     """One rank of `tk_load_together`."""
     from tk.checkpoint import Checkpoint
-    from tk.checkpoint.read_plan import Want
-    from tk.checkpoint.shared_read import Peers, read_all
+    from tk.checkpoint.read.read_plan import Want
+    from tk.checkpoint.read.shared_read import Peers, read_all
 
     line = socket.socket(fileno=int(connection)).makefile("rw", encoding="latin-1")
 

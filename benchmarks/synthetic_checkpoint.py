@@ -17,10 +17,10 @@ from shutil import rmtree
 import click
 
 from tk.checkpoint import Checkpoint
-from tk.checkpoint.chunk import BLOCK, Chunk, Part
-from tk.checkpoint.manifest import Manifest, PartRecord, StoredTensor
-from tk.checkpoint.region import Region
-from tk.checkpoint.writer import part_name, plan_files
+from tk.checkpoint.format.chunk import BLOCK, Chunk, Part
+from tk.checkpoint.format.manifest import Manifest, PartRecord, StoredTensor
+from tk.checkpoint.format.region import Region
+from tk.checkpoint.save.writer import part_name, plan_files
 from tk.core.layout import Layout, local_params, owned
 from tk.core.tensors import Table
 from tk.model.config import ModelConfig

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tk.core.config import parse
 from tk.core.process import keep_freed_memory
 from tk.parallel.mesh import Mesh
-from tk.train.config import TrainConfig
+from tk.train.config.train_config import TrainConfig
 from tk.train.trainer import Trainer
 
 ROWS, LENGTH = 8, 512

@@ -1,12 +1,12 @@
-"""The checkpoint format: writing, reading, resharding, exporting and checking it. No torch, no model, no processes."""
+"""The checkpoint: writing, reading, resharding, exporting and checking it. No torch and no model."""
 
-from .commit import commit
-from .diff import compare
-from .export import export_links, prepare_export
-from .reader import Checkpoint, StoredArray
-from .reshard import Options, prepare_reshard, reshard
-from .run_folder import LockedRun, RunFolder
-from .writer import write_part
+from .convert.diff import compare
+from .convert.export import export_links, prepare_export
+from .convert.reshard import Options, prepare_reshard, reshard
+from .read.reader import Checkpoint, StoredArray
+from .run.run_folder import LockedRun, RunFolder
+from .save.commit import commit
+from .save.writer import write_part
 
 __all__ = [
     "Checkpoint",

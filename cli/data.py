@@ -31,11 +31,11 @@ def prepare(inputs: tuple[str, ...], tokenizer_folder: str, out: Path, force: bo
       tk tokenizer train books/ --vocab-size 8192 --out tokenizer
       tk data prepare books/ more.jsonl --tokenizer tokenizer --out tokens
     """
-    from ..model.tokenizer import Tokenizer
-    from ..train.data.prepare import prepare_tokens
-    from ..train.data.publish import refuse_existing
-    from ..train.data.sources import find_corpus
-    from ..train.data.token_file import FILES
+    from ..data.prepare import prepare_tokens
+    from ..data.publish import refuse_existing
+    from ..data.sources import find_corpus
+    from ..data.token_file import FILES
+    from ..text.tokenizer import Tokenizer
 
     replaceable = FILES if force else frozenset()
     refuse_existing(out, replaceable)

@@ -54,10 +54,10 @@ def _training_rows(out: Path) -> dict[str, str]:
 def _unigram_entropy(out: Path) -> float:
     """Of the held-out tokens: the loss of a model that knows only how often each token occurs."""
     from ..core.config import load_toml
-    from ..train.config import TrainConfig
-    from ..train.data.dataset import PackedDataset
-    from ..train.data.stdlib import prepare_stdlib
-    from ..train.data.unigram import unigram_entropy
+    from ..data.dataset import PackedDataset
+    from ..data.stdlib import prepare_stdlib
+    from ..data.unigram import unigram_entropy
+    from ..train.config.train_config import TrainConfig
 
     config = load_toml(out / "demo.toml", TrainConfig)
     tokens = prepare_stdlib(Path(config.data.cache), config.data.vocab_size).tokens

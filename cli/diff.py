@@ -10,7 +10,7 @@ from .common import print_json
 from .reshard import open_checkpoint
 
 if TYPE_CHECKING:
-    from ..checkpoint.diff import Comparison
+    from ..checkpoint.convert.diff import Comparison
 
 MAX_LINES: Final = 50
 
@@ -25,7 +25,7 @@ def diff(ctx: click.Context, a: Path, b: Path, as_json: bool) -> None:
 
     Where dtypes differ, both are cast to fp32. Memory does not grow with the model, and every byte read is checked.
     """
-    from ..checkpoint.diff import compare, compared_bytes
+    from ..checkpoint.convert.diff import compare, compared_bytes
 
     one, two = open_checkpoint(a), open_checkpoint(b)
     with progress_bar("diff", compared_bytes(one, two), show=format_bytes) as bar:

@@ -9,7 +9,7 @@ import click
 from .common import print_json
 
 if TYPE_CHECKING:
-    from ..train.machine import Fact
+    from .machine import Fact
 
 _MARKS = {"ok": " ", "note": "!", "broken": "x"}
 _SECTIONS = ("machine", "limits", "software", "tk uses")
@@ -23,7 +23,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
     Exits 1 if something that tk cannot do without is broken, such as a torch that is too old.
     """
-    from ..train.machine import examine
+    from .machine import examine
 
     facts = sorted(examine(), key=lambda fact: _SECTIONS.index(fact.section))
     broken = [fact for fact in facts if fact.state == "broken"]

@@ -15,7 +15,7 @@ from .reshard import open_checkpoint
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect(path: Path, as_json: bool) -> None:
     """Show the step, layout, files and tensors of CKPT. Tensor data is not read."""
-    from ..checkpoint.inspect import describe
+    from ..checkpoint.read.inspect import describe
 
     summary = describe(open_checkpoint(path))
     if as_json:

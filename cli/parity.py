@@ -14,10 +14,10 @@ from ..core.progress import progress_bar
 from .common import print_json
 
 if TYPE_CHECKING:
-    from ..train.parity.judge import Result
-    from ..train.parity.layouts import Matrix, ParityLayout
-    from ..train.parity.report import Report
-    from ..train.parity.subject import Subject
+    from ..parity.judge import Result
+    from ..parity.layouts import Matrix, ParityLayout
+    from ..parity.report import Report
+    from ..parity.subject import Subject
 
 
 @click.command(epilog="Example: tk parity --layouts default -o docs/parity.md")
@@ -93,8 +93,8 @@ def _words(ctx: click.Context) -> list[str]:
 
 def _subject(config: Path | None, scratch: Path, steps: int, precision: str | None) -> "Subject":
     from ..core.config import load_toml
-    from ..train.config import TrainConfig
-    from ..train.parity.subject import Subject
+    from ..parity.subject import Subject
+    from ..train.config.train_config import TrainConfig
 
     if config is None:
         return Subject.built_in(scratch, steps, precision or "fp32")
@@ -103,7 +103,7 @@ def _subject(config: Path | None, scratch: Path, steps: int, precision: str | No
 
 def _choose(layouts: str, subject: "Subject", nproc: int, complete: bool) -> tuple[Sequence["ParityLayout"], str]:
     """The layouts to compare, and words about the matrix that they are from (with every reason if `complete`)."""
-    from ..train.parity.layouts import matrix, read_layouts
+    from ..parity.layouts import matrix, read_layouts
 
     if layouts not in ("default", "all"):
         return read_layouts(Path(layouts), subject, nproc), ""
@@ -124,10 +124,10 @@ def _describe(matrix: "Matrix", num_chosen: int, complete: bool) -> str:
 def _compare(
     subject: "Subject", layouts: Sequence["ParityLayout"], words: str, scratch: Path, nproc: int, path: Path | None
 ) -> "Report":
-    from ..train.parity.judge import BOUNDS
-    from ..train.parity.report import Report
-    from ..train.parity.results_file import ResultsFile
-    from ..train.parity.session import Session
+    from ..parity.judge import BOUNDS
+    from ..parity.report import Report
+    from ..parity.results_file import ResultsFile
+    from ..parity.session import Session
 
     subject.prepare(scratch)
     with ExitStack() as stack:
@@ -146,7 +146,7 @@ def _compare(
 
 
 def _show(report: "Report") -> None:
-    from ..train.parity.report import COLUMNS, ROWS_SHOWN
+    from ..parity.report import COLUMNS, ROWS_SHOWN
 
     head, rows = COLUMNS, report.rows(ROWS_SHOWN)
     if sys.stdout.isatty():

@@ -10,7 +10,7 @@ import click
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="FILE.svg or FILE.png; RUN/curves.svg if not given.")
 def plot(runs: tuple[Path, ...], out: Path | None) -> None:
     """Draw loss (evaluations dashed), learning rate, gradient norm and tokens per second of one or more run folders."""
-    from ..train.extras import require_extra
+    from ..train.config.extras import require_extra
     from ..train.records.curves import draw, read_run
 
     target = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "curves.svg"

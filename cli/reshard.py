@@ -10,8 +10,8 @@ from ..core.progress import format_bytes, format_seconds, progress_bar
 from .common import print_json
 
 if TYPE_CHECKING:
-    from ..checkpoint.reader import Checkpoint
-    from ..checkpoint.reshard import Prepared
+    from ..checkpoint.convert.reshard import Prepared
+    from ..checkpoint.read.reader import Checkpoint
     from ..core.layout import Layout
     from ..core.tensors import Table
 

@@ -30,10 +30,10 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> N
     Example:
       tk tokenizer train books/ --vocab-size 8192 --out tokenizer
     """
-    from ..model.tokenizer import SIDE_FILES
-    from ..train.data.publish import refuse_existing
-    from ..train.data.sources import find_corpus
-    from ..train.data.tokenizer_training import learn_byte_level_bpe, write_byte_level_bpe
+    from ..data.publish import refuse_existing
+    from ..data.sources import find_corpus
+    from ..data.tokenizer_training import learn_byte_level_bpe, write_byte_level_bpe
+    from ..text.tokenizer import SIDE_FILES
 
     replaceable = frozenset(SIDE_FILES if force else ())
     refuse_existing(out, replaceable)

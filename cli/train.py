@@ -11,7 +11,7 @@ import click
 from ..core.errors import TkError
 
 if TYPE_CHECKING:
-    from ..train.config import TrainConfig
+    from ..train.config.train_config import TrainConfig
 
 
 @click.command(epilog="Example: tk train examples/tiny.toml --set train.steps=50 --set parallel.tp=2 --nproc 4")
@@ -51,7 +51,7 @@ def train(
     The first Ctrl-C ends the running step, saves and exits 130; the second ends at once. Under torchrun (RANK and
     WORLD_SIZE set) this process joins that job as one rank.
     """
-    from ..train.initial_model import resolve
+    from ..train.config.initial_model import resolve
     from ..train.launch.launcher import FORK, Launcher
     from ..train.planning.plan import describe, make_plan
 
@@ -88,8 +88,8 @@ def train(
 def _load(config: Path, overrides: tuple[str, ...], deepspeed: Path | None, num_ranks: int | None) -> "TrainConfig":
     """The configuration: the TOML file, the DeepSpeed file's settings in it, and overrides over both."""
     from ..core.config import apply_overrides, load_toml, parse, read_toml
-    from ..train.config import TrainConfig
-    from ..train.deepspeed.config import map_deepspeed, merge, read_deepspeed
+    from ..train.config.deepspeed.config import map_deepspeed, merge, read_deepspeed
+    from ..train.config.train_config import TrainConfig
 
     ours = load_toml(config, TrainConfig, overrides)
     if deepspeed is None:
@@ -109,8 +109,8 @@ def _check_surroundings(config: "TrainConfig", resume: str) -> None:
     """What can be seen to be missing before any process is started."""
     from ..checkpoint import Checkpoint
     from ..core.errors import ConfigError
-    from ..train.data.megatron_file import is_megatron
-    from ..train.extras import require_tensorboard
+    from ..data.megatron_file import is_megatron
+    from ..train.config.extras import require_tensorboard
 
     if config.metrics.tensorboard:
         require_tensorboard()
@@ -126,7 +126,7 @@ def _check_surroundings(config: "TrainConfig", resume: str) -> None:
 
 def _clear_leftovers(run: Path) -> None:
     """A save that failed leaves its half-written folder, perhaps on a full disk: whoever takes the lock removes it."""
-    from ..checkpoint.run_folder import RunFolder
+    from ..checkpoint.run.run_folder import RunFolder
 
     with suppress(TkError, OSError), RunFolder(run).lock():
         pass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..core.errors import TkError
-from ..model.tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 from .events import Done, Event, Failed, Finished, Request, Started, Timing, TokenLogprob, TopLogprob, Usage
 from .output import Ending, SampleOutput
 from .scheduler import Chunk

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from .. import __version__
 from ..checkpoint import Checkpoint
-from ..checkpoint.verify import verify
+from ..checkpoint.read.verify import verify
 from ..core import dtypes
 from ..core.errors import ConfigError, ShardCorrupt
 from ..model.stored_config import stored_config
-from ..model.tokenizer import Tokenizer, read_eos_token_ids
+from ..text.tokenizer import Tokenizer, read_eos_token_ids
 from .events import ModelInfo
 from .memory_plan import MemoryPlan, plan_memory
 from .options import DTYPES, EngineOptions

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..model.tokenizer import DetokenizerStream, Tokenizer
+from ..text.tokenizer import DetokenizerStream, Tokenizer
 from .events import Delta, FinishReason, TokenLogprob
 from .sampling_params import SamplingParams
 

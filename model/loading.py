@@ -6,10 +6,10 @@ from types import MappingProxyType
 
 import torch
 
-from ..checkpoint.diff import equal_tensors
-from ..checkpoint.read_plan import Want
-from ..checkpoint.reader import Checkpoint, StoredArray
-from ..checkpoint.shared_read import ALONE, Peers, read_all
+from ..checkpoint.convert.diff import equal_tensors
+from ..checkpoint.read.read_plan import Want
+from ..checkpoint.read.reader import Checkpoint, StoredArray
+from ..checkpoint.read.shared_read import ALONE, Peers, read_all
 from ..core.dtypes import BF16, FP16, FP32
 from ..core.errors import ShapeMismatch
 from ..core.tensors import Table, TensorSpec

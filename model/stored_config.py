@@ -3,8 +3,8 @@
 import logging
 from typing import Final
 
-from ..checkpoint.diff import equal_tensors
-from ..checkpoint.reader import Checkpoint
+from ..checkpoint.convert.diff import equal_tensors
+from ..checkpoint.read.reader import Checkpoint
 from .config import ModelConfig
 from .registry import tensor_table
 

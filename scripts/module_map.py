@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 MARK = "<!-- From here on: written by `make map` from the first line of each module. -->\n"
-ROOMS = ("cli", "train", "infer", "model", "parallel", "checkpoint", "proto", "core")
+ROOMS = ("cli", "parity", "train", "infer", "model", "data", "parallel", "checkpoint", "proto", "text", "core")
 
 
 def first_line(path: Path) -> str:

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 
 from ..core.errors import ConfigError
+from ..data.dataset import PackedDataset
+from ..data.documents import SPLITS
+from ..data.stdlib import prepare_stdlib
 from ..model.config import ModelConfig
-from ..model.tokenizer import SIDE_FILES, Tokenizer
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
-from .config import TrainConfig
-from .data.dataset import PackedDataset
-from .data.documents import SPLITS
-from .data.stdlib import prepare_stdlib
+from ..text.tokenizer import SIDE_FILES, Tokenizer
+from .config.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,29 +6,29 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..core.layout import LocalParam
+from ..data.batches import MicroBatch, global_batch
 from ..model.init import fill_initial
 from ..model.registry import tensor_table
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from ..parallel.weight_grads import WeightGradQueue
-from .compiling import compile_layers
-from .config import TrainConfig
-from .data.batches import MicroBatch, global_batch
-from .engine import DTYPES, Engine
-from .evaluate import evaluate
-from .freezing import without_frozen
-from .initial_model import resolve
+from .config.freezing import without_frozen
+from .config.initial_model import resolve
+from .config.train_config import TrainConfig
+from .engine.compiling import compile_layers
+from .engine.evaluate import evaluate
+from .engine.lr_schedule import learning_rate
+from .engine.nonfinite import NonFinitePolicy
+from .engine.passes import Passes
+from .engine.stages import build_stages, gathered_units
+from .engine.training_engine import DTYPES, Engine
 from .inputs import Inputs, open_inputs
 from .launch.heartbeat import Heartbeat
 from .launch.stop import StopRequest
-from .lr_schedule import learning_rate
-from .nonfinite import NonFinitePolicy
-from .passes import Passes
 from .records.metrics import MetricsFile
 from .records.step_log import StepLog, StepResult
 from .saving.run_state import RunState, TrainState
 from .saving.snapshot import Snapshot
-from .stages import build_stages, gathered_units
 
 
 class Trainer:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tk.checkpoint import Checkpoint, RunFolder, data_files, direct_writer, export_links, reshard
-from tk.checkpoint.save_job import SaveJob
+from tk.checkpoint import Checkpoint, RunFolder, export_links, reshard
+from tk.checkpoint.files import data_files, direct_writer
+from tk.checkpoint.save.save_job import SaveJob
 from tk.core import dtypes
 from tk.core.layout import Layout, Owned
 from tk.core.tensors import Split, TensorSpec

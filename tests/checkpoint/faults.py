@@ -1,7 +1,7 @@
 """What can go wrong under a save, at each of its operations: the process killed, the disk full, the power cut.
 
-All checkpoint I/O goes through `checkpoint/storage.py`; its operations are replaced here, one by one, by ones that are
-counted, that fail, or that are remembered together with what a disk would have kept of them.
+All checkpoint I/O goes through `checkpoint/files/storage.py`; its operations are replaced here, one by one, by ones
+that are counted, that fail, or that are remembered together with what a disk would have kept of them.
 """
 
 import os
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tk.checkpoint import locks, storage
+from tk.checkpoint.files import locks, storage
 
 # What changes a disk, and what only looks or is made of these. A test holds that every function is in one of the lists.
 CHANGES = (

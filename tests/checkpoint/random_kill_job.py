@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tk.checkpoint import RunFolder
-from tk.checkpoint.background_save import BackgroundSaver
+from tk.checkpoint.save.background_save import BackgroundSaver
 from tk.tests.checkpoint.crashing import job_of, values_of
 
 

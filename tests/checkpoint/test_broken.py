@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tk.checkpoint import Checkpoint, reshard
-from tk.checkpoint import json_strict as strict
-from tk.checkpoint.chunk import BLOCK
-from tk.checkpoint.safetensors_file import read_header
+from tk.checkpoint.format import json_strict as strict
+from tk.checkpoint.format.chunk import BLOCK
+from tk.checkpoint.format.safetensors_file import read_header
 from tk.core.errors import CheckpointError, ManifestError, NotCommitted, ShapeMismatch, ShardCorrupt, ShardMissing
 from tk.core.geometry import Box
 from tk.core.layout import Layout

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tk.checkpoint import Checkpoint, storage
+from tk.checkpoint import Checkpoint
+from tk.checkpoint.files import storage
 from tk.cli.main import main
 from tk.core.layout import Layout
 from tk.tests.checkpoint.saving import MIXED, llama_table, save_step

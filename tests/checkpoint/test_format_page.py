@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tk.checkpoint import Checkpoint, storage
+from tk.checkpoint import Checkpoint
+from tk.checkpoint.files import storage
 from tk.core.layout import Layout
 from tk.tests.checkpoint.saving import STATES, mixed_table, save_step, true_values
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tk.checkpoint import Checkpoint, Options, prepare_export, prepare_reshard, storage
+from tk.checkpoint import Checkpoint, Options, prepare_export, prepare_reshard
+from tk.checkpoint.files import storage
 from tk.cli.main import main
 from tk.core.errors import CheckpointError, ConfigError, StorageError
 from tk.core.layout import Layout

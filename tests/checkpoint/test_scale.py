@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tk.benchmarks.synthetic_checkpoint import SLOTS, llama_405b, make_step, plan_rank
 from tk.checkpoint import Checkpoint, prepare_export
-from tk.checkpoint.chunk import Chunk
-from tk.checkpoint.chunk_index import TensorChunks
-from tk.checkpoint.region import Region, shared_span
-from tk.checkpoint.safetensors_file import build_header
+from tk.checkpoint.format.chunk import Chunk
+from tk.checkpoint.format.chunk_index import TensorChunks
+from tk.checkpoint.format.region import Region, shared_span
+from tk.checkpoint.format.safetensors_file import build_header
 from tk.core import dtypes
 from tk.core.errors import ShardCorrupt, ShardMissing
 from tk.core.geometry import Box

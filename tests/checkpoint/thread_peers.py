@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tk.checkpoint.shared_read import Peers
+from tk.checkpoint.read.shared_read import Peers
 from tk.tests.checkpoint.faults import watched
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Reads:
 
 @contextmanager
 def counted_reads() -> Iterator[Reads]:
-    """Counts what passes through checkpoint/storage.py."""
+    """Counts what passes through checkpoint/files/storage.py."""
     reads = Reads()
     with watched(reads, ("pread",)):
         yield reads

@@ -7,7 +7,7 @@ import pytest
 
 from tk.core.config import load_toml, parse
 from tk.core.errors import ConfigError
-from tk.train.config import TrainConfig
+from tk.train.config.train_config import TrainConfig
 
 GOOD: dict[str, Any] = {"checkpoint": {"dir": "runs/x"}}
 

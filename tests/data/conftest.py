@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, processors, trainers
 
-from tk.model.tokenizer import Tokenizer
-from tk.train.data.prepare import prepare_tokens
-from tk.train.data.sources import stdlib_corpus
-from tk.train.data.tokenizer_training import train_byte_level_bpe
+from tk.data.prepare import prepare_tokens
+from tk.data.sources import stdlib_corpus
+from tk.data.tokenizer_training import train_byte_level_bpe
+from tk.text.tokenizer import Tokenizer
 
 NON_ASCII = "naïve café — 你好，世界 😀 👩‍👩‍👧 Привет"
 

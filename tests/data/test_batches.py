@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tk.train.data.batches import global_batch
-from tk.train.data.row import IGNORED, Row
+from tk.data.batches import global_batch
+from tk.data.row import IGNORED, Row
 
 
 class CountedRows:

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import ConfigError
-from tk.train.data.dataset import MIXTURE_BLOCK, PackedDataset
-from tk.train.data.documents import Split
-from tk.train.data.permutation import derive_key, permute
-from tk.train.data.row import Row
-from tk.train.data.token_file import TokenFile
-from tk.train.data.unigram import unigram_entropy
+from tk.data.dataset import MIXTURE_BLOCK, PackedDataset
+from tk.data.documents import Split
+from tk.data.permutation import derive_key, permute
+from tk.data.row import Row
+from tk.data.token_file import TokenFile
+from tk.data.unigram import unigram_entropy
 
 LENGTH = 32
 
@@ -87,7 +87,7 @@ def test_a_row_does_not_depend_on_what_was_asked_before(token_folder: Path, inde
 
 def test_rows_are_the_same_in_every_process(token_folder: Path) -> None:
     program = (
-        "import hashlib, sys; from tk.train.data.dataset import PackedDataset\n"
+        "import hashlib, sys; from tk.data.dataset import PackedDataset\n"
         f"rows = PackedDataset([(sys.argv[1], 2.0), (sys.argv[1], 1.0)], {LENGTH}, 3)\n"
         "content = b''.join(rows.row(i).targets.tobytes() for i in range(50))\n"
         "print(rows.fingerprint, hashlib.sha256(content).hexdigest())"
@@ -168,8 +168,8 @@ def test_fingerprints_tell_data_apart(token_folder: Path, make_tokens: Callable[
 def test_unusable_data_is_refused(
     token_folder: Path, byte_fallback_folder: Path, tmp_path: Path, make_tokens: Callable[[Sequence[str]], Path]
 ) -> None:
-    from tk.model.tokenizer import Tokenizer
-    from tk.train.data.prepare import prepare_tokens
+    from tk.data.prepare import prepare_tokens
+    from tk.text.tokenizer import Tokenizer
 
     with pytest.raises(ConfigError, match="fewer than one row of seq_len"):
         dataset(make_tokens(["few words"]))

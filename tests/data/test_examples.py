@@ -13,12 +13,12 @@ from transformers import AutoTokenizer
 
 from tk.cli.main import main
 from tk.core.errors import CheckpointError, ConfigError
-from tk.model.chat_template import ChatTemplate
-from tk.model.tokenizer import Tokenizer
-from tk.train.data.examples import Chat, ExampleEncoder, PromptResponse
-from tk.train.data.prepare import prepare_tokens
-from tk.train.data.sources import find_corpus
-from tk.train.data.token_file import TokenFile
+from tk.data.examples import Chat, ExampleEncoder, PromptResponse
+from tk.data.prepare import prepare_tokens
+from tk.data.sources import find_corpus
+from tk.data.token_file import TokenFile
+from tk.text.chat_template import ChatTemplate
+from tk.text.tokenizer import Tokenizer
 
 SPECIAL = ["<|start|>", "<|end|>"]
 # Marked and unmarked, the two ways to find what the assistant says; each pair renders the same text.

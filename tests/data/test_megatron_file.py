@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tk.core.errors import ConfigError
-from tk.model.tokenizer import Tokenizer
-from tk.train.data.dataset import PackedDataset
-from tk.train.data.megatron_file import MegatronFile
-from tk.train.data.token_stream import open_tokens
+from tk.data.dataset import PackedDataset
+from tk.data.megatron_file import MegatronFile
+from tk.data.token_stream import open_tokens
+from tk.text.tokenizer import Tokenizer
 
 CODES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 8: "u2"}
 HEADER = 34  # bytes

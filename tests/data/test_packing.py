@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import ConfigError
-from tk.model.tokenizer import Tokenizer
-from tk.train.data.batches import global_batch
-from tk.train.data.dataset import PackedDataset, Packing
-from tk.train.data.documents import SPLITS, DocumentRows, Split
-from tk.train.data.packing import OPEN_ROWS, pack
-from tk.train.data.row import IGNORED, Row
-from tk.train.data.token_file import TokenFile, TokenFileWriter
+from tk.data.batches import global_batch
+from tk.data.dataset import PackedDataset, Packing
+from tk.data.documents import SPLITS, DocumentRows, Split
+from tk.data.packing import OPEN_ROWS, pack
+from tk.data.row import IGNORED, Row
+from tk.data.token_file import TokenFile, TokenFileWriter
+from tk.text.tokenizer import Tokenizer
 
 LENGTH = 32
 

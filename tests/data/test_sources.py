@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.train.data.sources import find_corpus, stdlib_corpus
+from tk.data.sources import find_corpus, stdlib_corpus
 
 
 def lines(path: Path, *items: object) -> Path:

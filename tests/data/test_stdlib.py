@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.model.tokenizer import Tokenizer
-from tk.train.data.dataset import PackedDataset
-from tk.train.data.stdlib import prepare_stdlib
-from tk.train.data.token_file import TokenFile
-from tk.train.data.unigram import unigram_entropy
+from tk.data.dataset import PackedDataset
+from tk.data.stdlib import prepare_stdlib
+from tk.data.token_file import TokenFile
+from tk.data.unigram import unigram_entropy
+from tk.text.tokenizer import Tokenizer
 
 
 def test_prepare_stdlib(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.model.tokenizer import Tokenizer
-from tk.train.data import prepare
-from tk.train.data.prepare import prepare_tokens
-from tk.train.data.publish import new_folder
-from tk.train.data.token_file import FILES, TokenFile, TokenFileWriter
+from tk.data import prepare
+from tk.data.prepare import prepare_tokens
+from tk.data.publish import new_folder
+from tk.data.token_file import FILES, TokenFile, TokenFileWriter
+from tk.text.tokenizer import Tokenizer
 
 
 def test_documents_come_back(documents: list[str], token_folder: Path, byte_level: Tokenizer) -> None:

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from tk.core.errors import ConfigError
-from tk.model.tokenizer import Tokenizer
-from tk.train.data.tokenizer_training import END_OF_TEXT, train_byte_level_bpe
+from tk.data.tokenizer_training import END_OF_TEXT, train_byte_level_bpe
+from tk.text.tokenizer import Tokenizer
 
 TRAIN = """
 import sys

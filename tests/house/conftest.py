@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("core", "parallel", "checkpoint", "proto", "model", "train", "infer", "cli")
+ROOMS = ("core", "parallel", "checkpoint", "proto", "text", "model", "data", "train", "infer", "parity", "cli")
 
 
 def package_files() -> Iterator[Path]:

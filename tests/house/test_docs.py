@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tk.cli.main import COMMANDS, command_group
 from tk.core.config import load_toml
-from tk.train.config import TrainConfig
+from tk.train.config.train_config import TrainConfig
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/training.md", "docs/serving.md", "docs/architecture.md")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tk.infer.events import FinishReason
 from tk.infer.output import Ending, SampleOutput, StopStrings
 from tk.infer.sampling_params import SamplingParams
-from tk.model.tokenizer import Tokenizer
+from tk.text.tokenizer import Tokenizer
 
 pieces = st.lists(st.text("abc", max_size=4), max_size=12)
 stops = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)

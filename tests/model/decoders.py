@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from tk.core.geometry import Box
+from tk.data.batches import MicroBatch
 from tk.model.balance import RouterBalance
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
@@ -13,9 +14,8 @@ from tk.parallel.collectives import all_reduce
 from tk.parallel.cross_entropy import vocab_parallel_cross_entropy
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.architectures import ENTRIES, VOCAB
-from tk.train.data.batches import MicroBatch
-from tk.train.loss import causal_attention
-from tk.train.stages import StagePass
+from tk.train.engine.loss import causal_attention
+from tk.train.engine.stages import StagePass
 
 CPU = torch.device("cpu")
 BATCH, LENGTH = 2, 16

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tk.checkpoint.reader import Checkpoint
+from tk.checkpoint.read.reader import Checkpoint
 from tk.core.errors import ManifestError, ParallelError, ShapeMismatch
 from tk.core.layout import Layout
 from tk.model.config import ModelConfig
@@ -20,7 +20,7 @@ from tk.parallel.collectives import all_gather
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.decoders import whole_loss
 from tk.tests.rank_pool import RankPool
-from tk.train.loss import causal_attention
+from tk.train.engine.loss import causal_attention
 
 CPU = torch.device("cpu")
 SHAPES: dict[str, dict[str, Any]] = {

@@ -21,9 +21,9 @@ from tk.model.registry import tensor_table
 from tk.model.stored_config import stored_config
 from tk.parallel.mesh import ALONE
 from tk.tests.model.architectures import ENTRIES, VOCAB
-from tk.train.config import TrainConfig
-from tk.train.initial_model import resolve
-from tk.train.loss import causal_attention
+from tk.train.config.initial_model import resolve
+from tk.train.config.train_config import TrainConfig
+from tk.train.engine.loss import causal_attention
 
 HEAD = "lm_head.weight"
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from tk.core.layout import LocalParam
 from tk.parallel.mesh import Group
-from tk.train.parity.rank import Work, serve
+from tk.parity.rank import Work, serve
 
 
 def load() -> Work:
-    from tk.train.parity.measure import Measurer
+    from tk.parity.measure import Measurer
     from tk.train.zero.gradient_exchange import GradientExchange
 
     def nothing(self: GradientExchange, local: LocalParam) -> Iterator[tuple[Group, int, int]]:

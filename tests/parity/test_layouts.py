@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import ConfigError
-from tk.train.parity.covering import covering_set
-from tk.train.parity.layouts import AXES, Matrix, ParityLayout, matrix, read_layouts
-from tk.train.parity.subject import Subject
+from tk.parity.covering import covering_set
+from tk.parity.layouts import AXES, Matrix, ParityLayout, matrix, read_layouts
+from tk.parity.subject import Subject
 
 
 def tuples(rows: list[tuple[int, ...]], strength: int) -> set[tuple[tuple[int, int], ...]]:

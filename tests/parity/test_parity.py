@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from tk.cli.main import command_group
 from tk.core.errors import ConfigError
-from tk.train.parity.gradients import compare_gradients, first_gradients, relative_differences
-from tk.train.parity.judge import BOUNDS, Result, common_start, compare_curves, worst_first
-from tk.train.parity.layouts import ParityLayout
-from tk.train.parity.report import Report
-from tk.train.parity.results_file import ResultsFile
-from tk.train.parity.session import Session
-from tk.train.parity.subject import Subject
+from tk.parity.gradients import compare_gradients, first_gradients, relative_differences
+from tk.parity.judge import BOUNDS, Result, common_start, compare_curves, worst_first
+from tk.parity.layouts import ParityLayout
+from tk.parity.report import Report
+from tk.parity.results_file import ResultsFile
+from tk.parity.session import Session
+from tk.parity.subject import Subject
 from tk.train.trainer import Trainer
 
 FP32 = BOUNDS["fp32"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.train.parity.pool import Job, Outcome, Pool
+from tk.parity.pool import Job, Outcome, Pool
 
 
 @pytest.fixture

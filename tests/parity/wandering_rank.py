@@ -4,12 +4,12 @@ import os
 
 import torch
 
-from tk.train.parity.rank import Work, serve
+from tk.parity.rank import Work, serve
 
 
 def load() -> Work:
     from tk.model.experts import MixtureOfExperts
-    from tk.train.parity.measure import Measurer
+    from tk.parity.measure import Measurer
     from tk.train.records.step_log import StepResult
     from tk.train.trainer import Trainer
 

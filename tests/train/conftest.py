@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tk.model.tokenizer import Tokenizer
-from tk.train.data.prepare import prepare_tokens
-from tk.train.data.sources import find_corpus
-from tk.train.data.tokenizer_training import train_byte_level_bpe
+from tk.data.prepare import prepare_tokens
+from tk.data.sources import find_corpus
+from tk.data.tokenizer_training import train_byte_level_bpe
+from tk.text.tokenizer import Tokenizer
 
 Configure = Callable[..., dict[str, Any]]
 

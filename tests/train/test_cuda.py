@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tk.checkpoint.reader import Checkpoint
+from tk.checkpoint.read.reader import Checkpoint
 from tk.tests.train.conftest import Configure
 
 pytestmark = pytest.mark.gpu

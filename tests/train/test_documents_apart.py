@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tk.data.batches import MicroBatch
+from tk.data.row import IGNORED
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.init import initialize_weights
@@ -18,9 +20,7 @@ from tk.tests.model.decoders import whole_loss
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.test_parity import run_training
-from tk.train.data.batches import MicroBatch
-from tk.train.data.row import IGNORED
-from tk.train.loss import attention_within
+from tk.train.engine.loss import attention_within
 
 DOCUMENTS = ((11, 1, 14, 6), (20, 12))  # lengths by row; the longest are above the windows of 9
 LENGTH = 32

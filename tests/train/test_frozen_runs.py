@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tk.checkpoint.reader import Checkpoint
+from tk.checkpoint.read.reader import Checkpoint
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.test_parity import run_training

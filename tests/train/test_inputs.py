@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tk.checkpoint.reader import Checkpoint
+from tk.checkpoint.read.reader import Checkpoint
 from tk.cli.main import main
 from tk.core.config import parse
 from tk.core.errors import ConfigError
-from tk.model.tokenizer import Tokenizer
+from tk.data.token_file import TokenFile, TokenFileWriter
 from tk.tests.data.test_megatron_file import write
 from tk.tests.train.conftest import Configure
-from tk.train.config import TrainConfig
-from tk.train.data.token_file import TokenFile, TokenFileWriter
+from tk.text.tokenizer import Tokenizer
+from tk.train.config.train_config import TrainConfig
 from tk.train.trainer import Trainer
 
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from tk.checkpoint.reader import Checkpoint
+from tk.checkpoint.read.reader import Checkpoint
 from tk.core.config import parse
 from tk.model.config import ModelConfig
 from tk.parallel.mesh import Mesh
+from tk.parity.gradients import compare_gradients, first_gradients
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.train.config import TrainConfig
-from tk.train.parity.gradients import compare_gradients, first_gradients
+from tk.train.config.train_config import TrainConfig
 from tk.train.records.step_log import StepResult
 from tk.train.trainer import Trainer
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from tk.checkpoint.reader import Checkpoint
+from tk.checkpoint.read.reader import Checkpoint
 from tk.core.config import parse
 from tk.core.errors import TkError
 from tk.model.config import ModelConfig
 from tk.parallel.mesh import Mesh
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.train.config import PrecisionSection, TrainConfig
-from tk.train.loss_scale import LossScale
+from tk.train.config.train_config import PrecisionSection, TrainConfig
+from tk.train.engine.loss_scale import LossScale
 from tk.train.records.step_log import StepResult
 from tk.train.trainer import Trainer
 

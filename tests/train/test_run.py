@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tk.checkpoint.reader import Checkpoint
-from tk.checkpoint.run_folder import RunFolder
+from tk.checkpoint.read.reader import Checkpoint
+from tk.checkpoint.run.run_folder import RunFolder
 from tk.core.config import parse
 from tk.tests.train.conftest import Configure
-from tk.train.config import TrainConfig
+from tk.train.config.train_config import TrainConfig
 from tk.train.trainer import Trainer
 
 WriteToml = Callable[..., Path]

@@ -13,8 +13,8 @@ from ...core.config import parse
 from ...core.errors import ConfigError, TkError
 from ...core.process import keep_freed_memory
 from ...parallel.mesh import Mesh
-from ..config import TrainConfig
-from ..initial_model import resolve
+from ..config.initial_model import resolve
+from ..config.train_config import TrainConfig
 from ..trainer import Trainer
 from .attempt import agents_keep_a_store, attempt_store
 from .flight_recorder import dump_flight_record, is_echo, start_flight_recorder

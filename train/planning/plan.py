@@ -11,9 +11,9 @@ from ...core.progress import format_bytes
 from ...model.config import ModelConfig
 from ...model.registry import count_parameters, decoder_spec
 from ...model.spec import EMBEDDING, DecoderSpec
-from ...model.tokenizer import Tokenizer
-from ..config import TrainConfig
-from ..freezing import without_frozen
+from ...text.tokenizer import Tokenizer
+from ..config.freezing import without_frozen
+from ..config.train_config import TrainConfig
 from ..pipeline.schedules import make_schedule
 from ..pipeline.simulator import simulate
 from .activation_memory import PassShape, backward_bytes, logits_bytes, stage_bytes

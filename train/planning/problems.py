@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ...core.errors import ParallelError
 from ...core.layout import Layout
 from ...core.tensors import Table, num_layers, split_boxes
-from ..config import TrainConfig
+from ..config.train_config import TrainConfig
 
 
 def problems(config: TrainConfig, table: Table, num_ranks: int | None) -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from ...checkpoint.storage import replace_small
-from ..extras import require_tensorboard
+from ...checkpoint.files.storage import replace_small
+from ..config.extras import require_tensorboard
 
 _MEASURING_SECONDS: Final = 0.2  # a CPU without arithmetic of a dtype may take seconds for one product
 _PEAK_BF16_FLOPS = {

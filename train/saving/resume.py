@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ...checkpoint.reader import Checkpoint
-from ...checkpoint.run_folder import LockedRun, Newest
-from ...checkpoint.shared_read import Peers, open_together, told_to_all
-from ...checkpoint.step_names import step_name
+from ...checkpoint.format.step_names import step_name
+from ...checkpoint.read.reader import Checkpoint
+from ...checkpoint.read.shared_read import Peers, open_together, told_to_all
+from ...checkpoint.run.run_folder import LockedRun, Newest
 from ...core.errors import CheckpointError, ConfigError, DamagedCheckpoint, NotCommitted
 
 Loaded = TypeVar("Loaded")

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...checkpoint.reader import Checkpoint
-from ...checkpoint.run_folder import LockedRun, RunFolder
-from ...checkpoint.save_job import SaveJob
-from ...checkpoint.shared_read import Peers, open_together, told_to_all
+from ...checkpoint.read.reader import Checkpoint
+from ...checkpoint.read.shared_read import Peers, open_together, told_to_all
+from ...checkpoint.run.run_folder import LockedRun, RunFolder
+from ...checkpoint.save.save_job import SaveJob
 from ...core.errors import CheckpointError, ConfigError, TkError
 from ...model.loading import peers
 from ...model.stored_config import stored_config
 from ...parallel.collectives import broadcast
 from ...parallel.host import on_this_host
-from ..config import param_groups
-from ..initial_model import left_out, open_init
+from ..config.initial_model import left_out, open_init
+from ..config.train_config import param_groups
 from ..launch.flight_recorder import is_echo
 from .replica_check import ReplicaCheck
 from .resume import Start

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...checkpoint.background_save import BackgroundSaver
-from ...checkpoint.save_job import SaveJob
+from ...checkpoint.save.background_save import BackgroundSaver
+from ...checkpoint.save.save_job import SaveJob
 from ...core.errors import TkError
 from .replica_check import ReplicaCheck
 from .snapshot import Snapshot

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...checkpoint.read_plan import Want
-from ...checkpoint.reader import Checkpoint
-from ...checkpoint.shared_read import ALONE, Peers, read_all
+from ...checkpoint.read.read_plan import Want
+from ...checkpoint.read.reader import Checkpoint
+from ...checkpoint.read.shared_read import ALONE, Peers, read_all
 from ...core.dtypes import FP32
 from ...core.errors import CheckpointError
 from ...core.geometry import Box

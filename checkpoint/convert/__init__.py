@@ -1,0 +1,1 @@
+"""From one checkpoint to another: reshard, export and diff, in bounded memory."""

@@ -1,0 +1,145 @@
+"""The copy engine: carries out a plan in bounded memory, checking checksums on reading and taking them on writing.
+
+One thread reads, checks, interleaves and casts the tiles to come; the calling thread scatters, checksums and writes.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ...core import dtypes
+from ..files import storage
+from ..files.data_files import DataFiles, NewFiles
+from ..files.direct_writer import DirectWriter
+from ..format.chunk import BlockCrcs, Chunk, Part
+from ..format.region import as_bytes, copy_region
+from ..read.reader import Checkpoint, corrupt
+from ..save.writer import ChunkWriter
+from .plan import TILE, CopyPlan, Job, Piece, Tile, tiles
+
+AHEAD: Final = 2  # tiles read before the one that is being written is done
+
+
+def run_copy(
+    plan: CopyPlan,
+    source: Checkpoint,
+    folder: Path,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    tile_bytes: int = TILE,
+) -> list[Part]:
+    """Writes the plan's files into `folder`, durably.
+
+    Args:
+        on_bytes: told the source bytes of each tile when it is written.
+
+    Returns:
+        One part per writer; not yet written.
+
+    Raises:
+        ShardCorrupt: bytes of the source do not match their checksum.
+        OSError: the disk is full or fails.
+    """
+    with ExitStack() as stack:
+        headers = {file.name: file.header for files in plan.files for file in files}
+        target = _Target(plan, stack.enter_context(NewFiles(folder, headers)))
+        reader = stack.enter_context(TileReader(source))
+        pool = stack.enter_context(ThreadPoolExecutor(1, "tk-copy-reader"))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        todo = tiles(plan, tile_bytes)
+        ready: deque[tuple[Tile, Future[dtypes.Array]]] = deque()
+        ready.extend((tile, pool.submit(reader.load, tile)) for tile in islice(todo, AHEAD))
+        while ready:
+            tile, future = ready.popleft()
+            values = future.result()
+            ready.extend((later, pool.submit(reader.load, later)) for later in islice(todo, 1))
+            target.store(tile, values)
+            on_bytes(tile.region.size * tile.job.selection.source_dtype.itemsize)
+        return target.finish()
+
+
+class TileReader:
+    """Reads tiles in order; each chunk's bytes pass by once, front to back, and are checked block by block."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._files = DataFiles(checkpoint.open_data)
+        self._crcs: dict[int, BlockCrcs] = {}
+        self._job: Job | None = None
+
+    def __enter__(self) -> "TileReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.__exit__()
+
+    def load(self, tile: Tile) -> dtypes.Array:
+        """The tile's values in the target's dtype, 1-D."""
+        selection = tile.job.selection
+        if tile.job is not self._job:
+            self._job, self._crcs = tile.job, {}
+        values = np.empty(tile.region.size, selection.source_dtype.numpy)
+        for piece in tile.reads:
+            chunk = tile.job.sources[piece.index]
+            if piece.at is not None:
+                self._read(chunk, piece, values[piece.at : piece.at + piece.region.size])
+                continue
+            scratch = np.empty(piece.region.size, values.dtype)
+            self._read(chunk, piece, scratch)
+            copy_region(values, tile.region, scratch, piece.region)
+        return dtypes.cast(values, selection.source_dtype, selection.target_dtype, selection.tensor)
+
+    def _read(self, chunk: Chunk, piece: Piece, into: dtypes.Array) -> None:
+        path = self._checkpoint.data_path(chunk.file)
+        at = (piece.region.start - chunk.region.start) * into.itemsize
+        data = as_bytes(into)
+        storage.read_exact(self._files.open(chunk.file), data, chunk.offset + at, path, once=True)
+        if chunk.crc is None:
+            return
+        crcs = self._crcs.setdefault(piece.index, BlockCrcs())
+        checked = len(crcs.blocks)
+        crcs.update(data)
+        if piece.region.stop == chunk.region.stop:
+            crcs.finish()
+        for block in range(checked, len(crcs.blocks)):
+            if crcs.blocks[block] != chunk.crc[block]:
+                raise corrupt(path, chunk, block)
+
+
+class _Target:
+    """What is being written: every entry of every file front to back."""
+
+    def __init__(self, plan: CopyPlan, files: NewFiles) -> None:
+        self._plan, self._files = plan, files
+        disk = DirectWriter()
+        self._writers = {
+            (file.name, entry.owned): ChunkWriter(disk, file.name, entry)
+            for of_writer in plan.files
+            for file in of_writer
+            for entry in file.entries
+        }
+
+    def store(self, tile: Tile, values: dtypes.Array) -> None:
+        """Writes a tile's values to every entry that holds some of them."""
+        for piece in tile.writes:
+            target = tile.job.targets[piece.index]
+            if piece.at is not None:
+                run = values[piece.at : piece.at + piece.region.size]
+            else:
+                run = np.empty(piece.region.size, values.dtype)
+                copy_region(run, piece.region, values, tile.region)
+            self._writers[target.file, target.entry.owned].write(self._files.open(target.file), as_bytes(run))
+
+    def finish(self) -> list[Part]:
+        """Makes the files durable; the part of each writer."""
+        self._files.finish()
+        parts = []
+        for writer, files in enumerate(self._plan.files):
+            chunks = [self._writers[file.name, entry.owned].finish() for file in files for entry in file.entries]
+            parts.append(Part(writer, {file.name: file.digest for file in files}, tuple(chunks)))
+        return parts

@@ -1,0 +1,58 @@
+"""Export: a checkpoint's weights as a folder that Hugging Face's libraries load, by copying or by hard links."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from ...core.errors import ConfigError
+from ...core.geometry import Box
+from ...core.layout import Layout
+from ..format.chunk import Part
+from ..format.manifest import StoredTensor
+from ..format.step_names import check_target_name
+from ..read.reader import Checkpoint
+from .reshard import Options, Prepared, finish_folder, prepare_reshard
+from .side_files import copy_side_files, plan_side_files
+from .target import new_folder
+from .unchanged import link_file, require_checksums
+
+
+def prepare_export(source: Checkpoint, target: str | Path, *, plain: bool = False, force: bool = False) -> Prepared:
+    """Plans a copy of the weights at tp = 1; `.run()` makes it. See `prepare_reshard`."""
+    return prepare_reshard(source, target, Options(Layout(), weights_only=True, plain=plain, force=force))
+
+
+def export_links(source: Checkpoint, target: str | Path, *, force: bool = False) -> Path:
+    """Exports by hard links to the source's weight files; their checksums are carried over unread.
+
+    Raises:
+        ConfigError: the source's weights do not lie in whole tensors (tp > 1 or ZeRO 3), it is no tk checkpoint, or
+            its files cannot be linked where the target is.
+    """
+    check_target_name(Path(target), source.step)
+    require_checksums(source)
+    assert source.manifest
+    weights = [chunk for key, chunks in source.chunks.items() if key[1] == "weight" for chunk in chunks]
+    if any(chunk.region.size != Box.whole(source.tensors[chunk.tensor].shape).size for chunk in weights):
+        raise ConfigError(
+            f"{source.path} was saved at tp = {source.layout.tp}, ZeRO {source.layout.zero}: its files hold parts of "
+            f"tensors and cannot be linked; leave out --link."
+        )
+    tensors = {
+        name: StoredTensor(tensor.shape, {"weight": tensor.slots["weight"]}, tensor.split, tensor.layer)
+        for name, tensor in source.manifest.tensors.items()
+    }
+    manifest = replace(source.manifest, tensors=tensors, param_groups=(), resume={})
+    parts = [_weights_of(part) for part in source.parts.values()]
+    files = plan_side_files(source)
+    with new_folder(Path(target), source.path, force, sum(file.size for file in files)) as folder:
+        for part in parts:
+            for name in part.files:
+                link_file(source.data_path(name), folder / name)
+        finish_folder(folder, manifest, parts, copy_side_files(files, folder), plain=False)
+    return Path(target)
+
+
+def _weights_of(part: Part) -> Part:
+    chunks = tuple(chunk for chunk in part.chunks if chunk.slot == "weight")
+    files = {chunk.file for chunk in chunks}
+    return Part(part.writer, {name: known for name, known in part.files.items() if name in files}, chunks)

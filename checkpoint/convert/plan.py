@@ -1,0 +1,229 @@
+"""The copy plan: pure arithmetic from stored chunks and a target layout to tiles that read and write strictly forward.
+
+A tile is a run of a logical tensor's row-major order. It meets every stored chunk, and every target entry, in one run
+that begins where the tile before it ended, whatever dims either side is cut along. So each byte is read once and
+written once, in order; what is left is an interleave in memory.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ...core import dtypes
+from ...core.dtypes import DType
+from ...core.errors import CheckpointError
+from ...core.geometry import Box
+from ...core.layout import Layout, owned
+from ...core.tensors import Table
+from ..format.chunk import Chunk
+from ..format.chunk_index import ChunkIndex
+from ..format.manifest import StoredTensor
+from ..format.region import Region, count_before, position_of
+from ..save.writer import PlannedEntry, PlannedFile, plan_files
+
+TILE: Final = 2**22  # bytes as stored at the source; some five tiles are in memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One slot of the target: which stored slot it comes from, and both formats."""
+
+    tensor: str
+    slot: str
+    source_slot: str
+    source_dtype: DType
+    target_dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class TargetEntry:
+    """An entry of a target file, and who writes it."""
+
+    writer: int
+    file: str
+    entry: PlannedEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One slot of one tensor: all chunks it comes from, all entries it goes to."""
+
+    selection: Selection
+    shape: tuple[int, ...]
+    sources: Sequence[Chunk]
+    targets: tuple[TargetEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """What will be written, and from where, in order.
+
+    Attributes:
+        files: by writer.
+    """
+
+    files: tuple[tuple[PlannedFile, ...], ...]
+    jobs: tuple[Job, ...]
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensor data to be read."""
+        return sum(chunk.nbytes for job in self.jobs for chunk in job.sources)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of safetensors files to be written."""
+        return sum(file.size for files in self.files for file in files)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The run of a chunk or an entry that a tile meets.
+
+    Attributes:
+        index: which of the job's sources or targets.
+        region: the run.
+        at: elements of the tile before it, or None where the run is interleaved with others.
+    """
+
+    index: int
+    region: Region
+    at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Elements [start, stop) of a logical tensor, and what to read and write for them."""
+
+    job: Job
+    region: Region
+    reads: tuple[Piece, ...]
+    writes: tuple[Piece, ...]
+
+
+def select(
+    tensors: Mapping[str, StoredTensor], names: Sequence[str], dtype: DType | None, weights_only: bool
+) -> tuple[Selection, ...]:
+    """Which slots a copy has, and where they come from.
+
+    A changed weight is cast from `master` where there is one. fp32 weights need no `master`; where fp32 weights with
+    optimizer state become narrower, their old values become `master`, so that training loses nothing. Integers and
+    truth values stay as they are.
+
+    Raises:
+        CheckpointError: a tensor's dtype has no cast to `dtype`.
+    """
+    result: list[Selection] = []
+    for name in names:
+        stored = {slot: dtypes.by_code(code) for slot, code in tensors[name].slots.items()}
+        weight = stored["weight"]
+        target = _cast_to(name, weight, dtype)
+        origin = "master" if target != weight and "master" in stored else "weight"
+        result.append(Selection(name, "weight", origin, stored[origin], target))
+        if weights_only:
+            continue
+        states = {slot: slot for slot in stored if slot not in ("weight", "master")}
+        if "master" in stored and target != dtypes.FP32:
+            states["master"] = "master"
+        elif states and weight == dtypes.FP32 and target != dtypes.FP32:
+            states["master"] = "weight"
+        result += [Selection(name, slot, source, stored[source], stored[source]) for slot, source in states.items()]
+    return tuple(result)
+
+
+def _cast_to(name: str, weight: DType, dtype: DType | None) -> DType:
+    if dtype is None or weight.is_integer:
+        return weight
+    if weight != dtype and weight not in dtypes.CASTABLE:
+        raise CheckpointError(
+            f"{name} is stored as {weight.code}, from which there is no cast to {dtypes.name_of(dtype)} (quantized "
+            f"values mean nothing without their scales); leave out --dtype."
+        )
+    return dtype
+
+
+def plan_copy(
+    chunks: ChunkIndex, table: Table, layout: Layout, selections: Sequence[Selection], *, marked: bool = True
+) -> CopyPlan:
+    """Plans a copy of the selected slots to `layout`, in the order in which the source stores them.
+
+    Args:
+        table: the stored tensors, no aliases needed.
+        layout: of the target, without data parallelism.
+        marked: whether the files say that they belong to a tk checkpoint.
+
+    Raises:
+        ParallelError: the layout does not fit a tensor.
+    """
+    shapes = {spec.name: spec.shape for spec in table}
+    ordered = sorted(selections, key=lambda s: (s.slot != "weight", s.slot, *_place(chunks[s.tensor, s.source_slot])))
+    ranks = {(selection.tensor, selection.slot): index for index, selection in enumerate(ordered)}
+    slots = sorted({selection.slot for selection in ordered})
+    files = []
+    targets: list[list[TargetEntry]] = [[] for _ in ordered]
+    for writer in range(layout.world_size):
+        mine = [item for item in owned(table, layout, writer, slots) if (item.tensor, item.slot) in ranks]
+        mine.sort(key=lambda item: ranks[item.tensor, item.slot])
+        entries = [(item, ordered[ranks[item.tensor, item.slot]].target_dtype.code) for item in mine]
+        files.append(plan_files(writer, entries, shapes, marked=marked))
+        for file in files[-1]:
+            for entry in file.entries:
+                targets[ranks[entry.owned.tensor, entry.owned.slot]].append(TargetEntry(writer, file.name, entry))
+    jobs = [
+        Job(selection, shapes[selection.tensor], chunks[selection.tensor, selection.source_slot], tuple(into))
+        for selection, into in zip(ordered, targets, strict=True)
+    ]
+    return CopyPlan(tuple(files), tuple(jobs))
+
+
+def tiles(plan: CopyPlan, tile_bytes: int) -> Iterator[Tile]:
+    """The plan's tiles, in order."""
+    for job in plan.jobs:
+        yield from job_tiles(job, tile_bytes // job.selection.source_dtype.itemsize)
+
+
+def job_tiles(job: Job, num_elements: int) -> Iterator[Tile]:
+    """A job's tiles of at most that many elements: whole rows where at least one fits."""
+    total, row, room = math.prod(job.shape), math.prod(job.shape[1:]), max(num_elements, 1)
+    step = room // row * row if 0 < row <= room else room
+    reads = _Cursor([chunk.region for chunk in job.sources], job.shape)
+    writes = _Cursor([target.entry.region for target in job.targets], job.shape)
+    box = Box.whole(job.shape)
+    for start in range(0, total, step):
+        stop = min(start + step, total)
+        yield Tile(job, Region(box, start, stop), reads.advance(start, stop), writes.advance(start, stop))
+
+
+class _Cursor:
+    """Runs along the logical order, keeping those regions in view that the current tile can meet."""
+
+    def __init__(self, regions: Sequence[Region], shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        spans = [
+            (position_of(r.box, shape, r.start), position_of(r.box, shape, r.stop - 1), index, r)
+            for index, r in enumerate(regions)
+            if r.size
+        ]
+        self._ahead = sorted(spans, key=lambda span: span[0], reverse=True)
+        self._in_view: list[tuple[int, int, int, Region]] = []
+
+    def advance(self, start: int, stop: int) -> tuple[Piece, ...]:
+        """The runs that [start, stop) of the logical order meets."""
+        while self._ahead and self._ahead[-1][0] < stop:
+            self._in_view.append(self._ahead.pop())
+        self._in_view = [span for span in self._in_view if span[1] >= start]
+        pieces = []
+        for _, _, index, region in self._in_view:
+            low = max(count_before(region.box, self._shape, start), region.start)
+            high = min(count_before(region.box, self._shape, stop), region.stop)
+            if low < high:
+                first = position_of(region.box, self._shape, low)
+                last = position_of(region.box, self._shape, high - 1)
+                at = first - start if last - first + 1 == high - low else None
+                pieces.append(Piece(index, Region(region.box, low, high), at))
+        return tuple(pieces)
+
+
+def _place(chunks: Sequence[Chunk]) -> tuple[str, int]:
+    return (chunks[0].file, chunks[0].offset) if chunks else ("", 0)

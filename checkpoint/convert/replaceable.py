@@ -1,0 +1,81 @@
+"""What `--force` may replace: a folder that is a checkpoint and holds nothing else, every file in it accounted for."""
+
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from ...core.errors import CheckpointError, ConfigError
+from ..files import storage
+from ..format.manifest import PARTS
+from ..read import hugging_face as hf
+from ..read.locate import is_step
+from ..read.reader import Checkpoint
+from ..run.strangers import own_files
+
+_NAMED: Final = 3  # names in a message
+
+
+def require_replaceable(folder: Path) -> tuple[str, ...]:
+    """The files in a folder that is a checkpoint and holds nothing else, relative to it.
+
+    Raises:
+        ConfigError: it does not open as a checkpoint, or holds something that no checkpoint does; the first few names
+            are told.
+    """
+    names = _names(folder)
+    if not is_step(folder) and not hf.is_hugging_face(folder):
+        raise ConfigError(
+            f"{folder} is there already and is no checkpoint, so it is not replaced: it holds {_some(names)}. Name "
+            "another folder."
+        )
+    try:
+        known = _known_files(folder)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"{folder} is there already, holds {_some(names)} and does not open as a checkpoint, so it is not replaced "
+            f"({error}) Name another folder, or remove that one yourself."
+        ) from error
+    foreign = [name for name in names if name not in known or not _is_file(folder / name)]
+    if foreign:
+        raise ConfigError(
+            f"{folder} is there already and holds more than a checkpoint, so it is not replaced: {_some(foreign)}. "
+            "Name another folder, or move that away."
+        )
+    return tuple(names)
+
+
+def remove_replaced(folder: Path, files: Sequence[str]) -> bool:
+    """Removes those files and the folder; False, and the folder stays, if something else is there by now."""
+    for name in files:
+        storage.remove_file(folder / name)
+    if any(name.startswith(f"{PARTS}/") for name in files) and not storage.list_names(folder / PARTS):
+        storage.remove_dir(folder / PARTS)
+    if storage.list_names(folder):
+        return False
+    storage.remove_dir(folder)
+    return True
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder; parts/ is looked into."""
+    found = []
+    for name in storage.list_names(folder):
+        inner = storage.list_names(folder / name) if name == PARTS and not (folder / name).is_symlink() else []
+        found += [f"{name}/{part}" for part in inner] or [name]
+    return found
+
+
+def _known_files(folder: Path) -> set[str]:
+    if is_step(folder):
+        return own_files(Checkpoint.open_step(folder))
+    return own_files(Checkpoint.open_hugging_face(folder)) | hf.SAVED_BESIDE
+
+
+def _is_file(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode)
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED
+    return ", ".join(map(repr, names[:_NAMED])) + (f" and {rest} more" if rest > 0 else "")

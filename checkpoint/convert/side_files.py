@@ -1,0 +1,99 @@
+"""The small files beside the weights: chosen and looked at before a copy begins, then copied in flat memory."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ...core import dtypes
+from ...core.dtypes import DType
+from ...core.errors import ManifestError
+from ..files import storage
+from ..files.links import real_path
+from ..format.manifest import FileDigest
+from ..read import hugging_face as hf
+from ..read.reader import Checkpoint
+from ..read.stored_parts import not_as_saved
+
+_PIECE: Final = 2**20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """A side file of a copy.
+
+    Attributes:
+        content: where it is, or what it will be.
+        known: what the source's manifest says of it.
+    """
+
+    name: str
+    size: int
+    content: Path | bytes
+    known: FileDigest | None = None
+
+
+def plan_side_files(source: Checkpoint, dtype: DType | None = None) -> tuple[SideFile, ...]:
+    """The source's config, tokenizer and such; the config says the new dtype if there is one.
+
+    Raises:
+        ManifestError: a name that a checkpoint cannot have, or a file that is too large.
+        CheckpointError: one is missing, no regular file, or not the one that was saved.
+    """
+    known = source.manifest.files if source.manifest else {}
+    paths = hf.side_paths(source.path) if source.manifest is None else {n: real_path(source.path, n) for n in known}
+    files = [_look_at(name, path, known.get(name)) for name, path in paths.items() if name != hf.INDEX]
+    if dtype is None:
+        return tuple(files)
+    return tuple(_with_dtype(source, dtype) if file.name == hf.CONFIG else file for file in files)
+
+
+def copy_side_files(files: Sequence[SideFile], folder: Path) -> dict[str, FileDigest]:
+    """Writes them into `folder`, each durable; ShardCorrupt where one is not the one that was saved."""
+    return {file.name: _copy(file, folder / file.name) for file in files}
+
+
+def _look_at(name: str, path: Path, known: FileDigest | None) -> SideFile:
+    with storage.reading(path) as fd:
+        size = storage.file_size(fd)
+    if known is not None and size != known.size:
+        raise not_as_saved(path)
+    if size > hf.MAX_SIDE_FILE:
+        raise ManifestError(f"{path} has {size} bytes; at most {hf.MAX_SIDE_FILE} are accepted.")
+    return SideFile(name, size, path, known)
+
+
+def _with_dtype(source: Checkpoint, dtype: DType) -> SideFile:
+    config = source.config()
+    names = {dtypes.FP32: "float32", dtypes.BF16: "bfloat16", dtypes.FP16: "float16"}
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = names[dtype]
+    data = json.dumps(config, indent=2).encode()
+    return SideFile(hf.CONFIG, len(data), data)
+
+
+def _copy(file: SideFile, target: Path) -> FileDigest:
+    digest, size = hashlib.sha256(), 0
+    with storage.closing(storage.open_new(target)) as fd:
+        for data in _pieces(file.content):
+            storage.pwrite(fd, data, size)
+            digest.update(data)
+            size += len(data)
+        storage.fsync(fd)
+    written = FileDigest(size, digest.hexdigest())
+    if file.known not in (None, written):
+        raise not_as_saved(target if isinstance(file.content, bytes) else file.content)
+    return written
+
+
+def _pieces(content: Path | bytes) -> Iterator[memoryview]:
+    if isinstance(content, bytes):
+        yield memoryview(content)
+        return
+    buffer = memoryview(bytearray(_PIECE))
+    with storage.reading(content) as fd:
+        at = 0
+        while count := storage.pread(fd, buffer, at):
+            yield buffer[:count]
+            at += count

@@ -1,0 +1,110 @@
+"""Which files of a copy are there already at its source, byte for byte: a hard link does for those."""
+
+import errno
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from ...core.errors import ConfigError
+from ..files import storage
+from ..format.chunk import Chunk, DataFile, Part
+from ..read.reader import Checkpoint
+from ..save.writer import PlannedFile
+from .plan import CopyPlan
+
+_UNLINKABLE: Final[Mapping[int | None, str]] = MappingProxyType(
+    {
+        errno.EXDEV: "they are on different file systems",
+        errno.EPERM: "the file system has no links, or the file is another user's",
+        errno.EOPNOTSUPP: "the file system has no links",
+        errno.EMLINK: "it has as many names as it may have",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A file of the target that is one of the source's.
+
+    Attributes:
+        source: its name there.
+        chunks: as the target's part lists them, with the source's checksums.
+    """
+
+    writer: int
+    source: str
+    file: PlannedFile
+    chunks: tuple[Chunk, ...]
+
+
+def require_checksums(source: Checkpoint) -> None:
+    """ConfigError where a checkpoint has none that could be carried over."""
+    if source.manifest is None:
+        raise ConfigError(
+            f"{source.path} is no tk checkpoint, so there are no checksums to carry over; leave out --link."
+        )
+
+
+def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple[Link, ...]]:
+    """What is left to be copied of a plan, and the files that need not be.
+
+    A file is the same if its header is, and if it holds the same elements at the same places.
+    """
+    known = {digest: name for part in source.parts.values() for name, digest in part.files.items()}
+    held: dict[str, list[Chunk]] = {}
+    for part in source.parts.values():
+        for chunk in part.chunks:
+            held.setdefault(chunk.file, []).append(chunk)
+    links = []
+    for writer, files in enumerate(plan.files):
+        for file in files:
+            name = known.get(file.digest, "")
+            chunks = sorted(held.get(name, ()), key=lambda chunk: chunk.offset)
+            wanted = [(entry.owned.tensor, entry.owned.slot, entry.region, entry.begin) for entry in file.entries]
+            if [(chunk.tensor, chunk.slot, chunk.region, chunk.offset) for chunk in chunks] == wanted:
+                links.append(Link(writer, name, file, tuple(replace(chunk, file=file.name) for chunk in chunks)))
+    return _without(plan, links), tuple(links)
+
+
+def make_links(links: Sequence[Link], source: Checkpoint, target: Path) -> None:
+    """Makes the links in the folder `target`; ConfigError where that cannot be."""
+    for link in links:
+        link_file(source.data_path(link.source), target / link.file.name)
+
+
+def add_linked(parts: Sequence[Part], links: Sequence[Link]) -> list[Part]:
+    """Every writer's part with its links among its files."""
+    result = []
+    for part in parts:
+        mine = [link for link in links if link.writer == part.writer]
+        files: dict[str, DataFile] = {link.file.name: link.file.digest for link in mine}
+        chunks = [chunk for link in mine for chunk in link.chunks]
+        result.append(Part(part.writer, {**part.files, **files}, (*part.chunks, *chunks)))
+    return result
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Gives a file a second name; ConfigError where that cannot be, as on another file system."""
+    try:
+        storage.link(source, target)
+    except OSError as error:
+        if error.errno not in _UNLINKABLE:
+            raise
+        raise ConfigError(
+            f"{source} cannot be linked as {target}: {_UNLINKABLE[error.errno]}; leave out --link."
+        ) from error
+
+
+def _without(plan: CopyPlan, links: Sequence[Link]) -> CopyPlan:
+    new, old = {link.file.name for link in links}, {link.source for link in links}
+    files = tuple(tuple(file for file in of if file.name not in new) for of in plan.files)
+    jobs = []
+    for job in plan.jobs:
+        targets = tuple(target for target in job.targets if target.file not in new)
+        if targets:
+            same_slot = job.selection.slot == job.selection.source_slot  # else a linked file is read all the same
+            sources = [chunk for chunk in job.sources if not (same_slot and chunk.file in old)]
+            jobs.append(replace(job, sources=sources, targets=targets))
+    return CopyPlan(files, tuple(jobs))

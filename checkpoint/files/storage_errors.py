@@ -1,0 +1,56 @@
+"""How refusals of the system are reported: as a `StorageError` that names the file and the way out."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from ...core.errors import StorageError
+
+_AT_FAULT: Final = "The disk or the network file system is at fault: see the system's log, then try again."
+_RIGHTS: Final = "This user needs the right to it."
+_ADVICE: Final = MappingProxyType(
+    {
+        errno.EACCES: _RIGHTS,
+        errno.EPERM: _RIGHTS,
+        errno.EROFS: "It is mounted read-only.",
+        errno.EMFILE: "This process has too many files open: raise its limit (ulimit -n).",
+        errno.ENFILE: "This machine has too many files open: close some.",
+        errno.ENOMEM: "This machine is out of memory.",
+        errno.ENOSPC: "Free some room.",
+        errno.EDQUOT: "Free some room, or raise the quota.",
+        errno.EIO: _AT_FAULT,
+        errno.ESTALE: _AT_FAULT,
+        errno.ETIMEDOUT: _AT_FAULT,
+        errno.ENOENT: _AT_FAULT,  # of a name that its folder lists
+    }
+)
+
+
+@contextmanager
+def naming(file: Path | int, deed: str) -> Iterator[None]:
+    """Has the system's errors say what could not be done to what file.
+
+    Args:
+        file: a path or a descriptor.
+        deed: a participle, as in "FILE cannot be opened".
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        path = _path_of(file) if isinstance(file, int) else file
+        reason = f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, error.errno)})"
+        advice = _ADVICE.get(error.errno or 0, "")
+        raise StorageError(f"{path} cannot be {deed}: {reason}. {advice}".rstrip(), error.errno) from error
+
+
+def _path_of(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"file {fd}"

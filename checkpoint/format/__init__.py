@@ -1,0 +1,1 @@
+"""The format itself: manifest, parts, chunks, regions and safetensors headers, as plain data."""

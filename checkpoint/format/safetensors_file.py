@@ -1,0 +1,143 @@
+"""One safetensors file: its header read as untrusted input, and written padded so that data starts on a page.
+
+The format: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the bytes,
+without holes. See the README of huggingface/safetensors, section Format.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ...core import dtypes
+from ...core.errors import ManifestError
+from ..files import storage
+from . import json_strict as strict
+
+MAX_HEADER: Final = 100_000_000  # bytes, the limit of the safetensors library
+MAX_DIMS: Final = 8
+PAGE: Final = 4096
+METADATA_KEY: Final = "__metadata__"
+TK_MARK: Final = "tk"
+_LFS_POINTER: Final = b"version "  # its first bytes; as a length they would be an impossible one
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file: dtype code, shape, and [begin, end) of its bytes counted from the file's start."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says about itself; `sha256` is over the length and the JSON together."""
+
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+    data_start: int
+    sha256: str
+
+
+def read_header(path: Path) -> Header:
+    """Reads and checks the header of a file.
+
+    Raises:
+        ManifestError: any rule of the format is broken; the message names the file and the rule.
+        ShardMissing: there is no such file.
+    """
+    with storage.reading(path) as fd:
+        size = storage.file_size(fd)
+        raw = bytearray(8)
+        if storage.pread(fd, memoryview(raw), 0) != 8:
+            raise ManifestError(f"{path} has {size} bytes; a safetensors file has 8 at least.")
+        if raw == _LFS_POINTER:
+            raise ManifestError(f"{path} is a Git LFS pointer, not the file itself: `git lfs pull` brings that.")
+        (length,) = struct.unpack("<Q", raw)
+        if length > min(MAX_HEADER, size - 8):
+            raise ManifestError(
+                f"{path}: its header claims {length} bytes; the file has {size} and at most {MAX_HEADER} are accepted."
+            )
+        text = bytearray(length)
+        storage.read_exact(fd, memoryview(text), 8, path)
+    entries, metadata = _parse_header(bytes(text), size - 8 - length, 8 + length, str(path))
+    return Header(entries, metadata, 8 + length, hashlib.sha256(raw + text).hexdigest())
+
+
+def _parse_header(text: bytes, data_size: int, start: int, what: str) -> tuple[dict[str, Entry], dict[str, str]]:
+    if not text.startswith(b"{"):
+        raise ManifestError(f"{what}: its header is not a JSON object.")
+    document = strict.mapping(strict.parse(text, f"{what}: its header"), what)
+    metadata = strict.mapping(document.pop(METADATA_KEY, {}), f"{what}: __metadata__")
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise ManifestError(f"{what}: __metadata__ must map strings to strings.")
+    entries = {
+        name: _parse_entry(name, value, start, f"{what}: tensor {name[:80]!r}") for name, value in document.items()
+    }
+    end = start
+    for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.end)):
+        if entry.begin != end:
+            kind = "overlaps the one before it" if entry.begin < end else "leaves a hole before it"
+            raise ManifestError(f"{what}: tensor {entry.name!r} {kind}.")
+        end = entry.end
+    if end != start + data_size:
+        raise ManifestError(f"{what}: its header describes {end - start} bytes of data; the file has {data_size}.")
+    return entries, metadata
+
+
+def _parse_entry(name: str, value: object, start: int, what: str) -> Entry:
+    strict.tensor_name(name, what)
+    fields = strict.members(value, what, ("dtype", "shape", "data_offsets"))
+    dtype = dtypes.by_code(strict.text(fields["dtype"], f"{what}: dtype", 16))
+    dims = strict.array(fields["shape"], f"{what}: shape")
+    if len(dims) > MAX_DIMS:
+        raise ManifestError(f"{what} has {len(dims)} dims; at most {MAX_DIMS} are accepted.")
+    shape = tuple(strict.integer(extent, f"{what}: shape") for extent in dims)
+    begin, end = (
+        strict.integer(edge, f"{what}: data_offsets") for edge in strict.array(fields["data_offsets"], what, 2)
+    )
+    if math.prod(shape) * dtype.itemsize != end - begin:
+        raise ManifestError(
+            f"{what}: shape {list(shape)} of {dtype.code} takes {math.prod(shape) * dtype.itemsize} bytes, "
+            f"its data_offsets hold {end - begin}."
+        )
+    return Entry(name, dtype.code, shape, start + begin, start + end)
+
+
+def build_header(entries: Iterable[tuple[str, str, tuple[int, ...]]], marked: bool = True) -> tuple[bytes, list[Entry]]:
+    """The first bytes of a file that holds those (name, dtype code, shape) one after the other.
+
+    The header is padded with spaces to a multiple of 4 KiB.
+
+    Args:
+        marked: whether `__metadata__` says that the file belongs to a tk checkpoint.
+
+    Returns:
+        The header's bytes, and each tensor's place in the file, in the given order.
+
+    Raises:
+        ManifestError: two of one name, or more of them than a reader accepts in one file.
+    """
+    document: dict[str, object] = {METADATA_KEY: {"format": "pt"} | ({TK_MARK: "1"} if marked else {})}
+    placed: list[Entry] = []
+    end = 0
+    for name, dtype, shape in entries:
+        if name in document:
+            raise ManifestError(f"Two tensors would be called {name!r} in one safetensors file; rename one.")
+        begin, end = end, end + math.prod(shape) * dtypes.by_code(dtype).itemsize
+        document[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+        placed.append(Entry(name, dtype, shape, begin, end))
+    text = strict.dump(document)
+    if len(text) > MAX_HEADER:
+        raise ManifestError(f"A safetensors header of {len(text)} bytes would not be read: {MAX_HEADER} are accepted.")
+    text += b" " * (-(8 + len(text)) % PAGE)
+    start = 8 + len(text)
+    shifted = [Entry(e.name, e.dtype, e.shape, start + e.begin, start + e.end) for e in placed]
+    return struct.pack("<Q", len(text)) + text, shifted

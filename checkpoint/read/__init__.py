@@ -1,0 +1,1 @@
+"""Reading: finding a checkpoint, opening it, planning reads, and checking every byte."""

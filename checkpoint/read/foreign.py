@@ -1,0 +1,167 @@
+"""What a path that holds no checkpoint of ours is instead, in words, and what to do about it."""
+
+import re
+import zipfile
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from ..files import storage
+
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(\S+)")
+_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_SAVE_AGAIN: Final = "load it with transformers and save_pretrained() writes a folder that tk reads"
+_AS_SAFETENSORS: Final = "save its weights as safetensors under the names that transformers gives them"
+_PICKLE: Final = f"tk reads no pickle, since reading one runs code: {_SAVE_AGAIN}"
+_GGUF: Final = "is a GGUF file (llama.cpp): load it with transformers (gguf_file=) and save_pretrained()"
+_TORCH: Final = f"is a PyTorch pickle: {_PICKLE}"
+_KERAS: Final = f"is a model of Keras: {_AS_SAFETENSORS}"
+_ARCHIVE: Final = "is an archive: unpack it and name the folder inside"
+
+Kinds = Sequence[tuple[Sequence[str], str]]
+
+# Patterns of names, "NAME/" for folders, and what holds one; the first that fits counts.
+_FOLDERS: Final[Kinds] = (
+    (
+        ("adapter_config.json", "adapter_model.*"),
+        "holds an adapter (PEFT), not a model: load it on its base model with peft, merge_and_unload() and "
+        "save_pretrained()",
+    ),
+    (
+        ("*.distcp", ".metadata", "shard-*-model-*-of-*.safetensors"),
+        "is a distributed checkpoint of PyTorch (DCP, {name}): dcp_to_torch_save of torch.distributed.checkpoint."
+        "format_utils makes one file of it; load that into the model and save_pretrained()",
+    ),
+    (
+        ("global_step*/", "zero_to_fp32.py", "*_optim_states.pt", "*_model_states.pt"),
+        "is a DeepSpeed checkpoint ({name}): its zero_to_fp32.py with --safe_serialization writes the weights as "
+        "safetensors; put config.json beside them",
+    ),
+    (
+        ("iter_*/", "latest_checkpointed_iteration.txt", "mp_rank_*/"),
+        "is a Megatron-LM checkpoint ({name}): its converter (tools/checkpoint) writes a Hugging Face folder",
+    ),
+    (
+        ("*.gguf",),
+        "holds a GGUF file (llama.cpp): load it with transformers (gguf_file={name}) and save_pretrained()",
+    ),
+    (("checkpoint-*/",), "holds the checkpoints of a transformers Trainer: name one of them, as in {path}/{name}"),
+    (
+        ("snapshots/",),
+        "is a repository of the Hugging Face hub's cache: name one of its snapshots, {path}/snapshots/REVISION",
+    ),
+    (
+        ("model.*.safetensors", "model.safetensors.index.*.json"),
+        f"holds only a variant of the weights ({{name}}) and no model.safetensors: {_SAVE_AGAIN} (variant=)",
+    ),
+    (("*.bin", "*.pt", "*.pth", "*.ckpt"), f"holds weights as PyTorch pickles ({{name}}): {_PICKLE}"),
+    (
+        ("*.safetensors",),
+        "holds {name}, but neither model.safetensors nor model.safetensors.index.json: if it is the whole model, "
+        f"rename it; else {_SAVE_AGAIN}",
+    ),
+    (
+        ("*.msgpack", "_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "*.orbax*"),
+        f"is a checkpoint of JAX (flax or orbax, {{name}}): {_AS_SAFETENSORS}",
+    ),
+    (
+        ("*.h5", "*.keras", "saved_model.pb", "*.ckpt.index"),
+        f"is a model of TensorFlow or Keras ({{name}}): {_AS_SAFETENSORS}",
+    ),
+    (("*.onnx",), "holds an ONNX graph ({name}), not a checkpoint: name the folder that it was exported from"),
+    (("*.npz",), f"holds arrays of numpy or MLX ({{name}}): {_AS_SAFETENSORS}"),
+    (("*.tmp-*/", "*.bad-*/"), "holds no step that counts, only {name}: a save that never finished or was set aside"),
+    (("LOCK", "metrics.jsonl"), "is a run that has saved no step yet"),
+    (("tokenizer*.json", "tokenizer.model", "spiece.model", "vocab.*"), "holds a tokenizer and no weights"),
+    (("config.json",), "holds a config.json and no weights: model.safetensors is missing; is the download complete?"),
+)
+_FILES: Final[Kinds] = (
+    (
+        ("*.safetensors",),
+        "is one safetensors file: name its folder, where it is model.safetensors beside a config.json",
+    ),
+    (("*.json", "*.jsonl", "COMMIT", "LATEST", "LOCK"), "is a file inside a checkpoint or a run: name its folder"),
+    (("*.gguf",), _GGUF),
+    (("*.bin", "*.pt", "*.pth", "*.ckpt", "*.distcp", "*.pkl"), _TORCH),
+    (("*.onnx",), "is an ONNX graph, not a checkpoint: name the folder that it was exported from"),
+    (("*.msgpack",), f"is a checkpoint of flax: {_AS_SAFETENSORS}"),
+    (("*.h5", "*.keras"), _KERAS),
+    (("*.npz", "*.npy"), f"holds arrays of numpy or MLX: {_AS_SAFETENSORS}"),
+    (("*.tar", "*.tar.*", "*.tgz", "*.zip", "*.7z", "*.gz", "*.zst", "*.nemo"), _ARCHIVE),
+)
+_MAGIC: Final = (  # first bytes, at an offset, of files whose names say nothing
+    (b"GGUF", 0, _GGUF),
+    (b"\x89HDF", 0, _KERAS),
+    (b"ustar", 257, _ARCHIVE),
+    (b"\x1f\x8b", 0, _ARCHIVE),
+    (b"\x80", 0, _TORCH),
+)
+_A_CHECKPOINT_IS: Final = "a checkpoint is a step folder, a run folder or a Hugging Face folder"
+
+
+def describe(path: Path) -> str:
+    """A sentence or two about a path that is no checkpoint of ours: what it is, and what would be right."""
+    if storage.is_dir(path):
+        return _describe_folder(path)
+    if storage.exists(path):
+        text = _match(_FILES, [path.name])[0] or _content(path) or f"is a file; {_A_CHECKPOINT_IS}"
+        return f"{path} {text}."
+    return _describe_missing(path)
+
+
+def _describe_missing(path: Path) -> str:
+    url = _URL.fullmatch(str(path))
+    if url:
+        return (
+            f"{url[1]}://{url[2]} is an address ({url[1]}); checkpoints are read from folders. Download it (from the "
+            f"Hugging Face hub: hf download OWNER/NAME --local-dir DIR) or mount it, and name that folder."
+        )
+    if storage.is_link(path):
+        return f"{path} is a link to {path.readlink()}, which does not exist."
+    if _HUB_ID.fullmatch(str(path)) and not storage.exists(path.parent):
+        return (
+            f"{path} does not exist; {_A_CHECKPOINT_IS}. A repository of the Hugging Face hub is downloaded with "
+            f"hf download {path} --local-dir DIR, and DIR is named."
+        )
+    return f"{path} does not exist; {_A_CHECKPOINT_IS}."
+
+
+def _describe_folder(path: Path) -> str:
+    names = storage.list_names(path)
+    if not names:
+        return f"{path} holds no checkpoint: the folder is empty; {_A_CHECKPOINT_IS}."
+    dangling = [name for name in names if storage.is_link(path / name) and not storage.exists(path / name)]
+    if dangling:
+        target = (path / dangling[0]).readlink()
+        return f"{path} holds no checkpoint: {dangling[0]} is a link to {target}, which does not exist."
+    text, name = _match(_FOLDERS, [f"{name}/" if storage.is_dir(path / name) else name for name in names])
+    if text:
+        return f"{path} {text.replace('{name}', name).replace('{path}', str(path))}."
+    return (
+        f"{path} holds no checkpoint: neither a manifest.json (a step), step-* folders (a run), nor "
+        f"model.safetensors.index.json or model.safetensors (Hugging Face)."
+    )
+
+
+def _match(kinds: Kinds, names: Sequence[str]) -> tuple[str, str]:
+    """The text of the first kind that a name fits, and that name; empty where there is none."""
+    for patterns, text in kinds:
+        for name in names:
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                return text, name.rstrip("/")
+    return "", ""
+
+
+def _content(path: Path) -> str:
+    """What a file is by its first bytes; empty where they are not known."""
+    if not path.is_file():
+        return ""
+    with storage.reading(path.resolve()) as fd:
+        head = bytearray(512)
+        count = storage.pread(fd, memoryview(head), 0)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            pickled = any(name.endswith("data.pkl") for name in archive.namelist())
+        return _TORCH if pickled else _ARCHIVE  # torch.save writes a zip with a pickle in it
+    return next((text for magic, at, text in _MAGIC if head[:count].startswith(magic, at)), "")

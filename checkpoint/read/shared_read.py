@@ -1,0 +1,216 @@
+"""Loading by the ranks of one host together: each block is read and checked once and handed on through shared memory.
+
+In a round every rank fills its area with blocks; then all copy out what they need, and meanwhile fill their other area
+for the next round. The areas are anonymous memory, which is gone with the ranks, however they end. A rank that dies
+ends the exchange between rounds, as the caller's `Peers` see it; an error that one rank meets is raised by all.
+"""
+
+import json
+import mmap
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from ...core import dtypes, errors
+from ...core.errors import DamagedCheckpoint, StorageError, TkError
+from ..files.data_files import DataFiles
+from ..format.region import Region, copy_region
+from .read_plan import AREA, Block, Read, ReadPlanner, Span, Want, from_rows, to_rows
+from .reader import Checkpoint, StoredArray
+
+Deliver: TypeAlias = Callable[[int, StoredArray], object]
+_NUM_AREAS: Final = 2  # of each rank: one is read into while the other is copied from
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The ranks of one host that load together.
+
+    Attributes:
+        gather: gives every rank what each of them passes, in rank order; all of them call it.
+    """
+
+    rank: int = 0
+    size: int = 1
+    gather: Callable[[bytes], list[bytes]] = lambda mine: [mine]
+
+
+ALONE: Final = Peers()
+
+
+def read_all(checkpoint: Checkpoint, wants: Sequence[Want], deliver: Deliver, peers: Peers = ALONE) -> None:
+    """Reads parts of tensors; every rank of `peers` calls it, each with what it wants.
+
+    Together the ranks read each block that any of them needs once, unless want by want they read little more (as at
+    the layout at which the checkpoint was saved).
+
+    Args:
+        deliver: called with the index of a want and its values, in any order.
+
+    Raises:
+        CheckpointError, StorageError: as `Checkpoint.read`; every rank raises what one of them met.
+    """
+    planner, spans = ReadPlanner(checkpoint), list[tuple[Span, ...]]()
+    with told_to_all(peers):
+        spans += map(planner.spans, wants)
+    rows = json.dumps(to_rows(span for some in spans for span in some))
+    needs = [from_rows(json.loads(theirs)) for theirs in peers.gather(rows.encode())]
+    if planner.is_worth_sharing(needs):
+        areas = _Areas.open(peers)
+        if areas:
+            _Together(planner, wants, spans, deliver, areas).run(planner.union(needs), peers)
+            return
+    with told_to_all(peers):
+        _read_alone(checkpoint, wants, deliver)
+
+
+def open_together(find: Callable[[], Checkpoint], peers: Peers) -> Checkpoint:
+    """The checkpoint that rank 0 finds, on every rank: a run folder's newest step may be another one a moment later.
+
+    Raises:
+        CheckpointError, StorageError: one rank cannot open it; all raise.
+    """
+    with told_to_all(peers):
+        found = find() if peers.rank == 0 else None
+    place = peers.gather(os.fsencode(found.path.absolute()) if found else b"")[0]
+    with told_to_all(peers):
+        return Checkpoint.open(os.fsdecode(place)) if found is None else found
+
+
+def _read_alone(checkpoint: Checkpoint, wants: Sequence[Want], deliver: Deliver) -> None:
+    for index, want in enumerate(wants):
+        deliver(index, checkpoint.read(want.tensor, want.box, want.slot, want.flat, want.dtype))
+
+
+class _Areas:
+    """The memory of all ranks, as one of them sees it."""
+
+    def __init__(self, memories: list[memoryview]) -> None:
+        self._memories = memories
+
+    @staticmethod
+    def open(peers: Peers) -> "_Areas | None":
+        """Makes this rank's areas and finds the others'; None, for all, where one cannot."""
+        with ExitStack() as stack:
+            own = os.memfd_create("tk-load", os.MFD_CLOEXEC)
+            stack.callback(os.close, own)
+            os.ftruncate(own, _NUM_AREAS * AREA)
+            places = [json.loads(place) for place in peers.gather(json.dumps([os.getpid(), own]).encode())]
+            try:
+                memories = [_map(process_id, fd) for process_id, fd in places]
+            except OSError:  # no /proc, or one that hides other processes
+                memories = []
+            if not all(peers.gather(b"mapped" if memories else b"")):
+                return None
+            return _Areas(memories)
+
+    def view(self, rank: int, number: int, at: int, nbytes: int) -> memoryview:
+        """`nbytes` bytes of a rank's area of round `number`, from `at` on."""
+        start = number % _NUM_AREAS * AREA + at
+        return self._memories[rank][start : start + nbytes]
+
+
+def _map(process_id: int, fd: int) -> memoryview:
+    mine = os.open(f"/proc/{process_id}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return memoryview(mmap.mmap(mine, _NUM_AREAS * AREA))
+    finally:
+        os.close(mine)
+
+
+class _Together:
+    """One rank's part of a shared load."""
+
+    def __init__(
+        self,
+        planner: ReadPlanner,
+        wants: Sequence[Want],
+        spans: Sequence[Sequence[Span]],
+        deliver: Deliver,
+        areas: _Areas,
+    ) -> None:
+        self._planner, self._wants, self._deliver, self._areas = planner, wants, deliver, areas
+        self._left = [len(some) for some in spans]
+        self._values: dict[int, dtypes.Array] = {}
+        self._waiting: dict[Block, list[int]] = defaultdict(list)  # wants by the block they need
+        for index, some in enumerate(spans):
+            for span in some:
+                self._waiting[planner.block(span)].append(index)
+
+    def run(self, union: Sequence[Span], peers: Peers) -> None:
+        """Reads this rank's share of `union` and delivers its wants."""
+        rounds = self._planner.deal(union, peers.size)
+        with DataFiles(self._planner.checkpoint.open_data) as files:
+            for number in range(len(rounds) + 1):
+                with told_to_all(peers):  # and nobody goes on before all have read, and copied
+                    if number == 0:
+                        self._deliver_empty()
+                    else:
+                        self._copy(rounds[number - 1], number - 1)
+                    if number < len(rounds):
+                        self._read([read for read in rounds[number] if read.rank == peers.rank], number, files)
+
+    def _read(self, reads: Sequence[Read], number: int, files: DataFiles) -> None:
+        for read in reads:
+            chunk, itemsize = self._planner.chunk(read.span), self._planner.dtype(read.span).itemsize
+            memory = self._areas.view(read.rank, number, read.at, self._planner.nbytes(read.span))
+            checkpoint = self._planner.checkpoint
+            checkpoint.read_span(files.open(chunk.file), chunk, memory, read.span.low * itemsize)
+
+    def _copy(self, reads: Sequence[Read], number: int) -> None:
+        for read in reads:
+            waiting = self._waiting.pop(self._planner.block(read.span), ())
+            if not waiting:
+                continue
+            chunk, dtype = self._planner.chunk(read.span), self._planner.dtype(read.span)
+            memory = self._areas.view(read.rank, number, read.at, self._planner.nbytes(read.span))
+            source = Region(chunk.box, chunk.start + read.span.low, chunk.start + read.span.high)
+            for index in waiting:
+                target = Region.of(self._wants[index].box, self._wants[index].flat)
+                if index not in self._values:
+                    self._values[index] = np.empty(target.size, dtype.numpy)
+                copy_region(self._values[index], target, np.frombuffer(memory, dtype.numpy), source)
+                self._left[index] -= 1
+                if not self._left[index]:
+                    self._finish(index, dtype)
+
+    def _finish(self, index: int, stored: dtypes.DType) -> None:
+        want, values = self._wants[index], self._values.pop(index)
+        values = dtypes.cast(values, stored, want.dtype or stored, want.tensor)
+        shaped = values if want.flat is not None else values.reshape(want.box.shape)
+        self._deliver(index, StoredArray(shaped, want.dtype or stored))
+
+    def _deliver_empty(self) -> None:
+        empty = [index for index, left in enumerate(self._left) if left == 0]
+        wants = [self._wants[index] for index in empty]
+        _read_alone(self._planner.checkpoint, wants, lambda at, values: self._deliver(empty[at], values))
+
+
+@contextmanager
+def told_to_all(peers: Peers) -> Iterator[None]:
+    """Ends on every rank when it has ended on all; what one rank raises, all raise.
+
+    Of several errors one that is no damage counts: only where all that met one met damage is it said to be that.
+    """
+    mine: TkError | OSError | None = None
+    try:
+        yield
+    except (TkError, OSError) as error:
+        mine = error
+    told = [json.loads(packed) for packed in peers.gather(_pack(mine)) if packed]
+    found = [getattr(errors, name)(message) for name, message in told]
+    if found:
+        raise min(found, key=lambda error: isinstance(error, DamagedCheckpoint)) from mine
+
+
+def _pack(error: TkError | OSError | None) -> bytes:
+    if error is None:
+        return b""
+    if isinstance(error, TkError):
+        return json.dumps([type(error).__name__, str(error)]).encode()
+    return json.dumps([StorageError.__name__, str(error)]).encode()

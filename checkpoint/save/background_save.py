@@ -1,0 +1,131 @@
+"""A rank's side of saving in the background: memory shared with a writer process, and one save in flight."""
+
+import json
+import mmap
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ...core import dtypes, errors
+from ...core.errors import TkError, WorkerDied
+from ...core.layout import Owned
+from .save_job import Buffers, SaveJob
+
+WORKER: Final = f"{__package__}.save_worker"
+EXIT_TIMEOUT: Final = 10.0  # seconds that an idle writer gets to end by itself
+
+
+class BackgroundSaver:
+    """Starts the writer; then `wait`, fill `buffer` of every item and `begin`, once per save.
+
+    The kernel ends the writer with the thread that made this object, so that should live as long as the run.
+
+    Args:
+        lock_fd: of the run folder's lock, to be held as long as the writer lives; -1 where another rank holds it.
+        worker: the module run by the writer process.
+    """
+
+    def __init__(self, job: SaveJob, lock_fd: int = -1, worker: str = WORKER) -> None:
+        self.job = job
+        self._buffers = Buffers(job)
+        memory = os.memfd_create("tk-save", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(memory, max(self._buffers.nbytes, 1))
+            self._memory = memoryview(mmap.mmap(memory, 0))
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                self._process = _start(worker, theirs.fileno(), memory, lock_fd)
+        finally:
+            os.close(memory)
+        self._answers = self._socket.makefile("r", encoding="utf-8")
+        self._in_flight: int | None = None
+        self._send(job.to_json())
+
+    @property
+    def process_id(self) -> int:
+        """Of the writer."""
+        return self._process.pid
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the shared memory: what this rank writes at each save."""
+        return self._buffers.nbytes
+
+    def buffer(self, item: Owned) -> dtypes.Array:
+        """Where the elements of an item go, 1-D; not to be touched while a save is in flight."""
+        return self._buffers.view(self._memory, item)
+
+    def begin(self, step: int, resume: Mapping[str, Any]) -> None:
+        """Has the writer save what the buffers hold. Raises WorkerDied if it is gone."""
+        if self._in_flight is not None:
+            raise RuntimeError(f"step {self._in_flight} is still being saved")
+        self._in_flight = step
+        self._send({"step": step, "resume": dict(resume)})
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns once no save is in flight, or after `timeout` seconds.
+
+        Raises:
+            TkError: the last one failed; what the writer reported, of its own class.
+            WorkerDied: the writer is gone.
+        """
+        if self._in_flight is None:
+            return
+        if timeout is not None and not select.select([self._socket], [], [], timeout)[0]:
+            return
+        try:
+            line = self._answers.readline()
+        except OSError:
+            line = ""
+        if not line:
+            raise self._death()
+        self._in_flight = None
+        answer = json.loads(line)
+        if answer:
+            kind = getattr(errors, answer["class"])
+            raise kind(answer["error"])
+
+    def close(self) -> None:
+        """Ends the writer, with the save in flight if there is one. Idempotent."""
+        if self._in_flight is not None:
+            self._process.kill()
+        self._answers.close()
+        self._socket.close()
+        try:
+            self._process.wait(EXIT_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            raise self._death() from None
+
+    def _death(self) -> TkError:
+        code = self._process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        step = "" if self._in_flight is None else f"Step {self._in_flight} was not saved: "
+        self._in_flight = None
+        return WorkerDied(
+            f"{step}the process that writes rank {self.job.writer}'s checkpoints {how}; see its messages on stderr. "
+            "Steps committed before are whole."
+        )
+
+
+def _start(worker: str, connection: int, memory: int, lock_fd: int) -> subprocess.Popen[bytes]:
+    shared = [connection, memory] + ([lock_fd] if lock_fd >= 0 else [])
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", worker, str(connection), str(memory), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # standard output is the command's own
+        pass_fds=shared,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)},
+        start_new_session=True,  # a terminal's Ctrl-C is for the launcher
+    )

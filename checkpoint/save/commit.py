@@ -1,0 +1,144 @@
+"""What rank 0 does once all ranks have written their parts: check, write manifest and COMMIT, make the step visible."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from ...core.errors import CheckpointError, ShardMissing
+from ...core.geometry import Box
+from ...core.layout import Layout
+from ...core.tensors import Table
+from ..files import storage
+from ..format import json_strict as strict
+from ..format.chunk import Part
+from ..format.chunk_index import index_chunks
+from ..format.manifest import COMMIT, MANIFEST, MAX_PART, PARTS, FileDigest, Manifest, PartRecord, StoredTensor
+from ..format.step_names import check_step_name
+from ..read import hugging_face as hf
+from ..read.stored_parts import check_sizes
+from ..run.run_folder import LockedRun
+from .writer import part_name
+
+_MAX_POLL_SECONDS: Final = 0.5
+_TOLD_AFTER: Final = 30.0  # seconds of waiting
+
+_log = logging.getLogger(__name__)
+
+
+def commit(
+    folder: Path,
+    table: Table,
+    layout: Layout,
+    step: int,
+    *,
+    slots: Mapping[str, str],
+    param_groups: Sequence[Mapping[str, Any]] = (),
+    resume: Mapping[str, Any] | None = None,
+    side_files: Mapping[str, bytes] | None = None,
+    timeout: float = 600.0,
+) -> Path:
+    """Completes a step that every rank of `layout` writes (or has written) with `write_part`, and makes it visible.
+
+    Args:
+        folder: the step's folder aside, from `LockedRun.begin_step`.
+        slots: dtype code of each slot of an ordinary tensor: {"weight": "BF16", "exp_avg": "F32", ...}.
+        param_groups: the optimizer's groups, each with "params", a list of tensor names.
+        resume: layout-free state of the run; plain JSON.
+        side_files: config.json, tokenizer.json and such.
+        timeout: seconds to wait for the parts of other ranks.
+
+    Returns:
+        The step's folder under its final name.
+
+    Raises:
+        ShardMissing: parts that did not come in time; names them.
+        ManifestError: the parts do not hold every element of every slot exactly once.
+        CheckpointError: a folder of the final name is there already, or the name is another step's.
+    """
+    stored = {
+        spec.name: StoredTensor(spec.shape, spec.codes(slots), spec.split, spec.layer)
+        for spec in table
+        if not spec.alias
+    }
+    aliases = {spec.name: spec.alias for spec in table if spec.alias}
+    final = folder.with_name(folder.name.split(".tmp-")[0])
+    check_step_name(final, step)
+    manifest = Manifest(step, layout, stored, aliases, tuple(param_groups), resume or {})
+    parts = wait_for_parts(folder, layout.world_size, timeout)
+    seal(folder, manifest, parts, side_files or {})
+    run = LockedRun(folder.parent, folder.name.rsplit("-", 1)[1])
+    run.require_lock()
+    publish(folder, final)
+    run.point_latest(step)
+    return final
+
+
+def wait_for_parts(folder: Path, num_writers: int, timeout: float) -> dict[str, bytes]:
+    """The content of every writer's part, once all are there; ShardMissing, naming them, if some stay away."""
+    wanted = [part_name(writer) for writer in range(num_writers)]
+    begun, pause, told = time.monotonic(), 0.01, False
+    while True:
+        missing = set(wanted) - set(storage.list_names(folder / PARTS))
+        if not missing:
+            return {name: storage.read_small(folder / PARTS / name, MAX_PART) for name in wanted}
+        waited, named = time.monotonic() - begun, ", ".join(sorted(missing)[:8])
+        if waited > timeout:
+            raise ShardMissing(
+                f"{folder}: after {timeout:.0f} s {len(missing)} of {num_writers} writers have not finished: {named}. "
+                f"The step is not committed; look at the logs of those ranks."
+            )
+        if waited > _TOLD_AFTER and not told:
+            told = True
+            _log.warning("%s: waiting for %d of %d writers: %s.", folder, len(missing), num_writers, named)
+        time.sleep(pause)
+        pause = min(2 * pause, _MAX_POLL_SECONDS)  # a shared file system is not to be asked 100 times a second for long
+
+
+def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_files: Mapping[str, bytes]) -> Manifest:
+    """Checks that the parts hold everything once, then writes side files, manifest and COMMIT, all durable.
+
+    Args:
+        manifest: `files` are those that are in the folder already; the rest and `parts` are filled in here.
+    """
+    parsed = {name: Part.parse(data, str(folder / PARTS / name)) for name, data in parts.items()}
+    check_sizes(folder, parsed)
+    shapes = {name: tensor.shape for name, tensor in manifest.tensors.items()}
+    index_chunks(list(parsed.values()), shapes, {name: tensor.slots for name, tensor in manifest.tensors.items()})
+    files = dict(side_files) | hugging_face_index(list(parsed.values()), shapes)
+    digests = {**manifest.files, **{name: FileDigest.of(data) for name, data in files.items()}}
+    manifest = replace(
+        manifest,
+        files={strict.file_name(name, "side file"): digest for name, digest in digests.items()},
+        parts={name: PartRecord.of(data, parsed[name], shapes) for name, data in parts.items()},
+    )
+    for name, data in files.items():
+        storage.write_small(folder / name, data)
+    data = manifest.to_bytes()
+    Manifest.parse(data, "the manifest to be written")
+    storage.write_small(folder / MANIFEST, data)
+    storage.write_small(folder / COMMIT, f"{FileDigest.of(data).sha256}\n".encode())
+    storage.fsync_dir(folder / PARTS)
+    storage.fsync_dir(folder)
+    return manifest
+
+
+def publish(folder: Path, final: Path) -> None:
+    """Gives a sealed folder its final name, durably: the commit point."""
+    if storage.exists(final):
+        raise CheckpointError(f"{final} is there already and is not overwritten; {folder} holds the new one.")
+    storage.rename(folder, final)
+    storage.fsync_dir(final.parent)
+
+
+def hugging_face_index(parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
+    """The index that makes the folder one of Hugging Face's, by its name; {} unless every weight is stored whole."""
+    chunks = [chunk for part in parts for chunk in part.chunks if chunk.slot == "weight"]
+    if any(chunk.flat is not None or chunk.box != Box.whole(shapes[chunk.tensor]) for chunk in chunks):
+        return {}
+    weight_map = {chunk.tensor: chunk.file for chunk in sorted(chunks, key=lambda chunk: chunk.tensor)}
+    index = {"metadata": {"total_size": sum(chunk.nbytes for chunk in chunks)}, "weight_map": weight_map}
+    return {hf.INDEX: json.dumps(index, indent=2).encode()}

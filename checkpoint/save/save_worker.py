@@ -1,0 +1,62 @@
+"""The process that writes a rank's saves while the rank trains on.
+
+`python -m tk.checkpoint.save.save_worker SOCKET MEMORY PARENT`: two inherited descriptors and the rank's process id.
+
+It is started by exec, imports no torch, is deaf to a terminal's signals, and dies with its rank. Lines of JSON come and
+go over the socket: first the job, then for each save its step and resume state, answered by {} or an error. Values lie
+in the shared memory, which the rank leaves alone until the answer is there.
+"""
+
+import json
+import mmap
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from ...core import dtypes
+from ...core.errors import StorageError, TkError
+from ...core.layout import Owned
+from ...core.process import die_with_parent
+from .save_job import Buffers, SaveJob
+
+_IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+
+
+def main() -> int:
+    """The process's entry. Returns when the rank closes the socket."""
+    connection, memory, parent = (int(word) for word in sys.argv[1:])
+    die_with_parent(parent)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)  # the rank decides when its writer ends
+    with socket.socket(fileno=connection) as sock, sock.makefile("rw", encoding="utf-8") as stream:
+        first = stream.readline()
+        if not first:
+            return 0
+        job = SaveJob.from_json(json.loads(first))
+        values = partial(Buffers(job).view, memoryview(mmap.mmap(memory, 0, access=mmap.ACCESS_READ)))
+        for line in stream:
+            stream.write(json.dumps(_answer(job, values, json.loads(line))) + "\n")
+            stream.flush()
+    return 0
+
+
+def _answer(job: SaveJob, values: Callable[[Owned], dtypes.Array], request: Mapping[str, Any]) -> dict[str, str]:
+    step = request["step"]
+    try:
+        job.save(step, request["resume"], values)
+    except StorageError as error:
+        message = f"Step {step} was not saved: {error} Steps committed before are whole."
+        return {"class": StorageError.__name__, "error": message}
+    except TkError as error:
+        return {"class": type(error).__name__, "error": str(error)}
+    except Exception as error:  # the process's boundary: the rank must be able to say it
+        message = f"Step {step} was not saved: {type(error).__name__}: {error}. Steps committed before are whole."
+        return {"class": TkError.__name__, "error": message}
+    return {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""One writer's files: laid out before the first byte is written, filled front to back, checksummed as written."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from ...core import dtypes
+from ...core.errors import CheckpointError
+from ...core.geometry import Box
+from ...core.layout import Owned
+from ...core.tensors import Table
+from ..files import storage
+from ..files.direct_writer import DirectWriter
+from ..format import json_strict as strict
+from ..format.chunk import BLOCK, BlockCrcs, Chunk, DataFile, Part
+from ..format.manifest import MAX_PART, PARTS
+from ..format.region import Region, as_bytes
+from ..format.safetensors_file import build_header
+
+MAX_FILE: Final = 5 * 10**9  # bytes of data after which the next file is begun; the Hugging Face hub's habit
+MAX_ENTRIES: Final = 2**16  # after so many, too, since readers accept headers up to a size
+_LONGEST_CHUNK: Final = 2**13  # bytes that a chunk takes in a part, but for its checksums, at the very most
+
+Values: TypeAlias = "dtypes.Array | Callable[[], dtypes.Array]"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEntry:
+    """A run of elements and its place in a file: [begin, end) bytes."""
+
+    owned: Owned
+    dtype: dtypes.DType
+    begin: int
+    end: int
+
+    @property
+    def region(self) -> Region:
+        """The elements it holds."""
+        return Region.of(self.owned.box, self.owned.flat)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file to be written: its name, its first bytes, and what follows them."""
+
+    name: str
+    header: bytes
+    entries: tuple[PlannedEntry, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return self.entries[-1].end
+
+    @property
+    def digest(self) -> DataFile:
+        """What a part records of it."""
+        return DataFile(self.size, hashlib.sha256(self.header).hexdigest())
+
+
+def plan_files(
+    writer: int,
+    entries: Iterable[tuple[Owned, str]],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    marked: bool = True,
+    max_file: int = MAX_FILE,
+) -> tuple[PlannedFile, ...]:
+    """Lays (what, dtype code) out in files: one series per slot, each in the given order, wider dtypes first.
+
+    A tensor that is stored whole has its own name in the file, other runs `name@slot#k`.
+    """
+    by_slot: dict[str, list[tuple[Owned, dtypes.DType]]] = {}
+    for owned, code in entries:
+        by_slot.setdefault(owned.slot, []).append((owned, dtypes.by_code(code)))
+    files: list[PlannedFile] = []
+    for slot, members in by_slot.items():
+        stem = f"model-{writer:05d}" if slot == "weight" else f"optim-{slot}-{writer:05d}"
+        for index, group in enumerate(_cut(members, max_file)):
+            name = f"{stem}.safetensors" if index == 0 else f"{stem}-{index}.safetensors"
+            files.append(_plan_file(name, group, shapes, marked))
+    return tuple(files)
+
+
+def _cut(members: list[tuple[Owned, dtypes.DType]], max_file: int) -> list[list[tuple[Owned, dtypes.DType]]]:
+    groups: list[list[tuple[Owned, dtypes.DType]]] = []
+    room = 0
+    for owned, dtype in members:
+        nbytes = Region.of(owned.box, owned.flat).size * dtype.itemsize
+        if not groups or nbytes > room or len(groups[-1]) == MAX_ENTRIES:
+            groups.append([])
+            room = max_file
+        groups[-1].append((owned, dtype))
+        room -= nbytes
+    return [sorted(group, key=lambda member: -member[1].itemsize) for group in groups]
+
+
+def _plan_file(
+    name: str, members: Sequence[tuple[Owned, dtypes.DType]], shapes: Mapping[str, tuple[int, ...]], marked: bool
+) -> PlannedFile:
+    counts: dict[tuple[str, str], int] = {}
+    rows = []
+    for owned, dtype in members:
+        region = Region.of(owned.box, owned.flat)
+        if owned.flat is None and owned.box == Box.whole(shapes[owned.tensor]):
+            rows.append((owned.tensor, dtype.code, owned.box.shape))
+            continue
+        key = (owned.tensor, owned.slot)
+        counts[key] = counts.get(key, -1) + 1
+        shape = owned.box.shape if owned.flat is None else (region.size,)
+        rows.append((f"{owned.tensor}@{owned.slot}#{counts[key]}", dtype.code, shape))
+    header, placed = build_header(rows, marked)
+    entries = [
+        PlannedEntry(owned, dtype, place.begin, place.end)
+        for (owned, dtype), place in zip(members, placed, strict=True)
+    ]
+    return PlannedFile(name, header, tuple(entries))
+
+
+class ChunkWriter:
+    """Writes one entry's bytes front to back and takes their checksums."""
+
+    def __init__(self, disk: DirectWriter, file: str, entry: PlannedEntry) -> None:
+        self.entry = entry
+        self._disk, self._file, self._at = disk, file, entry.begin
+        self._crcs = BlockCrcs()
+
+    def write(self, fd: int, data: memoryview) -> None:
+        """Appends bytes to the file, open as `fd`; `data` is flat, of bytes."""
+        self._disk.pwrite(fd, data, self._at)
+        self._crcs.update(data)
+        self._at += len(data)
+
+    def finish(self) -> Chunk:
+        """The chunk's line for the part."""
+        if self._at != self.entry.end:
+            raise RuntimeError(f"{self._file}: {self.entry.owned} got bytes up to {self._at}, not {self.entry.end}")
+        owned = self.entry.owned
+        nbytes = self.entry.end - self.entry.begin
+        crc = self._crcs.finish()
+        return Chunk(owned.tensor, owned.slot, owned.box, owned.flat, self._file, self.entry.begin, nbytes, crc)
+
+
+def write_part(
+    folder: Path, writer: int, table: Table, entries: Sequence[tuple[Owned, str, Values]], *, max_file: int = MAX_FILE
+) -> Part:
+    """Writes what one rank owns, durably: its safetensors files, then its part, which says that they are whole.
+
+    Args:
+        folder: the step's folder aside, from `LockedRun.begin_step`; made if another rank has not.
+        writer: this rank.
+        table: the model's tensors.
+        entries: (what, dtype code, values); values are a 1-D C-contiguous array of exactly those elements, held as
+            `core.dtypes` holds that dtype, or a function that returns it when its turn comes.
+
+    Raises:
+        CheckpointError: values that are not the elements promised.
+        OSError: the disk is full or fails.
+    """
+    storage.make_dirs(folder / PARTS)
+    shapes = {spec.name: spec.shape for spec in table}
+    values = {owned: source for owned, _, source in entries}
+    files = plan_files(writer, ((owned, code) for owned, code, _ in entries), shapes, max_file=max_file)
+    check_part(writer, files)
+    chunks: list[Chunk] = []
+    disk = DirectWriter()
+    for file in files:
+        fd = storage.open_new(folder / file.name)
+        try:
+            storage.pwrite(fd, memoryview(file.header), 0)
+            for entry in file.entries:
+                out = ChunkWriter(disk, file.name, entry)
+                out.write(fd, _bytes_of(values[entry.owned], entry))
+                chunks.append(out.finish())
+            storage.fsync(fd)
+        finally:
+            storage.close(fd)
+    part = Part(writer, {file.name: file.digest for file in files}, tuple(chunks))
+    put_part(folder, part)
+    return part
+
+
+def put_part(folder: Path, part: Part) -> None:
+    """Writes parts/WRITER.json whole or not at all."""
+    storage.replace_small(folder / PARTS / part_name(part.writer), _readable(part), "writing")
+
+
+def check_part(writer: int, files: Sequence[PlannedFile]) -> None:
+    """Raises CheckpointError, before anything is written, where no reader would accept the part about these files."""
+    if sum(len(file.entries) for file in files) <= MAX_PART // _LONGEST_CHUNK:
+        return
+    chunks = []
+    for file in files:
+        for entry in file.entries:
+            owned, nbytes = entry.owned, entry.end - entry.begin
+            crc = (2**32 - 1,) * -(-nbytes // BLOCK)  # the longest that they can be
+            chunks.append(Chunk(owned.tensor, owned.slot, owned.box, owned.flat, file.name, entry.begin, nbytes, crc))
+    _readable(Part(writer, {file.name: file.digest for file in files}, tuple(chunks)))
+
+
+def _readable(part: Part) -> bytes:
+    data = part.to_bytes()
+    if len(data) > MAX_PART:
+        raise CheckpointError(
+            f"Writer {part.writer} would write {len(part.chunks)} tensors or parts of them, and its chunk table of "
+            f"{len(data)} bytes would not be read: {MAX_PART} are accepted. Use more ranks (--tp, --pp of the target), "
+            f"or fewer and larger tensors."
+        )
+    strict.check_counts(data, f"the chunk table of writer {part.writer}")
+    return data
+
+
+def part_name(writer: int) -> str:
+    """The name of a writer's part inside parts/."""
+    return f"{writer:05d}.json"
+
+
+def _bytes_of(source: Values, entry: PlannedEntry) -> memoryview:
+    values = source() if callable(source) else source
+    wanted = (entry.region.size,)
+    if values.shape != wanted or not values.flags.c_contiguous or values.itemsize != entry.dtype.itemsize:
+        raise CheckpointError(
+            f"{entry.owned.tensor}, slot {entry.owned.slot}: got values of shape {values.shape} and {values.dtype}; a "
+            f"contiguous array of shape {wanted} in {entry.dtype.numpy} was to be saved."
+        )
+    return as_bytes(values)

@@ -1,0 +1,207 @@
+"""What this machine has, what a run will use of it, and what is missing: facts for `tk doctor`.
+
+torch is imported only inside the functions that ask it, so that a broken torch is a finding and not a crash.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from ..core.progress import format_bytes
+from ..train.config.extras import missing_for_compile
+
+OLDEST_TORCH: Final = (2, 11)
+_SMALL_SHM: Final = 1 << 30
+_FEW_FILES: Final = 4096
+_INSTRUCTIONS: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+_FAST_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
+_EXTRAS: Final = (
+    ("tensorboard", "[metrics] tensorboard = true", "pip install 'tk-toolkit[tensorboard]'"),
+    ("resvg_py", "tk plot -o FILE.png", "pip install 'tk-toolkit[plot]'"),
+)
+
+State = Literal["ok", "note", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line of the report.
+
+    Attributes:
+        state: "note" is worth a look, with `broken` nothing runs.
+        hint: what to do about it.
+    """
+
+    section: str
+    name: str
+    value: str
+    state: State = "ok"
+    hint: str = ""
+
+
+def examine(folder: Path = Path()) -> list[Fact]:
+    """Everything that can be said; `folder` is where runs would be written."""
+    return [*_hardware(), *_storage(folder), *_network(), *_limits(), *_software(), *_accelerators(), *_use()]
+
+
+def _hardware() -> Iterator[Fact]:
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    have = _cpu_flags()
+    usable, installed = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    cores = str(usable) if usable == installed else f"{usable} of {installed} may be used"
+    yield Fact("machine", "CPU", model[1] if model else platform.machine())
+    yield Fact("machine", "cores", cores)
+    yield Fact("machine", "instructions", ", ".join(name for name in _INSTRUCTIONS if name in have) or "baseline only")
+    sizes = {
+        line.split(":")[0]: int(line.split()[1]) * 1024
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        if line.startswith(("MemTotal", "MemAvailable"))
+    }
+    yield Fact(
+        "machine", "memory", f"{format_bytes(sizes['MemTotal'])}, {format_bytes(sizes['MemAvailable'])} available"
+    )
+
+
+def _cpu_flags() -> set[str]:
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    flags = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
+    return set(flags[1].split()) if flags else set()
+
+
+def _storage(folder: Path) -> Iterator[Fact]:
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        size = shutil.disk_usage(shared).total
+        small = size < _SMALL_SHM
+        hint = "NCCL and data loaders want 1 GiB or more: docker run --shm-size 8g, or an emptyDir with medium: Memory"
+        yield Fact("machine", "/dev/shm", format_bytes(size), "note" if small else "ok", hint if small else "")
+    else:
+        yield Fact("machine", "/dev/shm", "none", "note", "mount a tmpfs there; NCCL needs it")
+    yield Fact("machine", "disk", f"{format_bytes(shutil.disk_usage(folder).free)} free in {folder.absolute()}")
+
+
+def _network() -> Iterator[Fact]:
+    names = []
+    for path in sorted(Path("/sys/class/net").glob("*")):
+        try:
+            state = (path / "operstate").read_text(encoding="ascii").strip()
+        except OSError:
+            state = "unknown"
+        names.append(path.name if state in ("up", "unknown") else f"{path.name} ({state})")
+    yield Fact("machine", "network", ", ".join(names) or "no interfaces")
+    if fabrics := sorted(path.name for path in Path("/sys/class/infiniband").glob("*")):
+        yield Fact("machine", "InfiniBand", ", ".join(fabrics))
+
+
+def _limits() -> Iterator[Fact]:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 0 <= files < _FEW_FILES
+    hint = f"every connection between ranks is one: ulimit -n {_FEW_FILES * 16}"
+    yield Fact("limits", "open files", _limit(files), "note" if few else "ok", hint if few else "")
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    yield Fact("limits", "locked memory", "unlimited" if locked < 0 else format_bytes(locked))
+    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    yield Fact("limits", "processes", _limit(processes))
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value < 0 else str(value)
+
+
+def _software() -> Iterator[Fact]:
+    yield Fact("software", "Python", platform.python_version())
+    yield _torch()
+    yield _compiler()
+    for name, purpose, command in _EXTRAS:
+        if importlib.util.find_spec(name):
+            yield Fact("software", name, importlib.metadata.version(name))
+        else:
+            yield Fact("software", name, "not installed", "note", f"only for {purpose}: {command}")
+
+
+def _compiler() -> Fact:
+    missing = missing_for_compile()
+    hint = "only for [train] compile = true: apt install g++ python3-dev, or CXX=PATH"
+    return Fact("software", "torch.compile", missing or "ready", "note" if missing else "ok", hint if missing else "")
+
+
+def _torch() -> Fact:
+    wanted = ".".join(map(str, OLDEST_TORCH))
+    hint = f"tk needs {wanted} or newer: pip install 'torch>={wanted}'"
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a library that it links to
+        return Fact("software", "torch", f"cannot be imported: {error}", "broken", hint)
+    version = str(torch.__version__)
+    if not is_new_enough(version):
+        return Fact("software", "torch", version, "broken", hint)
+    built = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", CPU only"
+    return Fact("software", "torch", version + built)
+
+
+def is_new_enough(version: str) -> bool:
+    """Whether a version of torch, such as "2.13.0+cpu", is one that tk supports."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= OLDEST_TORCH
+
+
+def _accelerators() -> Iterator[Fact]:
+    driver = Path("/proc/driver/nvidia/version")
+    if _torch().state == "broken":
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            found = torch.cuda.get_device_properties(index)
+            yield Fact("machine", f"GPU {index}", f"{found.name}, {format_bytes(found.total_memory)}")
+        if driver.exists():
+            version = re.search(r"\d+\.\d+(\.\d+)?", driver.read_text(encoding="ascii", errors="replace"))
+            yield Fact("machine", "driver", version[0] if version else "unknown")
+        yield Fact("software", "NCCL", ".".join(map(str, torch.cuda.nccl.version())))
+    elif driver.exists():
+        hint = "torch sees none of them: install its CUDA build, or look at CUDA_VISIBLE_DEVICES"
+        yield Fact("machine", "GPUs", "there is a driver, but no usable GPU", "note", hint)
+    else:
+        yield Fact("machine", "GPUs", "none")
+    yield _gloo()
+
+
+def _gloo() -> Fact:
+    """Starts a group of one rank, which needs a network interface and a name that resolves."""
+    import torch.distributed as dist
+
+    hint = "ranks on the CPU talk over gloo: name an interface by GLOO_SOCKET_IFNAME=lo, or mend /etc/hosts"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+            dist.destroy_process_group()
+    except (RuntimeError, ValueError) as error:
+        return Fact("software", "gloo", f"cannot start: {error}", "broken", hint)
+    return Fact("software", "gloo", "starts")
+
+
+def _use() -> Iterator[Fact]:
+    """What `tk train` will take."""
+    if _torch().state == "broken":
+        return
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    yield Fact("tk uses", "device", f"cuda, a GPU per rank, {count} ranks on this machine" if count else "cpu")
+    yield Fact("tk uses", "backend", "nccl" if count else "gloo")
+    low = "bf16 is fast here" if count or _FAST_BF16 & _cpu_flags() else "bf16 halves memory, not time, here"
+    yield Fact("tk uses", "dtype", f"[precision] params, fp32 unless set; {low}")
+    chosen = os.environ.get("OMP_NUM_THREADS")
+    cores = len(os.sched_getaffinity(0))
+    yield Fact("tk uses", "threads", f"{chosen}, by OMP_NUM_THREADS" if chosen else f"{cores} cores / local ranks")

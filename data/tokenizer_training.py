@@ -1,0 +1,87 @@
+"""Training a byte-level BPE tokenizer (Sennrich et al., arXiv 1508.07909; over bytes, as GPT-2): all text is known."""
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from ..core.errors import ConfigError
+from ..text.tokenizer import Tokenizer
+from .publish import new_folder, refuse_existing
+
+END_OF_TEXT: Final = "<|endoftext|>"
+MIN_VOCAB_SIZE: Final = 257  # every byte, and the end of text
+MAX_VOCAB_SIZE: Final = 1 << 20
+
+
+def train_byte_level_bpe(
+    texts: Iterable[str], vocab_size: int, out: Path, replaceable: Collection[str] = ()
+) -> Tokenizer:
+    """Learns a tokenizer from `texts` and writes it into the new folder `out`.
+
+    Raises:
+        ConfigError: see `learn_byte_level_bpe` and `write_byte_level_bpe`.
+    """
+    refuse_existing(out, replaceable)
+    return write_byte_level_bpe(learn_byte_level_bpe(texts, vocab_size), out, replaceable)
+
+
+def learn_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """Learns merges. The same texts in the same order give the same; few texts may have fewer tokens in them.
+
+    Args:
+        texts: documents.
+        vocab_size: tokens in all: the end of text (id 0), 256 bytes, merges.
+
+    Raises:
+        ConfigError: the vocabulary is too small or too large, or there is no text.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ConfigError(f"A vocabulary of {vocab_size} cannot hold all bytes; it must be {MIN_VOCAB_SIZE} or more.")
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise ConfigError(f"A vocabulary of {vocab_size} is too large; it must be {MAX_VOCAB_SIZE} or less.")
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        show_progress=False,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    backend.train_from_iterator(_some(texts), trainer)
+    return backend
+
+
+def write_byte_level_bpe(backend: tokenizers.Tokenizer, out: Path, replaceable: Collection[str] = ()) -> Tokenizer:
+    """Writes tokenizer.json and tokenizer_config.json; `transformers.AutoTokenizer` reads them too.
+
+    Args:
+        out: the folder to make.
+        replaceable: see `new_folder`.
+
+    Raises:
+        ConfigError: `out` is taken or cannot be made.
+    """
+    with new_folder(out, replaceable) as folder:
+        backend.save(str(folder / "tokenizer.json"))
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": END_OF_TEXT,
+            "clean_up_tokenization_spaces": False,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return Tokenizer.from_folder(out)
+
+
+def _some(texts: Iterable[str]) -> Iterator[str]:
+    """The texts; ConfigError if all of them are empty."""
+    empty = True
+    for text in texts:
+        empty = empty and not text
+        yield text
+    if empty:
+        raise ConfigError("There is no text to learn from: every input is empty.")

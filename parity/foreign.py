@@ -1,0 +1,140 @@
+"""A module that is not ours, trained by `initialize`, and the same on one process by torch's AdamW, to compare with."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..core.tensors import Table
+from ..parallel.collectives import all_reduce
+from ..train.config.train_config import OptimizerSection, TrainConfig
+from ..train.engine.lr_schedule import learning_rate
+from ..train.foreign.blocks import find_blocks
+from ..train.foreign.model import ForeignModel
+from ..train.foreign.model_engine import initialize
+from ..train.saving.replica_check import ReplicaCheck
+from .gradients import compare_gradients
+from .rank import Say
+from .subject import MICRO_BATCHES
+
+VOCAB_SIZE: Final = 101
+LENGTH: Final = 12
+
+
+class Reader(nn.Module):
+    """torch's own layers in an `nn.ModuleList`, a tied head, a frozen table of positions; gives the mean loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB_SIZE, 32)
+        self.positions = nn.Embedding(LENGTH, 32).requires_grad_(False)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 4, 72, dropout=0.0, batch_first=True, norm_first=True) for _ in range(3)
+        )
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, VOCAB_SIZE)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens_BL: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
+        """int64 [B, L] twice -> a scalar."""
+        x_BLD = self.embed(tokens_BL) + self.positions.weight
+        for layer in self.layers:
+            x_BLD = layer(x_BLD)
+        return F.cross_entropy(self.head(self.norm(x_BLD)).flatten(0, 1), targets_BL.flatten())
+
+
+def make_module(seed: int) -> Reader:
+    """The same first values on every rank."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        return Reader()
+
+
+def micro_batch(seed: int, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of one micro-batch, and those that follow them: a walk that can be learned."""
+    generator = torch.Generator().manual_seed((seed * 1000 + step) * MICRO_BATCHES + number)
+    starts_B1 = torch.randint(VOCAB_SIZE, (2, 1), generator=generator)
+    walk_BL = (starts_B1 + 7 * torch.arange(LENGTH + 1)) % VOCAB_SIZE
+    return walk_BL[:, :-1], walk_BL[:, 1:]
+
+
+def run_reference(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]:
+    """Trains with torch alone, and leaves the first gradients in `gradients` as `gradients.first_gradients` does."""
+    module, options = make_module(config.train.seed), config.optimizer
+    table = ForeignModel.of(module, find_blocks(module)).table
+    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(_groups(learned, options), betas=options.betas, eps=options.eps)
+    curves: dict[str, list[float]] = {"loss": [], "grad_norm": [], "routing": []}
+    for step in range(config.train.steps):
+        optimizer.zero_grad()
+        losses = [module(*micro_batch(config.train.seed, step, number)) for number in range(MICRO_BATCHES)]
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(learned, options.grad_clip or float("inf"))
+        if step == 0:
+            np.save(gradients, np.concatenate([grad.numpy().reshape(-1) for grad in _gradients(module, table)]))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config.train.steps, options)
+        optimizer.step()
+        _note(curves, step, float(loss), float(norm), say)
+    return curves
+
+
+def _groups(learned: list[nn.Parameter], options: OptimizerSection) -> list[dict[str, Any]]:
+    return [
+        {"params": [p for p in learned if (p.dim() >= 2) == decay], "weight_decay": options.weight_decay * decay}
+        for decay in (True, False)
+    ]
+
+
+def _gradients(module: nn.Module, table: Table) -> Iterator[torch.Tensor]:
+    for spec in table:
+        if spec.trainable and not spec.alias:
+            grad = module.get_parameter(spec.name).grad
+            assert grad is not None
+            yield grad
+
+
+def _note(curves: dict[str, list[float]], step: int, loss: float, norm: float, say: Say) -> None:
+    for name, value in (("loss", loss), ("grad_norm", norm), ("routing", 0.0)):
+        curves[name].append(value)
+    say({"step": step + 1})
+
+
+def run_layout(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]:
+    """Trains as a rank of the process group that is there, and compares.
+
+    Raises:
+        TkError: replicas that must be bit-equal are not.
+    """
+    dp, zero = config.layout(None).dp, config.zero
+    engine = initialize(
+        make_module(config.train.seed),
+        config.optimizer,
+        zero=zero.stage,
+        accumulate=MICRO_BATCHES // dp,
+        steps=config.train.steps,
+        shard_size=zero.shard_size,
+        bucket_size=zero.bucket_size,
+        timeout_seconds=config.parallel.timeout_seconds,
+    )
+    inner = engine._engine  # gradients are nothing that a training script sees
+    world = inner.mesh.world
+    curves: dict[str, list[float]] = {"loss": [], "grad_norm": [], "routing": []}
+    found: dict[str, Any] = {}
+    for step in range(config.train.steps):
+        share = torch.zeros((), dtype=torch.float64)
+        for number in range(world.rank, MICRO_BATCHES, dp):
+            loss = engine(micro_batch(config.train.seed, step, number))
+            engine.backward(loss)
+            share += loss.detach() / MICRO_BATCHES
+        engine.step()
+        if step == 0:
+            found = compare_gradients(inner.buffers, inner.table, np.load(gradients, mmap_mode="r"))
+        _note(curves, step, float(all_reduce(share, world)), engine.last_grad_norm, say)
+    ReplicaCheck(engine._snapshot, world).check(config.train.steps)
+    return curves | found

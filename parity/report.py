@@ -1,0 +1,151 @@
+"""A comparison's outcome for people: a table, worst first, what each axis's values came to, and a page in Markdown."""
+
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Final
+
+from .. import __version__
+from ..core.progress import format_seconds
+from .judge import Bounds, Result, worst_first
+from .layouts import AXES
+
+COLUMNS: Final = ("layout", "loss", "grad norm", "gradients", "largest in", "seconds")
+ROWS_SHOWN: Final = 20
+ROWS_ON_PAGE: Final = 40
+PAGE: Final = """\
+# Parity: every layout against one process
+
+Written by `{command}`
+on {date}; {machine}; {versions}.
+
+A small model trains {steps} steps in {precision} on one process and again at each layout, with the same data and seed.
+Shown are the largest relative differences: of the loss and of the gradient norm over all steps, and of the first step's
+gradients over all parameters, |g - g0| / (|g0| + 0.01 |G|) with G all gradients together. {bounds}
+After the last step everything that several ranks hold was compared bit for bit.
+{model}
+
+{matrix}**{verdict}** {took}
+
+## By axis
+
+The worst value over all layouts that have it.
+
+{axes}
+
+## Layouts{shown}
+
+{layouts}
+"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was compared and what came of it.
+
+    Attributes:
+        matrix: words about how layouts were chosen; "" if a file lists them.
+        model: words about what was trained.
+    """
+
+    results: Sequence[Result]
+    bounds: Bounds
+    steps: int
+    precision: str
+    model: str = ""
+    matrix: str = ""
+
+    @property
+    def failed(self) -> list[Result]:
+        """Layouts beyond a bound, or without numbers; worst first."""
+        return [result for result in self.ordered if result.badness(self.bounds) > 1]
+
+    @property
+    def ordered(self) -> list[Result]:
+        """Worst first."""
+        return worst_first(self.results, self.bounds)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.failed:
+            return f"{len(self.failed)} of {len(self.results)} layouts differ from one process."
+        return f"{len(self.results)} of {len(self.results)} layouts give the model of one process."
+
+    def rows(self, count: int) -> list[tuple[str, ...]]:
+        """The worst layouts, and every one that failed."""
+        return [_row(result) for result in self.ordered[: max(count, len(self.failed))]]
+
+    def axis_rows(self) -> list[tuple[str, ...]]:
+        """Per value of each axis: how many layouts, how many failed, worst numbers."""
+        rows: list[tuple[str, ...]] = []
+        for axis in AXES:
+            by_value: dict[str, list[Result]] = {}
+            for result in self.results:
+                by_value.setdefault(str(getattr(result.layout, axis)), []).append(result)
+            by_value.pop("None", None)  # as configured
+            rows += [(axis, value, *self._summary(by_value[value])) for value in sorted(by_value)]
+        return rows
+
+    def _summary(self, group: Sequence[Result]) -> tuple[str, ...]:
+        failed = sum(result.badness(self.bounds) > 1 for result in group)
+        numbers = [[v for r in group if (v := getattr(r, key)) is not None] for key in asdict(self.bounds)]
+        return (str(len(group)), str(failed), *(_number(max(values, default=None)) for values in numbers))
+
+    def remarks(self) -> list[str]:
+        """What went wrong where there are no numbers, and where they are of fewer steps."""
+        remarks = [f"{result.layout}: {result.error}" for result in self.ordered if result.error]
+        changed = [result.routing_changed for result in self.results if result.routing_changed and not result.error]
+        if changed:
+            remarks.append(
+                f"{len(changed)} layouts sent a token to another expert than one process did, first in step "
+                f"{min(changed)}; each is compared up to there."
+            )
+        return remarks
+
+    def page(self, words: Sequence[str]) -> str:
+        """The whole page; `words` are the command's."""
+        rows = self.rows(ROWS_ON_PAGE)
+        seconds = sum(result.seconds for result in self.results)
+        remarks = "".join(f"\n- {line}" for line in self.remarks())
+        return PAGE.format(
+            command=shlex.join(words),
+            date=datetime.now(UTC).strftime("%Y-%m-%d"),
+            machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            versions=f"Python {platform.python_version()}, torch {version('torch')}, tk {__version__}",
+            steps=self.steps,
+            precision=self.precision,
+            bounds=_bounds_in_words(self.bounds),
+            model=self.model,
+            matrix=self.matrix + "\n\n" if self.matrix else "",
+            verdict=self.verdict,
+            took=f"{format_seconds(seconds)} in all, counted layout by layout.",
+            axes=_markdown(("axis", "value", "layouts", "failed", "loss", "grad norm", "gradients"), self.axis_rows()),
+            shown=f" (the worst {len(rows)} of {len(self.results)})" if len(rows) < len(self.results) else "",
+            layouts=_markdown(COLUMNS, rows) + ("\n" + remarks if remarks else ""),
+        )
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    numbers = (_number(value) for value in (result.loss, result.grad_norm, result.gradients))
+    last = "failed" if result.error else result.parameter
+    return (str(result.layout), *numbers, last, f"{result.seconds:.1f}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+def _bounds_in_words(bounds: Bounds) -> str:
+    names = {"loss": "loss", "grad_norm": "gradient norm", "gradients": "gradients"}
+    words = [f"{names[key]} {bound:g}" for key, bound in asdict(bounds).items() if bound is not None]
+    return f"Bounds: {', '.join(words)}."
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -1,0 +1,121 @@
+"""A comparison from start to end: references once, then layouts by size and groups."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .judge import SAME_ROUTING_STEPS, Result, common_start, compare_curves, finite
+from .layouts import ParityLayout
+from .pool import Job, Outcome, Pool, only
+from .subject import Subject
+
+MODULE: Final = "tk.parity.rank"
+PATIENCE_SECONDS: Final = 60.0  # beyond the ranks' own timeout, after which they report themselves
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one process gave.
+
+    Attributes:
+        gradients: file of its first gradients.
+    """
+
+    gradients: Path
+    loss: list[float]
+    grad_norm: list[float]
+    routing: list[float]
+
+
+class Session:
+    """Compares layouts of one subject.
+
+    Args:
+        folder: for references and what ranks print; the caller removes it.
+        num_ranks: processes at once.
+    """
+
+    def __init__(self, subject: Subject, folder: Path, num_ranks: int, module: str = MODULE) -> None:
+        self.subject = subject
+        self.folder = folder
+        self.num_ranks = num_ranks
+        self.module = module
+        self.references: dict[str, Reference] = {}
+
+    def run(self, layouts: Sequence[ParityLayout]) -> Iterator[Result]:
+        """Each layout's result as it comes: those of few ranks first, those of equal groups together.
+
+        Raises:
+            TkError: one process by itself failed.
+        """
+        timeout = self.subject.base.parallel.timeout_seconds + PATIENCE_SECONDS
+        with Pool(self.num_ranks, self.module, self.folder, timeout) as pool:
+            for outcome in pool.run(self._reference_jobs(layouts)):
+                answer = only(outcome)
+                gradients = Path(outcome.job.payload["gradients"])
+                curves = (answer[name] for name in ("loss", "grad_norm", "routing"))
+                self.references[outcome.job.groups] = Reference(gradients, *curves)
+            jobs = {self._job(layout): layout for layout in layouts}
+            for outcome in pool.run(sorted(jobs, key=lambda job: job.groups)):
+                yield self._result(jobs[outcome.job], outcome)
+
+    def _reference_jobs(self, layouts: Sequence[ParityLayout]) -> list[Job]:
+        first = {self._key(layout): layout for layout in layouts}
+        return [
+            Job(
+                "one process",
+                {
+                    "config": self.subject.reference(layout).model_dump(mode="json"),
+                    "gradients": str(self.folder / f"gradients-{key}.npy"),
+                    "reference": True,
+                    "foreign": layout.foreign,
+                },
+                1,
+                key,
+            )
+            for key, layout in first.items()
+        ]
+
+    def _key(self, layout: ParityLayout) -> str:
+        """Names what one process computes for a layout to be compared with."""
+        said = f"{layout.foreign} {self.subject.reference(layout).model_dump_json()}"
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    def _job(self, layout: ParityLayout) -> Job:
+        reference = self.references[self._key(layout)]
+        config = self.subject.config(layout)
+        model, spread = config.model, config.layout(None)
+        groups = (layout.tp, layout.pp, layout.dp, spread.group_size, model.num_key_value_heads, layout.tied)
+        return Job(
+            str(layout),
+            {
+                "config": config.model_dump(mode="json"),
+                "gradients": str(reference.gradients),
+                "reference": False,
+                "foreign": layout.foreign,
+            },
+            layout.num_ranks,
+            repr((*groups, layout.foreign)),
+        )
+
+    def _result(self, layout: ParityLayout, outcome: Outcome) -> Result:
+        if outcome.error:
+            return Result(layout, error=outcome.error, seconds=outcome.seconds)
+        reference = self.references[self._key(layout)]
+        answer = outcome.answers[0]
+        same = common_start(answer["routing"], reference.routing)
+        changed = same + 1 if same < len(reference.routing) else 0
+        if 0 < changed <= SAME_ROUTING_STEPS:
+            error = f"a token was sent to another expert in step {changed}; {SAME_ROUTING_STEPS} steps must be alike"
+            return Result(layout, error=error, seconds=outcome.seconds, routing_changed=changed)
+        return Result(
+            layout,
+            loss=finite(compare_curves(answer["loss"][:same], reference.loss[:same])),
+            grad_norm=finite(compare_curves(answer["grad_norm"][:same], reference.grad_norm[:same])),
+            gradients=finite(answer["gradients"]),
+            parameter=answer["parameter"],
+            seconds=outcome.seconds,
+            routing_changed=changed,
+        )

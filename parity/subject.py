@@ -1,0 +1,203 @@
+"""What is compared over layouts: a model with its data and optimizer, as one training configuration per layout."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from ..core.config import parse
+from ..core.errors import ConfigError
+from ..core.layout import local_params
+from ..core.tensors import TensorSpec
+from ..data.prepare import prepare_tokens
+from ..data.stdlib import prepare_stdlib
+from ..data.tokenizer_training import train_byte_level_bpe
+from ..model.config import ModelConfig
+from ..model.registry import tensor_table
+from ..train.config.train_config import ParallelSection, RecomputeSection, TrainConfig, ZeroSection
+from ..train.pipeline.schedules import make_schedule
+
+if TYPE_CHECKING:
+    from .layouts import ParityLayout
+
+MICRO_BATCHES: Final = 4  # of a foreign module's step, dealt out over dp
+VOCAB_SIZE: Final = 301  # which neither 2 nor 4 divides
+# At a learning rate of 3e-3 one process alone, its weights changed by 6e-8, is off by up to 4e-3 in gradient norm in 50
+# steps (at 1e-3: 6e-6): that would compare how training amplifies rounding, not layouts.
+BUILT_IN: Final = """{
+    "model": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8, "max_position_embeddings": 16},
+    "train": {"micro_batch_size": 2, "seq_len": 16},
+    "optimizer": {"lr": 1e-3, "warmup_steps": 2},
+    "zero": {"bucket_size": 10000},
+    "parallel": {"timeout_seconds": 60.0}
+}"""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A base configuration and what layouts may change of it.
+
+    Attributes:
+        base: layout sections in it do not matter; `checkpoint.dir` is never written to.
+        varies_model: whether the model is ours to vary (tied embeddings, kv heads, more layers for more stages).
+    """
+
+    base: TrainConfig
+    varies_model: bool = False
+
+    @staticmethod
+    def built_in(folder: Path, steps: int, precision: str) -> "Subject":
+        """A small Llama with awkward sizes, on a corpus of its own that `prepare` makes in `folder`."""
+        data = json.loads(BUILT_IN)
+        data["data"] = {"sources": [{"path": str(folder / "tokens")}], "tokenizer": str(folder / "tokenizer")}
+        data["checkpoint"] = {"dir": str(folder / "run")}
+        data["train"]["steps"] = steps
+        data["optimizer"]["warmup_steps"] = min(steps, data["optimizer"]["warmup_steps"])
+        data["precision"] = {"params": precision}
+        return Subject(parse(data, TrainConfig, "tk parity's own configuration"), varies_model=True)
+
+    @staticmethod
+    def of(config: TrainConfig, steps: int, precision: str | None) -> "Subject":
+        """A run of the user's, with its own model and data.
+
+        Raises:
+            ConfigError: it begins with a checkpoint's weights.
+        """
+        if config.model.init:
+            raise ConfigError(
+                f"[model] init = {config.model.init!r}: layouts are compared from initial weights on; give a "
+                "shape instead."
+            )
+        train = config.train.model_copy(update={"steps": steps})
+        warmup = min(steps, config.optimizer.warmup_steps)  # a comparison may be shorter than the run
+        optimizer = config.optimizer.model_copy(update={"warmup_steps": warmup})
+        params = config.precision.model_copy(update={"params": precision} if precision else {})
+        return Subject(config.model_copy(update={"train": train, "optimizer": optimizer, "precision": params}))
+
+    def settings(self) -> dict[str, Any]:
+        """What results depend on beside the layout: the base without its places on disk."""
+        data = self.base.model_dump(mode="json", exclude={"checkpoint": True})
+        return data | ({"data": "built in"} if self.varies_model else {})
+
+    def describe(self) -> str:
+        """The model in one sentence."""
+        model = self.base.model
+        if not self.varies_model:
+            return f"The model is the configuration's: {model.architecture}, hidden size {model.hidden_size}."
+        return (
+            f"The model is a Llama of hidden size {model.hidden_size}, {model.num_attention_heads} heads and a "
+            f"vocabulary of {VOCAB_SIZE},\nwith one layer more than stages; all data-parallel ranks together get a "
+            "single row for their last micro-batch of 2.\nA foreign module, torch's own layers under `initialize`, is "
+            "compared with torch's AdamW."
+        )
+
+    def prepare(self, folder: Path) -> None:
+        """Makes the data that ranks only open."""
+        if self.varies_model:
+            tokenizer = train_byte_level_bpe(iter(_documents()), VOCAB_SIZE, folder / "tokenizer")
+            prepare_tokens(iter(_documents()), tokenizer, folder / "tokens")
+        elif self.base.data.sources == "stdlib":
+            prepare_stdlib(Path(self.base.data.cache), self.base.data.vocab_size)
+
+    def config(self, layout: "ParityLayout") -> TrainConfig:
+        """The training configuration of a layout.
+
+        Raises:
+            ConfigError: it does not fit the model.
+        """
+        data = self._base_data | {
+            "model": self._base_data["model"] | ({} if layout.foreign else self._model(layout)),
+            "train": self._base_data["train"] | ({} if layout.foreign else self._batch(layout)),
+            "parallel": self._base_data["parallel"]
+            | {key: getattr(layout, key) for key in ("tp", "pp", "dp", "schedule", "num_virtual_stages")}
+            | {"sequence_parallel": layout.sequence_parallel},
+            "zero": self._base_data["zero"] | {"stage": layout.zero, "shard_size": layout.shard_size},
+            "recompute": self._base_data["recompute"] | {"mode": layout.recompute},
+        }
+        return parse(data, TrainConfig, str(layout))
+
+    def reference(self, layout: "ParityLayout") -> TrainConfig:
+        """The run on one process that a layout is compared with."""
+        return self.config(layout).model_copy(
+            update={"parallel": ParallelSection(), "zero": ZeroSection(), "recompute": RecomputeSection()}
+        )
+
+    @cached_property
+    def _base_data(self) -> dict[str, Any]:
+        return self.base.model_dump(mode="json")
+
+    def _batch(self, layout: "ParityLayout") -> dict[str, Any]:
+        """As many micro-batches of 2 rows as pipeline ranks, and two or more on every rank; all ranks together get a
+        single row for the last, so that it is short and a second data-parallel rank has nothing in it."""
+        rows = 2 * max(layout.pp, 2 * layout.dp) - (2 * layout.dp - 1)
+        return {"global_batch_size": rows} if self.varies_model else {}
+
+    def _model(self, layout: "ParityLayout") -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        if self.varies_model:
+            result["num_hidden_layers"] = layout.pp * layout.num_virtual_stages + 1  # one stage has more than others
+        if layout.tied is not None:
+            result["tie_word_embeddings"] = layout.tied
+        if layout.kv_heads is not None:
+            heads = self.base.model.num_attention_heads
+            result["num_key_value_heads"] = {"heads": heads, "fewer": heads // 2}.get(layout.kv_heads, layout.tp // 2)
+            if layout.kv_heads == "fewer than tp" and layout.tp == 1:
+                raise ConfigError("at tp = 1 there cannot be fewer kv heads than tp")
+        return result
+
+    def check(self, layout: "ParityLayout") -> None:
+        """Everything that can be said before a process is started.
+
+        Raises:
+            ConfigError, ParallelError: the layout does not fit the model, the batch or itself.
+        """
+        config = self.config(layout)
+        plan = config.layout(None)
+        if layout.foreign:
+            self._check_foreign(layout)
+            return
+        key = (config.model.model_dump_json(), plan.tp, plan.pp, plan.virtual_stages)
+        if key not in self._fitting:
+            table = self._table(config.model)
+            for pp in range(plan.pp):
+                local_params(table, plan, pp, 0)
+            self._fitting.add(key)
+        train = config.train
+        num_micro_batches = -(-train.global_batch_size // (plan.dp * train.micro_batch_size))
+        make_schedule(layout.schedule, plan.pp, plan.virtual_stages, num_micro_batches)
+
+    def _check_foreign(self, layout: "ParityLayout") -> None:
+        ours = layout.model_dump(exclude_defaults=True).keys() - {"dp", "zero", "shard_size", "foreign"}
+        if ours:
+            raise ConfigError(
+                f"a foreign module has dp, zero and shard_size alone: leave out {', '.join(sorted(ours))}"
+            )
+        if MICRO_BATCHES % layout.dp:
+            raise ConfigError(f"a foreign module has {MICRO_BATCHES} micro-batches: dp = {layout.dp} must divide them")
+        if self.base.precision.params != "fp32" or not self.varies_model:
+            raise ConfigError("a foreign module is compared in fp32 only, beside the built-in model")
+
+    @cached_property
+    def _fitting(self) -> set[tuple[object, ...]]:
+        """Models with the parts of a layout that cut them, known to fit; thousands of layouts share a few."""
+        return set()
+
+    def _table(self, model: ModelConfig) -> tuple[TensorSpec, ...]:
+        vocab_size = model.vocab_size or (VOCAB_SIZE if self.varies_model else self.base.data.vocab_size)
+        return tensor_table(model.model_copy(update={"vocab_size": vocab_size}))
+
+
+def _documents() -> list[str]:
+    """A corpus with something in it to learn: words of a small vocabulary, some of which like to follow others."""
+    random = Random(0)
+    words = ["".join(random.choices("abcdefghijklmnopqrstuvwxyz", k=random.randint(2, 7))) for _ in range(60)]
+    documents = []
+    for _ in range(300):
+        place, text = random.randrange(len(words)), []
+        for _ in range(random.randint(5, 60)):
+            place = (place * 7 + random.choice((1, 1, 1, 20))) % len(words)
+            text.append(words[place])
+        documents.append(" ".join(text) + "\n")
+    return documents

@@ -1,0 +1,166 @@
+"""Saving in another process: what arrives, what is said when it fails, and that it ends with its rank."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tk.checkpoint import Checkpoint, RunFolder
+from tk.checkpoint.run.run_folder import LockedRun
+from tk.checkpoint.save.background_save import BackgroundSaver
+from tk.checkpoint.save.save_job import SaveJob
+from tk.core.errors import CheckpointError, TkError, WorkerDied
+from tk.core.layout import Layout
+from tk.tests.checkpoint.crashing import SLOTS, TABLE, assert_is_step, save, values_of
+from tk.tests.checkpoint.saving import MIXED, llama_table
+
+ALONE = Layout()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[LockedRun]:
+    """A run folder, locked."""
+    with RunFolder(tmp_path / "run").lock() as locked:
+        yield locked
+
+
+@pytest.fixture
+def saver(run: LockedRun) -> Iterator[BackgroundSaver]:
+    """The writer of a run of one rank."""
+    writer = BackgroundSaver(SaveJob(run.path, run.attempt, 0, TABLE, ALONE, SLOTS, keep=2), run.lock_fd)
+    yield writer
+    writer.close()
+
+
+def fill(writer: BackgroundSaver, step: int) -> None:
+    for item in writer.job.items():
+        writer.buffer(item)[:] = values_of(step)(item)
+
+
+def test_steps_arrive_and_are_pruned(run: LockedRun, saver: BackgroundSaver) -> None:
+    for step in (1, 2, 3):
+        saver.wait()
+        fill(saver, step)
+        saver.begin(step, {"step": step})
+    saver.wait()
+    saver.wait()  # nothing is in flight
+    assert [step for step, _ in run.steps()] == [2, 3]
+    for step, path in run.steps():
+        assert_is_step(path, step)
+        assert Checkpoint.open(path).resume == {"step": step}
+
+
+def test_a_job_survives_the_way_to_another_process() -> None:
+    job = SaveJob(
+        Path("/somewhere/run"),
+        "0a1b2c3d",
+        3,
+        llama_table(),
+        Layout(tp=2, dp=4, zero=1),
+        MIXED,
+        param_groups=[{"name": "adamw", "lr": 1e-3, "params": ["model.norm.weight"]}],
+        side_files={"config.json": b"{}", "binary": bytes(range(256))},
+        keep=3,
+        keep_every=100,
+        timeout=12.5,
+    )
+    assert SaveJob.from_json(json.loads(json.dumps(job.to_json()))) == job
+
+
+def test_only_one_save_is_in_flight(saver: BackgroundSaver) -> None:
+    fill(saver, 1)
+    saver.begin(1, {})
+    with pytest.raises(RuntimeError, match="still being saved"):
+        saver.begin(2, {})
+    saver.wait()
+
+
+def test_errors_come_with_the_next_wait_and_later_saves_go_on(run: LockedRun, saver: BackgroundSaver) -> None:
+    fill(saver, 1)
+    saver.begin(1, {})
+    saver.wait()
+    saver.begin(1, {})
+    with pytest.raises(CheckpointError, match="is a good checkpoint and is not overwritten"):
+        saver.wait()
+    blocker = run.path / f"step-00000002.tmp-{run.attempt}"  # root may write anywhere, but not into a file
+    blocker.write_text("")
+    saver.begin(2, {})
+    with pytest.raises(TkError, match=r"Step 2 was not saved: .*tmp-.*Steps committed before are whole"):
+        saver.wait()
+    blocker.unlink()
+    fill(saver, 3)
+    saver.begin(3, {})
+    saver.wait()
+    assert_is_step(run.steps()[-1][1], 3)
+
+
+def test_a_killed_writer_is_reported(run: LockedRun, saver: BackgroundSaver) -> None:
+    os.kill(saver.process_id, signal.SIGSTOP)
+    saver.begin(1, {})
+    os.kill(saver.process_id, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"Step 1 was not saved: .*killed by signal 9"):
+        saver.wait()
+    with pytest.raises(WorkerDied, match="killed by signal 9"):
+        saver.begin(2, {})
+
+
+def test_terminal_signals_do_not_disturb_it(run: LockedRun, saver: BackgroundSaver) -> None:
+    fill(saver, 1)
+    saver.begin(1, {})
+    saver.wait()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        os.kill(saver.process_id, number)
+    fill(saver, 2)
+    saver.begin(2, {})
+    saver.wait()
+    assert_is_step(run.steps()[-1][1], 2)
+
+
+def test_it_loads_no_torch_and_holds_the_lock_with_its_rank(tmp_path: Path) -> None:
+    """The writer of a killed rank is gone before another job gets the lock."""
+    code = (
+        "import os, sys, time; from pathlib import Path; from tk.checkpoint import RunFolder\n"
+        "from tk.checkpoint.save.background_save import BackgroundSaver\n"
+        "from tk.tests.checkpoint.crashing import job_of\n"
+        "with RunFolder(Path(sys.argv[1])).lock() as run:\n"
+        "    writer = BackgroundSaver(job_of(run.path, run.attempt, 0), run.lock_fd)\n"
+        "    writer.begin(1, {}); print(writer.process_id, flush=True); time.sleep(60)\n"  # rank 1 never writes
+    )
+    rank = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert rank.stdout is not None
+    writer = int(rank.stdout.readline())
+    try:
+        descriptors = Path(f"/proc/{writer}/fd")
+        assert any(link.readlink() == tmp_path / "LOCK" for link in descriptors.iterdir())
+        assert "libtorch" not in Path(f"/proc/{writer}/maps").read_text()
+        assert os.getsid(writer) != os.getsid(rank.pid)
+    finally:
+        rank.kill()
+        rank.communicate()
+    save(tmp_path, range(1, 2))
+    stat = Path(f"/proc/{writer}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z", "it outlived its rank"
+    assert_is_step(Checkpoint.open(tmp_path).path, 1)
+
+
+def test_what_a_rank_owns_nothing_of_is_saved_too(tmp_path: Path) -> None:
+    """With more replicas than tensors some ranks write an empty part."""
+    layout = Layout(dp=8)
+    with RunFolder(tmp_path).lock() as run:
+        jobs = [SaveJob(run.path, run.attempt, rank, TABLE, layout, {"weight": "F32"}) for rank in range(8)]
+        empty = next(job for job in jobs[1:] if not job.items())
+        writer = BackgroundSaver(empty)
+        try:
+            writer.begin(1, {})
+            writer.wait()
+        finally:
+            writer.close()
+        for job in reversed(jobs):
+            if job is not empty:
+                job.save(1, {}, values_of(1))
+    assert_is_step(Checkpoint.open(tmp_path).path, 1)

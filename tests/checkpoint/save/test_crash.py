@@ -1,0 +1,189 @@
+"""Interrupted at every operation: killed, out of space, failing disk, power cut. What was committed stays.
+
+Set TK_RANDOM_KILLS=200 for the long version of the last test.
+"""
+
+import errno
+import inspect
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tk.checkpoint.files import storage
+from tk.core.errors import TkError
+from tk.tests.checkpoint import crash_job, random_kill_job
+from tk.tests.checkpoint.crashing import SCENARIOS, Scenario, act_as_if_large
+from tk.tests.checkpoint.faults import CHANGES, LOOKS, MADE_OF_CHANGES, AtOperation, Disk, Survives, watched
+
+RANDOM_KILLS = int(os.environ.get("TK_RANDOM_KILLS", "5"))
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@pytest.fixture(autouse=True)
+def small_steps_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    act_as_if_large(monkeypatch.setattr)
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A folder in memory where there is such: what is tested is the order of operations, not the disk's speed."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+def test_every_operation_of_storage_is_known() -> None:
+    functions = {
+        name for name, value in inspect.getmembers(storage, inspect.isfunction) if value.__module__ == storage.__name__
+    }
+    assert functions == {*CHANGES, *LOOKS, *MADE_OF_CHANGES}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_at_every_operation(scratch: Path, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, crash_job.__file__, name, str(scratch)], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 10
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_an_error_at_every_operation(scratch: Path, name: str) -> None:
+    """A full disk at every second one, a failing one at the others; test_storage_errors.py has more kinds of errors."""
+    scenario = SCENARIOS[name]
+    scenario.prepare(scratch / "before")
+    index = 0
+    while True:
+        shutil.copytree(scratch / "before", scratch / "now")
+        number = (errno.ENOSPC, errno.EIO)[index % 2]
+        fault = AtOperation(index, partial(_fail, number))
+        reported = [0]
+        failed = False
+        with watched(fault):
+            try:
+                scenario.run(scratch / "now", reported.append)
+            except OSError as error:
+                failed = error.errno == number
+        assert failed == fault.reached, "an error was swallowed or another one came of it"
+        scenario.check(scratch / "now", reported[-1])
+        shutil.rmtree(scratch / "now")
+        if not failed:
+            break
+        index += 1
+    assert index > 10
+
+
+def _fail(number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+# A fork moves steps between folders, which "anything survives" does not do in one go, as real disks do.
+CUTS: list[tuple[str, Survives]] = [(name, "only what was synced") for name in SCENARIOS]
+CUTS += [(name, "all names") for name in SCENARIOS]
+CUTS += [(name, "anything") for name in SCENARIOS if name != "fork"]
+
+# After these operations a cut leaves just what a cut before them does.
+UNSEEN: dict[Survives, tuple[str, ...]] = {
+    "only what was synced": tuple(name for name in (*CHANGES, "close") if name not in ("fsync", "fsync_dir")),
+    "all names": ("close", "pwrite"),
+    "anything": ("close",),
+}
+
+
+@pytest.mark.parametrize(("name", "survives"), CUTS)
+def test_power_cut_after_every_operation(scratch: Path, name: str, survives: Survives) -> None:
+    scenario = SCENARIOS[name]
+    scenario.prepare(scratch / "now")
+    cut_everywhere(scratch, scenario, survives, Disk(scratch / "now"))
+
+
+def cut_everywhere(scratch: Path, scenario: Scenario, survives: Survives, disk: Disk) -> None:
+    """Runs a scenario in scratch / "now" and checks what each power cut leaves."""
+    reports: list[tuple[int, int]] = []
+    with disk.recording():
+        scenario.run(disk.base, lambda number: reports.append((len(disk.log), number)))
+    rng = random.Random(len(disk.log))
+    cuts = 0
+    for cuts, _ in enumerate(disk.replay(), 1):
+        if disk.log[cuts - 1][0] in UNSEEN[survives]:
+            continue
+        disk.write_to(scratch / "cut", survives, rng)
+        reported = max((number for at, number in reports if at <= cuts), default=0)
+        try:
+            scenario.check(scratch / "cut", reported)
+        except BaseException as error:
+            error.add_note(f"after operation {cuts} of {len(disk.log)}: {disk.log[cuts - 1]}")
+            raise
+        shutil.rmtree(scratch / "cut")
+    assert cuts > 10
+    disk.write_to(scratch / "end", "everything", rng)
+    assert _tree(scratch / "end") == _tree(disk.base), "the model of the disk has lost touch"
+
+
+@pytest.mark.parametrize(
+    ("operation", "of", "survives"),
+    [
+        ("fsync", "", "all names"),
+        ("fsync_dir", "", "only what was synced"),
+        ("fsync_dir", "run", "only what was synced"),
+        ("fsync_dir", "run", "anything"),
+        ("fsync_dir", "parts", "only what was synced"),
+        ("fsync_dir", "tmp-", "only what was synced"),
+    ],
+)
+def test_a_missing_fsync_is_seen(scratch: Path, operation: str, of: str, survives: Survives) -> None:
+    """The test of the tests: on a disk that only pretends to sync, a save must be found wanting."""
+    scenario = SCENARIOS["save and prune"]
+    scenario.prepare(scratch / "now")
+
+    def lies(name: str, arguments: tuple[Any, ...]) -> bool:
+        return name == operation and of in getattr(arguments[0], "name", "")
+
+    with pytest.raises((AssertionError, TkError, OSError)):
+        cut_everywhere(scratch, scenario, survives, Disk(scratch / "now", lies))
+
+
+def _tree(folder: Path) -> dict[str, bytes]:
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: data for name, data in files.items() if not name.endswith("LOCK")}
+
+
+def test_killed_at_random_times_while_saving_in_the_background(scratch: Path) -> None:
+    rng = random.Random()
+    reported = 0
+    for _ in range(RANDOM_KILLS):
+        reported = _kill_after(scratch, rng.uniform(0.0, 0.4), reported)
+        SCENARIOS["save and prune"].check(scratch, reported)
+    assert reported > RANDOM_KILLS
+
+
+def _kill_after(folder: Path, seconds: float, reported: int) -> int:
+    """Runs the job, kills its rank, and returns the last step that it reported as committed."""
+    job = subprocess.Popen(
+        [sys.executable, random_kill_job.__file__, str(folder / "run")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert job.stdout is not None
+    timer = threading.Timer(seconds, job.kill)
+    for line in job.stdout:
+        if not timer.ident:
+            timer.start()  # from the first commit on
+        reported = int(line)
+    timer.join()
+    job.communicate()
+    assert job.returncode == -signal.SIGKILL
+    return reported

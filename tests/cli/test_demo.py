@@ -1,0 +1,129 @@
+"""The demo as a newcomer runs it, and what must hold of what it leaves: the whole promise, on real text."""
+
+import json
+import keyword
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from tk.checkpoint.read.reader import Checkpoint
+from tk.infer import LLM, Client, SamplingParams
+from tk.tests.cli.process_tree import PeakMemory
+from tk.tests.infer.server.serving import Serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+PROMPTS = ("def main(", "class Node:\n", "import os\n", "    def run(self")
+CODE = (  # where code follows and not prose: of real text, too, a quarter of such samples has fewer than three keywords
+    "def read(self, path):\n    if not ",
+    "    def __init__(self, name=None):\n        ",
+    "    for line in lines:\n        if ",
+    "    try:\n        ",
+    "        if self._closed:\n            ",
+)
+FULL = "TK_FULL_DEMO" in os.environ  # else a quarter of the demo's steps, after which it knows less
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A finished demo: its folder, what it printed, and the most memory that all its processes had at once."""
+
+    folder: Path
+    output: str
+    peak_bytes: int
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    command = [sys.executable, "-m", "tk", "demo", "--out", str(folder), *([] if FULL else ["--steps", "90"])]
+    environment = {key: value for key, value in ENVIRONMENT.items() if key != "OMP_NUM_THREADS"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    with PeakMemory(process.pid) as memory:
+        output, _ = process.communicate(timeout=800)
+    assert process.returncode == 0, output
+    yield Demo(folder, output, memory.peak_bytes)
+    shutil.rmtree(folder)
+
+
+def test_it_learns(demo: Demo) -> None:
+    lines = [json.loads(line) for line in (demo.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < (0.6 if FULL else 0.75) * losses[0]
+    row = re.search(r"held-out loss +([\d.]+) \(unigram entropy ([\d.]+)\)", demo.output)
+    assert row
+    held_out, entropy = map(float, row.groups())
+    assert held_out < entropy - (1.5 if FULL else 0.5)
+    assert held_out == pytest.approx([line["eval_loss"] for line in lines if "eval_loss" in line][-1], abs=1e-3)
+
+
+def test_it_shows_the_whole_story(demo: Demo) -> None:
+    for shown in ("health SERVING", "def read_lines(path):", "at tp 2, ZeRO-1", "at tp 1, in", "KV cache", "Next:"):
+        assert shown in demo.output
+    assert Checkpoint.open(demo.folder / "run").layout.tp == 2
+    resharded = Checkpoint.open(demo.folder / "tp1")
+    assert resharded.layout.tp == 1
+    assert not resharded.verify().problems
+
+
+def test_all_its_processes_stay_under_4_gb(demo: Demo) -> None:
+    assert 0.3e9 < demo.peak_bytes < 4e9
+
+
+def test_its_samples_look_like_python(demo: Demo) -> None:
+    common = SamplingParams(temperature=0.9, top_p=0.95, max_new_tokens=100, ignore_eos=True)
+    params = [replace(common, seed=seed) for seed in range(20)]
+    with LLM(demo.folder / "run", kv_dtype="int8", max_model_len=512) as llm:
+        samples = llm.generate([CODE[seed % len(CODE)] for seed in range(20)], params)
+    assert all(len(sample.token_ids) == 100 for sample in samples)
+    keywords = [len(set(re.findall(r"[A-Za-z_]+", sample.text)) & set(keyword.kwlist)) for sample in samples]
+    assert sum(count >= 3 for count in keywords) >= (15 if FULL else 5), keywords
+
+
+def test_transformers_generates_the_same_tokens_from_the_export(demo: Demo) -> None:
+    exported = demo.folder / "hugging-face"
+    command = [sys.executable, "-m", "tk", "export", str(demo.folder / "run"), str(exported)]
+    subprocess.run(command, check=True, env=ENVIRONMENT, timeout=120, capture_output=True)
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    reference = LlamaForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    # The export and not the run, whose fp32 masters are not the bf16 weights that the export has.
+    serving = Serving(str(exported), "--dtype", "fp32", "--kv-dtype", "fp32").wait_ready()
+    try:
+        with Client(serving.target) as client:
+            completions = client.generate(list(PROMPTS), SamplingParams(temperature=0.0, max_new_tokens=40))
+    finally:
+        serving.close()
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        expected = reference.generate(ids, do_sample=False, max_new_tokens=40)[0, ids.shape[1] :].tolist()
+        assert list(completion.token_ids) == expected, prompt
+
+
+@pytest.mark.parametrize("kind", ["model", "optim"])
+def test_a_flipped_bit_is_found_and_never_served(demo: Demo, tmp_path: Path, kind: str) -> None:
+    for shard in sorted(path.name for path in (demo.folder / "run").glob(f"step-*/{kind}*.safetensors")):
+        damaged = tmp_path / shard
+        shutil.copytree(demo.folder / "run", damaged)
+        path = next(damaged.glob(f"step-*/{shard}"))
+        data = bytearray(path.read_bytes())
+        data[len(data) * 2 // 3] ^= 0x10
+        path.write_bytes(data)
+        commands = [["verify", str(damaged)], ["serve", str(damaged), "--port", "0"]]
+        for command in commands:
+            done = subprocess.run(
+                [sys.executable, "-m", "tk", *command], env=ENVIRONMENT, timeout=120, capture_output=True, text=True
+            )
+            assert done.returncode == 3, (command, done.stderr)
+            said = done.stdout + done.stderr
+            assert shard in said
+            assert re.search(r"(model\.|lm_head\.)[a-z_.0-9]+weight", said), "the tensor is named"
+            assert "ready" not in done.stdout

@@ -1,0 +1,89 @@
+"""`tk generate` against a server over a scripted engine: options, input, output and exit codes."""
+
+import io
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from tk.cli.main import main
+from tk.core.errors import InvalidRequest
+from tk.infer.sampling_params import SamplingParams
+from tk.tests.infer.server.fake_engine import FakeEngine, ServerThread
+
+
+def test_options_are_the_wires_and_text_goes_to_stdout(
+    server: ServerThread, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--max-new-tokens", "9", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.25", "--seed", "7"]
+    assert main(["generate", server.target, "hi", *options]) == 0
+    assert capsys.readouterr().out == "abc\n"
+    [request] = engine.requests
+    assert request.prompt == (1, 104, 105)
+    assert request.params == SamplingParams(max_new_tokens=9, temperature=0.5, top_k=3, top_p=0.25, seed=7)
+
+
+def test_without_options_the_defaults_are_those_of_the_wire(server: ServerThread, engine: FakeEngine) -> None:
+    assert main(["generate", server.target, "hi"]) == 0
+    assert engine.requests[0].params == SamplingParams()
+
+
+def test_json_is_one_document_with_what_was_served(server: ServerThread, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", server.target, "hi", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["prompt"], document["text"], document["finish_reason"]) == ("hi", "abc", "length")
+    assert document["usage"] == {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 3}
+    assert (document["model"]["step"], document["model"]["manifest_sha256"]) == (7, "ab" * 32)
+
+
+def test_prompt_from_stdin_loses_its_last_newline_only(
+    server: ServerThread, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n\n"))
+    assert main(["generate", server.target]) == 0
+    assert bytes(engine.requests[0].prompt[1:]) == b"a\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["{target}", "hi", "--temperature", "-1"], 2, "--temperature"),
+        (["{target}", "hi", "--top-p", "0"], 2, "--top-p"),
+        (["{target}", "refuse"], 2, "sampling.seed is wrong"),
+        (["{closed}", "hi"], 1, "{closed}"),
+        (["no/such/folder", "hi"], 3, "no/such/folder"),
+    ],
+)
+def test_exit_codes(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], code: int, words: str
+) -> None:
+    engine.refusal = InvalidRequest("sampling.seed is wrong", field="sampling.seed")
+    closed, server = ServerThread(engine), ServerThread(engine)
+    closed.close()
+    names = {"target": server.target, "closed": closed.target}
+    try:
+        assert main(["generate", *(argument.format(**names) for argument in arguments)]) == code
+    finally:
+        server.close()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words.format(**names) in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_closed_stdin_is_a_usage_error(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # as Python starts where its standard input is closed
+    assert main(["generate", server.target]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: There is no prompt, and stdin is closed")
+    assert error.count("\n") == 1
+
+
+def test_no_prompt_at_all_is_a_usage_error(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert main(["generate", server.target]) == 2
+    assert "no prompt" in capsys.readouterr().err

@@ -1,0 +1,71 @@
+"""Probes and tools: grpc.health.v1 with a Watch that tells of changes, reflection in both versions."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+
+from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+READINESS = "tk.v1.Generation"
+
+
+def check(channel: grpc.Channel, service: str) -> int:
+    stub = health_pb2_grpc.HealthStub(channel)
+    request = health_pb2.HealthCheckRequest(service=service)
+    return int(stub.Check(request, timeout=WAIT_SECONDS).status)
+
+
+def test_alive_and_ready(channel: grpc.Channel) -> None:
+    assert (check(channel, ""), check(channel, READINESS)) == (SERVING, SERVING)
+    with pytest.raises(grpc.RpcError) as caught:
+        check(channel, "tk.v1.Other")
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def watch(channel: grpc.Channel, service: str) -> Any:
+    request = health_pb2.HealthCheckRequest(service=service)
+    return health_pb2_grpc.HealthStub(channel).Watch(request, timeout=WAIT_SECONDS)
+
+
+def test_a_dead_worker_is_told_to_watchers_of_both(channel: grpc.Channel, engine: FakeEngine) -> None:
+    watches = [watch(channel, service) for service in ("", READINESS)]
+    assert [next(one).status for one in watches] == [SERVING, SERVING]
+    engine.die()
+    assert [next(one).status for one in watches] == [NOT_SERVING, NOT_SERVING]
+    assert (check(channel, ""), check(channel, READINESS)) == (NOT_SERVING, NOT_SERVING)
+
+
+def test_a_draining_server_lives_but_is_not_ready(channel: grpc.Channel, server: ServerThread) -> None:
+    readiness = watch(channel, READINESS)
+    assert next(readiness).status == SERVING
+    server.run(server.server.drain())
+    assert next(readiness).status == NOT_SERVING
+    assert (check(channel, ""), check(channel, READINESS)) == (SERVING, NOT_SERVING)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_lists_and_describes_the_services(channel: grpc.Channel, version: str) -> None:
+    ask = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    [listed] = ask(iter([request]), timeout=WAIT_SECONDS)
+    names = {service.name for service in listed.list_services_response.service}
+    both = {f"grpc.reflection.{v}.ServerReflection" for v in ("v1", "v1alpha")}
+    assert names == {"tk.v1.Generation", "grpc.health.v1.Health", *both}
+
+    requests = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in sorted(names)]
+    for name, answer in zip(sorted(names), ask(iter(requests), timeout=WAIT_SECONDS), strict=True):
+        files = [
+            descriptor_pb2.FileDescriptorProto.FromString(raw)
+            for raw in answer.file_descriptor_response.file_descriptor_proto
+        ]
+        assert name in {f"{file.package}.{service.name}" for file in files for service in file.service}

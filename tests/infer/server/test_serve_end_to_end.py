@@ -1,0 +1,192 @@
+"""`tk serve` as its own process over a real engine and a tiny model: from the ready line to the exit code."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import grpc
+import pytest
+from click.testing import CliRunner
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tk.cli.generate import generate
+from tk.cli.main import main
+from tk.cli.serve import serve
+from tk.infer.client import Client
+from tk.infer.events import FinishReason
+from tk.infer.options import DTYPES, KV_DTYPES
+from tk.infer.remote_errors import Unavailable
+from tk.infer.sampling_params import SamplingParams
+from tk.tests.infer.server.serving import Serving
+from tk.tests.infer.server.tiny_model import MAX_LENGTH, write_tiny_model
+
+WAIT_SECONDS = 60.0
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def shared(model: Path) -> Iterator[Serving]:
+    """A server that tests leave as they find it."""
+    serving = Serving(str(model), "--kv-blocks", "64").wait_ready()
+    yield serving
+    serving.close()
+
+
+@pytest.fixture
+def own(model: Path, request: pytest.FixtureRequest) -> Iterator[Serving]:
+    """A server for one test, that may end it; one rank, or as many as the test's parameter says."""
+    tp = getattr(request, "param", 1)
+    serving = Serving(str(model), "--kv-blocks", "64", "--kv-dtype", "int8", "--tp", str(tp)).wait_ready()
+    yield serving
+    serving.close()
+
+
+def test_together_and_alone_streamed_and_at_once_give_the_same_text(shared: Serving) -> None:
+    prompts = ["def main():", "import os", "x"]
+    with Client(shared.target) as client:
+        together = client.generate(prompts, GREEDY)
+        for prompt, completion in zip(prompts, together, strict=True):
+            deltas = list(client.stream(prompt, GREEDY))
+            assert "".join(delta.text for delta in deltas) == completion.text
+            assert [token for delta in deltas for token in delta.token_ids] == list(completion.token_ids)
+            assert len(completion.token_ids) == 12
+            assert completion.finish_reason is FinishReason.LENGTH
+            assert completion.usage.prompt_tokens == len(client.tokenize(prompt))
+        assert client.detokenize(client.tokenize("grüße")) == "grüße"
+        [letter] = client.tokenize("h")
+        assert client.detokenize([260, letter, 2**32 - 1]) == "h", "ids unknown to the tokenizer give no text"
+
+
+def test_model_info_is_what_was_asked_for(shared: Serving) -> None:
+    with Client(shared.target) as client:
+        info = client.model_info()
+    assert (info.name, info.architecture, info.tp) == ("tiny-llama", "llama", 1)
+    assert (info.dtype, info.kv_dtype, info.num_blocks) == ("fp32", "fp32", 64)
+    assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (MAX_LENGTH, 264, (256,))
+    assert len(info.manifest_sha256) == 64
+
+
+def test_generate_command_streams_from_a_server(shared: Serving) -> None:
+    arguments = [shared.target, "--max-new-tokens", "12", "--temperature", "0"]
+    with Client(shared.target) as client:
+        [expected] = client.generate("import os", SamplingParams(temperature=0.0, max_new_tokens=12))
+    runner = CliRunner()
+    for result in (
+        runner.invoke(generate, [*arguments, "import os"]),
+        runner.invoke(generate, arguments, input="import os\n"),
+    ):
+        assert (result.exit_code, result.stdout) == (0, expected.text + "\n")
+    document = json.loads(runner.invoke(generate, [*arguments, "import os", "--json"]).stdout)
+    assert (document["text"], document["token_ids"]) == (expected.text, list(expected.token_ids))
+    assert document["model"]["num_blocks"] == 64
+
+
+def test_generate_command_from_a_checkpoint_gives_the_servers_text(
+    model: Path, shared: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--max-new-tokens", "12", "--temperature", "0", "--json"]
+    documents = []
+    for source in (str(model), shared.target):
+        assert main(["generate", source, "import os", *options]) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    local, remote = documents
+    assert (local["text"], local["token_ids"]) == (remote["text"], remote["token_ids"])
+    assert local["model"]["manifest_sha256"] == remote["model"]["manifest_sha256"]
+
+
+def test_sigterm_lets_a_live_stream_finish_and_exits_zero(own: Serving) -> None:
+    params = SamplingParams(temperature=0.0, max_new_tokens=300, ignore_eos=True)
+    with Client(own.target) as client:
+        deltas = client.stream("a", params)
+        tokens = list(next(deltas).token_ids)
+        own.process.send_signal(signal.SIGTERM)
+        for delta in deltas:
+            tokens += delta.token_ids
+    assert len(tokens) == 300
+    code, stdout, stderr = own.wait()
+    assert (code, stdout) == (0, ""), stderr
+    assert "draining: 1 live" in stderr
+
+
+def test_a_second_ctrl_c_ends_at_once(own: Serving) -> None:
+    """Sixteen long samples are live: the first signal alone would wait for them."""
+    stub_channel = grpc.insecure_channel(own.target)
+    watch = health_pb2_grpc.HealthStub(stub_channel).Watch(health_pb2.HealthCheckRequest(service="tk.v1.Generation"))
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    with Client(own.target) as client:
+        deltas = client.stream("a", SamplingParams(n=16, max_new_tokens=500, ignore_eos=True))
+        next(deltas)
+        own.process.send_signal(signal.SIGINT)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        code, _, stderr = own.end(signal.SIGINT)
+        assert code == 130, stderr
+        with pytest.raises(Unavailable):
+            list(deltas)
+    stub_channel.close()
+
+
+@pytest.mark.parametrize("own", [2], indirect=True)
+def test_a_killed_worker_ends_streams_and_readiness(own: Serving) -> None:
+    channel = grpc.insecure_channel(own.target)
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="tk.v1.Generation"))
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    _, worker = own.worker_ids()
+    with Client(own.target, max_attempts=1) as client:
+        deltas = client.stream("a", SamplingParams(n=16, max_new_tokens=500, ignore_eos=True))
+        next(deltas)
+        before = time.monotonic()
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            list(deltas)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert time.monotonic() - before < 5.0
+        with pytest.raises(Unavailable):
+            client.generate("a")
+    channel.close()
+    assert own.end(signal.SIGTERM)[0] == 0
+
+
+def test_ending_the_server_ends_its_workers(own: Serving) -> None:
+    workers = own.worker_ids()
+    assert len(workers) == 1
+    assert own.end(signal.SIGTERM)[0] == 0
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def test_every_dtype_of_the_engine_can_be_asked_for() -> None:
+    offered = {param.name: param.type.choices for param in serve.params if isinstance(param.type, click.Choice)}
+    assert offered == {"dtype": ("auto", *DTYPES), "kv_dtype": ("auto", *KV_DTYPES)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["{missing}"], 3, "missing"),
+        (["{model}", "--tp", "3"], 2, "tp"),
+        (["{model}", "--host", "0.0.0.0"], 2, "--insecure"),
+        (["{model}", "--kv-blocks", "4", "--kv-memory", "1MiB"], 2, "kv_memory"),
+        (["{model}", "--max-model-len", "100000"], 2, "100000"),
+        (["{model}", "--kv-dtype", "int3"], 2, "int3"),
+        (["{model}", "--dtype", "fp16", "--kv-dtype", "fp16", "--max-model-len", "100000"], 2, "max_model_len"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_one_paragraph(
+    model: Path, arguments: list[str], code: int, words: str
+) -> None:
+    serving = Serving(*(argument.format(model=model, missing=model / "missing") for argument in arguments))
+    try:
+        exit_code, stdout, stderr = serving.wait()
+    finally:
+        serving.close()
+    assert (exit_code, stdout) == (code, ""), stderr
+    assert words in stderr
+    assert "Traceback" not in stderr

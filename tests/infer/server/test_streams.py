@@ -1,0 +1,121 @@
+"""The bridge from the engine's thread to a handler: order, ends, and what a slow reader costs."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tk.core.errors import Overloaded, WorkerDied
+from tk.infer.events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
+from tk.infer.server.streams import MAX_TOKENS_PER_DELTA, EventStream
+from tk.tests.infer.server.fake_engine import delta, finished
+
+
+def read_all(events: Sequence[Event]) -> list[Started | Delta | Finished]:
+    """What a reader that comes after all was pushed gets."""
+
+    async def read() -> list[Started | Delta | Finished]:
+        stream = EventStream(on_close=lambda: None)
+        for event in events:
+            stream.push(event)
+        return [event async for event in stream]
+
+    return asyncio.run(read())
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=5)), max_size=40))
+def test_a_late_reader_gets_all_of_every_sample_in_few_deltas(pieces: list[tuple[int, str]]) -> None:
+    got = read_all([*(delta(text, index) for index, text in pieces), *(finished(index) for index in range(3)), Done()])
+    deltas = [event for event in got if isinstance(event, Delta)]
+    assert len(deltas) == len({index for index, _ in pieces})
+    for index in range(3):
+        text = "".join(text for i, text in pieces if i == index)
+        mine = [event for event in got if isinstance(event, (Delta, Finished)) and event.index == index]
+        assert "".join(event.text for event in mine if isinstance(event, Delta)) == text
+        assert [token for event in mine if isinstance(event, Delta) for token in event.token_ids] == list(text.encode())
+        assert isinstance(mine[-1], Finished)
+
+
+def test_joined_deltas_keep_one_logprob_per_token_and_a_bounded_size() -> None:
+    logprob = TokenLogprob(5, -0.5, 1, b"x")
+    num_tokens = 3 * MAX_TOKENS_PER_DELTA
+    got = read_all([*(Delta(0, "x", (5,), (logprob,)) for _ in range(num_tokens)), finished(), Done()])
+    sizes = [len(event.token_ids) for event in got if isinstance(event, Delta)]
+    assert sizes == [MAX_TOKENS_PER_DELTA] * 3
+    assert all(len(event.logprobs) == len(event.token_ids) for event in got if isinstance(event, Delta))
+
+
+def test_a_reader_that_keeps_up_gets_every_delta_by_itself() -> None:
+    async def run() -> list[str]:
+        stream = EventStream(on_close=lambda: None)
+        texts = []
+        for text in ("a", "b", "c"):
+            threading.Thread(target=stream.push, args=(delta(text),)).start()
+            event = await anext(stream)
+            assert isinstance(event, Delta)
+            texts.append(event.text)
+        return texts
+
+    assert asyncio.run(run()) == ["a", "b", "c"]
+
+
+def test_failure_comes_after_what_was_pushed_before_it() -> None:
+    async def run() -> list[str]:
+        stream = EventStream(on_close=lambda: None)
+        for event in (delta("a"), Failed(WorkerDied("gone")), delta("never")):
+            stream.push(event)
+        first = await anext(stream)
+        assert isinstance(first, Delta)
+        with pytest.raises(WorkerDied, match="gone"):
+            await anext(stream)
+        return [first.text]
+
+    assert asyncio.run(run()) == ["a"]
+
+
+def test_interrupt_comes_before_what_was_pushed_and_is_not_the_engines_end() -> None:
+    async def run() -> None:
+        stream = EventStream(on_close=lambda: None)
+        stream.push(delta("a"))
+        stream.interrupt(Overloaded("enough"))
+        with pytest.raises(Overloaded):
+            await anext(stream)
+        assert not stream.ended
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "order", [("end", "leave"), ("leave", "end"), ("end", "turn", "leave"), ("leave", "turn", "end")]
+)
+def test_a_stream_closes_once_when_engine_and_reader_are_done(order: tuple[str, ...]) -> None:
+    async def run() -> list[int]:
+        closed: list[int] = []
+        stream = EventStream(on_close=lambda: closed.append(1))
+        for step in order:
+            assert closed == []
+            if step == "end":
+                for event in (delta("a"), finished(), Done(), Done(), Failed(WorkerDied("late"))):
+                    stream.push(event)
+            elif step == "leave":
+                stream.leave()
+            else:
+                await asyncio.sleep(0)
+        stream.leave()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return closed
+
+    assert asyncio.run(run()) == [1]
+
+
+def test_pushing_to_a_closed_loop_is_harmless() -> None:
+    async def make() -> EventStream:
+        return EventStream(on_close=lambda: None)
+
+    stream = asyncio.run(make())
+    stream.push(Done())
+    assert stream.ended

@@ -1,0 +1,61 @@
+"""`[train] compile`: compiled layers give the model of uncompiled ones, in every layout, and share one program."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from tk.core.config import parse
+from tk.core.errors import ConfigError
+from tk.tests.rank_pool import RankPool
+from tk.tests.train.conftest import Configure
+from tk.tests.train.test_parity import run_training
+from tk.train.config.train_config import TrainConfig
+from tk.train.trainer import Trainer
+
+pytestmark = pytest.mark.timeout(600)
+
+CASES: dict[str, dict[str, Any]] = {
+    "zero 3": {"zero": {"stage": 3}},
+    "tp, sequence parallel": {"parallel": {"tp": 2, "dp": 1, "sequence_parallel": True}},
+    "zero bubble": {"parallel": {"pp": 2, "dp": 1, "schedule": "zb-h1"}},
+    "selective": {"recompute": {"mode": "selective"}},
+    "full": {"recompute": {"mode": "full"}, "zero": {"stage": 3}},
+    "packed documents": {"data": {"packing": "documents"}},
+    "frozen, interleaved": {
+        "model": {"num_hidden_layers": 5},
+        "train": {"freeze": ["model.layers.0"]},
+        "parallel": {"pp": 2, "dp": 1, "schedule": "interleaved", "num_virtual_stages": 2},
+    },
+    "mixture of experts": {"model": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}},
+}
+
+
+def run_compiled(config: dict[str, Any]) -> dict[str, Any]:
+    """As `run_training`, and how many programs were made."""
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):  # or the rest would run uncompiled unseen
+        found = run_training(config)
+    return found | {"programs": counters["stats"]["unique_graphs"] - before}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_layers_equal_uncompiled_ones(rank_pool: RankPool, configure: Configure, name: str) -> None:
+    sections = {"checkpoint": {"every": 0}} | CASES[name] | {"train": {"steps": 4} | CASES[name].get("train", {})}
+    eager = rank_pool.run(run_training, 2, config=configure("eager", **sections))[0]
+    sections["train"] = sections["train"] | {"compile": True}
+    compiled = rank_pool.run(run_compiled, 2, config=configure("compiled", **sections))[0]
+    np.testing.assert_allclose(compiled["loss"], eager["loss"], rtol=1e-5)
+    np.testing.assert_allclose(compiled["grad_norm"], eager["grad_norm"], rtol=1e-4)
+    assert compiled["programs"]
+    if name == "zero 3":
+        assert compiled["programs"] == 2, "all layers share one program, and another one for evaluation"
+
+
+def test_without_a_compiler_nothing_is_begun(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"train\] compile = true cannot be done here.*no-such-compiler"):
+        Trainer(parse(configure(train={"compile": True}), TrainConfig, "test"))

@@ -1,0 +1,46 @@
+"""A rank of the launcher's without torch: takes steps with heartbeats, and stops taking them where it is told to.
+
+`python -m tk.tests.train.launch.light_rank RANK FAULT`: in forward of step 3, rank RANK sleeps or raises.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from tk.core.errors import WorkerDied
+from tk.core.process import die_with_parent
+from tk.train.launch.heartbeat import HEARTBEATS_VARIABLE, STARTING, Heartbeat, read_beats
+from tk.train.launch.launcher import LAUNCHER_VARIABLE
+from tk.train.launch.rank_report import write_error
+
+
+def main() -> int:
+    die_with_parent(int(os.environ[LAUNCHER_VARIABLE]))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    folder, faulty = Path(os.environ[HEARTBEATS_VARIABLE]), rank == int(sys.argv[1])
+    heartbeat = Heartbeat(folder, rank)
+    heartbeat.beat("ready")
+    while any(beat.phase == STARTING for beat in read_beats(folder, world)):
+        time.sleep(0.001)
+    for step in range(1, 100_000):
+        heartbeat.beat("forward", step)
+        if faulty and step == 3 and sys.argv[2] == "sleep":
+            time.sleep(60)
+        if faulty and step == 3 and sys.argv[2] == "fail":
+            write_error(ValueError("a fault of its own"), rank, echo=False)
+            return 1
+        heartbeat.beat("reduce")
+        deadline = time.monotonic() + 1.2
+        while any(
+            beat.step < step or (beat.step, beat.phase) == (step, "forward") for beat in read_beats(folder, world)
+        ):
+            if time.monotonic() > deadline:
+                write_error(WorkerDied("a neighbour does not answer"), rank, echo=True)
+                return 1
+            time.sleep(0.001)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What a rank really holds, traced at the allocator, beside what `tk plan` says before anything is allocated."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tk.core.config import parse
+from tk.parallel.mesh import Mesh
+from tk.tests.rank_pool import RankPool
+from tk.tests.train.conftest import Configure
+from tk.train.config.train_config import TrainConfig
+from tk.train.planning.plan import make_plan
+from tk.train.trainer import Trainer
+
+STATES = ("parameters", "gradients", "optimizer")
+MODEL = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def _levels(traced: profile) -> list[int]:
+    """Bytes allocated since the trace began, after each allocation and release."""
+    recorded: Any = traced.profiler
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+    level, levels = 0, [0]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        level += event.nbytes()
+        levels.append(level)
+    return levels
+
+
+def measure(config: dict[str, Any]) -> dict[str, Any]:
+    """This rank's bytes: between steps, and at the peak of the second; and its plan."""
+    parsed = parse(config, TrainConfig, "test")
+    world = torch.distributed.get_world_size()
+    mesh = Mesh.build(parsed.layout(world), 2)
+    gc.collect()  # what an earlier test left is not to be released while we count
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as building:
+        trainer = Trainer(parsed, mesh)
+    trainer.step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as stepping:
+        trainer.step()
+    held = _levels(building)[-1]
+    plan = make_plan(parsed, world)
+    return {"held": held, "peak": held + max(_levels(stepping)), "plan": plan.memory[mesh.coordinates.pp]}
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "zero 0": {"zero": {"stage": 0}},
+    "zero 1": {"zero": {"stage": 1}},
+    "zero 2": {"zero": {"stage": 2}},
+    "zero 3": {"zero": {"stage": 3}},
+    "zero 3 bf16": {"zero": {"stage": 3}, "precision": {"params": "bf16"}},
+    "zero 1 bf16": {"zero": {"stage": 1}, "precision": {"params": "bf16"}},
+    "tp": {"parallel": {"tp": 2, "dp": 1}},
+    "pp": {"parallel": {"pp": 2, "dp": 1}},
+    "tp, sequence parallel": {"parallel": {"tp": 2, "dp": 1, "sequence_parallel": True}},
+    "selective recompute": {"recompute": {"mode": "selective"}},
+    "full recompute": {"recompute": {"mode": "full"}},
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_rank_holds_what_the_plan_says(rank_pool: RankPool, configure: Configure, name: str) -> None:
+    config = configure(
+        "memory",
+        **{
+            "model": MODEL,
+            "train": {"steps": 3, "seq_len": 128, "global_batch_size": 8, "micro_batch_size": 2},
+            "zero": {"bucket_size": 2**18},
+            **{key: value for key, value in LAYOUTS[name].items() if key != "zero"},
+        },
+    )
+    config["zero"] |= LAYOUTS[name].get("zero", {})
+    for result in rank_pool.run(measure, 2, config=config):
+        states = sum(result["plan"][part] for part in STATES)
+        assert result["held"] == pytest.approx(states, rel=0.05)
+        assert result["peak"] == pytest.approx(sum(result["plan"].values()), rel=0.10)

@@ -1,0 +1,207 @@
+"""`tk plan`: memory by part against what torch keeps, the formulas of ZeRO, traffic, and problems listed at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+
+from tk.cli.plan import plan as plan_command
+from tk.core.config import parse
+from tk.core.errors import ParallelError
+from tk.core.layout import Layout, Stage, local_params
+from tk.model.config import ModelConfig
+from tk.model.decoder import Decoder
+from tk.model.registry import count_parameters, decoder_spec
+from tk.parallel.mesh import ALONE
+from tk.tests.model.decoders import whole_loss
+from tk.tests.train.conftest import Configure
+from tk.train.config.train_config import TrainConfig
+from tk.train.planning.activation_memory import PassShape, stage_bytes
+from tk.train.planning.plan import make_plan, model_state_bytes
+from tk.train.planning.traffic import Work, traffic
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+MODELS = {
+    "llama": {**SHAPE, "num_key_value_heads": 2, "intermediate_size": 160},
+    "qwen3": {**SHAPE, "num_key_value_heads": 4, "intermediate_size": 96, "architecture": "qwen3"},
+    "gpt2": {**SHAPE, "architecture": "gpt2", "intermediate_size": 256},
+    "mixtral": {
+        **SHAPE,
+        "architecture": "mixtral",
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "num_local_experts": 4,
+    },
+}
+
+
+def _kept_by_autograd(config: ModelConfig, dtype: torch.dtype, rows: int, length: int) -> int:
+    """Bytes of the distinct memory that autograd keeps of a forward pass, parameters apart."""
+    decoder = Decoder(config, ALONE, dtype=dtype, device=torch.device("cpu"))
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    own = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage  # alive, so that its address is not used again
+        return tensor
+
+    tokens = torch.randint(0, config.vocab_size, (rows, length + 1))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        whole_loss(decoder, tokens[:, :-1], tokens[:, 1:])
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_activations_are_what_autograd_keeps(name: str, dtype: str) -> None:
+    config, itemsize = ModelConfig(**MODELS[name]), 4 if dtype == "fp32" else 2
+    measured = _kept_by_autograd(config, torch.float32 if itemsize == 4 else torch.bfloat16, 4, 48)
+    spec = decoder_spec(config)
+    shape = PassShape(spec, 4 * 48, itemsize, 1, config.vocab_size, False, "none")
+    logits = 4 * 48 * config.vocab_size * itemsize
+    planned = stage_bytes(shape, Stage(range(len(spec.layers)))) + logits
+    assert planned == pytest.approx(measured, rel=0.03)
+
+
+def _config(configure: Configure, **sections: dict[str, Any]) -> TrainConfig:
+    model = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 2048}
+    sections["model"] = model | sections.get("model", {})
+    sections["zero"] = {"bucket_size": 2**20} | sections.get("zero", {})
+    return parse(configure(**sections), TrainConfig, "test")
+
+
+@pytest.mark.parametrize(
+    ("params", "stage", "per_param"),
+    [
+        ("bf16", 0, 2 + 4 + 12),
+        ("bf16", 1, 2 + 4 + 12 / 4),
+        ("bf16", 2, 2 + (4 + 12) / 4),
+        ("bf16", 3, (4 + 12) / 4),
+        ("fp32", 0, 4 + 4 + 8),
+        ("fp32", 1, 4 + 4 + 8 / 4),
+        ("fp32", 2, 4 + (4 + 8) / 4),
+        ("fp32", 3, (4 + 4 + 8) / 4),
+    ],
+)
+def test_model_states_follow_the_formulas_of_zero(
+    configure: Configure, params: str, stage: int, per_param: float
+) -> None:
+    config = _config(configure, precision={"params": params}, zero={"stage": stage})
+    plan = make_plan(config, 4)
+    states = sum(plan.memory[0][part] for part in ("parameters", "gradients", "optimizer"))
+    assert states == pytest.approx(per_param * count_parameters(plan.model), rel=0.05)
+
+
+def test_whole_buckets_live_only_while_they_are_exchanged(configure: Configure) -> None:
+    configs = {overlap: _config(configure, zero={"stage": 3, "overlap": overlap}) for overlap in (True, False)}
+    layout = configs[True].layout(4)
+    params = local_params(decoder_spec(make_plan(configs[True], 4).model).table, layout, 0, 0)
+    held = {overlap: model_state_bytes(config, layout, params) for overlap, config in configs.items()}
+    assert held[True]["buckets"] < held[False]["buckets"]
+    assert held[True]["gathered parameters"] > held[False]["gathered parameters"] > 0
+    total = sum(param.size for param in params)
+    assert held[False]["buckets"] == pytest.approx(4 * total, rel=0.01)
+
+
+def test_recomputing_keeps_less_and_the_first_pipeline_rank_most(configure: Configure) -> None:
+    activations = {}
+    for mode in ("none", "selective", "full"):
+        config = _config(configure, recompute={"mode": mode}, parallel={"pp": 2}, train={"global_batch_size": 24})
+        plan = make_plan(config, 2)
+        activations[mode] = [parts["activations"] for parts in plan.memory]
+        assert plan.in_flight == (2, 1)
+        assert plan.memory[0]["logits and loss"] == 0 < plan.memory[1]["logits and loss"]
+    assert activations["none"][0] > activations["selective"][0] > activations["full"][0]
+    assert all(first > last for first, last in activations.values())
+
+
+def test_traffic_is_that_of_the_layout() -> None:
+    work = Work(1000, 900, 2, 64, 3, 5, False, False)
+    layout = Layout(tp=2, pp=2, dp=4, zero=3, shard_size=2)
+    found = {(each.axis, each.collective, each.what): each for each in traffic(layout, work)}
+    assert found["tp", "all_reduce", "hidden states"].calls == 4 * 3 * 5
+    assert found["tp", "all_reduce", "hidden states"].wire_bytes == 60 * 64  # 2 (N - 1) / N = 1
+    assert found["pp", "send", "hidden states and their gradients"].calls == 10
+    assert found["dp", "reduce_scatter", "gradients"].wire_bytes == 5 * 4000 // 2
+    assert found["dp", "all_gather", "parameters, backward"].message_bytes == 1800
+    assert found["dp", "all_reduce", "gradients of replicas"].message_bytes == 2000
+    assert traffic(Layout(), work) == []
+
+
+def test_every_problem_is_listed_at_once(configure: Configure) -> None:
+    config = _config(configure, parallel={"tp": 3, "pp": 5}, model={"num_key_value_heads": 2})
+    with pytest.raises(ParallelError) as error:
+        make_plan(config, 7)
+    text = str(error.value)
+    for part in (
+        "(1) ranks % (tp x pp) = 7 % (3 x 5) = 7 must be 0",
+        "num_attention_heads % tp = 4 % 3 = 1",
+        "num_key_value_heads % tp = 2 % 3 = 2",
+        "pp x num_virtual_stages = 5 x 1 = 5 stages",
+    ):
+        assert part in text
+    assert "intermediate_size" not in text, "768 is divisible"
+
+
+def test_a_batch_that_leaves_rows_empty_is_noted(configure: Configure) -> None:
+    plan = make_plan(_config(configure, train={"global_batch_size": 6, "micro_batch_size": 4}), 1)
+    assert "6 % (1 x 4) = 2: 2 of 8 rows are empty" in plan.notes[0]
+
+
+def test_the_command_prints_one_json_document(configure: Configure, write_toml: Any) -> None:
+    path = write_toml(configure(parallel={"tp": 2}))
+    shown = CliRunner().invoke(plan_command, [str(path), "--nproc", "4", "--json"])
+    assert shown.exit_code == 0, shown.output
+    document = json.loads(shown.stdout)
+    assert document["model"]["vocab_size"] == 301, "the tokenizer's"
+    assert document["layout"]["dp"] == 2
+    parts = dict(document["memory"][0])
+    assert parts.pop("total") == sum(parts.values())
+
+
+def test_a_run_that_begins_with_a_checkpoint_is_planned_in_its_shape(
+    configure: Configure, write_toml: Any, tmp_path: Path
+) -> None:
+    folder = _hugging_face(tmp_path)
+    config = configure(model={})
+    config["model"] = {"init": str(folder)}
+    shown = CliRunner().invoke(plan_command, [str(write_toml(config)), "--json"])
+    assert shown.exit_code == 0, shown.output
+    model = json.loads(shown.stdout)["model"]
+    assert model["parameters"] == count_parameters(ModelConfig(**MODELS["llama"]))
+    assert model["vocab_size"] == SHAPE["vocab_size"]
+
+
+def _hugging_face(tmp_path: Path) -> Path:
+    folder = tmp_path / "hugging-face"
+    folder.mkdir()
+    config = ModelConfig(**MODELS["llama"])
+    tensors = {spec.name: torch.zeros(spec.shape) for spec in decoder_spec(config).table if not spec.alias}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config.to_json()))
+    return folder
+
+
+def test_a_checkpoint_is_planned_for_serving(configure: Configure, write_toml: Any, tmp_path: Path) -> None:
+    folder, config = _hugging_face(tmp_path), ModelConfig(**MODELS["llama"])
+    shown = CliRunner().invoke(plan_command, [str(folder), "--json"])
+    assert shown.exit_code == 0, shown.output
+    rows = {row["tp"]: row for row in json.loads(shown.stdout)["serving"]}
+    assert rows[1]["weight_bytes"] == 4 * count_parameters(config)
+    assert rows[1]["kv_bytes_per_token"]["fp32"] == 2 * rows[2]["kv_bytes_per_token"]["fp32"] == 2 * 3 * 2 * 16 * 4
+    assert rows[4]["kv_bytes_per_token"] == rows[2]["kv_bytes_per_token"], "two kv heads, each held twice"
+    assert "num_attention_heads % tp = 4 % 8" in rows[8]["problem"]

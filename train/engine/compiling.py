@@ -1,0 +1,49 @@
+"""torch.compile for a decoder's layers, each compiled for itself: layers of a kind share one program.
+
+What talks to other ranks, puts gradients off or decides by values stays outside; the compiler gets the pieces between.
+Nothing here runs unless `[train] compile` asks for it: the compiler alone takes seconds to import.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ...core.errors import ConfigError
+from ...model.attention import Attention
+from ...model.decoder import Decoder, DecoderLayer
+from ...model.experts import MixtureOfExperts
+from ...parallel.layers import ColumnParallelLinear, RowParallelLinear
+from ..config.extras import missing_for_compile
+from ..config.train_config import TrainConfig
+
+
+def compile_layers(decoders: Sequence[Decoder], config: TrainConfig, device: torch.device) -> None:
+    """Compiles every layer at its first forward pass.
+
+    Raises:
+        ConfigError: this machine has no compiler.
+    """
+    _check_compiler(device)
+    outside: list[type[nn.Module]] = [MixtureOfExperts]
+    if config.data.packing == "documents":  # their lengths differ from micro-batch to micro-batch
+        outside.append(Attention)
+    deferred = config.parallel.schedule == "zb-h1" or config.recompute.mode == "selective"
+    if config.parallel.tp > 1 or deferred:
+        outside += [ColumnParallelLinear, RowParallelLinear]
+    for decoder in decoders:
+        for module in decoder.modules():
+            if isinstance(module, tuple(outside)):
+                module.forward = torch.compiler.disable(module.forward)
+        for layer in decoder.model.layers.values():
+            assert isinstance(layer, DecoderLayer)
+            layer.compute = torch.compile(layer.compute, dynamic=False)  # type: ignore[method-assign]
+
+
+def _check_compiler(device: torch.device) -> None:
+    missing = missing_for_compile() if device.type == "cpu" else ""
+    if missing:
+        raise ConfigError(
+            f"[train] compile = true cannot be done here: {missing}. Install it (Debian: apt install g++ python3-dev), "
+            "name a compiler in CXX, or set train.compile = false."
+        )

@@ -1,0 +1,50 @@
+"""The loss of a micro-batch as a sum, so that dividing by the global number of tokens is never a mean of means."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from ...model.attention import Attend, Attending
+from ...model.decoder import Decoder
+from ...parallel.cross_entropy import vocab_parallel_cross_entropy
+
+
+def causal_attention(at: Attending, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> torch.Tensor:
+    """Causal attention over the rows themselves, or the layer's window of them: [B, L, H, E] -> [B, L, H, E]."""
+    window, length, grouped = at.window, q_BLHE.shape[1], q_BLHE.shape[-2] > k_BLKE.shape[-2]
+    seen = None
+    if window is not None and window < length:
+        place = torch.arange(length, device=q_BLHE.device)
+        distance_LL = place.unsqueeze(-1) - place
+        seen = (distance_LL >= 0) & (distance_LL < window)
+    q, k, v = (x.transpose(1, 2) for x in (q_BLHE, k_BLKE, v_BLKE))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped)
+    return out.transpose(1, 2)
+
+
+def attention_within(documents: Sequence[int]) -> Attend:
+    """Causal attention that never leaves a document; `documents` are their lengths over the flattened rows, () = rows.
+
+    Each is computed for itself, which costs the sum of their squares: on a CPU a fraction of a masked row.
+    """
+    if not documents:
+        return causal_attention
+
+    def attend(at: Attending, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> torch.Tensor:
+        pieces = (x.flatten(0, 1).unsqueeze(0).split(list(documents), 1) for x in (q_BLHE, k_BLKE, v_BLKE))
+        out = [causal_attention(at, q, k, v) for q, k, v in zip(*pieces, strict=True)]
+        return torch.cat(out, 1).view_as(q_BLHE)
+
+    return attend
+
+
+def loss_sum(decoder: Decoder, hidden_BLD: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross entropy over valid targets, an fp64 scalar that is the same on every tensor-parallel rank.
+
+    Args:
+        hidden_BLD: what the decoder's last stage gives.
+    """
+    logits_NV = decoder.logits(hidden_BLD).flatten(0, 1)
+    losses_N = vocab_parallel_cross_entropy(logits_NV, targets_BL.flatten(), decoder.config.vocab_size, decoder.tp)
+    return losses_N.sum(dtype=torch.float64)

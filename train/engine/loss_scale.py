@@ -1,0 +1,50 @@
+"""Dynamic loss scaling for fp16 (Mixed precision training, arXiv 1710.03740, section 3.2): plain numbers, no torch."""
+
+from dataclasses import dataclass
+
+from ..config.train_config import PrecisionSection
+
+
+@dataclass(slots=True)
+class LossScale:
+    """What the loss is multiplied by before backward; the same on every rank, since all see the same overflows.
+
+    Attributes:
+        value: the factor, always 1 where parameters are not fp16.
+        good_steps: steps without overflow since it last changed.
+    """
+
+    options: PrecisionSection
+    value: float = 1.0
+    good_steps: int = 0
+
+    @staticmethod
+    def of(options: PrecisionSection) -> "LossScale":
+        """The scale that a new run starts with."""
+        return LossScale(options, options.initial_loss_scale if options.params == "fp16" else 1.0)
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether an overflow lowers the scale, rather than being a non-finite step like any other."""
+        return self.options.params == "fp16" and self.value > self.options.min_loss_scale
+
+    def overflowed(self) -> None:
+        """Halves the scale, down to the smallest allowed."""
+        self.value, self.good_steps = max(self.value / 2, self.options.min_loss_scale), 0
+
+    def succeeded(self) -> None:
+        """Counts a step without overflow; after a whole window of them the scale doubles."""
+        if self.options.params != "fp16":
+            return
+        self.good_steps += 1
+        if self.good_steps == self.options.loss_scale_window:
+            self.value, self.good_steps = self.value * 2, 0
+
+    def to_json(self) -> dict[str, float | int]:
+        """What a checkpoint stores; nothing where parameters are not fp16."""
+        return {"value": self.value, "good_steps": self.good_steps} if self.options.params == "fp16" else {}
+
+    def restore(self, stored: object) -> None:
+        """Takes up what a checkpoint of an fp16 run stored, however small; other runs begin anew."""
+        if self.options.params == "fp16" and isinstance(stored, dict) and stored:
+            self.value, self.good_steps = float(stored["value"]), int(stored["good_steps"])

@@ -1,0 +1,24 @@
+"""The learning rate as a pure function of the step."""
+
+import math
+
+from ..config.train_config import OptimizerSection
+
+
+def learning_rate(step: int, num_steps: int, options: OptimizerSection) -> float:
+    """The rate of 0-based `step`: linear warm-up to lr, then the schedule down to lr x min_lr_ratio at the last one.
+
+    "wsd" (warm-up, stable, decay: arXiv 2404.06395) stays at lr and falls in a line over the last `decay_share` of all
+    steps: a run that was stopped before them can go on to any number of steps.
+    """
+    if step < options.warmup_steps:
+        return options.lr * (step + 1) / options.warmup_steps
+    if options.schedule == "constant":
+        return options.lr
+    first = options.warmup_steps
+    if options.schedule == "wsd":
+        first = max(first, num_steps - 1 - max(1, round(options.decay_share * num_steps)))
+    progress = max(0.0, (step - first) / max(1, num_steps - 1 - first))
+    remaining = (1 + math.cos(math.pi * min(1.0, progress))) / 2 if options.schedule == "cosine" else 1 - progress
+    low = options.lr * options.min_lr_ratio
+    return low + (options.lr - low) * max(0.0, remaining)

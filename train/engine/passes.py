@@ -1,0 +1,107 @@
+"""The forward and backward passes of a step: this rank's part of a pipeline's schedule, with the engine told of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ...data.batches import MicroBatch
+from ...model.decoder import Decoder
+from ...parallel.mesh import Mesh
+from ...parallel.weight_grads import WeightGradQueue
+from ..config.train_config import TrainConfig
+from ..pipeline.actions import Action, Kind
+from ..pipeline.executor import Boundary, PipelineExecutor
+from ..pipeline.schedules import make_schedule
+from .stages import StagePass
+from .training_engine import Engine
+
+
+class Passes:
+    """Runs the stages of one rank.
+
+    Args:
+        weight_grads: the decoders' queue, for schedules that put weight gradients off.
+        tell: told what the rank does, whenever it begins something else.
+    """
+
+    def __init__(
+        self,
+        decoders: Sequence[Decoder],
+        engine: Engine,
+        config: TrainConfig,
+        weight_grads: WeightGradQueue,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.engine = engine
+        self.config = config
+        self.mesh: Mesh = engine.mesh
+        self.weight_grads = weight_grads
+        self.tell = tell
+        self.stages = [StagePass(decoder, engine.device) for decoder in decoders]
+        self._executors: dict[tuple[str, int], PipelineExecutor] = {}
+
+    def train(self, micro_batches: Sequence[MicroBatch], loss_factor: float) -> torch.Tensor:
+        """Forward and backward of this data-parallel rank's micro-batches.
+
+        Args:
+            loss_factor: what each summed loss is multiplied by.
+
+        Returns:
+            The sum of their losses, fp64, on ranks of the last stage; 0 elsewhere.
+        """
+        model, rows = self.stages[0].decoder.config, self.config.train.global_batch_size
+        balance = model.router_aux_loss_coef / rows * self.engine.loss_scale.value
+        return self._run(self.config.parallel.schedule, micro_batches, loss_factor, balance)
+
+    def balance_loss(self) -> torch.Tensor | float:
+        """The routers' loss of the newest step, summed over the sequences and layers of this rank's stages."""
+        return sum(balance.total() for stage in self.stages for balance in stage.balances)
+
+    def routing(self) -> torch.Tensor | float:
+        """A checksum of where the newest step's tokens were sent, on stages that watch; adds up like `balance_loss`."""
+        return sum(balance.routing() for stage in self.stages for balance in stage.balances)
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """As `train`, without backward and factor."""
+        return self._run("forward-only", micro_batches, 1.0, 0.0)
+
+    def _run(
+        self, name: str, micro_batches: Sequence[MicroBatch], loss_factor: float, balance_weight: float
+    ) -> torch.Tensor:
+        for stage in self.stages:
+            stage.micro_batches, stage.loss_factor, stage.balance_weight = micro_batches, loss_factor, balance_weight
+            stage.balances = []
+        key = (name, len(micro_batches))
+        if key not in self._executors:
+            self._executors[key] = self._executor(*key)
+        return self._executors[key].run()
+
+    def _executor(self, name: str, num_micro_batches: int) -> PipelineExecutor:
+        options, pp = self.config, self.mesh.pp
+        schedule = make_schedule(name, pp.size, options.parallel.num_virtual_stages, num_micro_batches)
+        split = self.mesh.tp.size if options.parallel.sequence_parallel else 1
+        hidden_size = self.stages[0].decoder.config.hidden_size
+        shape = (options.train.micro_batch_size, options.train.seq_len // split, hidden_size)
+        return PipelineExecutor(
+            schedule,
+            {pp.rank + number * pp.size: stage for number, stage in enumerate(self.stages)},
+            pp,
+            Boundary(shape, self.engine.buffers.dtype, self.engine.device),
+            weight_grads=self.weight_grads,
+            around=self._around,
+            tell=self.tell,
+        )
+
+    @contextmanager
+    def _around(self, action: Action, last: bool) -> Iterator[None]:
+        stage = action.stage // self.mesh.pp.size
+        if action.kind is Kind.BACKWARD:
+            self.engine.begin_backward(stage, last=last)
+        elif action.kind is Kind.BACKWARD_INPUT:
+            self.engine.begin_backward(stage, last=False, complete=False)
+        yield
+        if action.kind is not Kind.BACKWARD_WEIGHT:
+            self.engine.end_pass(stage)
+        if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            self.engine.gradients_arrived(stage, last=last)

@@ -1,0 +1,115 @@
+"""The decoder's stages on this rank: built without memory, filled bucket by bucket, run by the pipeline's executor."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ...core.layout import stages
+from ...core.tensors import Table
+from ...data.batches import MicroBatch
+from ...data.row import IGNORED
+from ...model.balance import RouterBalance
+from ...model.config import ModelConfig
+from ...model.decoder import Decoder
+from ...model.recompute import Recompute
+from ...parallel.mesh import Mesh
+from ...parallel.weight_grads import WeightGradQueue
+from ..zero.flat_buffers import FlatBucket, FlatBuffers
+from ..zero.parameter_gather import Unit
+from .loss import attention_within, loss_sum
+
+
+def build_stages(
+    config: ModelConfig,
+    table: Table,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    *,
+    sequence_parallel: bool,
+    weight_grads: WeightGradQueue,
+    recompute: Recompute,
+) -> tuple[Decoder, ...]:
+    """This rank's stages on the meta device: flat buffers give their parameters memory.
+
+    Raises:
+        ParallelError: the layout does not fit the model.
+    """
+    return tuple(
+        Decoder(
+            config,
+            mesh.tp,
+            dtype=dtype,
+            device=torch.device("meta"),
+            stage=stage,
+            sequence_parallel=sequence_parallel,
+            weight_grads=weight_grads,
+            recompute=recompute,
+        )
+        for stage in stages(table, mesh.layout, mesh.coordinates.pp)
+    )
+
+
+def gathered_units(decoders: Sequence[Decoder], buffers: FlatBuffers) -> list[list[Unit]]:
+    """What ZeRO stage 3 gathers at once, for each of the rank's stages in forward order: a layer, or an end."""
+    return [
+        _units(decoder, [bucket for bucket in buffers.buckets if bucket.plan.params[0].stage == number])
+        for number, decoder in enumerate(decoders)
+    ]
+
+
+def _units(decoder: Decoder, buckets: Sequence[FlatBucket]) -> list[Unit]:
+    trunk, head = decoder.model, decoder.lm_head
+    tied = head is not None and trunk.embed_tokens is not None and head.weight is trunk.embed_tokens.weight
+
+    def unit(key: int | str, modules: list[nn.Module | None], for_backward: bool = True) -> list[Unit]:
+        mine = [bucket for bucket in buckets if bucket.plan.params[0].unit == key]
+        called = [module for module in modules if module is not None]
+        return [Unit(mine, called, for_backward)] if mine else []
+
+    ends: list[nn.Module | None] = [trunk.norm] if tied else [trunk.norm, head]
+    starts: list[nn.Module | None] = [trunk.embed_tokens, trunk.embed_positions, head if tied else None]
+    result = unit("first", starts, for_backward=tied)
+    for name, layer in trunk.layers.items():
+        result += unit(int(name), [layer])
+    return result + unit("last", ends)
+
+
+class StagePass:
+    """One stage with the micro-batches of a step, as the pipeline's executor runs it.
+
+    Attributes:
+        loss_factor: what each micro-batch's summed loss is multiplied by.
+        balance_weight: see RouterBalance.
+        balances: of the step's micro-batches so far, what their routers' loss is.
+        watch_routing: have them also take down where tokens are sent.
+    """
+
+    def __init__(self, decoder: Decoder, device: torch.device) -> None:
+        self.decoder = decoder
+        self.device = device
+        self.micro_batches: Sequence[MicroBatch] = ()
+        self.loss_factor = 1.0
+        self.balance_weight = 0.0
+        self.balances: list[RouterBalance] = []
+        self.watch_routing = False
+
+    def forward(self, micro_batch: int, x: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states for the next stage from those of the one before (tokens on the first); on the last stage the
+        sum of the micro-batch's losses times `loss_factor`."""
+        micro = self.micro_batches[micro_batch]
+        rows = (micro.inputs, micro.targets, micro.positions)
+        tokens_BL, targets_BL, positions_BL = (torch.from_numpy(each).to(self.device) for each in rows)
+        attend, balance = attention_within(micro.documents), self._balance(targets_BL)
+        hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, attend, balance)
+        if not self.decoder.stage.last:
+            return hidden_BLD  # type: ignore[no-any-return]
+        return loss_sum(self.decoder, hidden_BLD, targets_BL) * self.loss_factor
+
+    def _balance(self, targets_BL: torch.Tensor) -> RouterBalance | None:
+        """Rows that only fill the batch up do not count."""
+        if not (self.balance_weight or self.watch_routing) or not torch.is_grad_enabled():
+            return None
+        real_B1 = (targets_BL != IGNORED).any(dim=1, keepdim=True)
+        self.balances.append(RouterBalance(self.balance_weight, real_B1.expand_as(targets_BL), self.watch_routing))
+        return self.balances[-1]

@@ -1,0 +1,1 @@
+"""`initialize`: any torch.nn.Module, trained with ZeRO and saved in our checkpoints."""

@@ -1,0 +1,208 @@
+"""Whether `initialize` can train a module as it is: every parameter and buffer is looked at before anything is changed.
+
+What would be trained, cast, saved or loaded as something else than it is in plain PyTorch is refused here by name.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from itertools import zip_longest
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+
+from ...core.errors import ConfigError
+from ...parallel.collectives import gather_bytes
+from ...parallel.mesh import Group
+from ..saving.snapshot import CODES
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_OF_ONE_DTYPE = (_NormBase, _SpectralNorm)
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
+
+
+def check_module(model: object, dtype: torch.dtype) -> torch.device:
+    """Looks a module over; changes nothing.
+
+    Args:
+        dtype: that its floating-point parameters will have.
+
+    Returns:
+        The device that all of it is on.
+
+    Raises:
+        ConfigError: names what is not possible, and the way out.
+    """
+    if not isinstance(model, nn.Module):
+        kind = f"the class {model.__name__}: make one of it" if isinstance(model, type) else f"of type {type(model)}"
+        raise ConfigError(f"initialize's model is {kind}; it takes a torch.nn.Module.")
+    problem = next(_problems(model, dtype), None)
+    if problem:
+        raise ConfigError(f"initialize cannot take this {type(model).__name__}: {problem}")
+    return next(model.parameters()).device
+
+
+def describe(model: nn.Module) -> Iterator[str]:
+    """What has to be the same of the module on all ranks, a line per tensor."""
+    yield f"a {type(model).__name__}"
+    learning = {name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad}
+    first: dict[int, str] = {}
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    for name, tensor in tensors:
+        shared = first.setdefault(id(tensor), name)
+        same = f", the same as {shared}" if shared != name else ""
+        yield f"{name}: {tensor.dtype} {list(tensor.shape)}{', trained' if name in learning else ''}{same}"
+
+
+def check_alike(lines: list[str], world: Group) -> None:
+    """Compares what ranks were given; every rank calls it.
+
+    Raises:
+        ConfigError: on every rank, with the first line that differs.
+    """
+    mine = "\n".join(lines).encode()
+    digests = gather_bytes(hashlib.sha256(mine).digest(), world)
+    if len(set(digests)) == 1:
+        return
+    everybody = [data.decode().split("\n") for data in gather_bytes(mine, world)]
+    other = next(rank for rank, theirs in enumerate(everybody) if theirs != everybody[0])
+    pairs = zip_longest(everybody[0], everybody[other], fillvalue="nothing more")
+    here, there = next((left, right) for left, right in pairs if left != right)
+    raise ConfigError(f"initialize was given other things on rank {other} than on rank 0: {there!r} for {here!r}.")
+
+
+def _problems(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
+    """What is wrong, in the order in which the checks rest on one another."""
+    for name, module in model.named_modules():
+        yield from _of_module(name or "the module itself", module, dtype)
+    parameters = dict(model.named_parameters())
+    buffers = dict(model.named_buffers())
+    for name, tensor in (parameters | buffers).items():
+        yield from _of_memory(name, tensor)
+    for name, parameter in parameters.items():
+        yield from _of_parameter(name, parameter, dtype)
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        yield "no parameter has requires_grad=True, so there is nothing to train."
+    yield from _of_devices(parameters | buffers)
+    yield from _of_names(model)
+    yield from _of_overlaps(parameters, buffers)
+
+
+def _of_module(name: str, module: nn.Module, dtype: torch.dtype) -> Iterator[str]:
+    if isinstance(module, _WRAPPERS):
+        yield f"{name} is wrapped in {type(module).__name__}, which exchanges gradients, too. Give the module inside."
+    if hasattr(module, "_orig_mod"):
+        yield (
+            f"{name} is what torch.compile returned, which calls every tensor _orig_mod.*. Give the module that was "
+            "compiled, and call its .compile() in place."
+        )
+    if type(module).get_extra_state is not nn.Module.get_extra_state:
+        yield (
+            f"{name} ({type(module).__name__}) has get_extra_state, and a checkpoint stores tensors only. Keep that "
+            "state in buffers (register_buffer)."
+        )
+    for key, buffer in module._buffers.items() if isinstance(module, _OF_ONE_DTYPE) else ():
+        if buffer is not None and buffer.is_floating_point() and buffer.dtype != dtype:
+            yield (
+                f"{name} ({type(module).__name__}) has {key} in {buffer.dtype}, which torch does not mix with "
+                f"parameters in {dtype}. Train in the buffer's precision, or cast the module first, "
+                f"model.to({dtype}), if its statistics may be as coarse."
+            )
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+        yield f"{name} gives sparse gradients, which AdamW does not take. Make it with sparse=False."
+
+
+def _of_memory(name: str, tensor: torch.Tensor) -> Iterator[str]:
+    """Whether a parameter or buffer is an ordinary tensor with values."""
+    if nn.parameter.is_lazy(tensor):
+        yield f"{name} has no shape yet. Run one batch through the module first."
+    elif tensor.is_meta:
+        yield f"{name} is on the meta device and has no values. Use to_empty(device=...) and fill it first."
+    elif type(tensor.data) is not torch.Tensor or type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+        yield (
+            f"{name} is a {type(tensor).__name__}, not a plain tensor: sharded, quantized and other special tensors "
+            "are not taken apart. Give the module with plain parameters."
+        )
+    elif tensor.layout != torch.strided or tensor.is_quantized:
+        yield f"{name} is {tensor.dtype} in layout {tensor.layout}; only dense tensors are taken."
+
+
+def _of_parameter(name: str, parameter: nn.Parameter, dtype: torch.dtype) -> Iterator[str]:
+    kept = not parameter.requires_grad and not parameter.is_floating_point() and not parameter.is_complex()
+    if parameter.dtype not in FLOATS and not kept:
+        instead = "keep real and imaginary part as one fp32 parameter (torch.view_as_real)"
+        if parameter.dtype == torch.float64:
+            instead = "model.float() makes it fp32, if that is meant"
+        elif not parameter.is_complex():
+            instead = "dequantize it first"
+        yield f"the parameter {name} is {parameter.dtype}; parameters are fp32, bf16 or fp16: {instead}."
+    if not parameter.is_leaf:
+        yield f"the parameter {name} is computed from others (it has a grad_fn); parameters are leaves."
+    hooks = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
+    if any(hooks):
+        yield (
+            f"the parameter {name} has hooks for its gradient. Register hooks after initialize; a module that was "
+            "given to initialize before is built anew."
+        )
+    narrows = dtype == torch.float16 and parameter.dtype in (torch.float32, torch.bfloat16)
+    if narrows and parameter.numel() and parameter.detach().abs().max() > torch.finfo(dtype).max:
+        yield f"the parameter {name} has values beyond fp16's largest, {torch.finfo(dtype).max:g}; take bf16."
+
+
+def _of_devices(tensors: dict[str, torch.Tensor]) -> Iterator[str]:
+    first, device = next((name, tensor.device) for name, tensor in tensors.items())
+    for name, tensor in tensors.items():
+        if tensor.device != device:
+            yield f"{first} is on {device} and {name} on {tensor.device}; a rank's module is on one device."
+    if device.type == "cpu" and torch.cuda.is_available():
+        yield (
+            "it is on the CPU, and this machine has CUDA. model.cuda() first; to train on the CPU, start with "
+            "CUDA_VISIBLE_DEVICES= (empty)."
+        )
+    if device.type not in ("cpu", "cuda"):
+        yield f"it is on {device}; training runs on cpu and cuda."
+
+
+def _of_names(model: nn.Module) -> Iterator[str]:
+    """Whether `state_dict` is parameters and persistent buffers, under their own names, in dtypes that files have."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    own: dict[str, torch.Tensor] = parameters | dict(model.named_buffers(remove_duplicate=False))
+    stored: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
+    for name, tensor in stored.items():
+        if own.get(name) is not tensor:
+            yield f"its state_dict has {name}, which is no parameter or buffer of that name: hooks change it."
+        elif not (name in parameters and tensor.is_floating_point()) and tensor.dtype not in CODES:
+            yield (
+                f"the buffer {name} is {tensor.dtype}, which a checkpoint does not store. Make it real "
+                "(torch.view_as_real), or register it with persistent=False where it can be computed again."
+            )
+    for name in parameters:
+        if name not in stored:
+            yield f"its state_dict lacks the parameter {name}: hooks change it, and a save would lose it."
+
+
+def _of_overlaps(parameters: dict[str, nn.Parameter], buffers: dict[str, torch.Tensor]) -> Iterator[str]:
+    """Whether memory is shared other than by being one Parameter: what trains moves, and the other would stay."""
+    spans = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), name)
+        for name, tensor in (parameters | buffers).items()
+        if tensor.numel()
+    )
+    end, before = 0, ""
+    for low, high, name in spans:
+        trains = [other for other in (before, name) if other in parameters and parameters[other].requires_grad]
+        if low < end and trains:
+            yield (
+                f"{before} and {name} share memory without being one Parameter: training would part them. Tie them as "
+                "one (b.weight = a.weight), or clone one of them."
+            )
+        if high > end:
+            end, before = high, name
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

@@ -1,0 +1,104 @@
+"""Any `torch.nn.Module` as the engine sees it: its tensors as a table, and the parts that ZeRO stage 3 gathers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core.tensors import TensorSpec
+from ..engine.training_engine import Engine
+from ..saving.snapshot import CODES
+from ..zero.flat_buffers import FlatBucket, FlatBuffers
+from ..zero.parameter_gather import Unit
+from .blocks import tell_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignModel:
+    """A module and the blocks it repeats.
+
+    Attributes:
+        blocks: what a transformer calls its layers, by name, in the order they are listed (`find_blocks`).
+        table: one entry per name of `state_dict`; further names of a shared tensor are aliases. Buffers and parameters
+            that take no gradient are not trainable.
+    """
+
+    module: nn.Module
+    blocks: Mapping[str, nn.Module]
+    table: tuple[TensorSpec, ...]
+
+    @staticmethod
+    def of(module: nn.Module, blocks: Mapping[str, nn.Module]) -> "ForeignModel":
+        """Looks a module over."""
+        return ForeignModel(module, blocks, tuple(_table(module, tuple(blocks.values()))))
+
+    def units(self, buffers: FlatBuffers) -> list[Unit]:
+        """The module around everything that no block holds, then the blocks."""
+        rest = Unit(self._buckets(buffers, "first"), [self.module], all_along=True, name="what belongs to no block")
+        blocks = [
+            Unit(self._buckets(buffers, number), [block], name=name)
+            for number, (name, block) in enumerate(self.blocks.items())
+        ]
+        return [unit for unit in (rest, *blocks) if unit.buckets]
+
+    def _buckets(self, buffers: FlatBuffers, key: int | str) -> list[FlatBucket]:
+        return [bucket for bucket in buffers.buckets if bucket.plan.params[0].unit == key]
+
+    def tell_sizes(self, units: Sequence[Unit]) -> None:
+        """Logs what stage 3 gathers at once."""
+        sizes = {
+            unit.name: {
+                local.name: local.size * bucket.params.element_size()
+                for bucket in unit.buckets
+                for local in bucket.plan.params
+            }
+            for unit in units
+        }
+        rest = {name: size for unit in units if unit.all_along for name, size in sizes[unit.name].items()}
+        tell_sizes(rest, {unit.name: sum(sizes[unit.name].values()) for unit in units if not unit.all_along})
+
+
+def _table(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Iterator[TensorSpec]:
+    block_of: dict[int, set[int]] = {}
+    for number, block in enumerate(blocks):
+        for parameter in block.parameters():
+            block_of.setdefault(id(parameter), set()).add(number)
+    in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
+    outside = {id(p) for p in _parameters_outside(module, blocks)}
+    names: dict[int, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        first = names.setdefault(id(tensor), name)
+        homes = block_of.get(id(tensor), set())
+        alone = len(homes) == 1 and id(tensor) in in_blocks and id(tensor) not in outside
+        yield TensorSpec(
+            name,
+            tuple(tensor.shape),
+            layer=min(homes) if alone else "first",
+            alias="" if first == name else first,
+            trainable=isinstance(tensor, nn.Parameter) and tensor.requires_grad,
+            dtype="" if isinstance(tensor, nn.Parameter) and tensor.requires_grad else CODES[tensor.dtype],
+        )
+
+
+def _parameters_outside(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Iterator[torch.Tensor]:
+    if any(module is block for block in blocks):
+        return
+    yield from module.parameters(recurse=False)
+    for child in module.children():
+        yield from _parameters_outside(child, blocks)
+
+
+def whole_state(module: nn.Module, engine: Engine) -> dict[str, Any]:
+    """The module's `state_dict` with whole tensors on the CPU, shared ones as one; every rank calls it."""
+    copies: dict[int, torch.Tensor] = {}
+    for parameter in engine.parameters_one_by_one():
+        copies[id(parameter)] = parameter.detach().to("cpu", copy=True)
+    state: dict[str, Any] = module.state_dict(keep_vars=True)
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            if id(value) not in copies:
+                copies[id(value)] = value.detach().to("cpu", copy=True)
+            state[name] = copies[id(value)]
+    return state

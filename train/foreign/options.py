@@ -1,0 +1,67 @@
+"""What `initialize` takes beside the module, checked before anything else: plain values, and no optimizer object."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from ...core.config import Section, parse
+from ...core.errors import ConfigError
+from ..config.train_config import OptimizerSection
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Stage = Literal[0, 1, 2, 3]
+
+
+class InitializeOptions(Section):
+    """The arguments of `initialize` that have one value each; it says what they mean."""
+
+    zero: Stage = 0
+    precision: Precision = "fp32"
+    accumulate: int = Field(default=1, ge=1)
+    steps: int = Field(default=0, ge=0)
+    shard_size: int = Field(default=0, ge=0)
+    bucket_size: int = Field(default=2**24, ge=1)
+    overlap: bool = True
+    timeout_seconds: float = Field(default=600.0, gt=0, le=86400)
+
+    @staticmethod
+    def of(**values: Any) -> "InitializeOptions":
+        """Raises ConfigError for a value of a wrong type or range; says which would be right."""
+        return parse(values, InitializeOptions, "initialize")
+
+
+def optimizer_section(optimizer: object, steps: int) -> OptimizerSection:
+    """The optimizer's options from what a user gave.
+
+    Raises:
+        ConfigError: it is an optimizer of torch's, a key or value is wrong, or the schedule needs `steps`.
+    """
+    if optimizer is None:
+        optimizer = {}
+    if isinstance(optimizer, Mapping):
+        optimizer = parse({"schedule": "constant"} | dict(optimizer), OptimizerSection, "initialize's optimizer")
+    if not isinstance(optimizer, OptimizerSection):
+        raise ConfigError(_no_keys(optimizer))
+    if optimizer.schedule != "constant" and not steps:
+        raise ConfigError(f'schedule = "{optimizer.schedule}" ends: initialize(..., steps=N) must say when.')
+    if 0 < steps < optimizer.warmup_steps:
+        raise ConfigError(
+            f"warmup_steps = {optimizer.warmup_steps} exceeds steps = {steps}: they would end before lr is reached."
+        )
+    return optimizer
+
+
+def _no_keys(optimizer: object) -> str:
+    known = ", ".join(OptimizerSection.model_fields)
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    if not issubclass(kind, torch.optim.Optimizer):
+        return f"initialize's optimizer is of type {kind.__name__}; it takes a mapping with some of the keys {known}."
+    keys = {}
+    for group in getattr(optimizer, "param_groups", [])[:1] if issubclass(kind, torch.optim.AdamW) else []:
+        keys = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+    return (
+        f"initialize's optimizer is torch's {kind.__name__}: initialize makes an AdamW of its own, sharded over ranks, "
+        f"and takes its keys instead ({known}). Write initialize(model, {keys or {'lr': 1e-3}}, ...)."
+    )

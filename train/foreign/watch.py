@@ -1,0 +1,93 @@
+"""Whether a module still is what `initialize` took over: what was changed since would be trained or saved otherwise."""
+
+import torch
+from torch import nn
+
+from ...checkpoint.read.reader import Checkpoint
+from ...core.errors import ConfigError, ShapeMismatch
+from ...core.tensors import Table
+from ..zero.flat_buffers import FlatBuffers
+
+_AFTER = "after initialize, so that it would not be trained and saved as it is. Change the module first."
+_FLOATS = frozenset({"F32", "BF16", "F16"})
+
+
+class ModuleWatch:
+    """A module's parameters as they were taken over, with their places in the flat buffers.
+
+    Args:
+        table: the module's tensors.
+        buffers: which hold its parameters now.
+    """
+
+    def __init__(self, module: nn.Module, table: Table, buffers: FlatBuffers) -> None:
+        self.module = module
+        self.table = table
+        named = list(module.named_parameters(remove_duplicate=False))
+        self._taken = {name: (parameter, parameter.requires_grad) for name, parameter in named}
+        names = {id(parameter): name for name, parameter in reversed(named)}
+        self._places = [
+            (names[id(parameter)], parameter, place)
+            for bucket in buffers.buckets
+            if buffers.zero < 3  # at stage 3 parameters come and go
+            for parameter, place in zip(bucket.parameters, bucket.places(bucket.params), strict=True)
+        ]
+        # Beside masters: what is written into parameters would be lost.
+        self._written_at = {
+            names[id(parameter)]: (parameter, parameter._version)
+            for bucket in buffers.buckets
+            if buffers.zero < 3 and buffers.dtype != torch.float32
+            for parameter in bucket.parameters
+        }
+
+    def expect_written(self) -> None:
+        """What was written into parameters up to now has reached their masters."""
+        self._written_at = {name: (parameter, parameter._version) for name, (parameter, _) in self._written_at.items()}
+
+    def check(self) -> None:
+        """Raises ConfigError unless the module has the parameters that it was taken over with, those alone, where they
+        were put, and with no values but those of the optimizer."""
+        now = dict(self.module.named_parameters(remove_duplicate=False))
+        for name, (parameter, learns) in self._taken.items():
+            if now.pop(name, None) is not parameter:
+                raise ConfigError(f"The parameter {name} was replaced or removed {_AFTER}")
+            if parameter.requires_grad != learns:
+                raise ConfigError(f"The parameter {name} was {'frozen' if learns else 'unfrozen'} {_AFTER}")
+        for name in now:
+            raise ConfigError(f"The parameter {name} was added {_AFTER}")
+        for name, parameter, place in self._places:
+            if parameter.dtype != place.dtype or not parameter.is_set_to(place):
+                raise ConfigError(f"The parameter {name} was moved or cast (to, half, cuda, ...) {_AFTER}")
+        for name, (parameter, version) in self._written_at.items():
+            if parameter._version != version:
+                raise ConfigError(
+                    f"The parameter {name} was written in place after initialize (load_state_dict, clamp_, ...), "
+                    "and its fp32 master counts: the change would be lost. Load values before initialize, with "
+                    "engine.load, or inside engine.full_parameters()."
+                )
+
+    def check_names(self) -> None:
+        """Raises ConfigError where `state_dict` has names that were not there when the module was taken over."""
+        known = {spec.name for spec in self.table}
+        for name in self.module.state_dict(keep_vars=True):
+            if name not in known:
+                raise ConfigError(f"The buffer {name} was added {_AFTER}")
+
+    def check_stored(self, checkpoint: Checkpoint) -> None:
+        """Raises ShapeMismatch unless a checkpoint has just this module's tensors; integers in their very dtype."""
+        extra = sorted(checkpoint.tensors.keys() - {spec.name for spec in self.table})
+        if extra:
+            raise ShapeMismatch(f"{checkpoint.path} has {extra[0]}, and the module has no tensor of that name.")
+        for spec in self.table:
+            found = checkpoint.tensors.get(spec.name)
+            if spec.alias:
+                continue
+            if found is None:
+                raise ShapeMismatch(f"{checkpoint.path} has no tensor {spec.name}, which the module has.")
+            if tuple(found.shape) != spec.shape:
+                raise ShapeMismatch(
+                    f"{checkpoint.path}: {spec.name} has shape {list(found.shape)}; the module's is {list(spec.shape)}."
+                )
+            code = found.slots["weight"]
+            if spec.dtype and code != spec.dtype and not {code, spec.dtype} <= _FLOATS:
+                raise ShapeMismatch(f"{checkpoint.path}: {spec.name} is {code}, and {spec.dtype} in the module.")
