@@ -60,7 +60,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
 
 
 @dataclass
-class Session:
+class Invocation:
     """What the whole invocation shares; `debug` asks for tracebacks."""
 
     debug: bool = False
@@ -68,7 +68,7 @@ class Session:
 
 def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value:
-        ctx.find_object(Session).debug = True  # type: ignore[union-attr]  # main() always passes one
+        ctx.find_object(Invocation).debug = True  # type: ignore[union-attr]  # main() always passes one
 
 
 def debug_option() -> click.Option:
@@ -158,9 +158,9 @@ def main(args: Sequence[str] | None = None, group: click.Group | None = None) ->
         args: the words after `tk`; the process's own if None.
         group: the commands to choose from; those of `COMMANDS` if None.
     """
-    session = Session()
+    invocation = Invocation()
     try:
-        code = (group or command_group()).main(args, prog_name="tk", standalone_mode=False, obj=session)
+        code = (group or command_group()).main(args, prog_name="tk", standalone_mode=False, obj=invocation)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -168,7 +168,7 @@ def main(args: Sequence[str] | None = None, group: click.Group | None = None) ->
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
     except Exception as error:
-        if session.debug:
+        if invocation.debug:
             traceback.print_exc()
         message, code = _explain(error)
         click.echo(f"error: {message}", err=True)

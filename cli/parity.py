@@ -16,7 +16,7 @@ from .common import print_json
 if TYPE_CHECKING:
     from ..parity.judge import Result
     from ..parity.layouts import Matrix, ParityLayout
-    from ..parity.report import Report
+    from ..parity.report import ParityReport
     from ..parity.subject import Subject
 
 
@@ -123,11 +123,11 @@ def _describe(matrix: "Matrix", num_chosen: int, complete: bool) -> str:
 
 def _compare(
     subject: "Subject", layouts: Sequence["ParityLayout"], words: str, scratch: Path, nproc: int, path: Path | None
-) -> "Report":
+) -> "ParityReport":
     from ..parity.judge import BOUNDS
-    from ..parity.report import Report
+    from ..parity.report import ParityReport
     from ..parity.results_file import ResultsFile
-    from ..parity.session import Session
+    from ..parity.session import ParityRun
 
     subject.prepare(scratch)
     with ExitStack() as stack:
@@ -136,16 +136,16 @@ def _compare(
         found: dict[ParityLayout, Result] = {layout: done[layout] for layout in layouts if layout in done}
         bar = stack.enter_context(progress_bar("parity", len(layouts), done=len(found)))
         missing = [layout for layout in layouts if layout not in found]
-        for result in Session(subject, scratch, nproc).run(missing):
+        for result in ParityRun(subject, scratch, nproc).run(missing):
             found[result.layout] = result
             if kept:
                 kept.add(result)
             bar.advance(1, f"{result.layout}" + (" failed" if result.error else ""))
     precision, steps = subject.base.precision.params, subject.base.train.steps
-    return Report(list(found.values()), BOUNDS[precision], steps, precision, subject.describe(), words)
+    return ParityReport(list(found.values()), BOUNDS[precision], steps, precision, subject.describe(), words)
 
 
-def _show(report: "Report") -> None:
+def _show(report: "ParityReport") -> None:
     from ..parity.report import COLUMNS, ROWS_SHOWN
 
     head, rows = COLUMNS, report.rows(ROWS_SHOWN)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .row import IGNORED, Row
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """What a batch is made of; `PackedDataset` is one."""
 
     seq_len: int
@@ -49,7 +49,7 @@ class MicroBatch:
 
 
 def global_batch(
-    dataset: Rows, first: int, num_rows: int, dp_rank: int, dp: int, micro_batch_size: int
+    dataset: RowSource, first: int, num_rows: int, dp_rank: int, dp: int, micro_batch_size: int
 ) -> list[MicroBatch]:
     """The micro-batches of one data-parallel rank, as many on every rank.
 
@@ -67,7 +67,7 @@ def _ceil(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 
-def _micro_batch(dataset: Rows, indexes: range, end: int) -> MicroBatch:
+def _micro_batch(dataset: RowSource, indexes: range, end: int) -> MicroBatch:
     inputs = np.zeros((len(indexes), dataset.seq_len), np.int64)
     targets = np.full((len(indexes), dataset.seq_len), IGNORED, np.int64)
     rows = [dataset.row(index) for index in indexes if index < end]

@@ -15,7 +15,7 @@ PIECE_CHARACTERS: Final = 1 << 20
 BATCH_CHARACTERS: Final = 1 << 21
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A part of a text."""
 
     text: str
@@ -64,16 +64,16 @@ def _start_of_document(tokenizer: Tokenizer, eos: int) -> list[int]:
     return added[:-1] if added[-1:] == [eos] else added
 
 
-def _append_texts(writer: TokenFileWriter, tokenizer: Tokenizer, start: list[int], batch: list[Piece]) -> None:
+def _append_texts(writer: TokenFileWriter, tokenizer: Tokenizer, start: list[int], batch: list[TextPiece]) -> None:
     for piece, ids in zip(batch, tokenizer.encode_batch([piece.text for piece in batch]), strict=True):
         writer.append(start + ids if piece.is_first else ids)
         if piece.is_last:
             writer.end_document()
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Piece] | Example]:
+def _batches(documents: Iterable[Document]) -> Iterator[list[TextPiece] | Example]:
     """In order: pieces of texts, some `BATCH_CHARACTERS` at a time, and examples."""
-    batch: list[Piece] = []
+    batch: list[TextPiece] = []
     size = 0
     for document in documents:
         if not isinstance(document, str):
@@ -85,7 +85,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Piece] | Example]:
         start = 0
         while start < len(document):
             stop = _piece_end(document, start)
-            batch.append(Piece(document[start:stop], start == 0, stop == len(document)))
+            batch.append(TextPiece(document[start:stop], start == 0, stop == len(document)))
             size += stop - start
             start = stop
             if size >= BATCH_CHARACTERS:

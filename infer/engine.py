@@ -20,8 +20,8 @@ from .live_request import LiveRequest, Served
 from .memory_plan import MemoryPlan
 from .model_source import ModelSource
 from .options import EngineOptions
-from .scheduler import Chunk, Limits, Scheduler
-from .step_plan import Row, Rows, StepPlan
+from .scheduler import Limits, ScheduledChunk, Scheduler
+from .step_plan import SamplingRow, SamplingRows, StepPlan
 from .workers import WorkerGroup
 
 MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
@@ -223,8 +223,8 @@ class Engine:
             self._workers.sleep()
         return True
 
-    def _step(self, chunks: Sequence[Chunk]) -> None:
-        wanted: list[tuple[LiveRequest, Chunk, Row]] = []
+    def _step(self, chunks: Sequence[ScheduledChunk]) -> None:
+        wanted: list[tuple[LiveRequest, ScheduledChunk, SamplingRow]] = []
         first = 0
         for chunk in chunks:
             request = self._live[chunk.sequence.request_id]
@@ -279,7 +279,7 @@ class Engine:
             self._live.pop(request.request.request_id, None)
 
 
-def make_plan(chunks: Sequence[Chunk], rows: Sequence[Row], block_size: int) -> StepPlan:
+def make_plan(chunks: Sequence[ScheduledChunk], rows: Sequence[SamplingRow], block_size: int) -> StepPlan:
     """Lays the chunks' tokens end to end, in order.
 
     Args:
@@ -303,5 +303,5 @@ def make_plan(chunks: Sequence[Chunk], rows: Sequence[Row], block_size: int) -> 
         span_length=np.array([chunk.length for chunk in chunks], np.int32),
         span_context=np.array([chunk.start + chunk.length for chunk in chunks], np.int32),
         block_tables=block_tables,
-        rows=Rows.pack(rows),
+        rows=SamplingRows.pack(rows),
     )

@@ -11,9 +11,9 @@ from ..core.errors import TkError
 from ..text.tokenizer import Tokenizer
 from .events import Done, Event, Failed, Finished, Request, Started, Timing, TokenLogprob, TopLogprob, Usage
 from .output import Ending, SampleOutput
-from .scheduler import Chunk
+from .scheduler import ScheduledChunk
 from .sequence import Sequence
-from .step_plan import NO_LOGPROBS, SAMPLE, Row, StepResult
+from .step_plan import NO_LOGPROBS, SAMPLE, SamplerOutput, SamplingRow
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -77,12 +77,12 @@ class LiveRequest:
         """Whether its last event is due or delivered."""
         return self._num_unfinished == 0
 
-    def want(self, chunk: Chunk, first: int) -> list[Row]:
+    def want(self, chunk: ScheduledChunk, first: int) -> list[SamplingRow]:
         """The logits wanted of a chunk whose tokens lie packed from `first`; notes that its step begins."""
         sequence, stop = chunk.sequence, chunk.start + chunk.length
         if self._scheduled is None:
             self._scheduled = time.monotonic()
-        rows: list[Row] = []
+        rows: list[SamplingRow] = []
         num_top = self.request.params.prompt_logprobs
         if num_top is None:
             self._start()
@@ -91,14 +91,14 @@ class LiveRequest:
                 self._prompt_logprobs.append(TokenLogprob(sequence.tokens[0], None, 0, self._bytes(sequence.tokens[0])))
             known = len(self._prompt_logprobs)
             rows += [
-                Row(token=first + position - 1 - chunk.start, target=sequence.tokens[position], num_top=num_top)
+                SamplingRow(token=first + position - 1 - chunk.start, target=sequence.tokens[position], num_top=num_top)
                 for position in range(max(chunk.start + 1, known), min(stop + 1, sequence.num_prompt))
             ]
         if chunk.is_last:
             rows.append(sampling_row(sequence, first + chunk.length - 1, self._stopping))
         return rows
 
-    def take(self, sequence: Sequence, row: Row, result: StepResult, index: int) -> bool:
+    def take(self, sequence: Sequence, row: SamplingRow, result: SamplerOutput, index: int) -> bool:
         """Takes what came of a row that `want` asked for, at `index` of the result.
 
         Returns:
@@ -159,7 +159,7 @@ class LiveRequest:
         if not self._num_unfinished:
             self._due.append(Done())
 
-    def _logprob(self, row: Row, result: StepResult, index: int) -> TokenLogprob:
+    def _logprob(self, row: SamplingRow, result: SamplerOutput, index: int) -> TokenLogprob:
         token = int(result.token_ids[index])
         top = tuple(
             TopLogprob(int(other), float(logprob), self._bytes(int(other)))
@@ -173,7 +173,7 @@ class LiveRequest:
         return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
 
 
-def sampling_row(sequence: Sequence, token: int, stopping: frozenset[int]) -> Row:
+def sampling_row(sequence: Sequence, token: int, stopping: frozenset[int]) -> SamplingRow:
     """The row that chooses the sequence's next token.
 
     Args:
@@ -189,7 +189,7 @@ def sampling_row(sequence: Sequence, token: int, stopping: frozenset[int]) -> Ro
         counts = dict.fromkeys(sequence.tokens[: sequence.num_prompt], 0)
     if counts or params.presence_penalty or params.frequency_penalty:
         counts |= sequence.output_counts
-    return Row(
+    return SamplingRow(
         token=token,
         num_top=NO_LOGPROBS if params.logprobs is None else params.logprobs,
         temperature=params.temperature,

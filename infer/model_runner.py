@@ -11,9 +11,9 @@ from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
 from ..parallel.mesh import Group
 from .kv_cache import KVCache
 from .paged_attention import PagedAttention
-from .row_tiles import Tile, agreeing_sizes, cut
+from .row_tiles import RowTile, agreeing_sizes, cut
 from .sampler import run_sampler
-from .step_plan import StepPlan, StepResult, spans_within
+from .step_plan import SamplerOutput, StepPlan, spans_within
 
 MAX_HEAD_ROWS = 64  # rows of logits at a time; the head is wide
 
@@ -54,7 +54,7 @@ class ModelRunner:
             self.head_sizes = agreeing_sizes(head, dtype, MAX_HEAD_ROWS, tp)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult | None:
+    def run(self, plan: StepPlan) -> SamplerOutput | None:
         """Computes a step, keys and values included; rank 0 returns what the sampler chose, the others None."""
         logits_RV = self.logits(plan)
         return run_sampler(logits_RV.cpu(), plan.rows) if self.tp.rank == 0 else None
@@ -70,7 +70,7 @@ class ModelRunner:
             hidden.append(hidden_TD[wanted[inside] - tile.first])
         return self._head(torch.cat(hidden))
 
-    def _forward(self, plan: StepPlan, tile: Tile) -> torch.Tensor:
+    def _forward(self, plan: StepPlan, tile: RowTile) -> torch.Tensor:
         part = slice(tile.first, tile.stop)
         tokens, positions = torch.zeros(2, tile.size, dtype=torch.int64)
         tokens[: tile.stop - tile.first] = torch.from_numpy(plan.tokens[part])

@@ -18,7 +18,7 @@ import torch
 from ..model.attention import Attending
 from .kv_cache import KVCache
 from .options import ATTENTION_TILE
-from .step_plan import Span
+from .step_plan import TokenSpan
 
 QUERY_ROWS: Final = 16
 _LOWEST: Final = -3e38  # the maximum of nothing: finite, so that differences are never NaN
@@ -82,7 +82,7 @@ class PagedAttention:
         num_heads: query heads of this rank.
     """
 
-    def __init__(self, cache: KVCache, spans: Sequence[Span], slots_T: torch.Tensor, num_heads: int) -> None:
+    def __init__(self, cache: KVCache, spans: Sequence[TokenSpan], slots_T: torch.Tensor, num_heads: int) -> None:
         self.cache = cache
         self.num_kv_heads, self.head_dim = cache.num_kv_heads, cache.head_dim
         self.group = num_heads // cache.num_kv_heads
@@ -111,7 +111,7 @@ class PagedAttention:
         prefills = tuple(self._plan_prefill(span, window) for span in self.spans if span.stop - span.start > 1)
         return _Plan(window, self._plan_decode(single, window) if single else None, prefills)
 
-    def _plan_decode(self, spans: Sequence[Span], window: int | None) -> _Decode:
+    def _plan_decode(self, spans: Sequence[TokenSpan], window: int | None) -> _Decode:
         tables = [self._tiles(span) for span in spans]
         limit = max(1, _MAX_READ // (ATTENTION_TILE * self.num_kv_heads * self.head_dim))
         groups: list[_DecodeGroup] = []
@@ -127,7 +127,7 @@ class PagedAttention:
 
     def _plan_group(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[TokenSpan],
         tables: Sequence[torch.Tensor],
         pairs: Sequence[tuple[int, int]],
         window: int | None,
@@ -142,14 +142,14 @@ class PagedAttention:
             hidden=hidden_PC.repeat_interleave(self.num_kv_heads, dim=0)[:, None, None, :],
         )
 
-    def _plan_prefill(self, span: Span, window: int | None) -> _Prefill:
+    def _plan_prefill(self, span: TokenSpan, window: int | None) -> _Prefill:
         length = span.stop - span.start
         num_rows = -(-length * self.group // QUERY_ROWS) * QUERY_ROWS
         positions = (span.start + torch.arange(num_rows) // self.group).clamp_max(span.stop - 1)
         pages = tuple(self.cache.pages(blocks.unsqueeze(0)) for blocks in self._tiles(span))
         return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), _first_tile(span.start, window), pages)
 
-    def _tiles(self, span: Span) -> torch.Tensor:
+    def _tiles(self, span: TokenSpan) -> torch.Tensor:
         """The block table cut into tiles, [tiles, blocks per tile], padded with the null block."""
         num_tiles = -(-span.stop // ATTENTION_TILE)
         used = -(-span.stop // self.cache.block_size)

@@ -23,7 +23,7 @@ Layer = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class RowTile:
     """Rows [first, stop), to be padded to `size`."""
 
     first: int
@@ -31,15 +31,15 @@ class Tile:
     size: int
 
 
-def cut(num_rows: int, sizes: Sequence[int]) -> list[Tile]:
+def cut(num_rows: int, sizes: Sequence[int]) -> list[RowTile]:
     """Covers `num_rows` with tiles of the given ascending sizes, few of them and none mostly empty."""
-    tiles: list[Tile] = []
+    tiles: list[RowTile] = []
     first = 0
     while first < num_rows:
         left = num_rows - first
         size = next((size for size in sizes if left <= size <= max(SMALLEST, MOST_WASTE * left)), 0)
         size = size or max(size for size in sizes if size <= left)
-        tiles.append(Tile(first, min(first + size, num_rows), size))
+        tiles.append(RowTile(first, min(first + size, num_rows), size))
         first += size
     return tiles
 

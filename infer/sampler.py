@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from .philox import gumbel
-from .step_plan import NO_LOGPROBS, SAMPLE, Array, Rows, StepResult
+from .step_plan import NO_LOGPROBS, SAMPLE, Array, SamplerOutput, SamplingRows
 
 
-def run_sampler(logits_RV: torch.Tensor, rows: Rows) -> StepResult:
+def run_sampler(logits_RV: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
     """Chooses a token for every row whose target is SAMPLE, and scores the tokens of all rows that ask for it.
 
     Args:
@@ -24,7 +24,7 @@ def run_sampler(logits_RV: torch.Tensor, rows: Rows) -> StepResult:
         picked_RV = logits_RV.clone() if everything else logits_RV[torch.from_numpy(chosen)]
         token_ids_R[torch.from_numpy(chosen)] = choose(picked_RV, rows, chosen)
     logprob, rank, top_ids, top_logprobs = _score(logits_RV, token_ids_R, rows)
-    return StepResult(
+    return SamplerOutput(
         token_ids=token_ids_R.numpy().astype(np.int32),
         finite=finite_R.numpy().astype(np.uint8),
         logprob=logprob,
@@ -34,7 +34,7 @@ def run_sampler(logits_RV: torch.Tensor, rows: Rows) -> StepResult:
     )
 
 
-def choose(logits_RV: torch.Tensor, rows: Rows, chosen: Array) -> torch.Tensor:
+def choose(logits_RV: torch.Tensor, rows: SamplingRows, chosen: Array) -> torch.Tensor:
     """One token id per row of `logits_RV` (overwritten), which are the rows `chosen` of `rows`; int64 [R]."""
     _add_bias(logits_RV, rows, chosen)
     _penalize(logits_RV, rows, chosen)
@@ -51,14 +51,14 @@ def choose(logits_RV: torch.Tensor, rows: Rows, chosen: Array) -> torch.Tensor:
     return result_R
 
 
-def _add_bias(logits_RV: torch.Tensor, rows: Rows, chosen: Array) -> None:
+def _add_bias(logits_RV: torch.Tensor, rows: SamplingRows, chosen: Array) -> None:
     place, entries = _entries(rows.bias_row, chosen)
     if len(entries):
         index = (place, torch.from_numpy(rows.bias_token[entries].astype(np.int64)))
         logits_RV.index_put_(index, torch.from_numpy(rows.bias_value[entries]), accumulate=True)
 
 
-def _penalize(logits_RV: torch.Tensor, rows: Rows, chosen: Array) -> None:
+def _penalize(logits_RV: torch.Tensor, rows: SamplingRows, chosen: Array) -> None:
     """Repetition divides positive logits and multiplies negative ones (CTRL, arXiv 1909.05858); the others subtract."""
     place, entries = _entries(rows.count_row, chosen)
     if not len(entries):
@@ -94,7 +94,7 @@ def _keep_all(scaled_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scaled_RV, torch.arange(scaled_RV.shape[-1]).unsqueeze(0)
 
 
-def _keep(scaled_RV: torch.Tensor, rows: Rows, which: Array) -> tuple[torch.Tensor, torch.Tensor]:
+def _keep(scaled_RV: torch.Tensor, rows: SamplingRows, which: Array) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores of the tokens that top-k, top-p and min-p keep (-inf for the rest) and their ids, most probable first."""
     scores_RK, ids_RK = torch.sort(scaled_RV, dim=-1, descending=True, stable=True)
     top_k = _column(rows.top_k[which])
@@ -111,7 +111,7 @@ def _keep(scaled_RV: torch.Tensor, rows: Rows, which: Array) -> tuple[torch.Tens
     return scores_RK[:, : max(1, num_kept)], ids_RK[:, : max(1, num_kept)]
 
 
-def _gumbel_max(scores_RK: torch.Tensor, ids_RK: torch.Tensor, rows: Rows, which: Array) -> torch.Tensor:
+def _gumbel_max(scores_RK: torch.Tensor, ids_RK: torch.Tensor, rows: SamplingRows, which: Array) -> torch.Tensor:
     """Draws from softmax(scores): argmax(scores + Gumbel noise), of which each token's part is its own."""
     ids_RK = ids_RK.expand(len(which), -1)
     noise_RK = np.stack(
@@ -124,7 +124,7 @@ def _gumbel_max(scores_RK: torch.Tensor, ids_RK: torch.Tensor, rows: Rows, which
     return ids_RK.gather(-1, best_R1).squeeze(-1)
 
 
-def _score(logits_RV: torch.Tensor, token_ids_R: torch.Tensor, rows: Rows) -> tuple[Array, Array, Array, Array]:
+def _score(logits_RV: torch.Tensor, token_ids_R: torch.Tensor, rows: SamplingRows) -> tuple[Array, Array, Array, Array]:
     """Log-softmax of the raw logits at each row's token, its rank, and the most probable alternatives."""
     num_rows, most = len(rows), max(0, int(rows.num_top.max(initial=0)))
     logprob, rank = np.zeros(num_rows, np.float32), np.zeros(num_rows, np.int32)

@@ -16,7 +16,7 @@ from .sequence import Sequence, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ScheduledChunk:
     """Tokens [start, start + length) of a sequence, to be computed in one step."""
 
     sequence: Sequence
@@ -73,7 +73,7 @@ class Scheduler:
         for sequence in new:
             bisect.insort(self.waiting, sequence, key=lambda s: s.order)
 
-    def schedule(self) -> tuple[Chunk, ...]:
+    def schedule(self) -> tuple[ScheduledChunk, ...]:
         """The next step: one token of every decoding sequence, then chunks of prompts. Empty only if none is live.
 
         Takes blocks, may preempt; `advance` must be called with each chunk once it is computed.
@@ -84,16 +84,16 @@ class Scheduler:
         for sequence in self.running:
             if budget and sequence not in taken:
                 length = min(budget, sequence.num_uncomputed)
-                chunks.append(Chunk(sequence, sequence.num_computed, length))
+                chunks.append(ScheduledChunk(sequence, sequence.num_computed, length))
                 budget -= length
         while budget and self._can_admit():
             sequence = self._admit()
             length = min(budget, sequence.num_uncomputed)
-            chunks.append(Chunk(sequence, 0, length))
+            chunks.append(ScheduledChunk(sequence, 0, length))
             budget -= length
         return tuple(chunks)
 
-    def advance(self, chunk: Chunk) -> bool:
+    def advance(self, chunk: ScheduledChunk) -> bool:
         """Records that a chunk was computed; False if its sequence is no longer running."""
         if chunk.sequence.status is not Status.RUNNING:
             return False
@@ -136,15 +136,15 @@ class Scheduler:
                 field="stopping.max_new_tokens" if sequence.num_prompt < longest else "prompt",
             )
 
-    def _decode_chunks(self) -> list[Chunk]:
-        chunks: list[Chunk] = []
+    def _decode_chunks(self) -> list[ScheduledChunk]:
+        chunks: list[ScheduledChunk] = []
         for sequence in [s for s in self.running if s.num_uncomputed == 1]:
             missing = self._blocks_for(len(sequence.tokens)) - len(sequence.blocks)
             while missing > self.allocator.num_free and sequence.status is Status.RUNNING:
                 self._preempt(self.running[-1])
             if sequence.status is Status.RUNNING:
                 sequence.blocks += self.allocator.allocate(max(0, missing))
-                chunks.append(Chunk(sequence, sequence.num_computed, 1))
+                chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1))
         return chunks
 
     def _can_admit(self) -> bool:

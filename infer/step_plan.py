@@ -18,7 +18,7 @@ NO_LOGPROBS: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SamplingRow:
     """A position whose logits are wanted, either to choose the next token or to score a known one.
 
     Attributes:
@@ -48,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SamplingRows:
     """All rows of a step, column by column; `bias_*` and `count_*` are lists of (row, token id, value)."""
 
     token: Array  # int32 [R]
@@ -75,7 +75,7 @@ class Rows:
         return len(self.token)
 
     @staticmethod
-    def pack(rows: Sequence[Row]) -> "Rows":
+    def pack(rows: Sequence[SamplingRow]) -> "SamplingRows":
         """Lays rows out as columns."""
         bias = [(i, token, value) for i, row in enumerate(rows) for token, value in (row.bias or {}).items()]
         counts = [(i, token, value) for i, row in enumerate(rows) for token, value in (row.counts or {}).items()]
@@ -97,7 +97,7 @@ class Rows:
                 ("new_number", np.int32),
             )
         }
-        return Rows(
+        return SamplingRows(
             **columns,
             bias_row=_column(bias, 0, np.int32),
             bias_token=_column(bias, 1, np.int32),
@@ -127,22 +127,22 @@ class StepPlan:
     span_length: Array  # int32 [S]
     span_context: Array  # int32 [S]
     block_tables: Array  # int32 [S, B]
-    rows: Rows
+    rows: SamplingRows
 
     def arrays(self) -> dict[str, Array]:
         """For the wire between the engine and its workers."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rows"}
-        return own | {f"rows.{f.name}": getattr(self.rows, f.name) for f in fields(Rows)}
+        return own | {f"rows.{f.name}": getattr(self.rows, f.name) for f in fields(SamplingRows)}
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, Array]) -> "StepPlan":
         """What `arrays` came from."""
-        rows = Rows(**{f.name: arrays[f"rows.{f.name}"] for f in fields(Rows)})
+        rows = SamplingRows(**{f.name: arrays[f"rows.{f.name}"] for f in fields(SamplingRows)})
         return StepPlan(**{f.name: arrays[f.name] for f in fields(StepPlan) if f.name != "rows"}, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class SamplerOutput:
     """What rank 0 answers, one entry per row of the plan; `top_*` are [R, most alternatives asked for].
 
     Attributes:
@@ -162,13 +162,13 @@ class StepResult:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @staticmethod
-    def from_arrays(arrays: Mapping[str, Array]) -> "StepResult":
+    def from_arrays(arrays: Mapping[str, Array]) -> "SamplerOutput":
         """What `arrays` came from."""
-        return StepResult(**{f.name: arrays[f.name] for f in fields(StepResult)})
+        return SamplerOutput(**{f.name: arrays[f.name] for f in fields(SamplerOutput)})
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """Consecutive tokens of one sequence: `tokens` [start, stop) of it, packed from index `first`."""
 
     first: int
@@ -177,7 +177,7 @@ class Span:
     block_table: Array
 
 
-def spans_within(plan: StepPlan, first: int, stop: int) -> list[Span]:
+def spans_within(plan: StepPlan, first: int, stop: int) -> list[TokenSpan]:
     """The spans of a plan, cut to its packed tokens [first, stop) and numbered from there."""
     result = []
     offset = 0
@@ -185,7 +185,7 @@ def spans_within(plan: StepPlan, first: int, stop: int) -> list[Span]:
         low, high = max(first, offset), min(stop, offset + int(length))
         if low < high:
             begin = int(context) - int(length) - offset
-            result.append(Span(low - first, begin + low, begin + high, table))
+            result.append(TokenSpan(low - first, begin + low, begin + high, table))
         offset += int(length)
     return result
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..core.errors import Cancelled, WorkerDied
 from .ipc import Frame, error_from, receive, send
-from .step_plan import StepPlan, StepResult
+from .step_plan import SamplerOutput, StepPlan
 
 EXIT_TIMEOUT: Final = 5.0  # seconds that a worker gets to end by itself
 
@@ -67,7 +67,7 @@ class WorkerGroup:
                         raise error_from(frame)
                     loading.remove(rank)
 
-    def step(self, plan: StepPlan, timeout: float) -> StepResult:
+    def step(self, plan: StepPlan, timeout: float) -> SamplerOutput:
         """Has every rank carry out a plan; what rank 0 answers.
 
         Raises:
@@ -84,7 +84,7 @@ class WorkerGroup:
                 answer = self._receive(rank)
                 if answer.op == "error":
                     raise WorkerDied(str(error_from(answer)))
-                return StepResult.from_arrays(answer.arrays)
+                return SamplerOutput.from_arrays(answer.arrays)
 
     def sleep(self) -> None:
         """Returns when `wake` is called. Raises WorkerDied as soon as a worker is gone."""

@@ -26,7 +26,7 @@ class Work(Protocol):
         """Returns once it has ended."""
 
 
-class Pending:
+class PendingResult:
     """A collective's result that may still be under way; until then the tensors involved belong to it."""
 
     def __init__(
@@ -43,10 +43,10 @@ class Pending:
             self._work.wait()
         return self._arrange(self._tensor)
 
-    def then(self, arrange: Callable[[torch.Tensor], torch.Tensor]) -> "Pending":
+    def then(self, arrange: Callable[[torch.Tensor], torch.Tensor]) -> "PendingResult":
         """The same with its result looked at in another way."""
         before = self._arrange
-        return Pending(self._tensor, self._work, lambda tensor: arrange(before(tensor)))
+        return PendingResult(self._tensor, self._work, lambda tensor: arrange(before(tensor)))
 
 
 def all_reduce(tensor: torch.Tensor, group: Group) -> torch.Tensor:
@@ -95,20 +95,20 @@ def _start_filling(parts: torch.Tensor, own: torch.Tensor, group: Group, link: L
     return link.exchange(dict.fromkeys(link.connections, own), {rank: parts[rank] for rank in link.connections})
 
 
-def start_all_reduce(tensor: torch.Tensor, group: Group) -> Pending:
+def start_all_reduce(tensor: torch.Tensor, group: Group) -> PendingResult:
     """Begins to sum `tensor` over the group, in place."""
     if group.size == 1:
-        return Pending(tensor)
+        return PendingResult(tensor)
     if link := link_for(tensor, group, _LINKED_SUM // (group.size - 1)):
         parts, work = _start_sending_whole(tensor, group, link)
-        return Pending(parts, work, lambda parts: _sum_in_order(parts, tensor))
+        return PendingResult(parts, work, lambda parts: _sum_in_order(parts, tensor))
     if not tensor.is_cuda and group.size > 2 and tensor.numel() in _SENT_WHOLE:
         # gloo's ring takes 2 (size - 1) messages one after another; everybody's tensor to everybody else is one.
         parts = tensor.new_empty(group.size, *tensor.shape)
         sent = tensor.reshape(-1).repeat(group.size)
         work = dist.all_to_all_single(parts.view(-1), sent, group=group.process_group, async_op=True)
-        return Pending(parts, work, lambda parts: _sum_in_order(parts, tensor))
-    return Pending(tensor, dist.all_reduce(tensor, group=group.process_group, async_op=True))
+        return PendingResult(parts, work, lambda parts: _sum_in_order(parts, tensor))
+    return PendingResult(tensor, dist.all_reduce(tensor, group=group.process_group, async_op=True))
 
 
 def _sum_in_order(parts: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
@@ -119,17 +119,17 @@ def _sum_in_order(parts: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return output
 
 
-def start_all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group) -> Pending:
+def start_all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group) -> PendingResult:
     """Begins to fill 1-D `output` [size * n] with every rank's `part` [n], which may be this rank's own range of it."""
     if link := link_for(part, group):
         own = output.view(group.size, -1)[group.rank]
         if own.data_ptr() != part.data_ptr():
             own.copy_(part)
-        return Pending(output, _start_filling(output.view(group.size, -1), own, group, link))
+        return PendingResult(output, _start_filling(output.view(group.size, -1), own, group, link))
     if group.size > 1:
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        return Pending(output, gather(output, part, group=group.process_group, async_op=True))
-    return Pending(output if output.data_ptr() == part.data_ptr() else output.copy_(part))
+        return PendingResult(output, gather(output, part, group=group.process_group, async_op=True))
+    return PendingResult(output if output.data_ptr() == part.data_ptr() else output.copy_(part))
 
 
 def all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group) -> None:
@@ -137,13 +137,13 @@ def all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group) -> N
     start_all_gather_flat(output, part, group).wait()
 
 
-def start_reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group: Group) -> Pending:
+def start_reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group: Group) -> PendingResult:
     """Begins to sum 1-D `values` [size * n] over the group and to leave this rank's range [n] in `output`."""
     if group.size == 1:
-        return Pending(output if output.data_ptr() == values.data_ptr() else output.copy_(values))
+        return PendingResult(output if output.data_ptr() == values.data_ptr() else output.copy_(values))
     if values.is_cuda:
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        return Pending(output, scatter(output, values, group=group.process_group, async_op=True))
+        return PendingResult(output, scatter(output, values, group=group.process_group, async_op=True))
     values = values.contiguous()
     parts = torch.empty_like(values)
     work: Work
@@ -154,22 +154,22 @@ def start_reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group:
         work = link.exchange({rank: theirs[rank] for rank in peers}, {rank: ours[rank] for rank in peers})
     else:  # on gloo this and a sum of our own take a third of the time of its reduce-scatter (measured)
         work = dist.all_to_all_single(parts, values, group=group.process_group, async_op=True)
-    return Pending(parts, work, lambda parts: torch.sum(parts.view(group.size, -1), dim=0, out=output))
+    return PendingResult(parts, work, lambda parts: torch.sum(parts.view(group.size, -1), dim=0, out=output))
 
 
-def start_all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> Pending:
+def start_all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> PendingResult:
     """Begins to lay every rank's part, of one shape, one after another along `dim` (negative)."""
     if group.size == 1:
-        return Pending(part)
+        return PendingResult(part)
     parts = part.new_empty(group.size, *part.shape)
     pending = start_all_gather_flat(parts.view(-1), part.reshape(-1), group)
     return pending.then(lambda _: parts.movedim(0, dim - 1).flatten(dim - 1, dim))
 
 
-def start_reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> Pending:
+def start_reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> PendingResult:
     """Begins to sum `values` over the group; the result is this rank's equal part of the sum along `dim` (negative)."""
     if group.size == 1:
-        return Pending(values)
+        return PendingResult(values)
     parts = values.unflatten(dim, (group.size, -1)).movedim(dim - 1, 0)
     output = values.new_empty(parts.shape[1:])
     pending = start_reduce_scatter_flat(output.view(-1), parts.reshape(-1), group)

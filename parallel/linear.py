@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from .collectives import (
-    Pending,
+    PendingResult,
     all_gather_dim,
     all_reduce,
     reduce_scatter_dim,
@@ -147,14 +147,14 @@ def _activate(x_ND: torch.Tensor, activation: Activation | None) -> tuple[torch.
         return before_ND, activation(before_ND)
 
 
-def _start_gather(x_ND: torch.Tensor, layer: ParallelProduct) -> Pending:
-    return start_all_gather_dim(x_ND, SEQUENCE, layer.tp) if layer.gathers("column") else Pending(x_ND)
+def _start_gather(x_ND: torch.Tensor, layer: ParallelProduct) -> PendingResult:
+    return start_all_gather_dim(x_ND, SEQUENCE, layer.tp) if layer.gathers("column") else PendingResult(x_ND)
 
 
-def _start_sum(grad_ND: torch.Tensor, layer: ParallelProduct) -> Pending:
+def _start_sum(grad_ND: torch.Tensor, layer: ParallelProduct) -> PendingResult:
     """Partial gradients of a replicated or split input begin to be summed; those of split features are whole."""
     if layer.side == "row":
-        return Pending(grad_ND)
+        return PendingResult(grad_ND)
     if layer.sequence_parallel:
         return start_reduce_scatter_dim(grad_ND, SEQUENCE, layer.tp)
     return start_all_reduce(grad_ND, layer.tp)

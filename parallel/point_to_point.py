@@ -35,7 +35,7 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingMessage:
     """A message on its way. Its tensor is kept until it is waited for and must not be written meanwhile."""
 
     tensor: torch.Tensor
@@ -57,20 +57,20 @@ def connect(group: Group, device: torch.device) -> None:
     all_reduce(torch.zeros(1, device=device), group)
 
 
-def exchange(messages: Sequence[Send | Receive], group: Group) -> list[Pending]:
-    """Posts messages as one batch and returns at once; one `Pending` for each, in order.
+def exchange(messages: Sequence[Send | Receive], group: Group) -> list[PendingMessage]:
+    """Posts messages as one batch and returns at once; one `PendingMessage` for each, in order.
 
     Raises:
         RuntimeError: the connection to a peer is broken.
     """
-    pending: dict[int, Pending] = {}
+    pending: dict[int, PendingMessage] = {}
     operations: dict[int, dist.P2POp] = {}
     for index, message in enumerate(messages):
         tensor = message.tensor.contiguous() if isinstance(message, Send) else message.tensor
         if link := link_for(tensor, group, _LINKED):
             sends = {message.destination: tensor} if isinstance(message, Send) else {}
             receives = {} if isinstance(message, Send) else {message.source: tensor}
-            pending[index] = Pending(tensor, (link.exchange(sends, receives),))
+            pending[index] = PendingMessage(tensor, (link.exchange(sends, receives),))
         elif isinstance(message, Send):
             operations[index] = dist.P2POp(
                 dist.isend, tensor, group=group.process_group, group_peer=message.destination
@@ -80,13 +80,13 @@ def exchange(messages: Sequence[Send | Receive], group: Group) -> list[Pending]:
     return [each for _, each in sorted((pending | _post(operations)).items())]
 
 
-def _post(operations: Mapping[int, dist.P2POp]) -> dict[int, Pending]:
+def _post(operations: Mapping[int, dist.P2POp]) -> dict[int, PendingMessage]:
     """Posts c10d's messages as one batch."""
     if not operations:
         return {}
     works = tuple(dist.batch_isend_irecv(list(operations.values())))
     one_each = len(works) == len(operations)  # NCCL has one work for the whole batch
     return {
-        index: Pending(operation.tensor, works[place : place + 1] if one_each else works)
+        index: PendingMessage(operation.tensor, works[place : place + 1] if one_each else works)
         for place, (index, operation) in enumerate(operations.items())
     }

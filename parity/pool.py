@@ -25,7 +25,7 @@ LOG_TAIL: Final = 2000  # characters of a dead rank's output that its error show
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class PoolJob:
     """What `num_ranks` ranks do together.
 
     Attributes:
@@ -44,7 +44,7 @@ class Job:
 class Outcome:
     """How a job ended: every rank's answer in rank order, or an error."""
 
-    job: Job
+    job: PoolJob
     answers: tuple[dict[str, Any], ...] = ()
     error: str = ""
     seconds: float = 0.0
@@ -114,7 +114,7 @@ class Lane:
     """
 
     places: range
-    job: Job | None = None
+    job: PoolJob | None = None
     started: float = 0.0
     heard: float = 0.0
     give_up: float | None = None
@@ -152,15 +152,15 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self._end(list(self.ranks))
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+    def run(self, jobs: Iterable[PoolJob]) -> Iterator[Outcome]:
         """Runs all jobs, those of fewer ranks first, otherwise in their order; yields each as it ends."""
-        by_size: dict[int, deque[Job]] = {}
+        by_size: dict[int, deque[PoolJob]] = {}
         for job in jobs:
             by_size.setdefault(job.num_ranks, deque()).append(job)
         for size in sorted(by_size):
             yield from self._run_alike(by_size[size], size)
 
-    def _run_alike(self, waiting: deque[Job], size: int) -> Iterator[Outcome]:
+    def _run_alike(self, waiting: deque[PoolJob], size: int) -> Iterator[Outcome]:
         """Jobs of `size` ranks each, in as many lanes as there are processes for."""
         count = min(self.num_ranks // size, max(1, 2 * (os.cpu_count() or 1) // size), len(waiting))
         lanes = [Lane(range(number * size, (number + 1) * size)) for number in range(count)]
@@ -176,7 +176,7 @@ class Pool:
                 if outcome is not None:
                     yield outcome
 
-    def _begin(self, lane: Lane, job: Job) -> None:
+    def _begin(self, lane: Lane, job: PoolJob) -> None:
         for place in lane.places:
             if place not in self.ranks:
                 self.ranks[place] = RankProcess(self.module, self.folder / f"rank-{place}.log", self.inbox)

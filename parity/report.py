@@ -44,7 +44,7 @@ The worst value over all layouts that have it.
 
 
 @dataclass(frozen=True)
-class Report:
+class ParityReport:
     """What was compared and what came of it.
 
     Attributes:

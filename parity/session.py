@@ -8,7 +8,7 @@ from typing import Final
 
 from .judge import SAME_ROUTING_STEPS, Result, common_start, compare_curves, finite
 from .layouts import ParityLayout
-from .pool import Job, Outcome, Pool, only
+from .pool import Outcome, Pool, PoolJob, only
 from .subject import Subject
 
 MODULE: Final = "tk.parity.rank"
@@ -29,7 +29,7 @@ class Reference:
     routing: list[float]
 
 
-class Session:
+class ParityRun:
     """Compares layouts of one subject.
 
     Args:
@@ -61,10 +61,10 @@ class Session:
             for outcome in pool.run(sorted(jobs, key=lambda job: job.groups)):
                 yield self._result(jobs[outcome.job], outcome)
 
-    def _reference_jobs(self, layouts: Sequence[ParityLayout]) -> list[Job]:
+    def _reference_jobs(self, layouts: Sequence[ParityLayout]) -> list[PoolJob]:
         first = {self._key(layout): layout for layout in layouts}
         return [
-            Job(
+            PoolJob(
                 "one process",
                 {
                     "config": self.subject.reference(layout).model_dump(mode="json"),
@@ -83,12 +83,12 @@ class Session:
         said = f"{layout.foreign} {self.subject.reference(layout).model_dump_json()}"
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
-    def _job(self, layout: ParityLayout) -> Job:
+    def _job(self, layout: ParityLayout) -> PoolJob:
         reference = self.references[self._key(layout)]
         config = self.subject.config(layout)
         model, spread = config.model, config.layout(None)
         groups = (layout.tp, layout.pp, layout.dp, spread.group_size, model.num_key_value_heads, layout.tied)
-        return Job(
+        return PoolJob(
             str(layout),
             {
                 "config": config.model_dump(mode="json"),

@@ -21,7 +21,7 @@ from .engine.lr_schedule import learning_rate
 from .engine.nonfinite import NonFinitePolicy
 from .engine.passes import Passes
 from .engine.stages import build_stages, gathered_units
-from .engine.training_engine import DTYPES, Engine
+from .engine.training_engine import DTYPES, TrainingEngine
 from .inputs import Inputs, open_inputs
 from .launch.heartbeat import Heartbeat
 from .launch.stop import StopRequest
@@ -79,7 +79,7 @@ class Trainer:
         self.before_update: Callable[[], None] = lambda: None  # ends what may read parameters and states until then
         self.state = TrainState()
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> TrainingEngine:
         parallel = self.config.parallel
         self.stages = build_stages(
             self.inputs.model,
@@ -90,7 +90,7 @@ class Trainer:
             weight_grads=self.weight_grads,
             recompute=self.config.recompute.mode,
         )
-        engine = Engine(
+        engine = TrainingEngine(
             self.stages,
             self.table,
             self.mesh,

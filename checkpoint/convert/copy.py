@@ -21,7 +21,7 @@ from ..format.chunk import BlockCrcs, Chunk, Part
 from ..format.region import as_bytes, copy_region
 from ..read.reader import Checkpoint, corrupt
 from ..save.writer import ChunkWriter
-from .plan import TILE, CopyPlan, Job, Piece, Tile, tiles
+from .plan import TILE, CopyPlan, SlotCopy, Tile, TileRun, tiles
 
 AHEAD: Final = 2  # tiles read before the one that is being written is done
 
@@ -59,7 +59,7 @@ def run_copy(
             values = future.result()
             ready.extend((later, pool.submit(reader.load, later)) for later in islice(todo, 1))
             target.store(tile, values)
-            on_bytes(tile.region.size * tile.job.selection.source_dtype.itemsize)
+            on_bytes(tile.region.size * tile.slot_copy.selection.source_dtype.itemsize)
         return target.finish()
 
 
@@ -70,7 +70,7 @@ class TileReader:
         self._checkpoint = checkpoint
         self._files = DataFiles(checkpoint.open_data)
         self._crcs: dict[int, BlockCrcs] = {}
-        self._job: Job | None = None
+        self._slot_copy: SlotCopy | None = None
 
     def __enter__(self) -> "TileReader":
         return self
@@ -80,31 +80,31 @@ class TileReader:
 
     def load(self, tile: Tile) -> dtypes.Array:
         """The tile's values in the target's dtype, 1-D."""
-        selection = tile.job.selection
-        if tile.job is not self._job:
-            self._job, self._crcs = tile.job, {}
+        selection = tile.slot_copy.selection
+        if tile.slot_copy is not self._slot_copy:
+            self._slot_copy, self._crcs = tile.slot_copy, {}
         values = np.empty(tile.region.size, selection.source_dtype.numpy)
-        for piece in tile.reads:
-            chunk = tile.job.sources[piece.index]
-            if piece.at is not None:
-                self._read(chunk, piece, values[piece.at : piece.at + piece.region.size])
+        for run in tile.reads:
+            chunk = tile.slot_copy.sources[run.index]
+            if run.at is not None:
+                self._read(chunk, run, values[run.at : run.at + run.region.size])
                 continue
-            scratch = np.empty(piece.region.size, values.dtype)
-            self._read(chunk, piece, scratch)
-            copy_region(values, tile.region, scratch, piece.region)
+            scratch = np.empty(run.region.size, values.dtype)
+            self._read(chunk, run, scratch)
+            copy_region(values, tile.region, scratch, run.region)
         return dtypes.cast(values, selection.source_dtype, selection.target_dtype, selection.tensor)
 
-    def _read(self, chunk: Chunk, piece: Piece, into: dtypes.Array) -> None:
+    def _read(self, chunk: Chunk, run: TileRun, into: dtypes.Array) -> None:
         path = self._checkpoint.data_path(chunk.file)
-        at = (piece.region.start - chunk.region.start) * into.itemsize
+        at = (run.region.start - chunk.region.start) * into.itemsize
         data = as_bytes(into)
         storage.read_exact(self._files.open(chunk.file), data, chunk.offset + at, path, once=True)
         if chunk.crc is None:
             return
-        crcs = self._crcs.setdefault(piece.index, BlockCrcs())
+        crcs = self._crcs.setdefault(run.index, BlockCrcs())
         checked = len(crcs.blocks)
         crcs.update(data)
-        if piece.region.stop == chunk.region.stop:
+        if run.region.stop == chunk.region.stop:
             crcs.finish()
         for block in range(checked, len(crcs.blocks)):
             if crcs.blocks[block] != chunk.crc[block]:
@@ -126,14 +126,14 @@ class _Target:
 
     def store(self, tile: Tile, values: dtypes.Array) -> None:
         """Writes a tile's values to every entry that holds some of them."""
-        for piece in tile.writes:
-            target = tile.job.targets[piece.index]
-            if piece.at is not None:
-                run = values[piece.at : piece.at + piece.region.size]
+        for run in tile.writes:
+            target = tile.slot_copy.targets[run.index]
+            if run.at is not None:
+                elements = values[run.at : run.at + run.region.size]
             else:
-                run = np.empty(piece.region.size, values.dtype)
-                copy_region(run, piece.region, values, tile.region)
-            self._writers[target.file, target.entry.owned].write(self._files.open(target.file), as_bytes(run))
+                elements = np.empty(run.region.size, values.dtype)
+                copy_region(elements, run.region, values, tile.region)
+            self._writers[target.file, target.entry.owned].write(self._files.open(target.file), as_bytes(elements))
 
     def finish(self) -> list[Part]:
         """Makes the files durable; the part of each writer."""

@@ -15,7 +15,7 @@ from ...core.dtypes import FP32, Array, DType
 from ..format.manifest import StoredTensor
 from ..read.reader import Checkpoint
 from .copy import TileReader
-from .plan import Job, Selection, job_tiles
+from .plan import Selection, SlotCopy, slot_tiles
 
 TILE: Final = 2**20  # elements
 
@@ -97,7 +97,8 @@ def equal_tensors(checkpoint: Checkpoint, one: str, two: str) -> bool:
     if first.shape != second.shape or dtype is None:
         return False
     with TileReader(checkpoint) as read_one, TileReader(checkpoint) as read_two:
-        tiles = zip(*(job_tiles(_job(checkpoint, name, "weight", dtype), TILE) for name in (one, two)), strict=True)
+        copies = (_slot_copy(checkpoint, name, "weight", dtype) for name in (one, two))
+        tiles = zip(*(slot_tiles(copy, TILE) for copy in copies), strict=True)
         return all(_compare_values(read_one.load(a), read_two.load(b), dtype)[1] == 0 for a, b in tiles)
 
 
@@ -155,13 +156,13 @@ def _compare_slot(
     if dtype is None:
         return Difference(name, slot, "dtype", reason)
     num_different, largest = 0, 0.0
-    job_a, job_b = _job(a, name, slot, dtype), _job(b, name, slot, dtype)
-    for tile_a, tile_b in zip(job_tiles(job_a, TILE), job_tiles(job_b, TILE), strict=True):
+    copy_a, copy_b = _slot_copy(a, name, slot, dtype), _slot_copy(b, name, slot, dtype)
+    for tile_a, tile_b in zip(slot_tiles(copy_a, TILE), slot_tiles(copy_b, TILE), strict=True):
         values = read_a.load(tile_a), read_b.load(tile_b)
         count, difference = _compare_values(*values, dtype)
         num_different += count
         largest = max(largest, difference)
-        on_bytes(tile_a.region.size * job_a.selection.source_dtype.itemsize)
+        on_bytes(tile_a.region.size * copy_a.selection.source_dtype.itemsize)
     if not num_different:
         return None
     known = largest if np.isfinite(largest) else None
@@ -169,10 +170,10 @@ def _compare_slot(
     return Difference(name, slot, "values", message, dtypes.name_of(dtype), num_different, known)
 
 
-def _job(checkpoint: Checkpoint, name: str, slot: str, dtype: DType) -> Job:
+def _slot_copy(checkpoint: Checkpoint, name: str, slot: str, dtype: DType) -> SlotCopy:
     stored_name, stored_slot, stored = checkpoint.resolve(name, slot, dtype)
     selection = Selection(name, slot, stored_slot, stored, dtype)
-    return Job(selection, checkpoint.tensors[name].shape, checkpoint.chunks[stored_name, stored_slot], ())
+    return SlotCopy(selection, checkpoint.tensors[name].shape, checkpoint.chunks[stored_name, stored_slot], ())
 
 
 def _compare_values(one: Array, two: Array, dtype: DType) -> tuple[int, float]:

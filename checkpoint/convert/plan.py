@@ -46,7 +46,7 @@ class TargetEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlotCopy:
     """One slot of one tensor: all chunks it comes from, all entries it goes to."""
 
     selection: Selection
@@ -64,12 +64,12 @@ class CopyPlan:
     """
 
     files: tuple[tuple[PlannedFile, ...], ...]
-    jobs: tuple[Job, ...]
+    slot_copies: tuple[SlotCopy, ...]
 
     @property
     def bytes_read(self) -> int:
         """Bytes of tensor data to be read."""
-        return sum(chunk.nbytes for job in self.jobs for chunk in job.sources)
+        return sum(chunk.nbytes for slot_copy in self.slot_copies for chunk in slot_copy.sources)
 
     @property
     def bytes_written(self) -> int:
@@ -78,11 +78,11 @@ class CopyPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TileRun:
     """The run of a chunk or an entry that a tile meets.
 
     Attributes:
-        index: which of the job's sources or targets.
+        index: which of the slot copy's sources or targets.
         region: the run.
         at: elements of the tile before it, or None where the run is interleaved with others.
     """
@@ -96,10 +96,10 @@ class Piece:
 class Tile:
     """Elements [start, stop) of a logical tensor, and what to read and write for them."""
 
-    job: Job
+    slot_copy: SlotCopy
     region: Region
-    reads: tuple[Piece, ...]
-    writes: tuple[Piece, ...]
+    reads: tuple[TileRun, ...]
+    writes: tuple[TileRun, ...]
 
 
 def select(
@@ -170,29 +170,29 @@ def plan_copy(
         for file in files[-1]:
             for entry in file.entries:
                 targets[ranks[entry.owned.tensor, entry.owned.slot]].append(TargetEntry(writer, file.name, entry))
-    jobs = [
-        Job(selection, shapes[selection.tensor], chunks[selection.tensor, selection.source_slot], tuple(into))
+    slot_copies = [
+        SlotCopy(selection, shapes[selection.tensor], chunks[selection.tensor, selection.source_slot], tuple(into))
         for selection, into in zip(ordered, targets, strict=True)
     ]
-    return CopyPlan(tuple(files), tuple(jobs))
+    return CopyPlan(tuple(files), tuple(slot_copies))
 
 
 def tiles(plan: CopyPlan, tile_bytes: int) -> Iterator[Tile]:
     """The plan's tiles, in order."""
-    for job in plan.jobs:
-        yield from job_tiles(job, tile_bytes // job.selection.source_dtype.itemsize)
+    for slot_copy in plan.slot_copies:
+        yield from slot_tiles(slot_copy, tile_bytes // slot_copy.selection.source_dtype.itemsize)
 
 
-def job_tiles(job: Job, num_elements: int) -> Iterator[Tile]:
-    """A job's tiles of at most that many elements: whole rows where at least one fits."""
-    total, row, room = math.prod(job.shape), math.prod(job.shape[1:]), max(num_elements, 1)
+def slot_tiles(slot_copy: SlotCopy, num_elements: int) -> Iterator[Tile]:
+    """A slot copy's tiles of at most that many elements: whole rows where at least one fits."""
+    total, row, room = math.prod(slot_copy.shape), math.prod(slot_copy.shape[1:]), max(num_elements, 1)
     step = room // row * row if 0 < row <= room else room
-    reads = _Cursor([chunk.region for chunk in job.sources], job.shape)
-    writes = _Cursor([target.entry.region for target in job.targets], job.shape)
-    box = Box.whole(job.shape)
+    reads = _Cursor([chunk.region for chunk in slot_copy.sources], slot_copy.shape)
+    writes = _Cursor([target.entry.region for target in slot_copy.targets], slot_copy.shape)
+    box = Box.whole(slot_copy.shape)
     for start in range(0, total, step):
         stop = min(start + step, total)
-        yield Tile(job, Region(box, start, stop), reads.advance(start, stop), writes.advance(start, stop))
+        yield Tile(slot_copy, Region(box, start, stop), reads.advance(start, stop), writes.advance(start, stop))
 
 
 class _Cursor:
@@ -208,12 +208,12 @@ class _Cursor:
         self._ahead = sorted(spans, key=lambda span: span[0], reverse=True)
         self._in_view: list[tuple[int, int, int, Region]] = []
 
-    def advance(self, start: int, stop: int) -> tuple[Piece, ...]:
+    def advance(self, start: int, stop: int) -> tuple[TileRun, ...]:
         """The runs that [start, stop) of the logical order meets."""
         while self._ahead and self._ahead[-1][0] < stop:
             self._in_view.append(self._ahead.pop())
         self._in_view = [span for span in self._in_view if span[1] >= start]
-        pieces = []
+        runs = []
         for _, _, index, region in self._in_view:
             low = max(count_before(region.box, self._shape, start), region.start)
             high = min(count_before(region.box, self._shape, stop), region.stop)
@@ -221,8 +221,8 @@ class _Cursor:
                 first = position_of(region.box, self._shape, low)
                 last = position_of(region.box, self._shape, high - 1)
                 at = first - start if last - first + 1 == high - low else None
-                pieces.append(Piece(index, Region(region.box, low, high), at))
-        return tuple(pieces)
+                runs.append(TileRun(index, Region(region.box, low, high), at))
+        return tuple(runs)
 
 
 def _place(chunks: Sequence[Chunk]) -> tuple[str, int]:

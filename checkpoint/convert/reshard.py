@@ -20,7 +20,7 @@ from .diff import equal_tensors
 from .plan import CopyPlan, plan_copy, select
 from .side_files import SideFile, copy_side_files, plan_side_files
 from .target import check_target, new_folder
-from .unchanged import Link, add_linked, make_links, require_checksums, split_off_links
+from .unchanged import HardLink, add_linked, make_links, require_checksums, split_off_links
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Prepared:
     options: Options
     plan: CopyPlan
     manifest: Manifest
-    links: tuple[Link, ...] = ()
+    links: tuple[HardLink, ...] = ()
     side_files: tuple[SideFile, ...] = ()
 
     def run(self, on_bytes: Callable[[int], None] = lambda _: None) -> Path:
@@ -110,7 +110,7 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
         table = tuple(spec for spec in table if not spec.alias)
         _check_table(source, table, aliases)
     selections = select(source.tensors, [spec.name for spec in table], options.dtype, options.weights_only)
-    plan, links = plan_copy(source.chunks, table, layout, selections, marked=not options.plain), tuple[Link, ...]()
+    plan, links = plan_copy(source.chunks, table, layout, selections, marked=not options.plain), tuple[HardLink, ...]()
     if options.link:
         require_checksums(source)
         plan, links = split_off_links(plan, source)

@@ -25,7 +25,7 @@ _UNLINKABLE: Final[Mapping[int | None, str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class HardLink:
     """A file of the target that is one of the source's.
 
     Attributes:
@@ -47,7 +47,7 @@ def require_checksums(source: Checkpoint) -> None:
         )
 
 
-def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple[Link, ...]]:
+def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple[HardLink, ...]]:
     """What is left to be copied of a plan, and the files that need not be.
 
     A file is the same if its header is, and if it holds the same elements at the same places.
@@ -64,17 +64,17 @@ def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple
             chunks = sorted(held.get(name, ()), key=lambda chunk: chunk.offset)
             wanted = [(entry.owned.tensor, entry.owned.slot, entry.region, entry.begin) for entry in file.entries]
             if [(chunk.tensor, chunk.slot, chunk.region, chunk.offset) for chunk in chunks] == wanted:
-                links.append(Link(writer, name, file, tuple(replace(chunk, file=file.name) for chunk in chunks)))
+                links.append(HardLink(writer, name, file, tuple(replace(chunk, file=file.name) for chunk in chunks)))
     return _without(plan, links), tuple(links)
 
 
-def make_links(links: Sequence[Link], source: Checkpoint, target: Path) -> None:
+def make_links(links: Sequence[HardLink], source: Checkpoint, target: Path) -> None:
     """Makes the links in the folder `target`; ConfigError where that cannot be."""
     for link in links:
         link_file(source.data_path(link.source), target / link.file.name)
 
 
-def add_linked(parts: Sequence[Part], links: Sequence[Link]) -> list[Part]:
+def add_linked(parts: Sequence[Part], links: Sequence[HardLink]) -> list[Part]:
     """Every writer's part with its links among its files."""
     result = []
     for part in parts:
@@ -97,14 +97,15 @@ def link_file(source: Path, target: Path) -> None:
         ) from error
 
 
-def _without(plan: CopyPlan, links: Sequence[Link]) -> CopyPlan:
+def _without(plan: CopyPlan, links: Sequence[HardLink]) -> CopyPlan:
     new, old = {link.file.name for link in links}, {link.source for link in links}
     files = tuple(tuple(file for file in of if file.name not in new) for of in plan.files)
-    jobs = []
-    for job in plan.jobs:
-        targets = tuple(target for target in job.targets if target.file not in new)
+    slot_copies = []
+    for slot_copy in plan.slot_copies:
+        targets = tuple(target for target in slot_copy.targets if target.file not in new)
         if targets:
-            same_slot = job.selection.slot == job.selection.source_slot  # else a linked file is read all the same
-            sources = [chunk for chunk in job.sources if not (same_slot and chunk.file in old)]
-            jobs.append(replace(job, sources=sources, targets=targets))
-    return CopyPlan(files, tuple(jobs))
+            # A weight that is cast from its master reads the linked file all the same.
+            same_slot = slot_copy.selection.slot == slot_copy.selection.source_slot
+            sources = [chunk for chunk in slot_copy.sources if not (same_slot and chunk.file in old)]
+            slot_copies.append(replace(slot_copy, sources=sources, targets=targets))
+    return CopyPlan(files, tuple(slot_copies))

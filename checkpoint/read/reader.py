@@ -28,7 +28,7 @@ from .stored_parts import StoredChunks, StoredParts, read_known
 if TYPE_CHECKING:
     import torch
 
-    from .verify import Report
+    from .verify import VerifyReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class Checkpoint:
         if isinstance(self.chunks, StoredChunks):
             self.chunks.check()
 
-    def verify(self, on_bytes: Callable[[int], None] = lambda _: None) -> "Report":
+    def verify(self, on_bytes: Callable[[int], None] = lambda _: None) -> "VerifyReport":
         """Reads and checks every byte, and looks for files that are none of its own; `on_bytes` is told as it goes."""
         from ..run.strangers import find_strangers
         from .verify import verify

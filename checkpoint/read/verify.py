@@ -36,7 +36,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """What a verification found.
 
     Attributes:
@@ -67,7 +67,7 @@ def verify(
     checkpoint: Checkpoint,
     on_bytes: Callable[[int], None] = lambda _: None,
     leave_out: tuple[str, ...] = (),
-) -> Report:
+) -> VerifyReport:
     """Reads every byte of an open checkpoint; opening has checked COMMIT and manifest already.
 
     Args:
@@ -80,13 +80,13 @@ def verify(
     checkpoint.check()
     if checkpoint.manifest is None:
         num_files = len({chunk.file for chunks in checkpoint.chunks.values() for chunk in chunks})
-        return Report(checkpoint.path, 0, False, num_files, 0, ())
+        return VerifyReport(checkpoint.path, 0, False, num_files, 0, ())
     problems = [*_check_side_files(checkpoint)]
     for part in checkpoint.parts.values():
         problems += _check_headers(checkpoint.path, part)
     chunks = [chunk for part in checkpoint.parts.values() for chunk in part.chunks if chunk.slot not in leave_out]
     problems += _check_blocks(checkpoint, chunks, on_bytes)
-    return Report(
+    return VerifyReport(
         path=checkpoint.path,
         step=checkpoint.step,
         has_checksums=True,

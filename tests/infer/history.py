@@ -10,7 +10,7 @@ from tk.infer.model_runner import ModelRunner
 from tk.infer.sampling_params import SamplingParams
 from tk.infer.scheduler import Limits, Scheduler
 from tk.infer.sequence import Sequence as Sample
-from tk.infer.step_plan import Row
+from tk.infer.step_plan import SamplingRow
 
 
 class History:
@@ -36,7 +36,7 @@ class History:
         while chunks := self.policy.schedule():
             firsts = np.cumsum([0, *[chunk.length for chunk in chunks]])
             last = [chunk for chunk in chunks if chunk.is_last]
-            rows = [Row(int(end) - 1) for chunk, end in zip(chunks, firsts[1:], strict=True) if chunk.is_last]
+            rows = [SamplingRow(int(end) - 1) for chunk, end in zip(chunks, firsts[1:], strict=True) if chunk.is_last]
             logits = self.runner.logits(make_plan(chunks, rows, self.runner.cache.block_size))
             for chunk in chunks:
                 self.policy.advance(chunk)

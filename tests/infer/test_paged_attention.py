@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tk.infer import paged_attention
 from tk.infer.kv_cache import TORCH_DTYPES, KVCache, quantize
 from tk.infer.paged_attention import PagedAttention
-from tk.infer.step_plan import Array, Span
+from tk.infer.step_plan import Array, TokenSpan
 
 BLOCK, NUM_BLOCKS = 32, 64
 LENGTH = 600  # three tiles
@@ -49,12 +49,12 @@ class Case:
         for stop, length in zip(accumulate(cuts), cuts, strict=True):
             start = stop - length
             slots = [_slots(table, np.arange(start, stop))]
-            spans = [Span(0, start, stop, table)]
+            spans = [TokenSpan(0, start, stop, table)]
             parts = [self.q[start:stop]], [self.k[start:stop]], [self.v[start:stop]]
             for i, other in enumerate(others):
                 position = start % 290
                 slots.append(_slots(other, np.array([position])))
-                spans.append(Span(length + i, position, position + 1, other))
+                spans.append(TokenSpan(length + i, position, position + 1, other))
                 for part, source in zip(parts, (self.q, self.k, self.v), strict=True):
                     part.append(source[(start + 7 * i) % LENGTH][None])
             attend = PagedAttention(cache, spans, torch.from_numpy(np.concatenate(slots)), self.heads)

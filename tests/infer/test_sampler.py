@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tk.infer.philox import gumbel, philox4x32
 from tk.infer.sampler import run_sampler
-from tk.infer.step_plan import Row, Rows
+from tk.infer.step_plan import SamplingRow, SamplingRows
 
 VOCAB = 40
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
@@ -39,7 +39,7 @@ def test_noise_is_gumbel_and_each_tokens_own() -> None:
         assert not np.isin(other, noise[some]).any()
 
 
-def slow_choice(logits: np.ndarray[Any, Any], row: Row) -> int:
+def slow_choice(logits: np.ndarray[Any, Any], row: SamplingRow) -> int:
     """WIRE.md's order, one token at a time, in float64."""
     x = logits.astype(np.float64).copy()
     for token, bias in (row.bias or {}).items():
@@ -66,7 +66,7 @@ def slow_choice(logits: np.ndarray[Any, Any], row: Row) -> int:
 
 
 rows = st.builds(
-    Row,
+    SamplingRow,
     token=st.just(0),
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
     top_k=st.sampled_from([0, 0, 1, 3, 17, 1000]),
@@ -85,9 +85,9 @@ rows = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(batch=st.lists(rows, min_size=1, max_size=6), seed=st.integers(0, 1000))
-def test_every_row_is_chosen_as_the_wire_says(batch: list[Row], seed: int) -> None:
+def test_every_row_is_chosen_as_the_wire_says(batch: list[SamplingRow], seed: int) -> None:
     logits = (np.random.default_rng(seed).standard_normal((len(batch), VOCAB)) * 3).astype(np.float32)
-    result = run_sampler(torch.from_numpy(logits.copy()), Rows.pack(batch))
+    result = run_sampler(torch.from_numpy(logits.copy()), SamplingRows.pack(batch))
     assert result.token_ids.tolist() == [slow_choice(logits[i], row) for i, row in enumerate(batch)]
     assert result.finite.all()
 
@@ -95,28 +95,30 @@ def test_every_row_is_chosen_as_the_wire_says(batch: list[Row], seed: int) -> No
 def test_ties_go_to_the_lowest_id() -> None:
     logits = torch.zeros(2, VOCAB)
     logits[0, 9] = logits[0, 30] = 4.0
-    assert run_sampler(logits, Rows.pack([Row(0), Row(0)])).token_ids.tolist() == [9, 0]
-    top_1 = Row(0, temperature=1.0, top_k=1)
-    assert run_sampler(logits, Rows.pack([top_1, top_1])).token_ids.tolist() == [9, 0]
+    assert run_sampler(logits, SamplingRows.pack([SamplingRow(0), SamplingRow(0)])).token_ids.tolist() == [9, 0]
+    top_1 = SamplingRow(0, temperature=1.0, top_k=1)
+    assert run_sampler(logits, SamplingRows.pack([top_1, top_1])).token_ids.tolist() == [9, 0]
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-42])
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}])
 def test_a_temperature_near_zero_is_argmax(temperature: float, filters: dict[str, float]) -> None:
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5)) * 30
-    batch = [Row(0, temperature=temperature, seed=seed, bias={0: -np.inf}, **filters) for seed in range(4)]  # type: ignore[arg-type]
-    assert run_sampler(logits, Rows.pack(batch)).token_ids.tolist() == (logits[:, 1:].argmax(dim=-1) + 1).tolist()
+    batch = [SamplingRow(0, temperature=temperature, seed=seed, bias={0: -np.inf}, **filters) for seed in range(4)]  # type: ignore[arg-type]
+    assert (
+        run_sampler(logits, SamplingRows.pack(batch)).token_ids.tolist() == (logits[:, 1:].argmax(dim=-1) + 1).tolist()
+    )
 
 
 def test_a_bias_near_the_largest_float_wins() -> None:
-    batch = [Row(0, temperature=0.5, seed=seed, bias={seed: 2e38, seed + 1: 3e38}) for seed in range(6)]
-    assert run_sampler(torch.zeros(6, VOCAB), Rows.pack(batch)).token_ids.tolist() == list(range(1, 7))
+    batch = [SamplingRow(0, temperature=0.5, seed=seed, bias={seed: 2e38, seed + 1: 3e38}) for seed in range(6)]
+    assert run_sampler(torch.zeros(6, VOCAB), SamplingRows.pack(batch)).token_ids.tolist() == list(range(1, 7))
 
 
 def test_draws_follow_the_distribution() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
-    batch = [Row(0, temperature=1.0, seed=11, new_number=i) for i in range(4000)]
-    drawn = run_sampler(logits.expand(4000, -1).contiguous(), Rows.pack(batch)).token_ids
+    batch = [SamplingRow(0, temperature=1.0, seed=11, new_number=i) for i in range(4000)]
+    drawn = run_sampler(logits.expand(4000, -1).contiguous(), SamplingRows.pack(batch)).token_ids
     shares = np.bincount(drawn, minlength=4) / 4000
     assert np.abs(shares - [0.5, 0.3, 0.15, 0.05]).max() < 0.03
 
@@ -124,11 +126,11 @@ def test_draws_follow_the_distribution() -> None:
 def test_logprobs_are_of_the_raw_logits() -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2)) * 4
     batch = [
-        Row(0, num_top=5, temperature=0.5, bias={3: 100.0}),
-        Row(0),
-        Row(0, target=17, num_top=0),
+        SamplingRow(0, num_top=5, temperature=0.5, bias={3: 100.0}),
+        SamplingRow(0),
+        SamplingRow(0, target=17, num_top=0),
     ]
-    result = run_sampler(logits.clone(), Rows.pack(batch))
+    result = run_sampler(logits.clone(), SamplingRows.pack(batch))
     expected = torch.log_softmax(logits.double(), dim=-1)
     assert result.token_ids[0] == 3
     assert result.token_ids[2] == 17
@@ -143,8 +145,8 @@ def test_logprobs_are_of_the_raw_logits() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_that_is_not_finite_is_told_and_alone(bad: float) -> None:
     logits = torch.randn(3, VOCAB)
-    clean = run_sampler(logits.clone(), Rows.pack([Row(0, temperature=1.0, seed=i) for i in range(3)]))
+    clean = run_sampler(logits.clone(), SamplingRows.pack([SamplingRow(0, temperature=1.0, seed=i) for i in range(3)]))
     logits[1, 5] = bad
-    result = run_sampler(logits, Rows.pack([Row(0, temperature=1.0, seed=i) for i in range(3)]))
+    result = run_sampler(logits, SamplingRows.pack([SamplingRow(0, temperature=1.0, seed=i) for i in range(3)]))
     assert result.finite.tolist() == [1, 0, 1]
     assert result.token_ids[[0, 2]].tolist() == clean.token_ids[[0, 2]].tolist()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tk.core.errors import Overloaded, PromptTooLong
 from tk.infer.block_allocator import BlockAllocator
 from tk.infer.sampling_params import SamplingParams
-from tk.infer.scheduler import Chunk, Limits, Scheduler
+from tk.infer.scheduler import Limits, ScheduledChunk, Scheduler
 from tk.infer.sequence import Sequence, Status
 
 BLOCK = 4
@@ -34,7 +34,7 @@ def scheduler(num_blocks: int = 8, max_running: int = 4, max_queued: int = 100, 
     return Scheduler(Limits(max_running, max_queued, budget, num_blocks * BLOCK), num_blocks, BLOCK)
 
 
-def compute(policy: Scheduler) -> tuple[Chunk, ...]:
+def compute(policy: Scheduler) -> tuple[ScheduledChunk, ...]:
     """Carries out one step: every sequence that reaches its end gets a token, complete ones leave."""
     chunks = policy.schedule()
     policy.check()

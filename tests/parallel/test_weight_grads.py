@@ -7,7 +7,7 @@ import torch
 
 from tk.core.layout import Layout
 from tk.parallel import linear
-from tk.parallel.collectives import Pending
+from tk.parallel.collectives import PendingResult
 from tk.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.parallel.weight_grads import WeightGradQueue, run
@@ -101,18 +101,18 @@ def test_the_weight_gradient_is_computed_while_the_sum_is_under_way(
 ) -> None:
     seen: list[str] = []
 
-    class Watching(Pending):
+    class Watching(PendingResult):
         def wait(self) -> torch.Tensor:
             seen.append("sum waited for")
             return super().wait()
 
-    def start(grad: torch.Tensor, *_: Any) -> Pending:
+    def start(grad: torch.Tensor, *_: Any) -> PendingResult:
         seen.append("sum begun")
         return Watching(grad)
 
-    def gather(x: torch.Tensor, *_: Any) -> Pending:
+    def gather(x: torch.Tensor, *_: Any) -> PendingResult:
         seen.append("input's gathering begun")
-        return Pending(x)
+        return PendingResult(x)
 
     compute = linear._weight_gradient
 

@@ -14,9 +14,9 @@ from tk.core.errors import ConfigError
 from tk.parity.gradients import compare_gradients, first_gradients, relative_differences
 from tk.parity.judge import BOUNDS, Result, common_start, compare_curves, worst_first
 from tk.parity.layouts import ParityLayout
-from tk.parity.report import Report
+from tk.parity.report import ParityReport
 from tk.parity.results_file import ResultsFile
-from tk.parity.session import Session
+from tk.parity.session import ParityRun
 from tk.parity.subject import Subject
 from tk.train.trainer import Trainer
 
@@ -88,7 +88,7 @@ def test_a_wrong_layout_is_seen(tmp_path: Path) -> None:
     subject = Subject.built_in(tmp_path, 2, "fp32")
     subject.prepare(tmp_path)
     layouts = [ParityLayout(tp=2), ParityLayout(tp=2, sequence_parallel=True)]
-    results = {r.layout: r for r in Session(subject, tmp_path, 2, "tk.tests.parity.broken_rank").run(layouts)}
+    results = {r.layout: r for r in ParityRun(subject, tmp_path, 2, "tk.tests.parity.broken_rank").run(layouts)}
     right, wrong = (results[layout] for layout in layouts)
     assert right.badness(FP32) < 1
     # Norms that differ over ranks drift apart; before that their gradients are a part of what they should be.
@@ -110,13 +110,13 @@ def test_experts_are_compared_with_their_routing(tmp_path: Path) -> None:
         ParityLayout(dp=2, zero=3),
         ParityLayout(pp=2, schedule="zb-h1"),
     ]
-    session = Session(with_experts(tmp_path, 4), tmp_path, 2)
-    results = list(session.run(layouts))
+    run = ParityRun(with_experts(tmp_path, 4), tmp_path, 2)
+    results = list(run.run(layouts))
     assert len(results) == 3
     for result in results:
         assert result.badness(FP32) < 1
         assert result.routing_changed == 0
-    for reference in session.references.values():
+    for reference in run.references.values():
         assert 0 not in reference.routing
         assert len(set(reference.routing)) == 4, "tokens of four batches go where others went"
 
@@ -126,9 +126,9 @@ def test_a_token_that_goes_to_another_expert_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setenv("TK_TEST_WANDERS_IN", str(step))
-    session = Session(with_experts(tmp_path, 12), tmp_path, 2, "tk.tests.parity.wandering_rank")
-    (result,) = session.run([ParityLayout(tp=2)])
-    report = Report([result], FP32, 12, "fp32")
+    run = ParityRun(with_experts(tmp_path, 12), tmp_path, 2, "tk.tests.parity.wandering_rank")
+    (result,) = run.run([ParityLayout(tp=2)])
+    report = ParityReport([result], FP32, 12, "fp32")
     assert result.routing_changed == step
     assert Result.from_json(result.to_json()) == replace(result, seconds=round(result.seconds, 3))
     if step == 3:
@@ -184,15 +184,15 @@ def test_differences_are_relative_to_the_parameter_and_a_little_to_all() -> None
 
 def test_the_worst_come_first_and_errors_before_them() -> None:
     assert worst_first([GOOD, DEAD, WRONG], FP32) == [DEAD, WRONG, GOOD]
-    report = Report([GOOD, DEAD, WRONG], FP32, 10, "fp32")
+    report = ParityReport([GOOD, DEAD, WRONG], FP32, 10, "fp32")
     assert report.failed == [DEAD, WRONG]
     assert report.verdict == "2 of 3 layouts differ from one process."
     assert report.rows(1) == report.rows(2), "those that failed are always shown"
     assert ("dp", "2", "1", "1", "1.0e-07", "3.0e-04", "4.0e-07") in report.axis_rows()
     assert f"- {DEAD.layout}: rank 1: its process" in report.page(["tk", "parity"])
-    assert Report([GOOD], FP32, 10, "fp32").failed == []
-    assert Report([replace(GOOD, gradients=None)], FP32, 10, "fp32").failed
-    assert not Report([replace(WRONG, gradients=None)], BOUNDS["bf16"], 10, "bf16").failed, "bf16 judges the loss"
+    assert ParityReport([GOOD], FP32, 10, "fp32").failed == []
+    assert ParityReport([replace(GOOD, gradients=None)], FP32, 10, "fp32").failed
+    assert not ParityReport([replace(WRONG, gradients=None)], BOUNDS["bf16"], 10, "bf16").failed, "bf16 judges the loss"
 
 
 def test_results_are_read_back_but_for_failures_and_torn_lines(tmp_path: Path) -> None:

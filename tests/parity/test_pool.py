@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.parity.pool import Job, Outcome, Pool
+from tk.parity.pool import Outcome, Pool, PoolJob
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 
 def run(pool: Pool, *jobs: tuple[str, int], groups: str = "g") -> list[Outcome]:
-    return list(pool.run([Job(f"job {n}", {"do": what}, size, groups) for n, (what, size) in enumerate(jobs)]))
+    return list(pool.run([PoolJob(f"job {n}", {"do": what}, size, groups) for n, (what, size) in enumerate(jobs)]))
 
 
 def test_ranks_are_started_once_and_jobs_run_side_by_side(pool: Pool) -> None:
@@ -32,7 +32,7 @@ def test_ranks_are_started_once_and_jobs_run_side_by_side(pool: Pool) -> None:
 
 def test_groups_are_made_anew_for_other_layouts_only(pool: Pool) -> None:
     same = run(pool, ("answer", 4), ("answer", 4))
-    other = list(pool.run([Job("a", {"do": "answer"}, 4, "x"), Job("b", {"do": "answer"}, 4, "y")]))
+    other = list(pool.run([PoolJob("a", {"do": "answer"}, 4, "x"), PoolJob("b", {"do": "answer"}, 4, "y")]))
     stores = [outcome.answers[0]["store"] for outcome in [*same, *other]]
     assert stores[0] == stores[1]
     assert len(set(stores)) == 3
@@ -51,7 +51,7 @@ def test_groups_are_made_anew_for_other_layouts_only(pool: Pool) -> None:
 def test_a_lane_whose_rank_ends_badly_begins_anew(pool: Pool, what: str, said: str) -> None:
     before = {answer["process"] for answer in run(pool, ("answer", 4))[0].answers}
     pool.silence_seconds = 0.5
-    outcomes = pool.run([Job(what, {"do": what}, 4, "g"), Job("next", {"do": "answer"}, 4, "g")])
+    outcomes = pool.run([PoolJob(what, {"do": what}, 4, "g"), PoolJob("next", {"do": "answer"}, 4, "g")])
     bad = next(outcomes)
     pool.silence_seconds = 60.0
     (after,) = outcomes

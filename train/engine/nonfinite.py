@@ -8,7 +8,7 @@ from ...core.errors import TkError
 from ...parallel.collectives import all_gather
 from ..config.train_config import TrainSection
 from ..launch.watch import name_ranks
-from .training_engine import Engine
+from .training_engine import TrainingEngine
 
 
 class NonFinitePolicy:
@@ -18,7 +18,7 @@ class NonFinitePolicy:
         skipped: steps left out in a row, those of a shrinking loss scale not among them.
     """
 
-    def __init__(self, options: TrainSection, engine: Engine) -> None:
+    def __init__(self, options: TrainSection, engine: TrainingEngine) -> None:
         self.options = options
         self.engine = engine
         self.skipped = 0

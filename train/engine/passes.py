@@ -14,7 +14,7 @@ from ..pipeline.actions import Action, Kind
 from ..pipeline.executor import Boundary, PipelineExecutor
 from ..pipeline.schedules import make_schedule
 from .stages import StagePass
-from .training_engine import Engine
+from .training_engine import TrainingEngine
 
 
 class Passes:
@@ -28,7 +28,7 @@ class Passes:
     def __init__(
         self,
         decoders: Sequence[Decoder],
-        engine: Engine,
+        engine: TrainingEngine,
         config: TrainConfig,
         weight_grads: WeightGradQueue,
         tell: Callable[[str], None],

@@ -24,7 +24,7 @@ from .loss_scale import LossScale
 DTYPES = MappingProxyType({"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
 
 
-class Engine:
+class TrainingEngine:
     """Buffers, exchange and optimizer of one rank.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...core.tensors import TensorSpec
-from ..engine.training_engine import Engine
+from ..engine.training_engine import TrainingEngine
 from ..saving.snapshot import CODES
 from ..zero.flat_buffers import FlatBucket, FlatBuffers
 from ..zero.parameter_gather import Unit
@@ -90,7 +90,7 @@ def _parameters_outside(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Ite
         yield from _parameters_outside(child, blocks)
 
 
-def whole_state(module: nn.Module, engine: Engine) -> dict[str, Any]:
+def whole_state(module: nn.Module, engine: TrainingEngine) -> dict[str, Any]:
     """The module's `state_dict` with whole tensors on the CPU, shared ones as one; every rank calls it."""
     copies: dict[int, torch.Tensor] = {}
     for parameter in engine.parameters_one_by_one():

@@ -35,7 +35,7 @@ from ...parallel.mesh import Group, Mesh, between_cpus
 from ..config.train_config import OptimizerSection, PrecisionSection, TrainSection, param_groups
 from ..engine.lr_schedule import learning_rate
 from ..engine.nonfinite import NonFinitePolicy
-from ..engine.training_engine import DTYPES, Engine
+from ..engine.training_engine import DTYPES, TrainingEngine
 from ..saving.replica_check import ReplicaCheck
 from ..saving.snapshot import Snapshot, slot_dtypes
 from .blocks import find_blocks
@@ -108,13 +108,13 @@ def _engine(
     options: OptimizerSection,
     settings: InitializeOptions,
     device: torch.device,
-) -> Engine:
+) -> TrainingEngine:
     """What trains the module from `values`, which it takes one by one."""
 
     def fill(local: LocalParam, parameter: torch.Tensor) -> None:
         parameter.copy_(values.pop(local.name))
 
-    engine = Engine(
+    engine = TrainingEngine(
         [foreign.module],
         foreign.table,
         mesh,
@@ -170,7 +170,7 @@ class ModelEngine:
         last_grad_norm: before clipping, of the newest step.
     """
 
-    def __init__(self, foreign: ForeignModel, engine: Engine, settings: InitializeOptions) -> None:
+    def __init__(self, foreign: ForeignModel, engine: TrainingEngine, settings: InitializeOptions) -> None:
         self.module = foreign.module
         self.step_count = 0
         self.last_grad_norm = 0.0

@@ -17,7 +17,7 @@ Kind = Literal["understood", "fault", "echo"]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RankReport:
     """What a rank said of its end.
 
     Attributes:
@@ -43,12 +43,12 @@ def write_error(error: Exception, rank: int, echo: bool) -> None:
         aside.rename(path)
 
 
-def read_reports(folder: Path) -> list[Report]:
+def read_reports(folder: Path) -> list[RankReport]:
     """The reports of all ranks that left one."""
     return [_read(path) for path in sorted(folder.glob("error-*.json"))]
 
 
-def _read(path: Path) -> Report:
+def _read(path: Path) -> RankReport:
     """A rank's report; the error carries the rank's traceback as a note, which `--debug` shows."""
     data = json.loads(path.read_text(encoding="utf-8"))
     known = getattr(errors, data["class"], None)
@@ -57,4 +57,4 @@ def _read(path: Path) -> Report:
     if isinstance(known, type) and issubclass(known, TkError):
         error, kind = known(data["message"]), "understood"
     error.add_note(data["traceback"])
-    return Report(error, "echo" if data["echo"] else kind)
+    return RankReport(error, "echo" if data["echo"] else kind)

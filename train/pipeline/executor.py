@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...core.errors import WorkerDied
 from ...parallel.mesh import Group
-from ...parallel.point_to_point import Pending, Receive, Send, connect, exchange
+from ...parallel.point_to_point import PendingMessage, Receive, Send, connect, exchange
 from ...parallel.weight_grads import PutOff, WeightGradQueue, run
 from .actions import Action, Kind, Schedule, Transfer
 from .communication import Batch, plan_communication
@@ -22,7 +22,7 @@ from .communication import Batch, plan_communication
 MAX_SENDING = 2  # tensors that are kept for sends under way; before more, the oldest is waited for
 
 
-class Stage(Protocol):
+class PipelineStage(Protocol):
     """A stage of the model with its share of the step's micro-batches."""
 
     def forward(self, micro_batch: int, x: torch.Tensor | None) -> torch.Tensor:
@@ -57,9 +57,9 @@ class _Step:
     """
 
     losses: torch.Tensor
-    arrivals: dict[Action, tuple[Transfer, Pending]] = field(default_factory=dict)
+    arrivals: dict[Action, tuple[Transfer, PendingMessage]] = field(default_factory=dict)
     results: dict[Action, torch.Tensor] = field(default_factory=dict)
-    sending: deque[Pending] = field(default_factory=deque)
+    sending: deque[PendingMessage] = field(default_factory=deque)
     inputs: dict[Key, torch.Tensor | None] = field(default_factory=dict)
     roots: dict[Key, torch.Tensor | GradientEdge | None] = field(default_factory=dict)
     weight_grads: dict[Key, list[PutOff]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class PipelineExecutor:
     def __init__(
         self,
         schedule: Schedule,
-        stages: Mapping[int, Stage],
+        stages: Mapping[int, PipelineStage],
         pp: Group,
         boundary: Boundary,
         *,

@@ -19,7 +19,7 @@ from ..pipeline.simulator import simulate
 from .activation_memory import PassShape, backward_bytes, logits_bytes, stage_bytes
 from .flops import flops_per_token
 from .problems import notes, problems, refuse
-from .traffic import Traffic, Work, traffic
+from .traffic import StepWork, Traffic, traffic
 
 FP32 = 4
 IN_FLIGHT = 3  # buckets of gradients at once: one fills while two are exchanged
@@ -179,12 +179,12 @@ def _pass_bytes(shape: PassShape, held: Sequence[Stage], in_flight: int) -> dict
 
 def _work(
     config: TrainConfig, layout: Layout, shape: PassShape, params: Sequence[LocalParam], num_micro_batches: int
-) -> Work:
+) -> StepWork:
     num_params = sum(bucket.size for bucket in buckets(params, layout))
     tied = any(spec.alias for spec in shape.spec.table)
     looked_up = 0 if tied else sum(param.size for param in params if param.name == EMBEDDING)
     layers = {param.pieces[0].tensor.layer for param in params}
-    return Work(
+    return StepWork(
         num_params=num_params,
         num_gathered_twice=num_params - looked_up,
         itemsize=shape.itemsize,

@@ -39,7 +39,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What a rank does per optimizer step, as far as communication depends on it.
 
     Attributes:
@@ -60,12 +60,12 @@ class Work:
     recompute_full: bool
 
 
-def traffic(layout: Layout, work: Work) -> list[Traffic]:
+def traffic(layout: Layout, work: StepWork) -> list[Traffic]:
     """All that takes more than one rank and grows with the model or the batch."""
     return [*_tensor_parallel(layout, work), *_pipeline(layout, work), *_data_parallel(layout, work)]
 
 
-def _tensor_parallel(layout: Layout, work: Work) -> Iterator[Traffic]:
+def _tensor_parallel(layout: Layout, work: StepWork) -> Iterator[Traffic]:
     if layout.tp == 1:
         return
     blocks = 2 * work.num_layers * work.num_micro_batches
@@ -79,14 +79,14 @@ def _tensor_parallel(layout: Layout, work: Work) -> Iterator[Traffic]:
     yield Traffic("tp", "reduce_scatter", "hidden states", layout.tp, passes * blocks, work.hidden_bytes)
 
 
-def _pipeline(layout: Layout, work: Work) -> Iterator[Traffic]:
+def _pipeline(layout: Layout, work: StepWork) -> Iterator[Traffic]:
     if layout.pp > 1:
         calls = 2 * layout.virtual_stages * work.num_micro_batches
         size = work.hidden_bytes // (layout.tp if work.sequence_parallel else 1)
         yield Traffic("pp", "send", "hidden states and their gradients", layout.pp, calls, size)
 
 
-def _data_parallel(layout: Layout, work: Work) -> Iterator[Traffic]:
+def _data_parallel(layout: Layout, work: StepWork) -> Iterator[Traffic]:
     group = layout.group_size
     replicas = layout.dp // group
     grads, params = work.num_params * 4, work.num_params * work.itemsize

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ...core.errors import TkError
-from ...parallel.collectives import Pending, start_all_gather_flat
+from ...parallel.collectives import PendingResult, start_all_gather_flat
 from ...parallel.mesh import Group
 
 
@@ -58,7 +58,7 @@ class Agreement:
         self.group = group
         self.names = names
         self._complete, self._exchange = complete, exchange
-        self._told: Pending | None = None
+        self._told: PendingResult | None = None
         self._agreed = 0
         self._broken = ""
 

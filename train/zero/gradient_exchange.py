@@ -18,7 +18,13 @@ import torch
 
 from ...core.errors import ConfigError
 from ...core.layout import LocalParam
-from ...parallel.collectives import Pending, all_reduce, all_reduce_max, start_all_reduce, start_reduce_scatter_flat
+from ...parallel.collectives import (
+    PendingResult,
+    all_reduce,
+    all_reduce_max,
+    start_all_reduce,
+    start_reduce_scatter_flat,
+)
 from ...parallel.mesh import Group, Mesh
 from .flat_buffers import FlatBucket, FlatBuffers
 
@@ -232,7 +238,9 @@ class GradientExchange:
                 yield self.mesh.kv_heads, piece.start, piece.box.size
 
 
-def _settle(pending: Pending, bucket: FlatBucket, part: torch.Tensor, grads: torch.Tensor, accumulate: bool) -> None:
+def _settle(
+    pending: PendingResult, bucket: FlatBucket, part: torch.Tensor, grads: torch.Tensor, accumulate: bool
+) -> None:
     """Ends an exchange; `grads` is kept alive up to here."""
     pending.wait()
     if accumulate:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ...parallel.collectives import Pending, start_all_gather_flat
+from ...parallel.collectives import PendingResult, start_all_gather_flat
 from .agreement import Act, Agreement
 from .flat_buffers import FlatBucket, FlatBuffers
 from .outputs import tensors_in
@@ -38,7 +38,7 @@ class Unit:
     for_backward: bool = True
     all_along: bool = False
     name: str = ""
-    pending: list[Pending] | None = field(default=None)
+    pending: list[PendingResult] | None = field(default=None)
     ready: bool = False
 
 

@@ -74,17 +74,17 @@ def test_every_byte_passes_once_and_in_order(
     read: dict[object, int] = {}
     written: dict[object, int] = {}
     for tile in tiles(prepared.plan, tile_bytes):
-        assert tile.region.size * tile.job.selection.source_dtype.itemsize <= tile_bytes
-        for pieces, ends, whole in (
-            (tile.reads, read, [chunk.region for chunk in tile.job.sources]),
-            (tile.writes, written, [target.entry.region for target in tile.job.targets]),
+        assert tile.region.size * tile.slot_copy.selection.source_dtype.itemsize <= tile_bytes
+        for runs, ends, whole in (
+            (tile.reads, read, [chunk.region for chunk in tile.slot_copy.sources]),
+            (tile.writes, written, [target.entry.region for target in tile.slot_copy.targets]),
         ):
-            for piece in pieces:
-                key = (tile.job.selection, piece.index)
-                assert piece.region.start == ends.get(key, whole[piece.index].start)
-                ends[key] = piece.region.stop
-    assert list(read.values()) == [c.region.stop for j in prepared.plan.jobs for c in j.sources if c.region.size]
-    assert list(written.values()) == [t.entry.region.stop for j in prepared.plan.jobs for t in j.targets]
+            for run in runs:
+                key = (tile.slot_copy.selection, run.index)
+                assert run.region.start == ends.get(key, whole[run.index].start)
+                ends[key] = run.region.stop
+    assert list(read.values()) == [c.region.stop for j in prepared.plan.slot_copies for c in j.sources if c.region.size]
+    assert list(written.values()) == [t.entry.region.stop for j in prepared.plan.slot_copies for t in j.targets]
     assert prepared.plan.bytes_read == sum(c.nbytes for chunks in checkpoint.chunks.values() for c in chunks)
 
 

@@ -22,7 +22,7 @@ from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
 from tk.train.planning.activation_memory import PassShape, stage_bytes
 from tk.train.planning.plan import make_plan, model_state_bytes
-from tk.train.planning.traffic import Work, traffic
+from tk.train.planning.traffic import StepWork, traffic
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 512,
@@ -130,7 +130,7 @@ def test_recomputing_keeps_less_and_the_first_pipeline_rank_most(configure: Conf
 
 
 def test_traffic_is_that_of_the_layout() -> None:
-    work = Work(1000, 900, 2, 64, 3, 5, False, False)
+    work = StepWork(1000, 900, 2, 64, 3, 5, False, False)
     layout = Layout(tp=2, pp=2, dp=4, zero=3, shard_size=2)
     found = {(each.axis, each.collective, each.what): each for each in traffic(layout, work)}
     assert found["tp", "all_reduce", "hidden states"].calls == 4 * 3 * 5
