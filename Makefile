@@ -56,7 +56,7 @@ bench: $(READY) ## every benchmark in benchmarks/, one after the other
 proto: $(READY) $(LINK) ## write proto/v1/*_pb2* from the .proto
 	@scripts/proto $(BIN)/python
 
-map: $(READY) ## write the module list of docs/architecture.md
+map: $(READY) ## write docs/modules.md
 	@$(BIN)/python scripts/module_map.py
 
 # ---- machines with a GPU ------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""Write the module list of docs/architecture.md from the modules' own first lines (`make map`); a test compares."""
+"""Write docs/modules.md from the modules' own first lines (`make map`); a test compares."""
 
 import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "modules.md"
 MARK = "<!-- From here on: written by `make map` from the first line of each module. -->\n"
 ROOMS = ("cli", "parity", "train", "infer", "model", "data", "parallel", "checkpoint", "proto", "text", "core")
 

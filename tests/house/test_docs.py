@@ -1,5 +1,6 @@
 """What the documents show is true: keys, options, links and examples."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from tk.cli.main import COMMANDS, command_group
 from tk.core.config import load_toml
 from tk.train.config.train_config import TrainConfig
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/training.md", "docs/serving.md", "docs/architecture.md")
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 
 
 def test_every_configuration_key_is_documented_with_its_default(root: Path) -> None:
-    text = (root / "docs" / "training.md").read_text()
+    text = (root / "docs" / "training" / "configuration.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \| ([^|]*) \|", text, re.MULTILINE))
     keys = {
         f"{section}.{key}": value.default
@@ -43,7 +45,7 @@ def test_links_lead_somewhere(root: Path, document: str) -> None:
 
 
 def test_options_in_the_documents_exist(root: Path) -> None:
-    for document in ("README.md", "docs/training.md", "docs/serving.md"):
+    for document in DOCUMENTS:
         for line in (root / document).read_text().splitlines():
             for command, rest in re.findall(r"\btk ([a-z]+) ([^`#\n]*)", line):
                 if command in COMMANDS:
@@ -64,3 +66,21 @@ def test_every_command_has_help_with_an_example() -> None:
         for each in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
             shown = CliRunner().invoke(each, ["--help"]).output
             assert re.search(r"Example:\s+tk ", shown), each.name
+
+
+def test_functions_that_the_trails_name_exist(root: Path) -> None:
+    named = re.findall(r"`([a-z_/]+\.py)`\s+`([A-Za-z_.]+)`", (root / "docs" / "trails.md").read_text())
+    assert len(named) > 15
+    missing = [f"{path}: {name}" for path, name in named if name not in _defined(root / path)]
+    assert missing == []
+
+
+def _defined(path: Path) -> set[str]:
+    """Functions and methods of a module, as `function` and `Class.method`."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+    return names

@@ -9,7 +9,6 @@ import pytest
 from tk.scripts import module_map
 from tk.tests.house.conftest import ROOMS
 
-LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 PICKLING_MODULES = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"})
@@ -76,9 +75,3 @@ def test_the_map_shows_every_module() -> None:
     assert set(module_map.ROOMS) == set(ROOMS)
 
 
-def test_documents_link_to_files_that_exist(root: Path) -> None:
-    pages = [*root.glob("*.md"), *(root / "docs").glob("*.md")]
-    links = [(page, link) for page in pages for link in LINK.findall(page.read_text())]
-    assert links
-    broken = [f"{page.relative_to(root)}: {link}" for page, link in links if not (page.parent / link).exists()]
-    assert broken == []

@@ -67,7 +67,7 @@ def initialize(
     Args:
         model: any module of plain tensors. Its floating-point parameters become of `precision`, frozen ones too;
             buffers keep their dtype. Gradients that it has are forgotten.
-        optimizer: keys of [optimizer] (docs/training.md); the schedule is constant unless given.
+        optimizer: keys of [optimizer] (docs/training/configuration.md); the schedule is constant unless given.
         accumulate: micro-batches per optimizer step, each with one call of `backward`.
         steps: optimizer steps in all, for schedules that end.
         gather_together: for ZeRO stage 3, blocks that ranks may call differently or not at all: modules, or names and
