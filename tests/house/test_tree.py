@@ -1,7 +1,6 @@
 """Habits that keep the tree readable and its formats safe, checked over every module."""
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -73,5 +72,3 @@ def test_pickling_is_seen(text: str) -> None:
 def test_the_map_shows_every_module() -> None:
     assert module_map.PAGE.read_text() == module_map.page(), "run `make map`"
     assert set(module_map.ROOMS) == set(ROOMS)
-
-
