@@ -127,7 +127,7 @@ Event = Started | Delta | Finished | Done | Failed
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What is being served: the proof that it is what was trained (WIRE.md)."""
+    """The model that is served: `manifest_sha256` shows that it is the one that was trained."""
 
     name: str
     architecture: str

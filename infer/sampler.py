@@ -1,4 +1,4 @@
-"""From logits to tokens, in the order that WIRE.md fixes: bias, penalties, temperature, top-k, top-p, min-p.
+"""From logits to tokens, in the order of docs/wire.md: bias, penalties, temperature, top-k, top-p, min-p.
 
 Letters: R rows, V vocabulary, K candidates of a row. Every row's result depends on that row alone.
 """

@@ -15,7 +15,7 @@ MAX_LOGIT_BIAS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling, stopping and output options of one request; see WIRE.md for their order of application.
+    """Sampling, stopping and output options of one request; docs/wire.md has their order of application.
 
     Attributes:
         temperature: 0 is greedy (argmax, ties to the lowest id).

@@ -122,7 +122,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert "--debug" in out
 
 
-# DESIGN's promises: scripts rely on these names. A command may offer more.
+# Scripts rely on these names. A command may offer more.
 PROMISED = {
     "demo": {"--out"},
     "train": {"--set", "--nproc", "--resume", "--dry-run"},

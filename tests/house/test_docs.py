@@ -84,3 +84,14 @@ def _defined(path: Path) -> set[str]:
         elif isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
     return names
+
+
+def test_nothing_cites_a_page_outside_of_the_repository(root: Path) -> None:
+    outside = re.compile(r"\b(WIRE|FORMAT)\.md\b|\bDESIGN\b")
+    folders = {path.relative_to(root).parts[0] for path in root.glob("*/") if not path.name.startswith(".")}
+    pages = [*root.glob("*.*"), *(path for folder in sorted(folders) for path in (root / folder).rglob("*.*"))]
+    read = [
+        path for path in pages if path.suffix in {".py", ".md", ".toml", ".proto"} and path != Path(__file__).resolve()
+    ]
+    assert len(read) > 400
+    assert [str(path.relative_to(root)) for path in read if outside.search(path.read_text())] == []

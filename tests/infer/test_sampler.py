@@ -1,4 +1,4 @@
-"""The sampler against slow numpy written from WIRE.md, and its noise against the paper's known answers."""
+"""The sampler against slow numpy written from docs/wire.md, and its noise against the paper's known answers."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_noise_is_gumbel_and_each_tokens_own() -> None:
 
 
 def slow_choice(logits: np.ndarray[Any, Any], row: SamplingRow) -> int:
-    """WIRE.md's order, one token at a time, in float64."""
+    """The order of docs/wire.md, one token at a time, in float64."""
     x = logits.astype(np.float64).copy()
     for token, bias in (row.bias or {}).items():
         x[token] += bias

@@ -82,7 +82,7 @@ def run_training(config: dict[str, Any], resume: str = "auto", gradients: str = 
 
 
 def _assert_alike(result: dict[str, Any], expected: dict[str, Any], name: str) -> None:
-    """DESIGN.md, section 6."""
+    """The bounds of docs/training/parity.md."""
     np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-5, err_msg=name)
     np.testing.assert_allclose(result["grad_norm"], expected["grad_norm"], rtol=1e-4, err_msg=name)
     np.testing.assert_allclose(result["balance_loss"], expected["balance_loss"], rtol=1e-5, err_msg=name)

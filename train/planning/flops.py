@@ -1,4 +1,4 @@
-"""The arithmetic that a run asks for, by formula (DESIGN 4.2). No torch."""
+"""The arithmetic that a run asks for, by formula (docs/training/metrics.md). No torch."""
 
 from ...model.config import ModelConfig
 from ...model.registry import count_multiplied

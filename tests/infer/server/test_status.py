@@ -1,4 +1,4 @@
-"""The status table of WIRE.md, error by error."""
+"""The status table of docs/wire.md, error by error."""
 
 from typing import Any
 
