@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from ...core.errors import CheckpointError, ConfigError
-from ..files import storage
+from ..files import folders, lookup
 from ..format.manifest import PARTS
 from ..read import hugging_face as hf
 from ..read.locate import is_step
@@ -48,20 +48,20 @@ def require_replaceable(folder: Path) -> tuple[str, ...]:
 def remove_replaced(folder: Path, files: Sequence[str]) -> bool:
     """Removes those files and the folder; False, and the folder stays, if something else is there by now."""
     for name in files:
-        storage.remove_file(folder / name)
-    if any(name.startswith(f"{PARTS}/") for name in files) and not storage.list_names(folder / PARTS):
-        storage.remove_dir(folder / PARTS)
-    if storage.list_names(folder):
+        folders.remove_file(folder / name)
+    if any(name.startswith(f"{PARTS}/") for name in files) and not lookup.list_names(folder / PARTS):
+        folders.remove_dir(folder / PARTS)
+    if lookup.list_names(folder):
         return False
-    storage.remove_dir(folder)
+    folders.remove_dir(folder)
     return True
 
 
 def _names(folder: Path) -> list[str]:
     """What is in a folder; parts/ is looked into."""
     found = []
-    for name in storage.list_names(folder):
-        inner = storage.list_names(folder / name) if name == PARTS and not (folder / name).is_symlink() else []
+    for name in lookup.list_names(folder):
+        inner = lookup.list_names(folder / name) if name == PARTS and not (folder / name).is_symlink() else []
         found += [f"{name}/{part}" for part in inner] or [name]
     return found
 

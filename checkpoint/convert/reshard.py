@@ -8,7 +8,7 @@ from ...core.dtypes import DType
 from ...core.errors import ConfigError, ShapeMismatch
 from ...core.layout import Layout
 from ...core.tensors import Table
-from ..files import storage
+from ..files import folders, small_files
 from ..format.chunk import Part
 from ..format.manifest import PARTS, FileDigest, Manifest, StoredTensor
 from ..format.step_names import check_target_name
@@ -154,10 +154,10 @@ def finish_folder(
     if plain:
         index = hugging_face_index(parts, {name: tensor.shape for name, tensor in manifest.tensors.items()})
         for name, data in index.items():
-            storage.write_small(folder / name, data)
-        storage.fsync_dir(folder)
+            small_files.write_small(folder / name, data)
+        folders.fsync_dir(folder)
         return
-    storage.make_dirs(folder / PARTS)
+    folders.make_dirs(folder / PARTS)
     for part in parts:
         put_part(folder, part)
     seal(folder, replace(manifest, files=files), {part_name(part.writer): part.to_bytes() for part in parts}, {})

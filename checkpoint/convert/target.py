@@ -16,7 +16,7 @@ from typing import Final
 
 from ...core.errors import CheckpointError, ConfigError, TkError
 from ...core.progress import format_bytes
-from ..files import locks, storage
+from ..files import disk_facts, folders, locks, lookup, storage
 from ..format.step_names import new_attempt
 from ..run.run_folder import holding
 from .replaceable import remove_replaced, require_replaceable
@@ -51,7 +51,7 @@ def new_folder(path: Path, source: Path, force: bool, num_bytes: int = 0) -> Ite
         try:
             yield aside
         except BaseException:
-            storage.remove_tree(aside)
+            folders.remove_tree(aside)
             raise
         _put_in_place(aside, path, source, force, attempt)
 
@@ -66,13 +66,13 @@ def check_target(path: Path, source: Path, force: bool) -> tuple[str, ...]:
     """
     check_place(path)
     _check_apart(path, source)
-    if not storage.list_names(path):
+    if not lookup.list_names(path):
         return ()
     files = require_replaceable(path)
     if not force:
         raise ConfigError(f"{path} is there already; name another folder, or replace it with --force.")
     for folder in sorted({(path / name).parent for name in files}):
-        if not storage.may_write(folder):
+        if not disk_facts.may_write(folder):
             raise ConfigError(
                 f"{folder} cannot be written by this user, so it cannot be replaced; name another folder."
             )
@@ -87,7 +87,7 @@ def check_place(path: Path) -> None:
     if not above.is_dir():
         kind = "a link that leads nowhere" if above.is_symlink() else "a file"
         raise ConfigError(f"{above} is {kind}, so {path} cannot be made; name another folder.")
-    if not storage.may_write(above):
+    if not disk_facts.may_write(above):
         raise ConfigError(f"{above} cannot be written by this user, so {path} cannot be made; name another folder.")
     if os.path.lexists(path):
         _check_kind(path)
@@ -108,7 +108,7 @@ def _check_kind(path: Path) -> None:
         )
     if not path.is_dir():
         raise ConfigError(f"{path} is there already and is a file, so it is not replaced; name another folder.")
-    mounts = storage.mounts_beneath(path)
+    mounts = disk_facts.mounts_beneath(path)
     if mounts:
         raise ConfigError(
             f"{mounts[0]} is a mount point, which a new folder cannot replace; name a folder inside it."
@@ -125,7 +125,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _require_room(path: Path, num_bytes: int) -> None:
-    free = storage.free_bytes(_nearest(path))
+    free = disk_facts.free_bytes(_nearest(path))
     if num_bytes > free:
         raise TkError(
             f"{path} would take {format_bytes(num_bytes)}; {format_bytes(free)} are free there. Free some, or name a "
@@ -145,11 +145,11 @@ def _stem(path: Path) -> str:
 
 @contextmanager
 def _locked_aside(path: Path, attempt: str) -> Iterator[Path]:
-    storage.make_dirs(path.parent)
+    folders.make_dirs(path.parent)
     aside = beside(path, "tk-target", attempt)
     with locks.locked_folder(path.parent):  # nobody reaps between our making a folder and locking it
         _reap(path)
-        storage.make_dir(aside)
+        folders.make_dir(aside)
         lock = locks.lock_folder(aside)
     try:
         yield aside
@@ -161,7 +161,7 @@ def _locked_aside(path: Path, attempt: str) -> Iterator[Path]:
 def _reap(path: Path) -> None:
     """Removes what dead attempts at the same target left."""
     leftover = re.compile(re.escape(_stem(path)) + r"\.tk-target-[0-9a-f]{8}")
-    for name in storage.list_names(path.parent):
+    for name in lookup.list_names(path.parent):
         if not leftover.fullmatch(name):
             continue
         lock = locks.lock_folder(path.parent / name)
@@ -170,7 +170,7 @@ def _reap(path: Path) -> None:
                 f"Another job is writing {path}, in {path.parent / name}. Wait for its end or name another folder; if "
                 "there is no such job any more (this file system may have no locks), remove that folder."
             )
-        storage.remove_tree(path.parent / name)
+        folders.remove_tree(path.parent / name)
         storage.close(lock)
 
 
@@ -178,20 +178,20 @@ def _put_in_place(aside: Path, path: Path, source: Path, force: bool, attempt: s
     try:
         replaced = check_target(path, source, force)
         if not replaced:
-            storage.rename(aside, path)
+            folders.rename(aside, path)
     except (ConfigError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in _TAKEN:
             raise
         kept = beside(path, "new", attempt)
-        storage.rename(aside, kept)
+        folders.rename(aside, kept)
         raise CheckpointError(
             f"{path} was free and is not any more. The new folder is complete: {kept}. {error}"
         ) from error
     if not replaced:
-        storage.fsync_dir(path.parent)
+        folders.fsync_dir(path.parent)
         return
     kept = beside(path, "old", attempt)
-    storage.swap(aside, path, kept)
+    folders.swap(aside, path, kept)
     if not remove_replaced(aside, replaced):
-        storage.rename(aside, kept)
+        folders.rename(aside, kept)
         _log.warning("%s got new files while it was replaced; they are in %s.", path, kept)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ...core.errors import ConfigError
-from ..files import storage
+from ..files import folders
 from ..format.chunk import Chunk, DataFile, Part
 from ..read.reader import Checkpoint
 from ..save.writer import PlannedFile
@@ -88,7 +88,7 @@ def add_linked(parts: Sequence[Part], links: Sequence[HardLink]) -> list[Part]:
 def link_file(source: Path, target: Path) -> None:
     """Gives a file a second name; ConfigError where that cannot be, as on another file system."""
     try:
-        storage.link(source, target)
+        folders.link(source, target)
     except OSError as error:
         if error.errno not in _UNLINKABLE:
             raise

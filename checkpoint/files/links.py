@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from ...core.errors import CheckpointError
-from . import storage
+from . import lookup
 
 
 def real_path(folder: Path, name: str, inside: bool = False) -> Path:
@@ -21,7 +21,7 @@ def real_path(folder: Path, name: str, inside: bool = False) -> Path:
         CheckpointError: a link that leads anywhere else.
     """
     path = folder / name
-    if not storage.is_link(path):
+    if not lookup.is_link(path):
         return path
     target, own = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     if _is_blob(target, own) or (inside and target.parent == own):

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from ..files import storage
+from ..files import lookup, storage
 
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(\S+)")
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
@@ -102,9 +102,9 @@ _A_CHECKPOINT_IS: Final = "a checkpoint is a step folder, a run folder or a Hugg
 
 def describe(path: Path) -> str:
     """A sentence or two about a path that is no checkpoint of ours: what it is, and what would be right."""
-    if storage.is_dir(path):
+    if lookup.is_dir(path):
         return _describe_folder(path)
-    if storage.exists(path):
+    if lookup.exists(path):
         text = _match(_FILES, [path.name])[0] or _content(path) or f"is a file; {_A_CHECKPOINT_IS}"
         return f"{path} {text}."
     return _describe_missing(path)
@@ -117,9 +117,9 @@ def _describe_missing(path: Path) -> str:
             f"{url[1]}://{url[2]} is an address ({url[1]}); checkpoints are read from folders. Download it (from the "
             f"Hugging Face hub: hf download OWNER/NAME --local-dir DIR) or mount it, and name that folder."
         )
-    if storage.is_link(path):
+    if lookup.is_link(path):
         return f"{path} is a link to {path.readlink()}, which does not exist."
-    if _HUB_ID.fullmatch(str(path)) and not storage.exists(path.parent):
+    if _HUB_ID.fullmatch(str(path)) and not lookup.exists(path.parent):
         return (
             f"{path} does not exist; {_A_CHECKPOINT_IS}. A repository of the Hugging Face hub is downloaded with "
             f"hf download {path} --local-dir DIR, and DIR is named."
@@ -128,14 +128,14 @@ def _describe_missing(path: Path) -> str:
 
 
 def _describe_folder(path: Path) -> str:
-    names = storage.list_names(path)
+    names = lookup.list_names(path)
     if not names:
         return f"{path} holds no checkpoint: the folder is empty; {_A_CHECKPOINT_IS}."
-    dangling = [name for name in names if storage.is_link(path / name) and not storage.exists(path / name)]
+    dangling = [name for name in names if lookup.is_link(path / name) and not lookup.exists(path / name)]
     if dangling:
         target = (path / dangling[0]).readlink()
         return f"{path} holds no checkpoint: {dangling[0]} is a link to {target}, which does not exist."
-    text, name = _match(_FOLDERS, [f"{name}/" if storage.is_dir(path / name) else name for name in names])
+    text, name = _match(_FOLDERS, [f"{name}/" if lookup.is_dir(path / name) else name for name in names])
     if text:
         return f"{path} {text.replace('{name}', name).replace('{path}', str(path))}."
     return (

@@ -11,7 +11,7 @@ from typing import Final
 from ...core import dtypes
 from ...core.errors import CheckpointError, ManifestError, ShardMissing
 from ...core.geometry import Box
-from ..files import storage
+from ..files import lookup, small_files
 from ..files.links import real_path
 from ..format import json_strict as strict
 from ..format.chunk import Chunk
@@ -62,7 +62,7 @@ class HuggingFaceFolder:
 
 def is_hugging_face(folder: Path) -> bool:
     """Whether a folder looks like one of Hugging Face's: an index or a single file of weights."""
-    return any(storage.exists(folder / name) for name in (INDEX, SINGLE))
+    return any(lookup.exists(folder / name) for name in (INDEX, SINGLE))
 
 
 def is_preferred(name: str) -> bool:
@@ -83,12 +83,12 @@ def open_folder(folder: Path) -> HuggingFaceFolder:
     """
     config = read_config(folder)
     _refuse_other_weights(folder, config)
-    if storage.exists(folder / SINGLE):
+    if lookup.exists(folder / SINGLE):
         headers = {SINGLE: _header(folder, SINGLE)}
         weight_map = dict.fromkeys(headers[SINGLE].entries, SINGLE)
         digest = headers[SINGLE].sha256
     else:
-        data = storage.read_small(real_path(folder, INDEX, inside=True), MAX_SIDE_FILE)
+        data = small_files.read_small(real_path(folder, INDEX, inside=True), MAX_SIDE_FILE)
         indexed = _weight_map(strict.parse(data, str(folder / INDEX)), str(folder / INDEX))
         headers = {name: _header(folder, name) for name in sorted(set(indexed.values()))}
         weight_map = _held(folder, indexed, headers)
@@ -120,7 +120,7 @@ def read_config(folder: Path) -> dict[str, object]:
 
 def read_side_files(folder: Path, names: Sequence[str] | None = None) -> dict[str, bytes]:
     """Config, tokenizer and such beside the weights (of `names`, if given, those that exist)."""
-    return {name: storage.read_small(path, MAX_SIDE_FILE) for name, path in side_paths(folder, names).items()}
+    return {name: small_files.read_small(path, MAX_SIDE_FILE) for name, path in side_paths(folder, names).items()}
 
 
 def side_paths(folder: Path, names: Sequence[str] | None = None) -> dict[str, Path]:
@@ -132,7 +132,7 @@ def side_paths(folder: Path, names: Sequence[str] | None = None) -> dict[str, Pa
     """
     found = [
         name
-        for name in storage.list_names(folder)
+        for name in lookup.list_names(folder)
         if name.endswith(_SIDE_ENDINGS) and not name.endswith(".index.json") and (names is None or name in names)
     ]
     paths = {}
@@ -154,12 +154,12 @@ def _refuse_other_weights(folder: Path, config: Mapping[str, object]) -> None:
             f"{folder / CONFIG} says transformers_weights = {str(named)[:80]!r}; only {SINGLE} and {INDEX} are read. "
             f"Give the weights that name and remove the key."
         )
-    if storage.exists(folder / ADAPTER_CONFIG):
+    if lookup.exists(folder / ADAPTER_CONFIG):
         raise CheckpointError(
             f"{folder} holds an adapter (PEFT, {ADAPTER_CONFIG}) beside the weights; `transformers` would apply it. "
             f"Merge it with merge_and_unload() of peft and save_pretrained(), or remove its files."
         )
-    shards = [name for name in storage.list_names(folder) if _DISTRIBUTED.fullmatch(name)]
+    shards = [name for name in lookup.list_names(folder) if _DISTRIBUTED.fullmatch(name)]
     if shards:
         raise CheckpointError(
             f"{folder} holds {shards[0]}, a part of a distributed checkpoint, which `transformers` would load instead "

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from ...core.errors import CheckpointError, NotCommitted
-from ..files import storage
+from ..files import lookup
 from ..format.manifest import COMMIT, MANIFEST, PARTS
 from ..run.run_folder import RunFolder
 from . import hugging_face as hf
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 def open_any(path: Path) -> Checkpoint:
     """Opens what `path` means; see `Checkpoint.open`. Why newer steps of a run are passed over is logged."""
-    if not storage.is_dir(path):
+    if not lookup.is_dir(path):
         raise CheckpointError(describe(path))
     if is_step(path):
         return Checkpoint.open_step(path, lazy=True)
@@ -34,4 +34,4 @@ def open_any(path: Path) -> Checkpoint:
 
 def is_step(path: Path) -> bool:
     """Whether a folder bears any mark of a tk step; such a folder is never read as a Hugging Face one."""
-    return any(storage.exists(path / name) for name in (MANIFEST, COMMIT, PARTS))
+    return any(lookup.exists(path / name) for name in (MANIFEST, COMMIT, PARTS))

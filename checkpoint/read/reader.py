@@ -14,7 +14,7 @@ from ...core.errors import CheckpointError, NotCommitted, ShapeMismatch, ShardCo
 from ...core.geometry import Box
 from ...core.layout import Layout
 from ...core.tensors import TensorSpec
-from ..files import storage
+from ..files import lookup, small_files, storage
 from ..files.links import real_path
 from ..format import json_strict as strict
 from ..format.chunk import BLOCK, Chunk, Part
@@ -323,12 +323,12 @@ def corrupt(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:
 
 
 def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
-    if not storage.exists(folder / COMMIT):
-        if storage.exists(folder) and not storage.is_dir(folder):
+    if not lookup.exists(folder / COMMIT):
+        if lookup.exists(folder) and not lookup.is_dir(folder):
             raise CheckpointError(f"{folder} is not a folder, as a step is.")
         raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")
-    wanted = storage.read_small(real_path(folder, COMMIT), 4096)
-    data = storage.read_small(real_path(folder, MANIFEST), MAX_MANIFEST)
+    wanted = small_files.read_small(real_path(folder, COMMIT), 4096)
+    data = small_files.read_small(real_path(folder, MANIFEST), MAX_MANIFEST)
     digest = FileDigest.of(data).sha256
     if wanted != f"{digest}\n".encode():
         raise NotCommitted(f"{folder / MANIFEST} does not match {COMMIT}: it is damaged or belongs to another save.")

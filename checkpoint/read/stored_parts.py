@@ -9,7 +9,7 @@ from threading import RLock
 
 from ...core import dtypes
 from ...core.errors import ManifestError, ShardCorrupt
-from ..files import storage
+from ..files import small_files, storage
 from ..files.links import real_path
 from ..format.chunk import Chunk, DataFile, Part
 from ..format.chunk_index import TensorChunks, add_part
@@ -146,7 +146,7 @@ def _no_garbage_collection() -> Iterator[None]:
 def read_known(folder: Path, name: str, known: FileDigest, max_bytes: int) -> bytes:
     """A small file whose size and SHA-256 are on record; ShardCorrupt if it has changed."""
     path = real_path(folder, name)
-    data = storage.read_small(path, max_bytes)
+    data = small_files.read_small(path, max_bytes)
     if FileDigest.of(data) != known:
         raise not_as_saved(path)
     return data

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ...core.errors import CheckpointError, DamagedCheckpoint
-from ..files import storage
+from ..files import folders, lookup, small_files
 from ..format.manifest import MANIFEST
 from ..format.step_names import attempt_of, is_misnamed, new_attempt, step_aside, step_name, step_of
 from ..read.reader import Checkpoint
@@ -37,7 +37,7 @@ class RunFolder:
 
     def steps(self) -> list[tuple[int, Path]]:
         """(step, folder) of every step folder by its name, oldest first, whether it counts or not."""
-        numbers = {name: step_of(name) for name in storage.list_names(self.path)}
+        numbers = {name: step_of(name) for name in lookup.list_names(self.path)}
         return sorted((number, self.path / name) for name, number in numbers.items() if number is not None)
 
     def newest(self, before: float = math.inf) -> Newest:
@@ -65,8 +65,8 @@ class RunFolder:
         return Newest(None, skipped)
 
     def _refuse_misnamed(self) -> None:
-        for name in storage.list_names(self.path):
-            if is_misnamed(name) and storage.exists(self.path / name / MANIFEST):
+        for name in lookup.list_names(self.path):
+            if is_misnamed(name) and lookup.exists(self.path / name / MANIFEST):
                 raise CheckpointError(
                     f"{self.path / name} holds a step and is not named as a run names one (step 7 is {step_name(7)}): "
                     "rename it, or move it out of the run."
@@ -81,7 +81,7 @@ class RunFolder:
             CheckpointError: another job holds it.
             StorageError: the folder cannot be written.
         """
-        storage.make_dirs(self.path)
+        folders.make_dirs(self.path)
         attempt = new_attempt()
         with run_lock(self.path, attempt) as fd:
             run = LockedRun(self.path, attempt, fd)
@@ -97,7 +97,7 @@ def holding(target: Path) -> Iterator[None]:
         CheckpointError: a job holds it.
     """
     run = RunFolder(target.parent)
-    if step_of(target.name) is None or not (storage.exists(run.path / LOCK) or run.steps()):
+    if step_of(target.name) is None or not (lookup.exists(run.path / LOCK) or run.steps()):
         yield
         return
     with run.lock():
@@ -127,7 +127,7 @@ class LockedRun(RunFolder):
         """
         self.require_lock()
         final = self.path / step_name(step)
-        if storage.exists(final):
+        if lookup.exists(final):
             try:
                 Checkpoint.open_step(final)
             except DamagedCheckpoint:
@@ -135,7 +135,7 @@ class LockedRun(RunFolder):
             else:
                 raise CheckpointError(f"{final} is a good checkpoint and is not overwritten; use another run folder.")
         folder = step_aside(self.path, step, self.attempt)
-        storage.make_dirs(folder)
+        folders.make_dirs(folder)
         return folder
 
     def require_lock(self) -> None:
@@ -144,17 +144,17 @@ class LockedRun(RunFolder):
 
     def clear_leftovers(self) -> None:
         """Removes what saves and prunings of dead attempts left: none but the lock's holder can be alive."""
-        for name in storage.list_names(self.path):
+        for name in lookup.list_names(self.path):
             if attempt_of(name) not in (None, self.attempt):
-                storage.remove_tree(self.path / name)
+                folders.remove_tree(self.path / name)
 
     def set_aside(self, steps: Iterable[int]) -> None:
         """Moves steps that were found damaged to `step-N.bad-ATTEMPT`, the newest first."""
         self.require_lock()
         for step in sorted(steps, reverse=True):
             path = self.path / step_name(step)
-            storage.rename(path, path.with_name(f"{path.name}.bad-{self.attempt}"))
-            storage.fsync_dir(self.path)
+            folders.rename(path, path.with_name(f"{path.name}.bad-{self.attempt}"))
+            folders.fsync_dir(self.path)
 
     def fork(self, step: int) -> Path | None:
         """Moves every step newer than `step` to `forked-ATTEMPT/`; None if there is none.
@@ -169,18 +169,18 @@ class LockedRun(RunFolder):
         if older:
             self.point_latest(older[-1])
         else:
-            storage.remove_file(self.path / LATEST)
+            folders.remove_file(self.path / LATEST)
         folder = self.path / f"forked-{self.attempt}"
-        storage.make_dirs(folder)
+        folders.make_dirs(folder)
         for path in newer:
-            storage.rename(path, folder / path.name)
-            storage.fsync_dir(folder)
-            storage.fsync_dir(self.path)
+            folders.rename(path, folder / path.name)
+            folders.fsync_dir(folder)
+            folders.fsync_dir(self.path)
         return folder
 
     def point_latest(self, step: int) -> None:
         """Has LATEST, a hint for people and scripts, name a step."""
-        storage.replace_small(self.path / LATEST, f"{step_name(step)}\n".encode(), self.attempt)
+        small_files.replace_small(self.path / LATEST, f"{step_name(step)}\n".encode(), self.attempt)
 
     def prune(self, keep: int, keep_every: int = 0) -> list[Path]:
         """Removes old steps: all but the newest `keep` (at least 1) and those that `keep_every` divides (0: none).
@@ -207,9 +207,9 @@ class LockedRun(RunFolder):
                 old.append(path)
         for path in reversed(old):
             trash = path.with_name(f"{path.name}.trash-{self.attempt}")
-            storage.rename(path, trash)
-            storage.fsync_dir(self.path)  # else a power cut could bring the name back over what is half removed
-            storage.remove_tree(trash)
+            folders.rename(path, trash)
+            folders.fsync_dir(self.path)  # else a power cut could bring the name back over what is half removed
+            folders.remove_tree(trash)
         return old[::-1]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ...core.errors import CheckpointError, DamagedCheckpoint, StorageError
-from ..files import locks, storage
+from ..files import locks, small_files, storage
 
 LOCK: Final = "LOCK"
 BEAT_SECONDS: Final = 5.0  # between two signs of life
@@ -51,7 +51,7 @@ class Holder:
     def of(run: Path) -> "Holder | None":
         """Who holds a run's lock by its note; None where that is empty, missing or none of ours."""
         try:
-            note = json.loads(storage.read_small(run / LOCK, 4096))
+            note = json.loads(small_files.read_small(run / LOCK, 4096))
             return Holder(str(note["host"]), int(note["pid"]), str(note["attempt"]), str(note.get("boot", "")))
         except (DamagedCheckpoint, ValueError, TypeError, KeyError, AttributeError):
             return None

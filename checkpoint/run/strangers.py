@@ -3,7 +3,7 @@
 from fnmatch import fnmatchcase
 from typing import Final
 
-from ..files import storage
+from ..files import lookup
 from ..format.manifest import COMMIT, MANIFEST, PARTS
 from ..read import hugging_face as hf
 from ..read.reader import Checkpoint
@@ -45,12 +45,12 @@ def find_strangers(checkpoint: Checkpoint) -> tuple[list[Problem], list[str]]:
 def foreign_names(checkpoint: Checkpoint) -> list[str]:
     """What is in a tk checkpoint's folder, and in its parts/, that no save wrote."""
     own = own_files(checkpoint)
-    parts = [f"{PARTS}/{name}" for name in storage.list_names(checkpoint.path / PARTS)]
+    parts = [f"{PARTS}/{name}" for name in lookup.list_names(checkpoint.path / PARTS)]
     return [*_names(checkpoint, own | {PARTS}), *(name for name in parts if name not in own)]
 
 
 def _names(checkpoint: Checkpoint, own: set[str]) -> list[str]:
-    return [name for name in storage.list_names(checkpoint.path) if name not in own]
+    return [name for name in lookup.list_names(checkpoint.path) if name not in own]
 
 
 def _is_any(name: str, patterns: tuple[str, ...]) -> bool:

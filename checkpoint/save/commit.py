@@ -12,7 +12,7 @@ from ...core.errors import CheckpointError, ShardMissing
 from ...core.geometry import Box
 from ...core.layout import Layout
 from ...core.tensors import Table
-from ..files import storage
+from ..files import folders, lookup, small_files
 from ..format import json_strict as strict
 from ..format.chunk import Part
 from ..format.chunk_index import index_chunks
@@ -82,9 +82,9 @@ def wait_for_parts(folder: Path, num_writers: int, timeout: float) -> dict[str, 
     wanted = [part_name(writer) for writer in range(num_writers)]
     begun, pause, told = time.monotonic(), 0.01, False
     while True:
-        missing = set(wanted) - set(storage.list_names(folder / PARTS))
+        missing = set(wanted) - set(lookup.list_names(folder / PARTS))
         if not missing:
-            return {name: storage.read_small(folder / PARTS / name, MAX_PART) for name in wanted}
+            return {name: small_files.read_small(folder / PARTS / name, MAX_PART) for name in wanted}
         waited, named = time.monotonic() - begun, ", ".join(sorted(missing)[:8])
         if waited > timeout:
             raise ShardMissing(
@@ -116,22 +116,22 @@ def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_file
         parts={name: PartRecord.of(data, parsed[name], shapes) for name, data in parts.items()},
     )
     for name, data in files.items():
-        storage.write_small(folder / name, data)
+        small_files.write_small(folder / name, data)
     data = manifest.to_bytes()
     Manifest.parse(data, "the manifest to be written")
-    storage.write_small(folder / MANIFEST, data)
-    storage.write_small(folder / COMMIT, f"{FileDigest.of(data).sha256}\n".encode())
-    storage.fsync_dir(folder / PARTS)
-    storage.fsync_dir(folder)
+    small_files.write_small(folder / MANIFEST, data)
+    small_files.write_small(folder / COMMIT, f"{FileDigest.of(data).sha256}\n".encode())
+    folders.fsync_dir(folder / PARTS)
+    folders.fsync_dir(folder)
     return manifest
 
 
 def publish(folder: Path, final: Path) -> None:
     """Gives a sealed folder its final name, durably: the commit point."""
-    if storage.exists(final):
+    if lookup.exists(final):
         raise CheckpointError(f"{final} is there already and is not overwritten; {folder} holds the new one.")
-    storage.rename(folder, final)
-    storage.fsync_dir(final.parent)
+    folders.rename(folder, final)
+    folders.fsync_dir(final.parent)
 
 
 def hugging_face_index(parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from ...core.errors import CheckpointError
 from ...core.geometry import Box
 from ...core.layout import Owned
 from ...core.tensors import Table
-from ..files import storage
+from ..files import folders, small_files, storage
 from ..files.direct_writer import DirectWriter
 from ..format import json_strict as strict
 from ..format.chunk import BLOCK, BlockCrcs, Chunk, DataFile, Part
@@ -159,7 +159,7 @@ def write_part(
         CheckpointError: values that are not the elements promised.
         OSError: the disk is full or fails.
     """
-    storage.make_dirs(folder / PARTS)
+    folders.make_dirs(folder / PARTS)
     shapes = {spec.name: spec.shape for spec in table}
     values = {owned: source for owned, _, source in entries}
     files = plan_files(writer, ((owned, code) for owned, code, _ in entries), shapes, max_file=max_file)
@@ -184,7 +184,7 @@ def write_part(
 
 def put_part(folder: Path, part: Part) -> None:
     """Writes parts/WRITER.json whole or not at all."""
-    storage.replace_small(folder / PARTS / part_name(part.writer), _readable(part), "writing")
+    small_files.replace_small(folder / PARTS / part_name(part.writer), _readable(part), "writing")
 
 
 def check_part(writer: int, files: Sequence[PlannedFile]) -> None:

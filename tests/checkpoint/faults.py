@@ -1,7 +1,7 @@
 """What can go wrong under a save, at each of its operations: the process killed, the disk full, the power cut.
 
-All checkpoint I/O goes through `checkpoint/files/storage.py`; its operations are replaced here, one by one, by ones
-that are counted, that fail, or that are remembered together with what a disk would have kept of them.
+All checkpoint I/O goes through the modules of `checkpoint/files` in MODULES; their operations are replaced here, one by
+one, by ones that are counted, that fail, or that are remembered together with what a disk would have kept of them.
 """
 
 import os
@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tk.checkpoint.files import locks, storage
+from tk.checkpoint.files import disk_facts, folders, locks, lookup, small_files, storage
 
+MODULES = (storage, folders, lookup, small_files, disk_facts)
 # What changes a disk, and what only looks or is made of these. A test holds that every function is in one of the lists.
 CHANGES = (
     "open_new", "open_again", "pwrite", "fsync", "fsync_dir", "rename", "exchange", "link", "make_dir", "remove_file",
@@ -23,7 +24,7 @@ CHANGES = (
 LOOKS = (
     "open_read", "close", "closing", "file_size", "pread", "list_names", "reading", "read_exact", "read_small",
     "_preadv", "free_bytes", "set_direct", "may_write", "mounts_beneath", "exists", "is_dir", "is_link", "_status",
-    "_find", "_is_absent", "_closing_on_error",
+    "find", "_is_absent", "_closing_on_error",
 )  # fmt: skip
 MADE_OF_CHANGES = ("make_dirs", "remove_tree", "swap", "write_small", "replace_small")
 
@@ -33,14 +34,15 @@ Operation: TypeAlias = Callable[..., Any]
 @contextmanager
 def watched(watch: Callable[..., Any], names: tuple[str, ...] = CHANGES) -> Iterator[None]:
     """Has every operation go through `watch(name, operation, *arguments)`."""
-    real = {name: getattr(storage, name) for name in names}
-    for name, operation in real.items():
-        setattr(storage, name, partial(watch, name, operation))
+    real = {name: (module, getattr(module, name)) for module in MODULES for name in names if hasattr(module, name)}
+    assert real.keys() == set(names)
+    for name, (module, operation) in real.items():
+        setattr(module, name, partial(watch, name, operation))
     try:
         yield
     finally:
-        for name, operation in real.items():
-            setattr(storage, name, operation)
+        for name, (module, operation) in real.items():
+            setattr(module, name, operation)
 
 
 class AtOperation:
@@ -66,7 +68,7 @@ class AtOperation:
 
 
 class FailingSystem:
-    """Stands for modules of Python's library beneath storage.py: call number `index` to the system fails.
+    """Stands for modules of Python's library beneath checkpoint/files: call number `index` to the system fails.
 
     Args:
         number: the errno of that call and, if `lasting`, of all after it.
@@ -92,8 +94,11 @@ class FailingSystem:
 
     @contextmanager
     def beneath_storage(self) -> Iterator[None]:
-        """Has storage.py and locks.py call this system; closing a descriptor never fails."""
-        places = [(module, name, getattr(module, name)) for module in (storage, locks) for name in ("os", "fcntl")]
+        """Has checkpoint/files call this system; closing a descriptor never fails."""
+        modules, names = (*MODULES, locks), ("os", "fcntl")
+        places = [
+            (module, name, getattr(module, name)) for module in modules for name in names if hasattr(module, name)
+        ]
         for module, name, real in places:
             setattr(module, name, _Stand(real, self))
         try:

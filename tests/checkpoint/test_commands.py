@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint
-from tk.checkpoint.files import storage
+from tk.checkpoint.files import disk_facts, folders, storage
 from tk.cli.main import main
 from tk.core.layout import Layout
 from tk.tests.checkpoint.saving import MIXED, llama_table, save_step
@@ -96,7 +96,7 @@ def test_reshard_that_cannot_be(
 def test_a_target_without_room(
     step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "free_bytes", lambda folder: 2048)
+    monkeypatch.setattr(disk_facts, "free_bytes", lambda folder: 2048)
     assert main(["reshard", str(step), str(tmp_path / "new"), "--tp", "1"]) == 1
     assert "2 KiB are free there" in " ".join(capsys.readouterr().err.split())
     assert sorted(os.listdir(tmp_path)) == ["run"]
@@ -124,7 +124,7 @@ def test_links_that_cannot_be_are_refused_before_the_copy(
         raise OSError(number, os.strerror(number))
 
     source = save_step(tmp_path / "run", TABLE, Layout())
-    monkeypatch.setattr(storage, "link", refuse)
+    monkeypatch.setattr(folders, "link", refuse)
     monkeypatch.setattr(storage, "open_new", lambda path: pytest.fail(f"{path} is written"))
     for command in (["reshard", "--tp", "1", "--dtype", "fp16"], ["export"]):
         assert main([*command, str(source), str(tmp_path / "new"), "--link"]) == 2
@@ -185,7 +185,7 @@ def test_side_files_are_counted_streamed_and_checked(
     (tmp_path / "hf" / "vocab.txt").write_bytes(data)
     (tmp_path / "hf" / ".hidden.json").write_text("{}")
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "free_bytes", lambda folder: 5 * 2**20)
+        patch.setattr(disk_facts, "free_bytes", lambda folder: 5 * 2**20)
         assert main(["export", str(tmp_path / "hf"), str(tmp_path / "new")]) == 1
     assert "5 MiB are free there" in " ".join(capsys.readouterr().err.split())
     pread, most = storage.pread, [0]

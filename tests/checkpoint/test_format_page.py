@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tk.checkpoint import Checkpoint
-from tk.checkpoint.files import storage
 from tk.core.layout import Layout
+from tk.tests.checkpoint.faults import watched
 from tk.tests.checkpoint.saving import STATES, mixed_table, save_step, true_values
 
 ROOT = Path(__file__).parents[2]
@@ -211,7 +210,8 @@ def test_every_sentence_is_held_by_tests_that_exist() -> None:
     for name in {name for names in HELD.values() for name in names}:
         file, test = name.split(":")
         room, _, stem = file.rpartition("/")
-        tree = ast.parse((ROOT / "tests" / (room or "checkpoint") / f"test_{stem}.py").read_text())
+        (path,) = (ROOT / "tests" / (room or "checkpoint")).rglob(f"test_{stem}.py")
+        tree = ast.parse(path.read_text())
         assert f"test_{test}" in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
 
 
@@ -277,27 +277,26 @@ def put(step: Path, chunk: dict[str, Any], header: dict[Any, Any], whole: np.nda
     whole[place] = box.reshape(extents)
 
 
-def test_a_step_is_saved_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_saved_in_this_order(tmp_path: Path) -> None:
     log: list[str] = []
     opened: dict[int, str] = {}
 
-    def record(name: str, describe: Callable[..., str]) -> None:
-        real = getattr(storage, name)
+    describe: dict[str, Callable[..., str]] = {
+        "open_new": lambda path: path.name,
+        "fsync": lambda fd: opened[fd],
+        "fsync_dir": lambda path: re.sub(r"\.tmp-.*", "", path.name),
+        "rename": lambda source, target: target.name,
+    }
 
-        def call(*args: Any) -> Any:
-            result = real(*args)
-            if name == "open_new":
-                opened[result] = Path(args[0]).name
-            log.append(f"{name} {describe(*args)}")
-            return result
+    def record(name: str, operation: Callable[..., Any], *args: Any) -> Any:
+        result = operation(*args)
+        if name == "open_new":
+            opened[result] = Path(args[0]).name
+        log.append(f"{name} {describe[name](*args)}")
+        return result
 
-        monkeypatch.setattr(storage, name, call)
-
-    record("open_new", lambda path: path.name)
-    record("fsync", lambda fd: opened[fd])
-    record("fsync_dir", lambda path: re.sub(r"\.tmp-.*", "", path.name))
-    record("rename", lambda source, target: target.name)
-    step = save_step(tmp_path / "run", TABLE, Layout(), {"weight": "F32"}, side_files={"config.json": b"{}"})
+    with watched(record, tuple(describe)):
+        step = save_step(tmp_path / "run", TABLE, Layout(), {"weight": "F32"}, side_files={"config.json": b"{}"})
     made = [re.sub(r"\.tmp-\w+", ".tmp", line) for line in log]
     part = ["open_new 00000.json.tmp", "fsync 00000.json.tmp", "rename 00000.json", "fsync_dir parts"]
     expected = ["fsync model-00000.safetensors", *part]

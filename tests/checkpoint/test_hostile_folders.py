@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint, Options, prepare_export, prepare_reshard
-from tk.checkpoint.files import storage
+from tk.checkpoint.files import folders
 from tk.cli.main import main
 from tk.core.errors import CheckpointError, ConfigError, StorageError
 from tk.core.layout import Layout
@@ -44,8 +44,8 @@ def place(made: Path, tmp_path: Path) -> Path:
 def tree(folder: Path) -> dict[bytes, object]:
     """Everything beneath a folder: kind, content, where links lead; links are not followed."""
     found: dict[bytes, object] = {}
-    for path, folders, files in os.walk(os.fsencode(folder)):
-        for name in folders + files:
+    for path, inner, files in os.walk(os.fsencode(folder)):
+        for name in inner + files:
             each = os.path.join(path, name)
             what: object = os.readlink(each) if os.path.islink(each) else os.lstat(each).st_mode
             if os.path.isfile(each) and not os.path.islink(each):
@@ -247,13 +247,13 @@ def test_what_comes_during_the_copy_stays(place: Path, target: str) -> None:
 
 
 def test_what_comes_into_the_old_folder_while_it_goes_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange = storage.exchange
+    exchange = folders.exchange
 
     def user_writes(one: Path, two: Path) -> None:
         exchange(one, two)
         (one / "thesis.txt").write_text("years of work")
 
-    monkeypatch.setattr(storage, "exchange", user_writes)
+    monkeypatch.setattr(folders, "exchange", user_writes)
     reshard(place, place / "tk")
     (kept,) = place.glob("tk.old-*")
     assert os.listdir(kept) == ["thesis.txt"]
@@ -269,7 +269,7 @@ def test_where_names_cannot_be_exchanged_the_old_folder_steps_aside(
     shutil.copytree(place / "theirs", place / "tk.old")
     (place / "tk.old-").mkdir()
     before = {path: data for path, data in tree(place).items() if b"/tk/" not in path}
-    monkeypatch.setattr(storage, "exchange", cannot)
+    monkeypatch.setattr(folders, "exchange", cannot)
     reshard(place, place / "tk")
     assert {path: data for path, data in tree(place).items() if b"/tk/" not in path} == before
     assert Checkpoint.open(place / "tk").verify().ok

@@ -50,7 +50,7 @@ class Reads:
 
 @contextmanager
 def counted_reads() -> Iterator[Reads]:
-    """Counts what passes through checkpoint/files/storage.py."""
+    """Counts what is read through checkpoint/files/storage.py."""
     reads = Reads()
     with watched(reads, ("pread",)):
         yield reads

@@ -15,9 +15,9 @@ from tk.tests.checkpoint.saving import llama_table, save_step
 
 SLOWLY = """
 import sys, time
-from tk.checkpoint import storage
+from tk.checkpoint.files import folders, storage
 from tk.cli.main import main
-write, remove = storage.pwrite, storage.remove_file
+write, remove = storage.pwrite, folders.remove_file
 def write_one(*arguments):
     write(*arguments)
     print("writing", flush=True)
@@ -26,7 +26,7 @@ def remove_slowly(path):
     print("removing", flush=True)
     time.sleep(0.05)
     remove(path)
-storage.pwrite, storage.remove_file = write_one, remove_slowly
+storage.pwrite, folders.remove_file = write_one, remove_slowly
 sys.exit(main(sys.argv[1:]))
 """
 

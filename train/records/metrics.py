@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from ...checkpoint.files.storage import replace_small
+from ...checkpoint.files.small_files import replace_small
 from ..config.extras import require_tensorboard
 
 _MEASURING_SECONDS: Final = 0.2  # a CPU without arithmetic of a dtype may take seconds for one product

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder
-from tk.checkpoint.files import storage
+from tk.checkpoint.files import lookup, storage
 from tk.checkpoint.read.shared_read import ALONE
 from tk.core.errors import CheckpointError, ShardMissing, StorageError, TkError
 from tk.tests.checkpoint.crashing import save
@@ -178,8 +178,8 @@ def test_a_file_is_missing_only_where_the_folder_does_not_list_it(tmp_path: Path
     path = tmp_path / "folder" / "file"
     with pytest.raises(ShardMissing):
         storage.open_read(path)
-    assert not storage.exists(path)
-    assert storage.list_names(path) == []
+    assert not lookup.exists(path)
+    assert lookup.list_names(path) == []
     path.parent.mkdir()
     path.write_text("")
     with FailingSystem(0, errno.ENOENT).beneath_storage():
@@ -188,9 +188,10 @@ def test_a_file_is_missing_only_where_the_folder_does_not_list_it(tmp_path: Path
     def never(*_: object, **__: object) -> int:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    for look in (storage.open_read, storage.exists, storage.is_dir):
+    for look in (storage.open_read, lookup.exists, lookup.is_dir):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(storage, "os", _Blind(never))
+            for module in (storage, lookup):
+                patch.setattr(module, "os", _Blind(never))
             with pytest.raises(StorageError, match=r"file cannot be (opened|found): No such file .*is at fault"):
                 look(path)
 
@@ -213,4 +214,4 @@ def test_links_and_folders_in_place_of_a_file_are_named(tmp_path: Path) -> None:
     for name in ("link", "dangling", "pipe", "."):
         with pytest.raises(CheckpointError, match="is not a regular file"):
             storage.open_read(tmp_path / name)
-    assert not storage.exists(tmp_path / "dangling")
+    assert not lookup.exists(tmp_path / "dangling")

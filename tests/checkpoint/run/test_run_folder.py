@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder, commit, write_part
-from tk.checkpoint.files import storage
 from tk.core.errors import CheckpointError, ManifestError, NotCommitted, ShardMissing
 from tk.core.geometry import Box
 from tk.core.layout import Layout, Owned, owned
 from tk.core.tensors import TensorSpec
+from tk.tests.checkpoint.faults import watched
 from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, cut, llama_table, save_step, true_values
 
 SMALL = llama_table(layers=1)
@@ -170,26 +170,22 @@ def test_a_part_that_lacks_an_element_is_not_committed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "stride"), [("pwrite", 9), ("fsync", 1), ("rename", 1), ("fsync_dir", 1), ("open_new", 1)]
 )
-def test_a_failing_disk_leaves_the_previous_step_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, stride: int
-) -> None:
+def test_a_failing_disk_leaves_the_previous_step_the_newest(tmp_path: Path, call: str, stride: int) -> None:
     """The n-th use of each call and all after it fail, for every n (or every ninth) that a save makes."""
     save_step(tmp_path / "first", SMALL, LAYOUT, STATES, step=1)
-    real: Callable[..., Any] = getattr(storage, call)
     failures = 0
     run = tmp_path / "run"
     for n in range(0, 1000, stride):
         shutil.copytree(tmp_path / "first", run)
         left = [n]
 
-        def failing(*args: Any, left: list[int] = left) -> Any:
+        def failing(name: str, operation: Callable[..., Any], *args: Any, left: list[int] = left) -> Any:
             left[0] -= 1
             if left[0] < 0:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return real(*args)
+            return operation(*args)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(storage, call, failing)
+        with watched(failing, (call,)):
             try:
                 save_step(run, SMALL, LAYOUT, STATES, step=2)
                 break

@@ -20,11 +20,10 @@ from typing import Any
 
 import pytest
 
-from tk.checkpoint.files import storage
 from tk.core.errors import TkError
 from tk.tests.checkpoint import crash_job, random_kill_job
 from tk.tests.checkpoint.crashing import SCENARIOS, Scenario, act_as_if_large
-from tk.tests.checkpoint.faults import CHANGES, LOOKS, MADE_OF_CHANGES, AtOperation, Disk, Survives, watched
+from tk.tests.checkpoint.faults import CHANGES, LOOKS, MADE_OF_CHANGES, MODULES, AtOperation, Disk, Survives, watched
 
 RANDOM_KILLS = int(os.environ.get("TK_RANDOM_KILLS", "5"))
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -44,10 +43,13 @@ def scratch() -> Iterator[Path]:
 
 
 def test_every_operation_of_storage_is_known() -> None:
-    functions = {
-        name for name, value in inspect.getmembers(storage, inspect.isfunction) if value.__module__ == storage.__name__
-    }
-    assert functions == {*CHANGES, *LOOKS, *MADE_OF_CHANGES}
+    functions = sorted(
+        name
+        for module in MODULES
+        for name, value in inspect.getmembers(module, inspect.isfunction)
+        if value.__module__ == module.__name__
+    )
+    assert functions == sorted((*CHANGES, *LOOKS, *MADE_OF_CHANGES)), "each is known, and no two have one name"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

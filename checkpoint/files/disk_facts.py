@@ -1,0 +1,32 @@
+"""What the system says of a place before anything is written there: room, rights and mount points."""
+
+import os
+import re
+from pathlib import Path
+
+from .storage_errors import naming
+
+
+def free_bytes(folder: Path) -> int:
+    """How many bytes more can be written beneath a folder."""
+    with naming(folder, "looked at"):
+        found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def may_write(folder: Path) -> bool:
+    """Whether names can be added to a folder and removed from it."""
+    with naming(folder, "looked at"):
+        return os.access(folder, os.W_OK | os.X_OK)
+
+
+def mounts_beneath(folder: Path) -> list[Path]:
+    """Where file systems (or single files) are mounted: the folder itself, if it is such a place, and those inside."""
+    real = Path(os.path.realpath(folder))
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except FileNotFoundError:  # no Linux
+        return [real] if real.is_mount() else []
+    octal = re.compile(rb"\\([0-7]{3})")  # how spaces and such are written there
+    places = {os.fsdecode(octal.sub(lambda code: bytes([int(code[1], 8)]), line.split()[4])) for line in lines}
+    return sorted(place for place in map(Path, places) if place == real or real in place.parents)

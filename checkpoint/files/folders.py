@@ -1,0 +1,121 @@
+"""Names in folders: made, moved, exchanged and removed. A folder's names are durable once `fsync_dir` returns."""
+
+import ctypes
+import errno
+import os
+import stat
+import time
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+from ...core.errors import StorageError
+from . import lookup
+from .storage_errors import naming
+
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+
+
+def make_dir(path: Path) -> None:
+    """Makes a folder; no error if it is there."""
+    with naming(path, "made"):
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                raise
+
+
+def make_dirs(path: Path) -> None:
+    """Makes a folder and those above it, durably; no error if it is there."""
+    missing = list(takewhile(lambda folder: not lookup.is_dir(folder), (path, *path.parents)))
+    for folder in reversed(missing):
+        make_dir(folder)
+        fsync_dir(folder.parent)
+
+
+def fsync_dir(path: Path) -> None:
+    """Makes a folder's entries durable."""
+    with naming(path, "made durable"):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Moves a file over `target`, or a folder to where none (or an empty one) is."""
+    with naming(source, f"moved to {target}"):
+        os.rename(source, target)
+
+
+def link(source: Path, target: Path) -> None:
+    """Gives a file a second name."""
+    with naming(source, f"linked as {target}"):
+        os.link(source, target)
+
+
+def exchange(one: Path, two: Path) -> None:
+    """Swaps two folders at once: at no time is either name free.
+
+    Raises:
+        StorageError: EINVAL or ENOSYS where the file system cannot.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    names = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two))
+    with naming(one, f"exchanged with {two}"):
+        if call is None or call(*names, _RENAME_EXCHANGE) != 0:
+            number = ctypes.get_errno() if call else errno.ENOSYS
+            raise OSError(number, os.strerror(number))
+
+
+def swap(new: Path, old: Path, spare: Path) -> None:
+    """Gives a complete folder the name of another, which gets its name instead; durable.
+
+    Where the file system cannot exchange names, a crash can leave the old one under the name `spare`.
+    """
+    try:
+        exchange(new, old)
+    except StorageError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
+        rename(old, spare)
+        rename(new, old)
+        rename(spare, new)
+    fsync_dir(old.parent)
+
+
+def remove_file(path: Path) -> None:
+    """Removes a file, if it is there."""
+    with naming(path, "removed"), suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def remove_dir(path: Path) -> None:
+    """Removes an empty folder, if it is there."""
+    with naming(path, "removed"), suppress(FileNotFoundError):
+        os.rmdir(path)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder and all in it, or a file; links are removed, never followed.
+
+    A process that writes there until now may add a file while the others go, or remove one: that is looked at again.
+    """
+    with naming(path, "removed"):
+        found = lookup.find(path, lambda: os.lstat(path))
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        remove_file(path)
+        return
+    for pause in (*lookup.PAUSES, 0.5, 1.0, 2.0, None):
+        for name in lookup.list_names(path):
+            remove_tree(path / name)
+        try:
+            return remove_dir(path)
+        except StorageError as error:
+            if pause is None or error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+                raise
+        time.sleep(pause)
