@@ -63,7 +63,8 @@ class Mesh:
         replicate: ranks that hold the same optimizer shard (all of dp at ZeRO stage 0).
         shard: ranks over which one copy of the optimizer state is spread.
         kv_heads: ranks that hold the same kv heads, where tp exceeds their number.
-        ends: first and last pipeline rank of this place, where they share a tensor (tied embeddings); alone elsewhere.
+        embedding_group: the first and the last pipeline rank of this place, where tied embeddings are held by both;
+            ALONE elsewhere.
     """
 
     layout: Layout
@@ -74,7 +75,7 @@ class Mesh:
     shard: Group
     tp: Group
     kv_heads: Group = ALONE
-    ends: Group = ALONE
+    embedding_group: Group = ALONE
 
     @staticmethod
     def alone(layout: Layout = ONE_RANK) -> "Mesh":
@@ -127,7 +128,7 @@ class Mesh:
             shard=shard,
             tp=tp,
             kv_heads=kv_heads,
-            ends=last,
+            embedding_group=last,
         )
 
 

@@ -10,10 +10,10 @@ from ..format.chunk import Part
 from ..format.manifest import StoredTensor
 from ..format.step_names import check_target_name
 from ..read.reader import Checkpoint
+from .hard_links import link_file, require_checksums
 from .reshard import Options, Prepared, finish_folder, prepare_reshard
 from .side_files import copy_side_files, plan_side_files
 from .target import new_folder
-from .unchanged import link_file, require_checksums
 
 
 def prepare_export(source: Checkpoint, target: str | Path, *, plain: bool = False, force: bool = False) -> Prepared:

@@ -17,10 +17,10 @@ from ..save.commit import hugging_face_index, seal
 from ..save.writer import check_part, part_name, put_part
 from .copy import run_copy
 from .diff import equal_tensors
+from .hard_links import HardLink, add_linked, make_links, require_checksums, split_off_links
 from .plan import CopyPlan, plan_copy, select
 from .side_files import SideFile, copy_side_files, plan_side_files
 from .target import check_target, new_folder
-from .unchanged import HardLink, add_linked, make_links, require_checksums, split_off_links
 
 
 @dataclass(frozen=True, slots=True)

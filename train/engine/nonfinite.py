@@ -7,7 +7,7 @@ import torch
 from ...core.errors import TkError
 from ...parallel.collectives import all_gather
 from ..config.train_config import TrainSection
-from ..launch.watch import name_ranks
+from ..launch.stall_detector import name_ranks
 from .training_engine import TrainingEngine
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]  # torch's stub lacks it
 
 from ...parallel.local_link import LinkLost
-from .watch import FLIGHT_RECORD
+from .stall_detector import FLIGHT_RECORD
 
 _ENTRIES = "512"  # some 0.5 KiB each in the file
 

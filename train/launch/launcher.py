@@ -17,7 +17,7 @@ from types import FrameType
 from ...core.errors import WorkerDied
 from .heartbeat import HEARTBEATS_VARIABLE
 from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
-from .watch import Watch, describe_places, name_flight_records
+from .stall_detector import StallDetector, describe_places, name_flight_records
 
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
 LAUNCHER_VARIABLE = "TK_LAUNCHER"  # its process id
@@ -74,14 +74,14 @@ class Launcher:
         try:
             with tempfile.TemporaryDirectory(prefix="tk-train-") as scratch:
                 # Ranks that wait for the stuck one give up first, which shows who it is.
-                watch = Watch(Path(scratch), self.num_ranks, self.stall_timeout + self.grace)
+                detector = StallDetector(Path(scratch), self.num_ranks, self.stall_timeout + self.grace)
                 try:
                     self._start(Path(scratch))
-                    self._wait(watch)
+                    self._wait(detector)
                 finally:
                     self._kill()
                 if not self.at_once:
-                    self._raise_failure(Path(scratch), watch)
+                    self._raise_failure(Path(scratch), detector)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -115,7 +115,7 @@ class Launcher:
                     )
             self.ranks.append(process)
 
-    def _wait(self, watch: Watch) -> None:
+    def _wait(self, detector: StallDetector) -> None:
         """Waits until all ranks have ended; once one has failed, its peers get a moment to report and are killed, and
         so are all where one stands still."""
         while any(rank.poll() is None for rank in self.ranks):
@@ -124,7 +124,7 @@ class Launcher:
             if self.failures and not had_failures:
                 self.kill_at = min(self.kill_at, time.monotonic() + self.grace)
             running = [number for number, rank in enumerate(self.ranks) if rank.poll() is None]
-            self.stalled = [rank for rank in watch.look() if rank in running]
+            self.stalled = [rank for rank in detector.look() if rank in running]
             if self.stalled or time.monotonic() >= self.kill_at:
                 self.unstopped = running
                 return
@@ -155,11 +155,11 @@ class Launcher:
         for rank in self.ranks:
             rank.wait()
 
-    def _raise_failure(self, scratch: Path, watch: Watch) -> None:
+    def _raise_failure(self, scratch: Path, detector: StallDetector) -> None:
         """Raises the cause of a failed job: an error that a rank understood, else a rank that was killed, else a fault
         of ours, else ranks that stood still, else the first to fail. Ranks that our own signal ended before they could
         handle it have not failed."""
-        watch.look()
+        detector.look()
         reports = read_reports(scratch)
         for kind in ("understood", "fault"):
             error = next((report.error for report in reports if report.kind == kind), None)
@@ -167,17 +167,19 @@ class Launcher:
                 raise error
         if killed := self._killed():
             rank, name = next(iter(killed.items()))
-            raise WorkerDied(f"Rank {rank} of {self.num_ranks} was killed by {name}: " + self._places(watch, killed))
+            raise WorkerDied(f"Rank {rank} of {self.num_ranks} was killed by {name}: " + self._places(detector, killed))
         echoes = any(report.kind == "echo" for report in reports)
         if stuck := (self.unstopped if echoes else self.stalled):
             raise WorkerDied(
                 f"No progress for {self.stall_timeout:g} seconds, [parallel] timeout_seconds: "
-                + self._places(watch, stuck)
+                + self._places(detector, stuck)
             )
         if reports:
             raise reports[0].error
         for rank, code in self._failed().items():
-            raise WorkerDied(f"Rank {rank} of {self.num_ranks} exited with code {code}: " + self._places(watch, [rank]))
+            raise WorkerDied(
+                f"Rank {rank} of {self.num_ranks} exited with code {code}: " + self._places(detector, [rank])
+            )
         if self.unstopped and not self.failures:
             raise WorkerDied(
                 f"Ranks {', '.join(map(str, self.unstopped))} of {self.num_ranks} had not stopped after "
@@ -196,9 +198,9 @@ class Launcher:
         names = {rank: signal.Signals(-code).name for rank, code in self._failed().items() if code < 0}
         return {rank: name for rank, name in names.items() if not (name == "SIGABRT" and self.unstopped)}
 
-    def _places(self, watch: Watch, culprits: Collection[int]) -> str:
+    def _places(self, detector: StallDetector, culprits: Collection[int]) -> str:
         return (
-            f"{describe_places(watch.beats, culprits)}. Logs are in {self.log_folder}."
+            f"{describe_places(detector.beats, culprits)}. Logs are in {self.log_folder}."
             f"{name_flight_records(self.log_folder, self.started)} Committed checkpoints are whole: the same command "
             "resumes from the newest."
         )

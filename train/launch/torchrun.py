@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...core.errors import WorkerDied
 from .heartbeat import Heartbeat, read_beats
-from .watch import STALL_REPORT, describe_places, name_flight_records
+from .stall_detector import STALL_REPORT, describe_places, name_flight_records
 
 GRACE_SECONDS = 5.0  # that other ranks get to give up too
 _POLL_SECONDS = 0.05

@@ -16,11 +16,11 @@ from ...parallel.mesh import Mesh
 from ..config.initial_model import resolve
 from ..config.train_config import TrainConfig
 from ..trainer import Trainer
-from .attempt import agents_keep_a_store, attempt_store
 from .flight_recorder import dump_flight_record, is_echo, start_flight_recorder
 from .heartbeat import HEARTBEATS_VARIABLE, Heartbeat
 from .launcher import FORK, LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE
 from .rank_report import write_error
+from .rendezvous import agents_keep_a_store, rendezvous_store
 from .stop import StopRequest
 from .torchrun import give_up, set_aside_report
 
@@ -66,7 +66,7 @@ def _join(
     device = _device(config.train.deterministic)
     backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=config.parallel.timeout_seconds)
     if rendezvous == "env://" and agents_keep_a_store():
-        store = attempt_store(rank, world, timeout)
+        store = rendezvous_store(rank, world, timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     else:
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)

@@ -71,12 +71,12 @@ class Agreement:
         if self.group.size == 1:
             self._exchange(self._complete())
             return
-        self.settle()
+        self.confirm()
         self._exchange(self._agreed)  # between two messages: the same place in every rank's order
         mine = torch.tensor([act, unit, self._complete()])
         self._told = start_all_gather_flat(mine.new_empty(self.group.size * len(mine)), mine, self.group)
 
-    def settle(self) -> None:
+    def confirm(self) -> None:
         """Returns once all have told the same as this rank told last.
 
         Raises:
@@ -94,13 +94,13 @@ class Agreement:
             raise TkError(self._broken)
 
     def meet(self, act: Act) -> None:
-        """`begin` and `settle`: where all ranks must be before anything else is done.
+        """`begin` and `confirm`: where all ranks must be before anything else is done.
 
         Raises:
             TkError: another rank does something else.
         """
         self.begin(act)
-        self.settle()
+        self.confirm()
 
     def _describe(self, acts: Sequence[tuple[int, int]]) -> str:
         ranks = dist.get_process_group_ranks(self.group.process_group)

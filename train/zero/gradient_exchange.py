@@ -143,7 +143,7 @@ class GradientExchange:
             if not self.over_replicas:
                 all_reduce(bucket.own_grads, self.mesh.replicate)
             if bucket.plan.params[0].tied:
-                all_reduce(bucket.own_grads, self.mesh.ends)
+                all_reduce(bucket.own_grads, self.mesh.embedding_group)
             bucket.attach_grads()
 
     def arrived(self, number: int, place: int, index: int, parameter: torch.Tensor) -> None:
@@ -202,7 +202,7 @@ class GradientExchange:
         pending = start_reduce_scatter_flat(part, grads, self.mesh.shard)
         if self.every_pass:
             bucket.grads = None
-        return partial(_settle, pending, bucket, part, grads, self.every_pass)
+        return partial(_end_exchange, pending, bucket, part, grads, self.every_pass)
 
     def _wait(self, limit: int) -> None:
         """Finishes the oldest exchanges until `limit` are left."""
@@ -238,7 +238,7 @@ class GradientExchange:
                 yield self.mesh.kv_heads, piece.start, piece.box.size
 
 
-def _settle(
+def _end_exchange(
     pending: PendingResult, bucket: FlatBucket, part: torch.Tensor, grads: torch.Tensor, accumulate: bool
 ) -> None:
     """Ends an exchange; `grads` is kept alive up to here."""

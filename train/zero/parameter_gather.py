@@ -180,7 +180,7 @@ class ParameterGather:
         if unit.ready or unit.pending is None:
             return
         if self.agreement:
-            self.agreement.settle()  # before anything is waited for that another rank may never send
+            self.agreement.confirm()  # before anything is waited for that another rank may never send
         for gathering in unit.pending:
             gathering.wait()
         for bucket in unit.buckets:

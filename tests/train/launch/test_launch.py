@@ -14,8 +14,8 @@ from tk.core.errors import TkError, WorkerDied
 from tk.train.launch.flight_recorder import is_echo
 from tk.train.launch.heartbeat import HEARTBEATS_VARIABLE, Beat, Heartbeat, read_beats
 from tk.train.launch.launcher import Launcher
+from tk.train.launch.stall_detector import StallDetector, describe_places, name_ranks
 from tk.train.launch.stop import StopRequest
-from tk.train.launch.watch import Watch, describe_places, name_ranks
 
 LIMIT = 1.0  # seconds; the light ranks wait 1.2 for each other
 
@@ -95,18 +95,18 @@ def test_the_watch_trusts_no_clock_but_its_own(tmp_path: Path) -> None:
     ranks = [Heartbeat(tmp_path, rank) for rank in range(3)]
     for rank in ranks[:2]:
         rank.beat("loading")
-    watch = Watch(tmp_path, 3, 10.0, clock=lambda: now)
+    detector = StallDetector(tmp_path, 3, 10.0, clock=lambda: now)
     now = 9.0
     ranks[1].beat("forward", 1)
-    assert watch.look() == []
+    assert detector.look() == []
     now = 11.0
-    assert watch.look() == [0]
+    assert detector.look() == [0]
     ranks[0].beat("forward", 1)
-    assert watch.look() == []
+    assert detector.look() == []
     now = 22.0
-    assert watch.look() == [0, 1]
+    assert detector.look() == [0, 1]
     now = 61.0
-    assert watch.look() == [0, 1, 2], "a minute to start, and no more"
+    assert detector.look() == [0, 1, 2], "a minute to start, and no more"
 
 
 def test_places_are_grouped_and_ranks_joined() -> None:

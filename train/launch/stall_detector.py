@@ -12,7 +12,7 @@ START_SECONDS: Final = 60.0
 STALL_REPORT: Final = "stall-report.txt"
 
 
-class Watch:
+class StallDetector:
     """Notices ranks whose heartbeats stand still, by this process's own clock: no clock of a rank is trusted. To start,
     which is to load libraries, a rank always has a minute.
 

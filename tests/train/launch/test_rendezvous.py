@@ -7,7 +7,7 @@ import pytest
 from torch._C._distributed_c10d import Store, TCPStore
 
 from tk.core.errors import WorkerDied
-from tk.train.launch.attempt import attempt_store
+from tk.train.launch.rendezvous import rendezvous_store
 
 WORLD = 3
 
@@ -25,7 +25,7 @@ def _meet(ranks: range, world: int) -> dict[int, Store]:
     stores: dict[int, Store] = {}
 
     def join(rank: int) -> None:
-        stores[rank] = attempt_store(rank, world, timedelta(seconds=20))
+        stores[rank] = rendezvous_store(rank, world, timedelta(seconds=20))
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in ranks]
     for thread in threads:
@@ -54,6 +54,6 @@ def test_questions_of_dead_ranks_are_answered_in_vain(server: TCPStore) -> None:
 
 def test_a_rank_that_stays_away_is_named(server: TCPStore) -> None:
     with pytest.raises(WorkerDied, match="ranks 1, 2 of 3 did not come"):
-        attempt_store(0, WORLD, timedelta(seconds=0.3))
+        rendezvous_store(0, WORLD, timedelta(seconds=0.3))
     with pytest.raises(WorkerDied, match="rank 0 did not answer"):
-        attempt_store(1, WORLD, timedelta(seconds=0.3))
+        rendezvous_store(1, WORLD, timedelta(seconds=0.3))

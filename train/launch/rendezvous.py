@@ -22,7 +22,7 @@ def agents_keep_a_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def attempt_store(rank: int, world: int, timeout: timedelta) -> Store:
+def rendezvous_store(rank: int, world: int, timeout: timedelta) -> Store:
     """The store of this attempt, for `init_process_group`; every rank calls it.
 
     Raises:
