@@ -29,7 +29,7 @@ COMPUTE: dict[str, str] = {
     "train.engine": "compiling evaluate loss nonfinite passes stages training_engine",
     "train.foreign": "blocks buffers checks model model_engine options watch",
     "train": "inputs trainer",
-    "train.launch": "attempt flight_recorder worker",
+    "train.launch": "flight_recorder rendezvous worker",
     "train.pipeline": "executor",
     "train.records": "metrics step_log step_profiler",
     "train.saving": "replica_check run_state saver snapshot",
