@@ -15,7 +15,8 @@ from .common import print_json
 
 if TYPE_CHECKING:
     from ..parity.judge import Result
-    from ..parity.layouts import Matrix, ParityLayout
+    from ..parity.layout import ParityLayout
+    from ..parity.layouts import Matrix
     from ..parity.report import ParityReport
     from ..parity.subject import Subject
 
@@ -127,7 +128,7 @@ def _compare(
     from ..parity.judge import BOUNDS
     from ..parity.report import ParityReport
     from ..parity.results_file import ResultsFile
-    from ..parity.session import ParityRun
+    from ..parity.run import ParityRun
 
     subject.prepare(scratch)
     with ExitStack() as stack:

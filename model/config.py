@@ -1,4 +1,4 @@
-"""A model's shape, with the key names of Hugging Face's config.json, in both of their spellings.
+"""A model's configuration: the `[model]` section of a training run and a checkpoint's config.json both end here.
 
 One class holds the options of every architecture; which of them an architecture has, and what its config.json calls
 them, its own file says (see `spec.Architecture`). An option that is not its own is refused.
@@ -9,105 +9,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from ..core.config import Section, parse
+from ..core.config import parse
 from ..core.errors import ConfigError, ManifestError
-from .spec import Architecture, RopeScaling
+from .registry import architectures
+from .shape import ModelShape, RopeScaling
+from .spec import Architecture
 
-_DTYPE_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_DTYPES = tuple(_DTYPE_NAMES)
 _SHARED = frozenset(
     {"architecture", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
     | {"max_position_embeddings", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", "dtype"}
 )  # fields of every architecture; the others belong to those that name them
 
 
-class ModelConfig(Section):
-    """Shape of a decoder. The `[model]` section of a training config and a checkpoint's config.json both end here.
-
-    Attributes:
-        head_dim: 0 = hidden_size / num_attention_heads.
-        num_key_value_heads: 0 = num_attention_heads.
-        eos_token_id: ids that end a text.
-        dtype: of the stored weights, as config.json spells it.
-        rope_scaling: Llama 3's; None = none.
-        sliding_window: positions that a query sees, its own included; None = all before it.
-        max_window_layers: so many layers, the first ones, have no sliding window.
-        moe_intermediate_size: of each expert, where dense layers have another.
-        norm_topk_prob: whether the chosen experts' probabilities are scaled to sum to 1.
-        decoder_sparse_step: every so many layers have experts, but never those in `mlp_only_layers`.
-        router_aux_loss_coef: weight of the routers' load-balancing loss in training (see balance.py).
-    """
-
-    architecture: str = "llama"
-    vocab_size: int = Field(default=0, ge=0, le=2**28)
-    hidden_size: int = Field(default=256, ge=1, le=2**24)
-    intermediate_size: int = Field(default=688, ge=1, le=2**24)
-    num_hidden_layers: int = Field(default=4, ge=1, le=10_000)
-    num_attention_heads: int = Field(default=4, ge=1, le=2**16)
-    max_position_embeddings: int = Field(default=2048, ge=1, le=2**31)
-    initializer_range: float = Field(default=0.02, gt=0)
-    tie_word_embeddings: bool = False
-    bos_token_id: int | None = None
-    eos_token_id: tuple[int, ...] = ()
-    dtype: str = "float32"
-
-    num_key_value_heads: int = Field(default=0, ge=0)
-    head_dim: int = Field(default=0, ge=0, le=2**16)
-    rope_theta: float = Field(default=10000.0, gt=0)
-    rope_scaling: RopeScaling | None = None
-    rms_norm_eps: float = Field(default=1e-5, gt=0)
-    layer_norm_epsilon: float = Field(default=1e-5, gt=0)
-    sliding_window: int | None = Field(default=None, ge=1)
-    max_window_layers: int = Field(default=0, ge=0)
-    num_local_experts: int = Field(default=8, ge=1, le=2**16)
-    num_experts_per_tok: int = Field(default=2, ge=1)
-    moe_intermediate_size: int = Field(default=768, ge=1)
-    norm_topk_prob: bool = False
-    decoder_sparse_step: int = Field(default=1, ge=1)
-    mlp_only_layers: tuple[int, ...] = ()
-    router_aux_loss_coef: float = Field(default=0.001, ge=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data  # refused by what follows
-        data = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-        eos = data.get("eos_token_id")
-        if not isinstance(eos, tuple):
-            data["eos_token_id"] = () if eos is None else (eos,)
-        heads = data.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
-        hidden = data.get("hidden_size", cls.model_fields["hidden_size"].default)
-        if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden > 0:
-            if not data.get("num_key_value_heads"):
-                data["num_key_value_heads"] = heads
-            if not data.get("head_dim"):
-                if hidden % heads:
-                    raise ValueError(
-                        f"hidden_size % num_attention_heads = {hidden} % {heads} must be 0 where head_dim is unset"
-                    )
-                data["head_dim"] = hidden // heads
-        return data
+class ModelConfig(ModelShape):
+    """A decoder's shape whose options are those of its architecture."""
 
     @model_validator(mode="after")
-    def _check(self) -> "ModelConfig":
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads % num_key_value_heads = {self.num_attention_heads} % {self.num_key_value_heads} "
-                "must be 0"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim = {self.head_dim} must be even (rotary embedding turns pairs)")
-        if self.num_experts_per_tok > self.num_local_experts:
-            raise ValueError(f"num_experts_per_tok = {self.num_experts_per_tok} of {self.num_local_experts} experts")
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype = {self.dtype!r} must be one of {', '.join(_DTYPES)}")
-        self._refuse_foreign_options()
-        return self
-
-    def _refuse_foreign_options(self) -> None:
+    def _refuse_foreign_options(self) -> "ModelConfig":
         own = _SHARED | _architecture(self.architecture, "architecture").options
         unset = {
             "num_key_value_heads": self.num_attention_heads,
@@ -116,11 +36,7 @@ class ModelConfig(Section):
         for name, field in ModelConfig.model_fields.items():
             if name not in own and getattr(self, name) != unset.get(name, field.default):
                 raise ValueError(f"{name} = {getattr(self, name)!r} is no option of {self.architecture}")
-
-    @property
-    def dtype_name(self) -> str:
-        """The stored dtype as the command line calls it: fp32, bf16 or fp16."""
-        return _DTYPE_NAMES[self.dtype]
+        return self
 
     @staticmethod
     def from_json(data: Mapping[str, Any], where: str = "config.json") -> "ModelConfig":
@@ -173,8 +89,6 @@ class ModelConfig(Section):
 
 
 def _architecture(name: object, key: str) -> Architecture:
-    from .registry import architectures  # whose architectures' files import this module
-
     known = architectures()
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"{key} {name!r} is not supported; tk knows {', '.join(known)}")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..core.tensors import Split, TensorSpec
-from .config import ModelConfig
+from .shape import ModelShape
 from .spec import EMBEDDING, DecoderSpec, DenseSpec, ExpertsSpec, LayerSpec, Rope
 
 OPTIONS = frozenset({"num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps"})
@@ -45,7 +45,7 @@ class Family:
     head_norms: bool = False
     expert_names: Names = Names()
 
-    def decoder(self, config: ModelConfig, layers: Sequence[LayerSpec] = ()) -> DecoderSpec:
+    def decoder(self, config: ModelShape, layers: Sequence[LayerSpec] = ()) -> DecoderSpec:
         """The decoder with those layers; none given: all dense, all attending within `sliding_window`."""
         dense = LayerSpec(DenseSpec(config.intermediate_size), config.sliding_window)
         layers = tuple(layers) or (dense,) * config.num_hidden_layers
@@ -60,7 +60,7 @@ class Family:
             rope=Rope(config.rope_theta, config.rope_scaling),
         )
 
-    def _table(self, config: ModelConfig, layers: Sequence[LayerSpec]) -> Iterator[TensorSpec]:
+    def _table(self, config: ModelShape, layers: Sequence[LayerSpec]) -> Iterator[TensorSpec]:
         """Every tensor, in forward order; q, k, v and gate, up share a parameter as stacked rows."""
         hidden = config.hidden_size
         yield TensorSpec(EMBEDDING, (config.vocab_size, hidden), _VOCAB)
@@ -79,7 +79,7 @@ class Family:
         tied = EMBEDDING if config.tie_word_embeddings else ""
         yield TensorSpec("lm_head.weight", (config.vocab_size, hidden), _VOCAB, "last", alias=tied)
 
-    def _attention(self, config: ModelConfig, prefix: str, layer: int) -> Iterator[TensorSpec]:
+    def _attention(self, config: ModelShape, prefix: str, layer: int) -> Iterator[TensorSpec]:
         hidden, head = config.hidden_size, config.head_dim
         query = Split(0, head, of="num_attention_heads")
         key_value = Split(0, head, "replicate", of="num_key_value_heads")
@@ -117,7 +117,7 @@ def _swiglu(
     yield TensorSpec(f"{prefix}.{names.down}.weight", (hidden, inner), columns, layer, down)
 
 
-def windows(config: ModelConfig) -> list[int | None]:
+def windows(config: ModelShape) -> list[int | None]:
     """Each layer's window, where the first `max_window_layers` attend to everything."""
     return [
         config.sliding_window if layer >= config.max_window_layers else None
@@ -137,6 +137,6 @@ def read_windows(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def write_windows(config: ModelConfig) -> dict[str, Any]:
+def write_windows(config: ModelShape) -> dict[str, Any]:
     """The reverse of `read_windows`."""
     return {"use_sliding_window": config.sliding_window is not None}

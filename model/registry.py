@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ..core.tensors import TensorSpec
 from . import architectures as folder
-from .config import ModelConfig
+from .shape import ModelShape
 from .spec import EMBEDDING, POSITIONS, Architecture, DecoderSpec, ExpertsSpec
 
 
@@ -21,22 +21,22 @@ def architectures() -> Mapping[str, Architecture]:
     return MappingProxyType({architecture.name: architecture for architecture in found})
 
 
-def decoder_spec(config: ModelConfig) -> DecoderSpec:
+def decoder_spec(config: ModelShape) -> DecoderSpec:
     """The decoder that `config` describes."""
     return architectures()[config.architecture].decoder(config)
 
 
-def tensor_table(config: ModelConfig) -> tuple[TensorSpec, ...]:
+def tensor_table(config: ModelShape) -> tuple[TensorSpec, ...]:
     """The tensors of `config.architecture`, in forward order."""
     return decoder_spec(config).table
 
 
-def count_parameters(config: ModelConfig) -> int:
+def count_parameters(config: ModelShape) -> int:
     """Parameters of the model; a tied head counts once."""
     return sum(math.prod(spec.shape) for spec in tensor_table(config) if not spec.alias)
 
 
-def count_multiplied(config: ModelConfig) -> float:
+def count_multiplied(config: ModelShape) -> float:
     """Parameters that a token is multiplied by: no embedding tables, the head though tied, its own experts only."""
     decoder = decoder_spec(config)
     total = 0.0

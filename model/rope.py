@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from .spec import Rope, RopeScaling
+from .shape import RopeScaling
+from .spec import Rope
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 

@@ -1,4 +1,4 @@
-"""What an architecture's file hands to the decoder and to ModelConfig: plain data without torch.
+"""What an architecture's file hands to the decoder and to `ModelConfig`: plain data without torch.
 
 The table says which parameters there are (a bias, a norm of heads, a position table exist if the table has them); the
 other fields say how they are used.
@@ -7,27 +7,14 @@ other fields say how they are used.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from ..core.config import Section
 from ..core.tensors import TensorSpec
-
-if TYPE_CHECKING:
-    from .config import ModelConfig
+from .shape import ModelShape, RopeScaling
 
 EMBEDDING = "model.embed_tokens.weight"  # parameter names of the decoder's own
 POSITIONS = "model.embed_positions.weight"
 HEAD = "lm_head.weight"
-
-
-class RopeScaling(Section):
-    """Llama 3's stretching of slow rotations beyond the context of pretraining (The Llama 3 herd, arXiv 2407.21783)."""
-
-    rope_type: Literal["llama3"] = "llama3"
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +95,11 @@ class Architecture:
     Attributes:
         name: `model_type` of config.json and `architecture` of `[model]`.
         hugging_face_class: `architectures` of config.json.
-        options: fields of ModelConfig that it has beyond those of every architecture.
+        options: fields of ModelShape that it has beyond those of every architecture.
         decoder: from a config to the decoder.
         requires: keys of config.json and the only value that tk implements; absent or null is that value.
-        absent: what a key means that config.json lacks, where ModelConfig's default is another.
-        keys: config.json's names of ModelConfig's fields, where they differ; the first is the one that is written.
+        absent: what a key means that config.json lacks, where ModelShape's default is another.
+        keys: config.json's names of ModelShape's fields, where they differ; the first is the one that is written.
         read: config.json, keys translated -> the same with this architecture's particularities resolved. Raises
             ValueError for what tk does not implement.
         write: keys of config.json beyond the fields and `requires`.
@@ -121,9 +108,9 @@ class Architecture:
     name: str
     hugging_face_class: str
     options: frozenset[str]
-    decoder: Callable[["ModelConfig"], DecoderSpec]
+    decoder: Callable[[ModelShape], DecoderSpec]
     requires: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     absent: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     read: Callable[[dict[str, Any]], dict[str, Any]] = dict
-    write: Callable[["ModelConfig"], dict[str, Any]] = lambda config: {}
+    write: Callable[[ModelShape], dict[str, Any]] = lambda config: {}

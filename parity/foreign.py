@@ -18,7 +18,7 @@ from ..train.foreign.model import ForeignModel
 from ..train.foreign.model_engine import initialize
 from ..train.saving.replica_check import ReplicaCheck
 from .gradients import compare_gradients
-from .rank import Say
+from .rank_loop import Say
 from .subject import MICRO_BATCHES
 
 VOCAB_SIZE: Final = 101

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from .layouts import ParityLayout
+from .layout import ParityLayout
 
 # |g - g0| <= 1e-5 |g0| + 1e-7 |G| is |g - g0| / (|g0| + TOTAL_SHARE |G|) <= 1e-5: a relative difference with one bound.
 TOTAL_SHARE: Final = 1e-2

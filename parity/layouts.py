@@ -8,63 +8,15 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final
 
-from pydantic import Field
-
-from ..core.config import Section, parse
+from ..core.config import parse
 from ..core.errors import ConfigError, TkError
 from .covering import covering_set
+from .layout import ParityLayout
 from .subject import Subject
 
 COVERED_AT_ONCE: Final = 3  # axes whose values all meet in the default set
-
-
-class ParityLayout(Section):
-    """One layout; keys as in a training configuration.
-
-    Attributes:
-        zero, shard_size: ZeRO stage, and the ranks that one copy is spread over; 0 = all of dp.
-        tied: whether embedding and head are one tensor.
-        kv_heads: as many as heads, half of them, or tp / 2; of these two, None leaves the model as it is configured.
-        foreign: a module of torch's under `initialize`, compared with torch's AdamW, rather than a decoder of ours.
-    """
-
-    tp: int = Field(default=1, ge=1)
-    pp: int = Field(default=1, ge=1)
-    dp: int = Field(default=1, ge=1)
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
-    num_virtual_stages: int = Field(default=1, ge=1)
-    zero: Literal[0, 1, 2, 3] = 0
-    shard_size: int = Field(default=0, ge=0)
-    sequence_parallel: bool = False
-    recompute: Literal["none", "selective", "full"] = "none"
-    tied: bool | None = None
-    kv_heads: Literal["heads", "fewer", "fewer than tp"] | None = None
-    foreign: bool = False
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes that it takes."""
-        return self.tp * self.pp * self.dp
-
-    def to_json(self) -> dict[str, Any]:
-        """The keys that say something, in their order; reads back to the same."""
-        data = self.model_dump(exclude_none=True)
-        for key in ("num_virtual_stages", "shard_size", "foreign"):
-            if data[key] == type(self).model_fields[key].default:
-                del data[key]
-        return data
-
-    def __str__(self) -> str:
-        words = [f"tp{self.tp} pp{self.pp} dp{self.dp} zero{self.zero}"]
-        words += ["foreign module"] if self.foreign else [self.schedule]
-        words += [f"shard_size {self.shard_size}"] if self.shard_size else []
-        words += ["sp"] if self.sequence_parallel else []
-        words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
-        words += ["tied"] if self.tied else []
-        words += [f"kv {self.kv_heads}"] if self.kv_heads not in (None, "heads") else []
-        return " ".join(words)
 
 
 AXES: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(

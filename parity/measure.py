@@ -20,7 +20,7 @@ from ..train.saving.replica_check import ReplicaCheck
 from ..train.trainer import Trainer
 from . import foreign
 from .gradients import compare_gradients, first_gradients
-from .rank import Say
+from .rank_loop import Say
 
 
 class Measurer:

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from ..core.errors import ConfigError
 from .judge import Result
-from .layouts import ParityLayout
+from .layout import ParityLayout
 
 
 class ResultsFile:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ..core.config import parse
 from ..core.errors import ConfigError
@@ -18,9 +18,7 @@ from ..model.config import ModelConfig
 from ..model.registry import tensor_table
 from ..train.config.train_config import ParallelSection, RecomputeSection, TrainConfig, ZeroSection
 from ..train.pipeline.schedules import make_schedule
-
-if TYPE_CHECKING:
-    from .layouts import ParityLayout
+from .layout import ParityLayout
 
 MICRO_BATCHES: Final = 4  # of a foreign module's step, dealt out over dp
 VOCAB_SIZE: Final = 301  # which neither 2 nor 4 divides
@@ -101,7 +99,7 @@ class Subject:
         elif self.base.data.sources == "stdlib":
             prepare_stdlib(Path(self.base.data.cache), self.base.data.vocab_size)
 
-    def config(self, layout: "ParityLayout") -> TrainConfig:
+    def config(self, layout: ParityLayout) -> TrainConfig:
         """The training configuration of a layout.
 
         Raises:
@@ -118,7 +116,7 @@ class Subject:
         }
         return parse(data, TrainConfig, str(layout))
 
-    def reference(self, layout: "ParityLayout") -> TrainConfig:
+    def reference(self, layout: ParityLayout) -> TrainConfig:
         """The run on one process that a layout is compared with."""
         return self.config(layout).model_copy(
             update={"parallel": ParallelSection(), "zero": ZeroSection(), "recompute": RecomputeSection()}
@@ -128,13 +126,13 @@ class Subject:
     def _base_data(self) -> dict[str, Any]:
         return self.base.model_dump(mode="json")
 
-    def _batch(self, layout: "ParityLayout") -> dict[str, Any]:
+    def _batch(self, layout: ParityLayout) -> dict[str, Any]:
         """As many micro-batches of 2 rows as pipeline ranks, and two or more on every rank; all ranks together get a
         single row for the last, so that it is short and a second data-parallel rank has nothing in it."""
         rows = 2 * max(layout.pp, 2 * layout.dp) - (2 * layout.dp - 1)
         return {"global_batch_size": rows} if self.varies_model else {}
 
-    def _model(self, layout: "ParityLayout") -> dict[str, Any]:
+    def _model(self, layout: ParityLayout) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if self.varies_model:
             result["num_hidden_layers"] = layout.pp * layout.num_virtual_stages + 1  # one stage has more than others
@@ -147,7 +145,7 @@ class Subject:
                 raise ConfigError("at tp = 1 there cannot be fewer kv heads than tp")
         return result
 
-    def check(self, layout: "ParityLayout") -> None:
+    def check(self, layout: ParityLayout) -> None:
         """Everything that can be said before a process is started.
 
         Raises:
@@ -168,7 +166,7 @@ class Subject:
         num_micro_batches = -(-train.global_batch_size // (plan.dp * train.micro_batch_size))
         make_schedule(layout.schedule, plan.pp, plan.virtual_stages, num_micro_batches)
 
-    def _check_foreign(self, layout: "ParityLayout") -> None:
+    def _check_foreign(self, layout: ParityLayout) -> None:
         ours = layout.model_dump(exclude_defaults=True).keys() - {"dp", "zero", "shard_size", "foreign"}
         if ours:
             raise ConfigError(

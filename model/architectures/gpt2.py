@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...core.tensors import Split, TensorSpec
-from ..config import ModelConfig
+from ..shape import ModelShape
 from ..spec import EMBEDDING, POSITIONS, Architecture, DecoderSpec, DenseSpec, LayerSpec
 
 _VOCAB = Split(0, 1, "pad", of="vocab_size")
 
 
-def _decoder(config: ModelConfig) -> DecoderSpec:
+def _decoder(config: ModelShape) -> DecoderSpec:
     layer = LayerSpec(DenseSpec(config.intermediate_size, "gelu_new"))
     return DecoderSpec(
         table=tuple(_table(config)),
@@ -28,7 +28,7 @@ def _decoder(config: ModelConfig) -> DecoderSpec:
     )
 
 
-def _table(config: ModelConfig) -> Iterator[TensorSpec]:
+def _table(config: ModelShape) -> Iterator[TensorSpec]:
     hidden, embedding = config.hidden_size, "transformer.wte.weight"
     yield TensorSpec(embedding, (config.vocab_size, hidden), _VOCAB, param=EMBEDDING)
     yield TensorSpec("transformer.wpe.weight", (config.max_position_embeddings, hidden), param=POSITIONS)
@@ -40,7 +40,7 @@ def _table(config: ModelConfig) -> Iterator[TensorSpec]:
     yield TensorSpec("lm_head.weight", (config.vocab_size, hidden), _VOCAB, "last", alias=tied)
 
 
-def _layer(config: ModelConfig, layer: int) -> Iterator[TensorSpec]:
+def _layer(config: ModelShape, layer: int) -> Iterator[TensorSpec]:
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     stored, own = f"transformer.h.{layer}", f"model.layers.{layer}"
 

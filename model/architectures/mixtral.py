@@ -1,11 +1,11 @@
 """Mixtral (arXiv 2401.04088): Mistral with a mixture of experts in every layer."""
 
-from ..config import ModelConfig
 from ..llama_family import EXPERT_KEYS, EXPERT_OPTIONS, OPTIONS, REQUIRES, Family, Names
+from ..shape import ModelShape
 from ..spec import Architecture, DecoderSpec, ExpertsSpec, LayerSpec
 
 
-def _decoder(config: ModelConfig) -> DecoderSpec:
+def _decoder(config: ModelShape) -> DecoderSpec:
     experts = ExpertsSpec(config.intermediate_size, config.num_local_experts, config.num_experts_per_tok, True)
     family = Family(expert_names=Names("block_sparse_moe", "w1", "w3", "w2"))
     return family.decoder(config, [LayerSpec(experts, config.sliding_window)] * config.num_hidden_layers)

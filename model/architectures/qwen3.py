@@ -1,11 +1,11 @@
 """Qwen3 (arXiv 2505.09388): Llama with an RMSNorm of every query and key head."""
 
-from ..config import ModelConfig
 from ..llama_family import OPTIONS, REQUIRES, WINDOW_OPTIONS, Family, read_windows, windows, write_windows
+from ..shape import ModelShape
 from ..spec import Architecture, DecoderSpec, DenseSpec, LayerSpec
 
 
-def _decoder(config: ModelConfig) -> DecoderSpec:
+def _decoder(config: ModelShape) -> DecoderSpec:
     dense = DenseSpec(config.intermediate_size)
     return Family(head_norms=True).decoder(config, [LayerSpec(dense, window) for window in windows(config)])
 

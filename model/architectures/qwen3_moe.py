@@ -1,7 +1,7 @@
 """Qwen3's mixtures of experts (arXiv 2505.09388), some of whose layers may be dense."""
 
-from ..config import ModelConfig
 from ..llama_family import EXPERT_KEYS, EXPERT_OPTIONS, OPTIONS, REQUIRES, Family, read_windows, write_windows
+from ..shape import ModelShape
 from ..spec import Architecture, DecoderSpec, DenseSpec, ExpertsSpec, LayerSpec
 
 _OPTIONS = frozenset(
@@ -9,7 +9,7 @@ _OPTIONS = frozenset(
 )
 
 
-def _decoder(config: ModelConfig) -> DecoderSpec:
+def _decoder(config: ModelShape) -> DecoderSpec:
     experts = ExpertsSpec(
         config.moe_intermediate_size, config.num_local_experts, config.num_experts_per_tok, config.norm_topk_prob
     )
@@ -21,7 +21,7 @@ def _decoder(config: ModelConfig) -> DecoderSpec:
     return Family(head_norms=True).decoder(config, layers)
 
 
-def _is_sparse(config: ModelConfig, layer: int) -> bool:
+def _is_sparse(config: ModelShape, layer: int) -> bool:
     return layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
 
 

@@ -15,7 +15,7 @@ from tk.text.tokenizer import Tokenizer
 TRAIN = """
 import sys
 from pathlib import Path
-from tk.train.data.tokenizer_training import train_byte_level_bpe
+from tk.data.tokenizer_training import train_byte_level_bpe
 train_byte_level_bpe(Path(sys.argv[1]).read_text().split("\\0"), 600, Path(sys.argv[2]))
 """
 

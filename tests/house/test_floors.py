@@ -1,4 +1,5 @@
-"""Imports go down only, rooms of one floor never meet, and what must stay light loads no torch."""
+"""Imports go down only and in no circle, rooms of one floor never meet, a class name is taken once, and what must stay
+light loads no torch."""
 
 import ast
 import subprocess
@@ -35,6 +36,14 @@ COMPUTE: dict[str, str] = {
     "train.saving": "replica_check run_state saver snapshot",
     "train.zero": "absent agreement flat_buffers gradient_exchange outputs parameter_gather saved_parameters "
     "sharded_adamw square_sum",
+}
+
+
+# Modules that still import each other in a circle; every line is to be deleted with its circle.
+CIRCLES = {
+    "train.engine.evaluate train.records.step_log train.saving.run_state train.trainer",
+    "checkpoint.read.locate checkpoint.read.reader checkpoint.read.verify checkpoint.run.run_folder "
+    "checkpoint.run.strangers",
 }
 
 
@@ -89,6 +98,71 @@ def test_rooms_use_relative_imports(root: Path, sources: list[Path]) -> None:
             if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "tk":
                 wrong.append(f"{path}:{node.lineno}: import tk's own rooms relatively")
     assert not wrong, "\n".join(wrong)
+
+
+def import_graph(texts: dict[Path, str]) -> dict[str, set[str]]:
+    """Which modules each module imports, under TYPE_CHECKING and inside functions too."""
+    modules = {dotted(path) for path in texts}
+    graph: dict[str, set[str]] = {}
+    for path, text in texts.items():
+        found = graph.setdefault(dotted(path), set())
+        for _, name in imports(path, text):
+            while name and name not in modules:
+                name = name.rpartition(".")[0]
+            found |= {name} - {"", dotted(path)}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> set[str]:
+    """Sets of modules that reach each other, each as its names in order."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            new = graph[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        reached[start] = seen
+    return {
+        " ".join(sorted(other for other in seen if name in reached[other]))
+        for name, seen in reached.items()
+        if name in seen
+    }
+
+
+def taken_twice(texts: dict[Path, str]) -> list[str]:
+    """Public class names that more than one module defines, as readable lines."""
+    places: dict[str, list[str]] = {}
+    for path, text in texts.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    return [f"class {name} is defined at {' and '.join(at)}" for name, at in sorted(places.items()) if len(at) > 1]
+
+
+def test_no_modules_import_each_other_in_a_circle(root: Path, sources: list[Path]) -> None:
+    found = [set(circle.split()) for circle in circles(import_graph({p: (root / p).read_text() for p in sources}))]
+    known = [set(circle.split()) for circle in CIRCLES]
+    new = [sorted(circle) for circle in found if not any(circle <= listed for listed in known)]
+    assert not new, "modules import each other"
+    gone = [sorted(listed) for listed in known if not any(circle <= listed for circle in found)]
+    assert not gone, "delete these lines from CIRCLES: nothing in them is a circle any more"
+
+
+def test_a_public_class_name_is_taken_once(root: Path, sources: list[Path]) -> None:
+    assert not taken_twice({path: (root / path).read_text() for path in sources})
+
+
+def test_circles_and_second_names_are_found() -> None:
+    texts = {
+        Path("core/a.py"): "if TYPE_CHECKING:\n    from .b import B\nclass A: ...",
+        Path("core/b.py"): "from . import c\nclass B: ...\nclass _Own: ...",
+        Path("core/c.py"): "def f():\n    from .a import A\nclass _Own: ...\nclass A: ...",
+        Path("core/d.py"): "from .a import A",
+    }
+    assert circles(import_graph(texts)) == {"core.a core.b core.c"}
+    assert taken_twice(texts) == ["class A is defined at core/a.py:3 and core/c.py:4"]
 
 
 def test_the_rules_catch_what_they_are_for() -> None:

@@ -13,7 +13,7 @@ from tk.core.errors import ConfigError, TkError
 from tk.core.layout import Layout
 from tk.model.config import ModelConfig
 from tk.model.registry import count_multiplied, count_parameters, decoder_spec, tensor_table
-from tk.model.spec import RopeScaling
+from tk.model.shape import RopeScaling
 from tk.tests.model.architectures import ENTRIES
 
 # The keys that shape a model in the config.json of the model named, as it lies on the hub.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tk.core.layout import LocalParam
 from tk.parallel.mesh import Group
-from tk.parity.rank import Work, serve
+from tk.parity.rank_loop import Work, serve
 
 
 def load() -> Work:

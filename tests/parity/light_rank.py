@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from tk.parity.rank import Say, Work, serve
+from tk.parity.rank_loop import Say, Work, serve
 
 
 def work(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:

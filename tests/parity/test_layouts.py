@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tk.core.errors import ConfigError
 from tk.parity.covering import covering_set
-from tk.parity.layouts import AXES, Matrix, ParityLayout, matrix, read_layouts
+from tk.parity.layout import ParityLayout
+from tk.parity.layouts import AXES, Matrix, matrix, read_layouts
 from tk.parity.subject import Subject
 
 

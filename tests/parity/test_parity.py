@@ -13,10 +13,10 @@ from tk.cli.main import command_group
 from tk.core.errors import ConfigError
 from tk.parity.gradients import compare_gradients, first_gradients, relative_differences
 from tk.parity.judge import BOUNDS, Result, common_start, compare_curves, worst_first
-from tk.parity.layouts import ParityLayout
+from tk.parity.layout import ParityLayout
 from tk.parity.report import ParityReport
 from tk.parity.results_file import ResultsFile
-from tk.parity.session import ParityRun
+from tk.parity.run import ParityRun
 from tk.parity.subject import Subject
 from tk.train.trainer import Trainer
 

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from tk.parity.rank import Work, serve
+from tk.parity.rank_loop import Work, serve
 
 
 def load() -> Work:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from .judge import SAME_ROUTING_STEPS, Result, common_start, compare_curves, finite
-from .layouts import ParityLayout
+from .layout import ParityLayout
 from .pool import Outcome, Pool, PoolJob, only
 from .subject import Subject
 

@@ -1,0 +1,113 @@
+"""A decoder's shape as plain numbers, with the key names of Hugging Face's config.json, in both of their spellings.
+
+An architecture's file makes its decoder from it. Which options an architecture has is for `ModelConfig` to check.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from ..core.config import Section
+
+_DTYPE_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_DTYPES = tuple(_DTYPE_NAMES)
+
+
+class RopeScaling(Section):
+    """Llama 3's stretching of slow rotations beyond the context of pretraining (The Llama 3 herd, arXiv 2407.21783)."""
+
+    rope_type: Literal["llama3"] = "llama3"
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+class ModelShape(Section):
+    """Shape of a decoder: the options of every architecture.
+
+    Attributes:
+        head_dim: 0 = hidden_size / num_attention_heads.
+        num_key_value_heads: 0 = num_attention_heads.
+        eos_token_id: ids that end a text.
+        dtype: of the stored weights, as config.json spells it.
+        rope_scaling: Llama 3's; None = none.
+        sliding_window: positions that a query sees, its own included; None = all before it.
+        max_window_layers: so many layers, the first ones, have no sliding window.
+        moe_intermediate_size: of each expert, where dense layers have another.
+        norm_topk_prob: whether the chosen experts' probabilities are scaled to sum to 1.
+        decoder_sparse_step: every so many layers have experts, but never those in `mlp_only_layers`.
+        router_aux_loss_coef: weight of the routers' load-balancing loss in training (see balance.py).
+    """
+
+    architecture: str = "llama"
+    vocab_size: int = Field(default=0, ge=0, le=2**28)
+    hidden_size: int = Field(default=256, ge=1, le=2**24)
+    intermediate_size: int = Field(default=688, ge=1, le=2**24)
+    num_hidden_layers: int = Field(default=4, ge=1, le=10_000)
+    num_attention_heads: int = Field(default=4, ge=1, le=2**16)
+    max_position_embeddings: int = Field(default=2048, ge=1, le=2**31)
+    initializer_range: float = Field(default=0.02, gt=0)
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    num_key_value_heads: int = Field(default=0, ge=0)
+    head_dim: int = Field(default=0, ge=0, le=2**16)
+    rope_theta: float = Field(default=10000.0, gt=0)
+    rope_scaling: RopeScaling | None = None
+    rms_norm_eps: float = Field(default=1e-5, gt=0)
+    layer_norm_epsilon: float = Field(default=1e-5, gt=0)
+    sliding_window: int | None = Field(default=None, ge=1)
+    max_window_layers: int = Field(default=0, ge=0)
+    num_local_experts: int = Field(default=8, ge=1, le=2**16)
+    num_experts_per_tok: int = Field(default=2, ge=1)
+    moe_intermediate_size: int = Field(default=768, ge=1)
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = Field(default=1, ge=1)
+    mlp_only_layers: tuple[int, ...] = ()
+    router_aux_loss_coef: float = Field(default=0.001, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data  # refused by what follows
+        data = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+        eos = data.get("eos_token_id")
+        if not isinstance(eos, tuple):
+            data["eos_token_id"] = () if eos is None else (eos,)
+        heads = data.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
+        hidden = data.get("hidden_size", cls.model_fields["hidden_size"].default)
+        if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden > 0:
+            if not data.get("num_key_value_heads"):
+                data["num_key_value_heads"] = heads
+            if not data.get("head_dim"):
+                if hidden % heads:
+                    raise ValueError(
+                        f"hidden_size % num_attention_heads = {hidden} % {heads} must be 0 where head_dim is unset"
+                    )
+                data["head_dim"] = hidden // heads
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelShape":
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads % num_key_value_heads = {self.num_attention_heads} % {self.num_key_value_heads} "
+                "must be 0"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim = {self.head_dim} must be even (rotary embedding turns pairs)")
+        if self.num_experts_per_tok > self.num_local_experts:
+            raise ValueError(f"num_experts_per_tok = {self.num_experts_per_tok} of {self.num_local_experts} experts")
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype = {self.dtype!r} must be one of {', '.join(_DTYPES)}")
+        return self
+
+    @property
+    def dtype_name(self) -> str:
+        """The stored dtype as the command line calls it: fp32, bf16 or fp16."""
+        return _DTYPE_NAMES[self.dtype]
