@@ -1,6 +1,6 @@
 """Interrupted at every operation: killed, out of space, failing disk, power cut. What was committed stays.
 
-Set TK_RANDOM_KILLS=200 for the long version of the last test.
+`make test` tries every operation or some of them (see `SOME`), `make test-all` every one in each scenario.
 """
 
 import errno
@@ -25,7 +25,9 @@ from tk.tests.checkpoint import crash_job, random_kill_job
 from tk.tests.checkpoint.crashing import SCENARIOS, Scenario, act_as_if_large
 from tk.tests.checkpoint.faults import CHANGES, LOOKS, MADE_OF_CHANGES, MODULES, AtOperation, Disk, Survives, watched
 
-RANDOM_KILLS = int(os.environ.get("TK_RANDOM_KILLS", "5"))
+# (scenario, stride): of its operations each `stride`-th is tried. An odd stride meets both kinds of errors.
+ALL = [pytest.param(name, 1, marks=pytest.mark.matrix, id=f"{name}, all") for name in SCENARIOS]
+SOME = [pytest.param(name, 3 if name == "save and prune" else 7, id=name) for name in SCENARIOS]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
@@ -52,17 +54,16 @@ def test_every_operation_of_storage_is_known() -> None:
     assert functions == sorted((*CHANGES, *LOOKS, *MADE_OF_CHANGES)), "each is known, and no two have one name"
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_killed_at_every_operation(scratch: Path, name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, crash_job.__file__, name, str(scratch)], capture_output=True, text=True, env=ENVIRONMENT
-    )
+@pytest.mark.parametrize(("name", "stride"), [*SOME, *ALL])
+def test_killed_at_every_operation(scratch: Path, name: str, stride: int) -> None:
+    job = [sys.executable, crash_job.__file__, name, str(scratch), str(stride)]
+    done = subprocess.run(job, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_an_error_at_every_operation(scratch: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "stride"), [*SOME, *ALL])
+def test_an_error_at_every_operation(scratch: Path, name: str, stride: int) -> None:
     """A full disk at every second one, a failing one at the others; test_storage_errors.py has more kinds of errors."""
     scenario = SCENARIOS[name]
     scenario.prepare(scratch / "before")
@@ -83,7 +84,7 @@ def test_an_error_at_every_operation(scratch: Path, name: str) -> None:
         shutil.rmtree(scratch / "now")
         if not failed:
             break
-        index += 1
+        index += stride
     assert index > 10
 
 
@@ -92,9 +93,13 @@ def _fail(number: int) -> None:
 
 
 # A fork moves steps between folders, which "anything survives" does not do in one go, as real disks do.
-CUTS: list[tuple[str, Survives]] = [(name, "only what was synced") for name in SCENARIOS]
-CUTS += [(name, "all names") for name in SCENARIOS]
-CUTS += [(name, "anything") for name in SCENARIOS if name != "fork"]
+CUTS = [
+    pytest.param(name, survives, stride, marks=marks, id=f"{name}-{survives}-{stride}")
+    for stride, marks in ((5, ()), (1, pytest.mark.matrix))
+    for survives in ("only what was synced", "all names", "anything")
+    for name in SCENARIOS
+    if (name, survives) != ("fork", "anything")
+]
 
 # After these operations a cut leaves just what a cut before them does.
 UNSEEN: dict[Survives, tuple[str, ...]] = {
@@ -104,22 +109,25 @@ UNSEEN: dict[Survives, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "survives"), CUTS)
-def test_power_cut_after_every_operation(scratch: Path, name: str, survives: Survives) -> None:
+@pytest.mark.parametrize(("name", "survives", "stride"), CUTS)
+def test_power_cut_after_every_operation(scratch: Path, name: str, survives: Survives, stride: int) -> None:
     scenario = SCENARIOS[name]
     scenario.prepare(scratch / "now")
-    cut_everywhere(scratch, scenario, survives, Disk(scratch / "now"))
+    cut_everywhere(scratch, scenario, survives, Disk(scratch / "now"), stride)
 
 
-def cut_everywhere(scratch: Path, scenario: Scenario, survives: Survives, disk: Disk) -> None:
-    """Runs a scenario in scratch / "now" and checks what each power cut leaves."""
+def cut_everywhere(scratch: Path, scenario: Scenario, survives: Survives, disk: Disk, stride: int = 1) -> None:
+    """Runs a scenario in scratch / "now" and checks what each power cut leaves, or each `stride`-th that differs."""
     reports: list[tuple[int, int]] = []
     with disk.recording():
         scenario.run(disk.base, lambda number: reports.append((len(disk.log), number)))
     rng = random.Random(len(disk.log))
-    cuts = 0
+    cuts = seen = 0
     for cuts, _ in enumerate(disk.replay(), 1):
         if disk.log[cuts - 1][0] in UNSEEN[survives]:
+            continue
+        seen += 1
+        if seen % stride:
             continue
         disk.write_to(scratch / "cut", survives, rng)
         reported = max((number for at, number in reports if at <= cuts), default=0)
@@ -162,13 +170,14 @@ def _tree(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if not name.endswith("LOCK")}
 
 
-def test_killed_at_random_times_while_saving_in_the_background(scratch: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(200, marks=[pytest.mark.matrix, pytest.mark.timeout(1200)])])
+def test_killed_at_random_times_while_saving_in_the_background(scratch: Path, kills: int) -> None:
     rng = random.Random()
     reported = 0
-    for _ in range(RANDOM_KILLS):
+    for _ in range(kills):
         reported = _kill_after(scratch, rng.uniform(0.0, 0.4), reported)
         SCENARIOS["save and prune"].check(scratch, reported)
-    assert reported > RANDOM_KILLS
+    assert reported > kills
 
 
 def _kill_after(folder: Path, seconds: float, reported: int) -> int:

@@ -180,13 +180,10 @@ def test_every_dtype_of_the_engine_can_be_asked_for() -> None:
     ],
 )
 def test_what_cannot_be_served_is_told_in_one_paragraph(
-    model: Path, arguments: list[str], code: int, words: str
+    model: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
-    serving = Serving(*(argument.format(model=model, missing=model / "missing") for argument in arguments))
-    try:
-        exit_code, stdout, stderr = serving.wait()
-    finally:
-        serving.close()
+    exit_code = main(["serve", *(argument.format(model=model, missing=model / "missing") for argument in arguments)])
+    stdout, stderr = capfd.readouterr()
     assert (exit_code, stdout) == (code, ""), stderr
     assert words in stderr
     assert "Traceback" not in stderr
