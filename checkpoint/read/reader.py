@@ -285,7 +285,7 @@ class Checkpoint:
         Raises:
             ShardCorrupt: the checksum does not match, or the file ends before.
         """
-        path = self.data_path(chunk.file)
+        path = self.path / chunk.file  # for messages: links were followed when the file was opened
         storage.read_exact(fd, memory, chunk.offset + start, path)
         if chunk.crc is not None and crc32(memory) != chunk.crc[start // BLOCK]:
             raise corrupt(path, chunk, start // BLOCK)

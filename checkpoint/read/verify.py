@@ -124,11 +124,13 @@ def _check_blocks(checkpoint: Checkpoint, chunks: list[Chunk], on_bytes: Callabl
     lock = Lock()
     memory = local()
 
+    paths = {file: checkpoint.data_path(file) for file in {chunk.file for chunk in chunks}}
+
     def check(work: tuple[Chunk, int]) -> Problem | None:
         chunk, block = work
         if not hasattr(memory, "buffer"):
             memory.buffer = np.empty(BLOCK, np.uint8)
-        problem = _check_block(checkpoint.data_path(chunk.file), chunk, block, memory.buffer)
+        problem = _check_block(paths[chunk.file], chunk, block, memory.buffer)
         with lock:
             on_bytes(min(BLOCK, chunk.nbytes - block * BLOCK))
         return problem
