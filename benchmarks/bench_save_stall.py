@@ -98,10 +98,10 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
         dist.barrier()
         with clock(times["step"], times["step_cpu"]):
             with clock(times["copy"]):
-                saver.save(step, {}, last=False)
+                saver.save(step, {}, wait=False)
             work()
             with clock(times["settle"]):
-                saver.settle()
+                saver.flush_pending()
         assert saver._writer
         saver._writer.wait()
     saver.close(failed=False)

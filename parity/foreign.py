@@ -16,7 +16,6 @@ from ..train.engine.lr_schedule import learning_rate
 from ..train.foreign.blocks import find_blocks
 from ..train.foreign.model import ForeignModel
 from ..train.foreign.model_engine import initialize
-from ..train.saving.replica_check import ReplicaCheck
 from .gradients import compare_gradients
 from .rank_loop import Say
 from .subject import MICRO_BATCHES
@@ -136,5 +135,5 @@ def run_layout(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]
         if step == 0:
             found = compare_gradients(inner.buffers, inner.table, np.load(gradients, mmap_mode="r"))
         _note(curves, step, float(all_reduce(share, world)), engine.last_grad_norm, say)
-    ReplicaCheck(engine._snapshot, world).check(config.train.steps)
+    engine._checkpointer.replicas.check(config.train.steps)
     return curves | found

@@ -16,7 +16,6 @@ from ..core.process import keep_freed_memory
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from ..train.config.train_config import TrainConfig
-from ..train.saving.replica_check import ReplicaCheck
 from ..train.trainer import Trainer
 from . import foreign
 from .gradients import compare_gradients, first_gradients
@@ -94,7 +93,7 @@ def run_layout(config: TrainConfig, mesh: Mesh, gradients: Path, say: Say) -> di
         found.update(compare_gradients(buffers, table, np.load(gradients, mmap_mode="r")))
 
     curves = _train(trainer, say, compare)
-    ReplicaCheck(trainer.snapshot, mesh.world).check(config.train.steps)
+    trainer.checkpointer.replicas.check(config.train.steps)
     return curves | found
 
 

@@ -1,12 +1,12 @@
 """The training loop: rows in, one optimizer step after another, metrics and checkpoints out."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 
 from ..core.layout import LocalParam
 from ..data.batches import MicroBatch, global_batch
+from ..data.dataset import PackedDataset
 from ..model.init import fill_initial
 from ..model.registry import tensor_table
 from ..parallel.collectives import all_reduce
@@ -18,7 +18,7 @@ from .config.train_config import TrainConfig
 from .engine.compiling import compile_layers
 from .engine.evaluate import evaluate
 from .engine.lr_schedule import learning_rate
-from .engine.nonfinite import NonFinitePolicy
+from .engine.optimizer_step import OptimizerStep
 from .engine.passes import Passes
 from .engine.stages import build_stages, gathered_units
 from .engine.training_engine import DTYPES, TrainingEngine
@@ -26,9 +26,10 @@ from .inputs import Inputs, open_inputs
 from .launch.heartbeat import Heartbeat
 from .launch.stop import StopRequest
 from .records.metrics import MetricsFile
-from .records.step_log import StepLog, StepResult
-from .saving.run_state import RunState, TrainState
-from .saving.snapshot import Snapshot
+from .records.step_log import StepLog
+from .saving.checkpointer import Checkpointer, OpenRun, SaveOptions
+from .saving.run_start import start_run
+from .state import RunResume, StepResult, TrainState
 
 
 class Trainer:
@@ -74,9 +75,13 @@ class Trainer:
         self.weight_grads = WeightGradQueue()
         self.engine = self._engine()
         self.pipeline = Passes(self.stages, self.engine, config, self.weight_grads, self.heartbeat.beat)
-        self.nonfinite = NonFinitePolicy(config.train, self.engine)
-        self.snapshot = Snapshot(self.engine.optimizer, self.table)
-        self.before_update: Callable[[], None] = lambda: None  # ends what may read parameters and states until then
+        self.checkpointer = Checkpointer(self.engine, self.table, self.mesh)
+        self.optimizer_step = OptimizerStep(
+            self.engine,
+            config.train,
+            before_update=self.checkpointer.flush_pending,
+            on_phase=self.heartbeat.beat,
+        )
         self.state = TrainState()
 
     def _engine(self) -> TrainingEngine:
@@ -115,8 +120,8 @@ class Trainer:
     def fit(self) -> TrainState:
         """Trains to `train.steps` or until stopped, saving at the end either way. Returns where it ended."""
         self.heartbeat.beat("loading")
-        with RunState.open(self) as run:
-            self.state = run.load(self.resume, self.fork)
+        with self.checkpointer.open(self.save_options()) as run:
+            self.state = start_run(self.checkpointer, run, self.config, self.inputs, self.resume, self.fork)
             folder, step = self.config.run_folder, self.state.step
             events = self.config.metrics.tensorboard
             metrics = MetricsFile(folder, step, run.attempt, events) if self.mesh.world.rank == 0 else None
@@ -127,9 +132,24 @@ class Trainer:
                     metrics.close()
         return self.state
 
-    def _loop(self, run: RunState, metrics: MetricsFile | None) -> None:
+    def save_options(self) -> SaveOptions:
+        """How this run's steps are saved."""
+        options = self.config.checkpoint
+        return SaveOptions(
+            self.config.run_folder,
+            options.keep,
+            options.keep_every,
+            options.async_save,
+            self.config.parallel.timeout_seconds,
+            self.inputs.side_files,
+        )
+
+    def _loop(self, run: OpenRun, metrics: MetricsFile | None) -> None:
         options = self.config.train
-        with StepLog(self, metrics) as log:
+        log = StepLog(
+            self.config, self.inputs.model, self.mesh.world, self.device, self.dtype, metrics, self.state.step
+        )
+        with log:
             while self.state.step < options.steps:
                 result = self.step()
                 last = self.state.step == options.steps or result.stop
@@ -138,12 +158,32 @@ class Trainer:
                 every = self.config.checkpoint.every
                 if last or (every and self.state.step % every == 0):
                     self.heartbeat.beat("save")
-                    run.save(self.state, last)
+                    run.saver.save(self.state.step, self.resume_state().to_json(), wait=last)
                 if result.stop:
                     return
                 if last or (options.eval_every and self.state.step % options.eval_every == 0):
                     self.heartbeat.beat("evaluate")
-                    log.record_evaluation(self.state.step, evaluate(self))
+                    log.record_evaluation(self.state.step, self._evaluate())
+
+    def resume_state(self) -> RunResume:
+        """The part of the run that a checkpoint stores beside tensors, as it stands now."""
+        engine = self.engine
+        return RunResume(
+            self.state,
+            engine.optimizer.step_count,
+            engine.loss_scale.state,
+            self.config.train.seed,
+            self.inputs.fingerprint,
+        )
+
+    def _evaluate(self) -> float:
+        """The loss over the first `train.eval_rows` rows of the held-out split."""
+        rows = min(self.config.train.eval_rows, self.inputs.held_out.num_rows)
+        return evaluate(self.pipeline, self._batch(self.inputs.held_out, 0, rows), self.mesh)
+
+    def _batch(self, dataset: PackedDataset, first: int, num_rows: int) -> list[MicroBatch]:
+        at, layout = self.mesh.coordinates, self.mesh.layout
+        return global_batch(dataset, first, num_rows, at.dp, layout.dp, self.config.train.micro_batch_size)
 
     def step(self) -> StepResult:
         """One optimizer step on the next global batch; one whose loss or gradient overflowed or is not finite leaves
@@ -153,50 +193,26 @@ class Trainer:
             TkError: the loss or the gradient norm is not finite, and `train.on_nonfinite` or the number of such steps
                 in a row ends the run.
         """
-        options, step, beat = self.config, self.state.step, self.heartbeat.beat
-        beat("data", step + 1)
+        options, step = self.config, self.state.step
+        self.heartbeat.beat("data", step + 1)
         lr = learning_rate(step, options.train.steps, options.optimizer)
-        micro_batches = global_batch(
-            self.inputs.train,
-            self.state.samples,
-            options.train.global_batch_size,
-            self.mesh.coordinates.dp,
-            self.mesh.layout.dp,
-            options.train.micro_batch_size,
-        )
+        micro_batches = self._batch(self.inputs.train, self.state.samples, options.train.global_batch_size)
         num_tokens = self._count_tokens(micro_batches)
         self.engine.begin_step()
         scale = self.engine.loss_scale.value
         local_loss = self.pipeline.train(micro_batches, scale / num_tokens) / scale
-        beat("reduce")
-        loss, grad_norm, balance_loss, stop = self._agree(local_loss, self.engine.finish_backward())
-        updated = self.nonfinite.allows(step + 1, loss, grad_norm, local_loss)
-        if updated:
-            beat("optimizer")
-            self.before_update()
-            self.engine.update(lr, grad_norm)
+        sums = self.optimizer_step.agree(
+            local_loss if self.pipeline.is_loss_rank else 0.0,
+            self.pipeline.balance_loss() / options.train.global_batch_size if self.mesh.tp.rank == 0 else 0.0,
+            float(self.stop.requested),
+        )
+        balance_loss, stop = sums.others
+        updated = self.optimizer_step.update(step + 1, sums, local_loss, lr)
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
-        return StepResult(loss, grad_norm, lr, num_tokens, stop, balance_loss, scale, updated)
+        return StepResult(sums.loss, sums.grad_norm, lr, num_tokens, stop > 0, balance_loss, scale, updated)
 
     def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
         """Valid tokens of the global batch, from this data-parallel rank's."""
-        num_valid = sum(micro.num_valid for micro in micro_batches) if self.speaks else 0
+        num_valid = sum(micro.num_valid for micro in micro_batches) if self.pipeline.is_loss_rank else 0
         count = torch.tensor(float(num_valid), dtype=torch.float64, device=self.device)
         return max(1, int(all_reduce(count, self.mesh.world)))  # a batch of questions alone has no loss, not NaN
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this rank speaks for its data-parallel rank: of those that see the same rows, one does."""
-        return self.mesh.tp.rank == 0 and self.mesh.pp.rank == self.mesh.pp.size - 1
-
-    def _agree(self, local_loss: torch.Tensor, square_sum: torch.Tensor) -> tuple[float, float, float, bool]:
-        """Loss, gradient norm, the routers' loss and whether anybody was asked to stop, the same bits on every rank."""
-        values = torch.zeros(4, dtype=torch.float64, device=self.device)
-        if self.speaks:
-            values[0] = local_loss
-        values[1] = square_sum
-        if self.mesh.tp.rank == 0:
-            values[2] = self.pipeline.balance_loss() / self.config.train.global_batch_size
-        values[3] = float(self.stop.requested)
-        loss, square_sum_, balance, stop = all_reduce(values, self.mesh.world).tolist()
-        return loss, math.sqrt(square_sum_) if square_sum_ >= 0 else math.nan, balance, stop > 0

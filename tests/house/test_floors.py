@@ -27,13 +27,13 @@ COMPUTE: dict[str, str] = {
     "parallel": "collectives cross_entropy functions host layers linear local_link mesh point_to_point products "
     "row_blocks wide_sums",
     "parity": "foreign gradients measure",
-    "train.engine": "compiling evaluate loss nonfinite passes stages training_engine",
-    "train.foreign": "blocks buffers checks model model_engine options watch",
+    "train.engine": "compiling evaluate loss nonfinite optimizer_step passes stages training_engine",
+    "train.foreign": "blocks buffers checks model model_engine options take_over watch",
     "train": "inputs trainer",
     "train.launch": "flight_recorder rendezvous worker",
     "train.pipeline": "executor",
     "train.records": "metrics step_log step_profiler",
-    "train.saving": "replica_check run_state saver snapshot",
+    "train.saving": "checkpointer replica_check run_start save_in_flight saver snapshot",
     "train.zero": "absent agreement flat_buffers gradient_exchange outputs parameter_gather saved_parameters "
     "sharded_adamw square_sum",
 }

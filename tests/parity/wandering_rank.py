@@ -10,7 +10,7 @@ from tk.parity.rank_loop import Work, serve
 def load() -> Work:
     from tk.model.experts import MixtureOfExperts
     from tk.parity.measure import Measurer
-    from tk.train.records.step_log import StepResult
+    from tk.train.state import StepResult
     from tk.train.trainer import Trainer
 
     choose, step, current = MixtureOfExperts._choose, Trainer.step, [0]

@@ -18,7 +18,7 @@ from tk.tests.model.architectures import ENTRIES
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
-from tk.train.records.step_log import StepResult
+from tk.train.state import StepResult
 from tk.train.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(600)  # seconds: 4 ranks share 2 cores with other tests

@@ -19,7 +19,7 @@ from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import PrecisionSection, TrainConfig
 from tk.train.engine.loss_scale import LossScale
-from tk.train.records.step_log import StepResult
+from tk.train.state import LossScaleState, StepResult
 from tk.train.trainer import Trainer
 
 FP16 = {"params": "fp16", "initial_loss_scale": 2.0**30, "loss_scale_window": 4}
@@ -34,13 +34,13 @@ def test_the_loss_scale_halves_at_once_and_doubles_after_a_window() -> None:
         seen.append(scale.value)
     assert seen == [8, 16, 16, 8, 8, 4, 2, 2, 2]
     again = LossScale.of(scale.options)
-    again.restore(scale.to_json())
+    again.restore(scale.state)
     assert again == scale
     for small in (1.0, 0.25):  # where min_loss_scale allows it, a run goes on with what it had
-        again.restore({"value": small, "good_steps": 3})
+        again.restore(LossScaleState(small, 3))
         assert (again.value, again.good_steps) == (small, 3)
     fresh = LossScale.of(scale.options)
-    fresh.restore(LossScale.of(PrecisionSection(params="bf16")).to_json())
+    fresh.restore(LossScale.of(PrecisionSection(params="bf16")).state)
     assert fresh.value == 8, "a run in bf16 has no scale to go on with"
     plain = LossScale.of(PrecisionSection())
     plain.succeeded()

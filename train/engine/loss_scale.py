@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..config.train_config import PrecisionSection
+from ..state import LossScaleState
 
 
 @dataclass(slots=True)
@@ -40,11 +41,12 @@ class LossScale:
         if self.good_steps == self.options.loss_scale_window:
             self.value, self.good_steps = self.value * 2, 0
 
-    def to_json(self) -> dict[str, float | int]:
-        """What a checkpoint stores; nothing where parameters are not fp16."""
-        return {"value": self.value, "good_steps": self.good_steps} if self.options.params == "fp16" else {}
+    @property
+    def state(self) -> LossScaleState | None:
+        """What a checkpoint stores; None where parameters are not fp16."""
+        return LossScaleState(self.value, self.good_steps) if self.options.params == "fp16" else None
 
-    def restore(self, stored: object) -> None:
+    def restore(self, stored: LossScaleState | None) -> None:
         """Takes up what a checkpoint of an fp16 run stored, however small; other runs begin anew."""
-        if self.options.params == "fp16" and isinstance(stored, dict) and stored:
-            self.value, self.good_steps = float(stored["value"]), int(stored["good_steps"])
+        if self.options.params == "fp16" and stored:
+            self.value, self.good_steps = stored.value, stored.good_steps

@@ -41,6 +41,11 @@ class Passes:
         self.stages = [StagePass(decoder, engine.device) for decoder in decoders]
         self._executors: dict[tuple[str, int], PipelineExecutor] = {}
 
+    @property
+    def is_loss_rank(self) -> bool:
+        """Whether this rank's loss is counted: of the ranks that see the same rows, one's is."""
+        return self.mesh.tp.rank == 0 and self.mesh.pp.rank == self.mesh.pp.size - 1
+
     def train(self, micro_batches: Sequence[MicroBatch], loss_factor: float) -> torch.Tensor:
         """Forward and backward of this data-parallel rank's micro-batches.
 

@@ -5,44 +5,38 @@ for batch in batches:
     loss = engine(batch)
     engine.backward(loss)
     engine.step()
-engine.save("runs/mine")                    # later: engine.load("runs/mine")
+    if engine.step_count % 100 == 0:
+        engine.save("runs/mine")            # written while training goes on; later: engine.load("runs/mine")
+engine.close()                              # waits for the last save
 """
 
-import atexit
 import json
-import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import open_together, told_to_all
-from ...checkpoint.run.run_folder import RunFolder
-from ...checkpoint.save.save_job import SaveJob
-from ...core.errors import CheckpointError, ConfigError, TkError
-from ...core.layout import Layout, LocalParam
-from ...model.loading import peers
-from ...parallel.collectives import all_reduce, broadcast
-from ...parallel.mesh import Group, Mesh, between_cpus
-from ..config.train_config import OptimizerSection, PrecisionSection, TrainSection, param_groups
+from ...core.errors import ConfigError
+from ...core.layout import Layout
+from ...parallel.mesh import Mesh
+from ..config.train_config import OptimizerSection, TrainSection
 from ..engine.lr_schedule import learning_rate
-from ..engine.nonfinite import NonFinitePolicy
+from ..engine.optimizer_step import OptimizerStep
 from ..engine.training_engine import DTYPES, TrainingEngine
-from ..saving.replica_check import ReplicaCheck
-from ..saving.snapshot import Snapshot, slot_dtypes
+from ..saving.checkpointer import Checkpointer, SaveOptions
+from ..state import ModuleResume
 from .blocks import find_blocks
 from .buffers import PersistentBuffers
 from .checks import check_alike, check_module, describe
 from .model import ForeignModel, whole_state
 from .options import InitializeOptions, Precision, Stage, optimizer_section
+from .take_over import build_engine, join_job, take_values
 from .watch import ModuleWatch
 
 
@@ -67,7 +61,7 @@ def initialize(
     Args:
         model: any module of plain tensors. Its floating-point parameters become of `precision`, frozen ones too;
             buffers keep their dtype. Gradients that it has are forgotten.
-        optimizer: keys of [optimizer] (docs/training/configuration.md); the schedule is constant unless given.
+        optimizer: keys of [optimizer] (docs/training.md); the schedule is constant unless given.
         accumulate: micro-batches per optimizer step, each with one call of `backward`.
         steps: optimizer steps in all, for schedules that end.
         gather_together: for ZeRO stage 3, blocks that ranks may call differently or not at all: modules, or names and
@@ -92,74 +86,13 @@ def initialize(
     dtype = DTYPES[precision]
     device = check_module(model, dtype)
     blocks = find_blocks(model, gather_together)
-    world_size = _join(device, timeout_seconds)
+    world_size = join_job(device, timeout_seconds)
     layout = Layout(dp=world_size, zero=zero, shard_size=shard_size, bucket_size=bucket_size)
     mesh = Mesh.build(layout, 1, timeout_seconds=timeout_seconds)
     check_alike([repr(options), repr(settings), repr(list(blocks)), *describe(model)], mesh.world)
-    values = _take_over(model, dtype, mesh.world)
+    values = take_values(model, dtype, mesh.world)
     foreign = ForeignModel.of(model, blocks)
-    return ModelEngine(foreign, _engine(foreign, values, mesh, options, settings, device), settings)
-
-
-def _engine(
-    foreign: ForeignModel,
-    values: dict[str, torch.Tensor],
-    mesh: Mesh,
-    options: OptimizerSection,
-    settings: InitializeOptions,
-    device: torch.device,
-) -> TrainingEngine:
-    """What trains the module from `values`, which it takes one by one."""
-
-    def fill(local: LocalParam, parameter: torch.Tensor) -> None:
-        parameter.copy_(values.pop(local.name))
-
-    engine = TrainingEngine(
-        [foreign.module],
-        foreign.table,
-        mesh,
-        optimizer=options,
-        precision=PrecisionSection(params=settings.precision),
-        device=device,
-        fill=fill,
-        overlap=settings.overlap,
-    )
-    if settings.zero == 3:
-        units = foreign.units(engine.buffers)
-        engine.gather_by_agreement(units, between_cpus(mesh, settings.timeout_seconds), prefetch=settings.overlap)
-        if mesh.world.rank == 0:
-            foreign.tell_sizes(units)
-    return engine
-
-
-def _take_over(model: nn.Module, dtype: torch.dtype, world: Group) -> dict[str, torch.Tensor]:
-    """Gives every rank rank 0's values, buffers that are not saved included; returns those of `state_dict`, by name."""
-    for parameter in model.parameters():
-        parameter.grad = None
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.contiguous()
-        plain = tensor.data.view(-1).view(torch.uint8) if tensor.numel() else tensor.data
-        broadcast(plain, world)
-    return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
-
-
-def _join(device: torch.device, timeout_seconds: float) -> int:
-    """The number of ranks, in torchrun's job if we are in one."""
-    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-        atexit.register(_leave)
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _leave() -> None:
-    """Ends the process group that `_join` began, while the interpreter is whole: a thread of it that wants to give back
-    a tensor when there is none any more ends the process with SIGABRT. A rank that failed leaves at once: what it had
-    begun with others may never end."""
-    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
-        dist.destroy_process_group()
+    return ModelEngine(foreign, build_engine(foreign, values, mesh, options, settings, device), settings)
 
 
 class ModelEngine:
@@ -179,9 +112,8 @@ class ModelEngine:
         self._settings = settings
         self._watch = ModuleWatch(foreign.module, foreign.table, engine.buffers)
         self._buffers = PersistentBuffers(foreign.module, foreign.table, engine.mesh.world)
-        self._snapshot = Snapshot(engine.optimizer, foreign.table)
-        self._replicas = ReplicaCheck(self._snapshot, engine.mesh.world)
-        self._nonfinite = NonFinitePolicy(TrainSection(), engine)
+        self._checkpointer = Checkpointer(engine, foreign.table, engine.mesh)
+        self._optimizer_step = OptimizerStep(engine, TrainSection(), before_update=self._checkpointer.flush_pending)
         self._passes = 0
         self._loss = torch.zeros((), dtype=torch.float64, device=engine.device)
         engine.exchange.closed = True
@@ -242,18 +174,13 @@ class ModelEngine:
             return False
         self._watch.check()
         self._engine.meet_for_update()
-        world = self._engine.mesh.world
-        changed = self._buffers.changed(self._engine.device)
-        values = torch.stack([self._loss, self._engine.finish_backward(), changed])
-        loss, square_sum, changed_ranks = all_reduce(values, world).tolist()
-        if changed_ranks:
+        sums = self._optimizer_step.agree(self._loss, self._buffers.changed(self._engine.device))
+        if any(sums.others):
             self._buffers.agree()
-        self.last_grad_norm = math.sqrt(square_sum) if square_sum >= 0 else math.nan
-        updated = self._nonfinite.allows(self.step_count + 1, loss, self.last_grad_norm, self._loss)
-        if updated:
-            options = self._engine.optimizer.options
-            self._engine.update(learning_rate(self.step_count, self._settings.steps, options), self.last_grad_norm)
-            self.step_count += 1
+        self.last_grad_norm = sums.grad_norm
+        lr = learning_rate(self.step_count, self._settings.steps, self._engine.optimizer.options)
+        updated = self._optimizer_step.update(self.step_count + 1, sums, self._loss, lr)
+        self.step_count += updated
         self._passes = 0
         self._loss = torch.zeros_like(self._loss)
         return updated
@@ -271,73 +198,58 @@ class ModelEngine:
         ZeRO stage 3 a part of the model is whole at a time. `save` writes more than that, and writes it in parts."""
         return whole_state(self.module, self._engine)
 
-    def save(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
-        """Commits a step in a run folder, as `tk train` does, once replicas agree; every rank calls it. A Hugging Face
-        model brings its config.json, so that the folder can be served.
+    def save(self, folder: str | os.PathLike[str], keep: int = 2, *, wait: bool = False) -> None:
+        """Saves a step in a run folder, as `tk train` does; every rank calls it. A Hugging Face model brings its
+        config.json, so that the folder can be served.
+
+        It returns once replicas were compared and this rank's share is copied; the copy is written while training goes
+        on, and the run folder is locked until the step is committed. The next save or load, `close` and the end of the
+        interpreter wait for that.
 
         Args:
             keep: newest steps kept; 0 = all.
+            wait: return once the step is committed, and make no copy.
 
         Raises:
             CheckpointError: the step is there already, or another job writes there.
             ConfigError: the module has other parameters or buffers than `initialize` saw.
-            TkError: replicas have drifted apart, or the disk is full or fails.
+            TkError: replicas have drifted apart, or this save (with `wait`) or the one before it failed.
         """
-        run = Path(folder)
         self._watch.check()
         self._watch.check_names()
         self._buffers.agree()
-        self._replicas.check(self.step_count)
-        if self._engine.mesh.world.rank == 0:
-            with RunFolder(run).lock() as locked:
-                self._write(run, int(locked.attempt, 16), keep)
-        else:
-            self._write(run, 0, keep)
-        self._wait()
+        side_files = _side_files(self.module) if self._engine.mesh.world.rank == 0 else {}
+        options = SaveOptions(Path(folder), keep, timeout=self._settings.timeout_seconds, side_files=side_files)
+        resume = ModuleResume(self.step_count, self._engine.loss_scale.state).to_json()
+        self._checkpointer.save_alone(options, self.step_count, resume, wait=wait)
 
-    def _write(self, run: Path, attempt: int, keep: int) -> None:
-        world, device = self._engine.mesh.world, self._engine.device
-        attempt = int(broadcast(torch.tensor(attempt, dtype=torch.int64, device=device), world))
-        job = SaveJob(
-            run=run,
-            attempt=f"{attempt:08x}",
-            writer=world.rank,
-            table=self._foreign.table,
-            layout=self._engine.mesh.layout,
-            slots=slot_dtypes(self._engine.optimizer),
-            param_groups=param_groups(self._engine.optimizer.options, self._foreign.table),
-            side_files=_side_files(self.module) if world.rank == 0 else {},
-            keep=keep,
-            timeout=self._settings.timeout_seconds,
-        )
-        resume = {"step": self.step_count, "loss_scale": self._engine.loss_scale.to_json()}
-        try:
-            job.save(self.step_count, resume, self._snapshot.values)
-        except OSError as error:
-            raise TkError(f"Step {self.step_count} cannot be saved in {run}: {error.strerror or error}.") from error
+    def close(self) -> None:
+        """Waits for the save in flight: then this rank's part of it is durable and, on rank 0, the step is committed.
+        Training may go on afterwards.
 
-    def _wait(self) -> None:
-        all_reduce(torch.zeros((), device=self._engine.device), self._engine.mesh.world)
+        Raises:
+            TkError: the save failed.
+        """
+        self._checkpointer.finish_save()
 
     def load(self, checkpoint: str | os.PathLike[str]) -> None:
         """Continues from a checkpoint that any number of ranks and any ZeRO stage wrote; every rank calls it.
 
         Raises:
             CheckpointError: it holds weights only, or cannot be used.
+            TkError: the save before it failed.
         """
         self._engine.refuse_while_whole("load()")
-        ranks = peers(self._engine.mesh.world)
+        ranks = self._checkpointer.ranks
+        with told_to_all(ranks):
+            self._checkpointer.finish_save()
         opened = open_together(lambda: Checkpoint.open(Path(checkpoint)), ranks)
         with told_to_all(ranks):
             self._watch.check()
-            if "step" not in opened.resume:
-                raise CheckpointError(f"{opened.path} holds weights only: there is nothing to resume.")
+            resume = ModuleResume.from_json(opened.resume, str(opened.path))
             self._watch.check_stored(opened)
-        with told_to_all(ranks):
-            self._snapshot.load(opened)
-        self._snapshot.publish()
-        self.step_count = self._engine.optimizer.step_count = int(opened.resume["step"])
-        self._engine.loss_scale.restore(opened.resume.get("loss_scale"))
+        self._checkpointer.load(opened, resume.step, resume.loss_scale)
+        self.step_count = resume.step
         self._buffers.agree()
 
 

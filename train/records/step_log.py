@@ -3,42 +3,18 @@
 import math
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from ...core.progress import Progress, progress_bar
+from ...model.config import ModelConfig
 from ...parallel.collectives import all_reduce
+from ...parallel.mesh import Group
+from ..config.train_config import TrainConfig
 from ..planning.flops import flops_per_token
-from ..saving.run_state import TrainState
+from ..state import StepResult, TrainState
 from .metrics import MetricsFile, memory_bytes, peak_flops
 from .step_profiler import StepProfiler
-
-if TYPE_CHECKING:
-    from ..trainer import Trainer
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one optimizer step showed, the same on every rank.
-
-    Attributes:
-        num_tokens: that the loss counts, of the global batch.
-        stop: somebody was asked to stop.
-        balance_loss: the routers' load-balancing loss, a mean over sequences, which `loss` leaves out.
-        loss_scale: that the step was computed with.
-        updated: whether parameters were; not where loss or gradient were not finite.
-    """
-
-    loss: float
-    grad_norm: float
-    lr: float
-    num_tokens: int
-    stop: bool
-    balance_loss: float = 0.0
-    loss_scale: float = 1.0
-    updated: bool = True
 
 
 def finite(value: float) -> float | None:
@@ -47,27 +23,43 @@ def finite(value: float) -> float | None:
 
 
 class StepLog:
-    """A context in which steps move a progress bar and leave lines in the metrics file."""
+    """A context in which steps move a progress bar and leave lines in the metrics file.
 
-    def __init__(self, trainer: "Trainer", metrics: MetricsFile | None) -> None:
-        self.trainer = trainer
+    Args:
+        model: the complete shape that is trained.
+        dtype: of parameters.
+        metrics: rank 0's file, None elsewhere.
+        done: steps taken before.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: ModelConfig,
+        world: Group,
+        device: torch.device,
+        dtype: torch.dtype,
+        metrics: MetricsFile | None,
+        done: int,
+    ) -> None:
+        self.config = config
+        self.device = device
         self.metrics = metrics
-        options = trainer.config.train
+        self.done = done
+        options = config.train
         self.tokens_per_step = options.global_batch_size * options.seq_len  # computed, whether learned or only read
-        self.flops = flops_per_token(trainer.inputs.model, options.seq_len)
-        peak = torch.tensor(peak_flops(trainer.device, trainer.dtype), dtype=torch.float64, device=trainer.device)
-        self.peak = float(all_reduce(peak, trainer.mesh.world))
-        logs = trainer.config.run_folder / "logs"
-        self.profiler = StepProfiler(trainer.config.train, logs, trainer.mesh.world.rank)
+        self.flops = flops_per_token(model, options.seq_len)
+        peak = torch.tensor(peak_flops(device, dtype), dtype=torch.float64, device=device)
+        self.peak = float(all_reduce(peak, world))
+        self.profiler = StepProfiler(options, config.run_folder / "logs", world.rank)
         self.bar: Progress | None = None
         self.open = ExitStack()
         self.restart_clock()
 
     def __enter__(self) -> "StepLog":
-        self.profiler.begin(self.trainer.state.step + 1)
+        self.profiler.begin(self.done + 1)
         if self.metrics is not None:
-            steps = self.trainer.config.train.steps
-            self.bar = self.open.enter_context(progress_bar("train", steps, done=self.trainer.state.step))
+            self.bar = self.open.enter_context(progress_bar("train", self.config.train.steps, done=self.done))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -84,11 +76,11 @@ class StepLog:
         rate = self.steps * self.tokens_per_step / seconds
         if self.bar is not None:
             self.bar.advance(1, f"loss {result.loss:.3f}, lr {result.lr:.2e}, {rate:,.0f} tokens/s")
-        if not (last or state.step % self.trainer.config.train.log_every == 0 or state.step == 1):
+        if not (last or state.step % self.config.train.log_every == 0 or state.step == 1):
             return
         if self.metrics is not None:
             some: dict[str, float | None] = {}
-            if self.trainer.config.precision.params == "fp16":
+            if self.config.precision.params == "fp16":
                 some["loss_scale"] = result.loss_scale
             if result.balance_loss:
                 some["balance_loss"] = finite(result.balance_loss)
@@ -102,7 +94,7 @@ class StepLog:
                 learned_tokens_per_second=self.learned / seconds,
                 mfu=self.flops * rate / self.peak,
                 step_seconds=seconds / self.steps,
-                memory_bytes=memory_bytes(self.trainer.device),
+                memory_bytes=memory_bytes(self.device),
                 skipped_steps=self.skipped,
                 **some,
             )

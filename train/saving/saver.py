@@ -1,12 +1,14 @@
-"""Saving a trainer's steps: written in the background once replicas agree, or in place where one has to wait.
+"""Saving one rank's share of the steps of one run: in the background once replicas agree, or in place.
 
 In the background, a save stops training for a copy of this rank's share. Checksums of what replicas hold are taken by
-a thread during the next step, up to its update; then they are compared, and only then is the writer told to write.
+a thread during the next step, up to its update; then they are compared, and only then is the writer asked to write.
 """
 
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +23,11 @@ _ALONE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Copied:
-    """A save whose values are copied and which nobody writes yet: replicas may turn out to differ."""
+class _Pending:
+    """A save whose values are copied and not yet written: replicas may turn out to differ."""
 
     step: int
-    resume: dict[str, object]
+    resume: Mapping[str, Any]
     checksums: Future[torch.Tensor]
 
 
@@ -34,7 +36,7 @@ class Saver:
 
     Args:
         lock_fd: of the run folder's lock on rank 0, -1 elsewhere.
-        background: whether saves but the last are written by another process, from a copy of this rank's share.
+        background: whether saves that need not wait are written by another process, from a copy of this rank's share.
     """
 
     def __init__(
@@ -47,54 +49,66 @@ class Saver:
         self.background = background
         self._writer: BackgroundSaver | None = None
         self._thread = ThreadPoolExecutor(1, "tk-checksums")
-        self._copied: _Copied | None = None
+        self._pending: _Pending | None = None
 
-    def save(self, step: int, resume: dict[str, object], last: bool) -> None:
-        """Saves what the snapshot shows now. Returns once it is copied; if `last` or not in the background, once this
-        rank's part is durable and, on rank 0, the step is committed. Every rank calls it.
+    def save(self, step: int, resume: Mapping[str, Any], *, wait: bool, compared: bool = False) -> None:
+        """Saves the state that the snapshot shows now. Returns once it is copied; if `wait` or not in the background,
+        once this rank's part is durable and, on rank 0, the step is committed. Every rank calls it.
+
+        Args:
+            compared: replicas were compared since the last update.
 
         Raises:
-            TkError: replicas have drifted, or this save or the one before it failed.
-            OSError: the disk is full or fails.
+            TkError: replicas have drifted, or this save or the one before it failed (a full disk, say).
         """
-        self.settle()
+        self.flush_pending()
         if self._writer:
             self._writer.wait()
-        if last or not self.background:
-            self.replicas.check(step)
-            self.job.save(step, resume, self.snapshot.values)
+        if wait or not self.background:
+            if not compared:
+                self.replicas.check(step)
+            self._save_in_place(step, resume)
             return
         if self._writer is None:
             self._writer = BackgroundSaver(self.job, self.lock_fd)
         for item in self.job.items():
             np.copyto(self._writer.buffer(item), self.snapshot.values(item))
-        if self.replicas.common:
-            self._copied = _Copied(step, resume, self._thread.submit(self.replicas.checksums))
+        if self.replicas.common and not compared:
+            self._pending = _Pending(step, resume, self._thread.submit(self.replicas.checksums))
         else:
             self._writer.begin(step, resume)
 
-    def settle(self) -> None:
+    def _save_in_place(self, step: int, resume: Mapping[str, Any]) -> None:
+        try:
+            self.job.save(step, resume, self.snapshot.values)
+        except OSError as error:
+            raise TkError(
+                f"Step {step} cannot be saved in {self.job.run}: {error} Steps committed before are whole; mend the "
+                "cause and resume from the newest (the same command does)."
+            ) from error
+
+    def flush_pending(self) -> None:
         """Has the save that was copied last written, if replicas agree. To be called by every rank before anything
         that was saved is updated; a no-op where that is done.
 
         Raises:
             TkError: they have drifted; nothing of the step is written.
         """
-        copied, self._copied = self._copied, None
-        if copied and self._writer:
-            self.replicas.compare(copied.step, copied.checksums.result())
-            self._writer.begin(copied.step, copied.resume)
+        pending, self._pending = self._pending, None
+        if pending and self._writer:
+            self.replicas.compare(pending.step, pending.checksums.result())
+            self._writer.begin(pending.step, pending.resume)
 
     def close(self, failed: bool, alone: bool = False) -> None:
         """Waits for the save in flight and ends the writer; where the run has failed, its own error is the one to
-        tell, and a save that replicas have not agreed on is lost.
+        raise, and a save on which replicas have not agreed is lost.
 
         Args:
             alone: other ranks are gone, and with them perhaps their parts of the save: it is not waited for for long.
         """
         try:
             if not failed:
-                self.settle()
+                self.flush_pending()
             if self._writer:
                 with suppress(*([TkError] if failed else [])):
                     self._writer.wait(_ALONE_SECONDS if alone else None)

@@ -56,7 +56,7 @@ def test_a_buffer_made_anew_is_saved_and_loaded(tmp_path: Path, zero: Any) -> No
     for step in range(2):
         engine.backward(engine(_x(step)))
         engine.step()
-    engine.save(tmp_path / "run")
+    engine.save(tmp_path / "run", wait=True)
     saved = Checkpoint.open(tmp_path / "run")
     assert torch.equal(saved.read("newest").torch(), _x(1).mean(0))
     assert saved.read("count").numpy() == 2
@@ -82,7 +82,7 @@ def drift(folder: str) -> dict[str, Any]:
         for micro in range(2):
             engine.backward(engine(_x(step * 100 + micro * world + rank)))
             engine.step()
-    engine.save(folder)
+    engine.save(folder, wait=True)
     names = ("norm.running_mean", "norm.running_var", "newest", "moving", "count")
     return {"given": given} | {name: module.get_buffer(name).tolist() for name in names}
 
@@ -122,6 +122,7 @@ def save_drifted(folder: str, slot: str) -> str:
         values.view(-1).view(torch.int16)[1] ^= 1
     try:
         engine.save(folder)
+        engine.close()
     except TkError as error:
         return str(error)
     return "saved"
@@ -159,7 +160,7 @@ def test_a_buffer_that_grows_ends_the_first_step() -> None:
 
 def test_a_checkpoint_of_another_module_is_refused(tmp_path: Path) -> None:
     module = Running()
-    initialize(module).save(tmp_path / "run")
+    initialize(module).save(tmp_path / "run", wait=True)
     fewer, wider, narrow = Running(), Running(), Running()
     del fewer.moving
     wider.register_buffer("more", torch.ones(1))

@@ -76,6 +76,7 @@ def train_llama(
         losses.append(float(total))
         if save and engine.step_count in (2, STEPS):
             engine.save(save, keep=0)
+    engine.close()
     return losses
 
 
@@ -148,7 +149,7 @@ def train_odd(zero: Any, folder: str, load: bool) -> dict[str, list[Any]]:
         for _ in range(2):
             engine.backward(engine(x))
             assert engine.step()
-        engine.save(folder)
+        engine.save(folder, wait=True)
     with torch.no_grad():
         loss = engine(x)
     return {"loss": [float(loss)], "table": module.get_buffer("table").tolist()}
@@ -178,7 +179,7 @@ def test_low_precision_keeps_masters(tmp_path: Path, precision: Any) -> None:
     engine = initialize(_llama(), OPTIMIZER, zero=3, precision=precision)
     engine.backward(engine({"input_ids": _batch(0), "labels": _batch(0)}))
     assert engine.step()
-    engine.save(tmp_path / "run")
+    engine.save(tmp_path / "run", wait=True)
     checkpoint = Checkpoint.open(tmp_path / "run")
     name = "model.layers.0.mlp.up_proj.weight"
     master = checkpoint.read(name, slot="master").torch()

@@ -20,8 +20,8 @@ from tk.scripts.broken_checkpoints import flip
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
+from tk.train.saving.checkpointer import OpenRun
 from tk.train.saving.replica_check import checksum
-from tk.train.saving.run_state import RunState, TrainState
 from tk.train.trainer import Trainer
 
 
@@ -45,7 +45,7 @@ def train_with_fault(config: dict[str, Any], slot: str, name: str, faulty_rank: 
         if step != 2 or trainer.mesh.world.rank != faulty_rank:
             return
         if slot == "weight":
-            weights = trainer.snapshot.weights.items()
+            weights = trainer.checkpointer.snapshot.weights.items()
             values = next(values for piece, values in weights if piece.tensor.name == name)
         else:
             runs = trainer.engine.optimizer.runs(slot)
@@ -126,8 +126,8 @@ def save_and_end(config: dict[str, Any], end: str) -> list[str]:
     """Copies step 1; then the run ends as it should, or fails. The steps on disk before and after the end."""
     seen: list[str] = []
     trainer = _trainer(config)
-    with suppress(KeyError), RunState.open(trainer) as state:
-        state.save(TrainState(1), last=False)
+    with suppress(KeyError), trainer.checkpointer.open(trainer.save_options()) as run:
+        run.saver.save(1, {}, wait=False)
         seen += [path.name for path in Path(config["checkpoint"]["dir"]).glob("step-*")]
         torch.distributed.barrier()
         if end == "failure":
@@ -162,29 +162,29 @@ def test_a_checksum_does_not_depend_on_where_values_lie(dtype: torch.dtype, size
 def test_a_failed_save_is_told_at_the_next_and_at_the_end(configure: Configure, tmp_path: Path) -> None:
     trainer = _trainer(configure())
     with pytest.raises(WorkerDied, match="Step 2 was not saved"):
-        _lose_a_save(trainer, 2, lambda state: state.save(trainer.state, last=True))
+        _lose_a_save(trainer, 2, lambda run: run.saver.save(3, {}, wait=True))
     with pytest.raises(WorkerDied, match="Step 4 was not saved"):
-        _lose_a_save(trainer, 4, lambda state: None)
+        _lose_a_save(trainer, 4, lambda run: None)
     with pytest.raises(KeyError, match="what went wrong first"):
         _lose_a_save(trainer, 6, _fail)
     assert [step for step, _ in RunFolder(tmp_path / "run").steps()] == [1, 3, 5]
 
 
-def _fail(state: RunState) -> None:
+def _fail(run: OpenRun) -> None:
     raise KeyError("what went wrong first")
 
 
-def _lose_a_save(trainer: Trainer, step: int, then: Callable[[RunState], None]) -> None:
+def _lose_a_save(trainer: Trainer, step: int, then: Callable[[OpenRun], None]) -> None:
     """Saves the step before; has the writer killed while it saves `step`."""
-    with RunState.open(trainer) as state:
-        state.save(TrainState(step - 1), last=False)
-        writer = state.saver._writer
+    with trainer.checkpointer.open(trainer.save_options()) as run:
+        run.saver.save(step - 1, {}, wait=False)
+        writer = run.saver._writer
         assert writer
         writer.wait()
         os.kill(writer.process_id, signal.SIGSTOP)
-        state.save(TrainState(step), last=False)
+        run.saver.save(step, {}, wait=False)
         os.kill(writer.process_id, signal.SIGKILL)
-        then(state)
+        then(run)
 
 
 def test_starting_again(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

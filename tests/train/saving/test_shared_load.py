@@ -19,7 +19,7 @@ from tk.tests.checkpoint.thread_peers import counted_reads
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
-from tk.train.saving.run_state import RunState
+from tk.train.saving.run_start import start_run
 from tk.train.trainer import Trainer
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -38,16 +38,16 @@ def train(config: dict[str, Any]) -> None:
 def resume(config: dict[str, Any], step: str) -> list[int]:
     """Bytes read in resuming on this rank; then every value is compared with what one process reads."""
     trainer = _trainer(config)
-    with RunState.open(trainer) as state:
+    with trainer.checkpointer.open(trainer.save_options()) as run:
         with counted_reads() as reads:
-            state.load("auto", fork=False)
+            start_run(trainer.checkpointer, run, trainer.config, trainer.inputs, "auto", fork=False)
         checkpoint = Checkpoint.open(step)
         for slot in ("master", "exp_avg", "exp_avg_sq"):
             for shard, values in trainer.engine.optimizer.runs(slot):
                 stored = "weight" if slot == "master" else slot
                 wanted = checkpoint.read(shard.piece.tensor.name, shard.piece.box, stored, shard.flat).torch()
                 assert torch.equal(values, wanted), shard
-        for piece, values in trainer.snapshot.weights.items():
+        for piece, values in trainer.checkpointer.snapshot.weights.items():
             assert torch.equal(values, checkpoint.read(piece.tensor.name, piece.box).torch().reshape(-1)), piece
     return [reads.nbytes]
 

@@ -1,0 +1,194 @@
+"""Checkpoints of a model in training, for `Trainer` and `initialize` alike: one rank's side of saving and loading."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...checkpoint.read.reader import Checkpoint
+from ...checkpoint.read.shared_read import ALONE, Peers, told_to_all
+from ...checkpoint.run.run_folder import LockedRun, RunFolder
+from ...checkpoint.save.save_job import SaveJob
+from ...core.tensors import Table
+from ...model.loading import peers
+from ...parallel.collectives import broadcast
+from ...parallel.mesh import Mesh
+from ..config.train_config import param_groups
+from ..engine.training_engine import TrainingEngine
+from ..launch.flight_recorder import is_echo
+from ..state import LossScaleState
+from .replica_check import ReplicaCheck
+from .save_in_flight import SaveInFlight
+from .saver import Saver
+from .snapshot import Snapshot, slot_dtypes
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """How the steps of a run are saved.
+
+    Attributes:
+        keep: newest steps kept, 0 = all; keep_every: steps divisible by it are never pruned, 0 = none.
+        background: whether training goes on while a step is written, from a copy.
+        timeout: seconds to wait for the parts of other ranks.
+        side_files: what goes beside the tensors; rank 0's count.
+    """
+
+    folder: Path
+    keep: int = 0
+    keep_every: int = 0
+    background: bool = True
+    timeout: float = 600.0
+    side_files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run folder that this job writes.
+
+    Attributes:
+        locked: the folder on rank 0, which holds its lock; None elsewhere.
+        attempt: the lock's, on every rank.
+    """
+
+    locked: LockedRun | None
+    attempt: str
+    saver: Saver
+
+
+class Checkpointer:
+    """Saves and loads what one rank trains.
+
+    Args:
+        table: the model's tensors.
+
+    Attributes:
+        ranks: all of them, as a load knows them.
+    """
+
+    def __init__(self, engine: TrainingEngine, table: Table, mesh: Mesh) -> None:
+        self.engine = engine
+        self.table = table
+        self.mesh = mesh
+        self.snapshot = Snapshot(engine.optimizer, table)
+        self.replicas = ReplicaCheck(self.snapshot, mesh.world)
+        self.ranks = peers(mesh.world)
+        self._open: OpenRun | None = None
+        self._in_flight: SaveInFlight | None = None
+
+    @contextmanager
+    def open(self, options: SaveOptions) -> Iterator[OpenRun]:
+        """Holds the run folder's lock, on rank 0, for as long as the context lasts; every rank enters. Leaving it waits
+        for the save in flight.
+
+        Raises:
+            CheckpointError: another job writes there.
+            TkError: on leaving, the last save failed.
+        """
+        with ExitStack() as stack:
+            with told_to_all(self.ranks):
+                is_first = self.mesh.world.rank == 0
+                locked = stack.enter_context(RunFolder(options.folder).lock()) if is_first else None
+            attempt = f"{self.from_rank_0(int(locked.attempt, 16) if locked else 0):08x}"
+            lock_fd = locked.lock_fd if locked else -1
+            job = self._job(options, attempt)
+            run = OpenRun(locked, attempt, Saver(job, self.snapshot, self.replicas, lock_fd, options.background))
+            self._open = run
+            try:
+                yield run
+            except BaseException as error:
+                run.saver.close(failed=True, alone=is_echo(error))
+                raise
+            finally:
+                self._open = None
+            run.saver.close(failed=False)
+
+    def _job(self, options: SaveOptions, attempt: str) -> SaveJob:
+        optimizer, rank = self.engine.optimizer, self.mesh.world.rank
+        return SaveJob(
+            run=options.folder,
+            attempt=attempt,
+            writer=rank,
+            table=self.table,
+            layout=self.mesh.layout,
+            slots=slot_dtypes(optimizer),
+            param_groups=param_groups(optimizer.options, self.table),
+            side_files=options.side_files if rank == 0 else {},
+            keep=options.keep,
+            keep_every=options.keep_every,
+            timeout=options.timeout,
+        )
+
+    def from_rank_0(self, number: int) -> int:
+        """Rank 0's number, on every rank."""
+        return int(broadcast(torch.tensor(number, dtype=torch.int64, device=self.engine.device), self.mesh.world))
+
+    def flush_pending(self) -> None:
+        """See `Saver.flush_pending`; every rank calls it before each update."""
+        run = self._open
+        if run:
+            run.saver.flush_pending()
+
+    def save_alone(self, options: SaveOptions, step: int, resume: Mapping[str, Any], *, wait: bool) -> None:
+        """Saves one step in a run folder whose lock is held for this save only; every rank calls it.
+
+        Replicas are compared, and this rank's share is copied, before it returns. Then a process writes the copy, and
+        the lock is held until the step is committed: `finish_save` waits for that. With `wait`, the step is committed
+        when it returns.
+
+        Raises:
+            CheckpointError: the step is there already, or another job writes there.
+            TkError: replicas have drifted, or this save or the one before it failed; all ranks raise it.
+        """
+        with told_to_all(self.ranks):
+            self.finish_save()
+        self.replicas.check(step)
+        with ExitStack() as stack:
+            run = stack.enter_context(self.open(options))
+            with told_to_all(self.ranks):
+                if run.locked:
+                    run.locked.begin_step(step)
+            with told_to_all(self.ranks):
+                run.saver.save(step, resume, wait=wait, compared=True)
+            if not wait:
+                self._in_flight = SaveInFlight(stack.pop_all().close)
+
+    def finish_save(self) -> None:
+        """Returns once this rank's part of the save in flight is durable and, on rank 0, the step is committed.
+
+        Raises:
+            TkError: the save failed.
+        """
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight:
+            in_flight.wait()
+
+    def load(
+        self,
+        checkpoint: Checkpoint,
+        optimizer_step: int,
+        loss_scale: LossScaleState | None,
+        readers: Peers = ALONE,
+    ) -> None:
+        """Fills parameters and optimizer states from a checkpoint of any layout; every rank calls it.
+
+        Args:
+            readers: ranks of this host, which read together what they need.
+
+        Raises:
+            CheckpointError: it is not of this model, or one rank cannot read it; all raise.
+        """
+        with told_to_all(self.ranks):
+            self.snapshot.load(checkpoint, readers)
+        self.snapshot.publish()
+        self.engine.optimizer.step_count = optimizer_step
+        self.engine.loss_scale.restore(loss_scale)
+
+    def load_weights(self, checkpoint: Checkpoint, readers: Peers = ALONE) -> None:
+        """As `load`, parameters alone: optimizer states stay as they are."""
+        with told_to_all(self.ranks):
+            self.snapshot.load_weights(checkpoint, readers)
+        self.snapshot.publish()

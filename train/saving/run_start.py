@@ -1,0 +1,95 @@
+"""What a run of `tk train` begins with: a step of its own, another checkpoint's, or the weights of `[model] init`."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...checkpoint.read.reader import Checkpoint
+from ...checkpoint.read.shared_read import Peers, open_together, told_to_all
+from ...core.errors import ConfigError
+from ...model.loading import peers
+from ...model.stored_config import stored_config
+from ...parallel.host import on_this_host
+from ..config.initial_model import left_out, open_init
+from ..config.train_config import TrainConfig
+from ..inputs import Inputs
+from ..state import RunResume, TrainState
+from .checkpointer import Checkpointer, OpenRun
+from .resume import Start
+
+
+def start_run(
+    checkpointer: Checkpointer, run: OpenRun, config: TrainConfig, inputs: Inputs, resume: str, fork: bool
+) -> TrainState:
+    """Fills the model from the checkpoint that `resume` means (see Trainer) and returns where that stands.
+
+    Where there is none and `model.init` is given, weights come from there, and all else begins anew.
+
+    Raises:
+        CheckpointError: it cannot be used, or newer steps are in its way and `fork` was not asked for.
+        ConfigError: the data is not what the checkpoint was trained on, or the folder's steps are in the way.
+        StorageError: a file cannot be opened or read; nothing in the folder has moved.
+    """
+    ranks = checkpointer.ranks
+    readers = peers(on_this_host(checkpointer.mesh.world, config.parallel.timeout_seconds))
+    resuming = _Resuming(checkpointer, config, inputs, readers)
+    start = Start(run.locked, config.run_folder, resuming.load, ranks, checkpointer.from_rank_0)
+    if resume not in ("auto", "never"):
+        return start.from_given(Path(resume), fork)
+    if resume == "never":
+        start.anew()
+    state = start.from_newest()
+    if state is None and config.model.init:
+        checkpoint = open_together(lambda: open_init(config), ranks)
+        with told_to_all(ranks):
+            for note in left_out(checkpoint.config()) if run.locked else ():
+                print(f"{checkpoint.path / 'config.json'} has {note}", file=sys.stderr)
+        checkpointer.load_weights(checkpoint, readers)
+    return state or TrainState()
+
+
+@dataclass(frozen=True, slots=True)
+class _Resuming:
+    """Loads steps of the same run.
+
+    Attributes:
+        readers: the ranks of this machine.
+    """
+
+    checkpointer: Checkpointer
+    config: TrainConfig
+    inputs: Inputs
+    readers: Peers
+
+    def load(self, checkpoint: Checkpoint) -> TrainState:
+        """Fills the model; every rank calls it, and raises what one of them meets."""
+        with told_to_all(self.checkpointer.ranks):
+            stored = RunResume.from_json(checkpoint.resume, str(checkpoint.path))
+            self._check_same_run(checkpoint, stored)
+        self.checkpointer.load(checkpoint, stored.optimizer_step, stored.loss_scale, self.readers)
+        if self.checkpointer.mesh.world.rank == 0:
+            steps = self.config.train.steps
+            done = f"; train.steps = {steps} leaves nothing to do" if checkpoint.step >= steps else ""
+            print(f"resuming from {checkpoint.path}{done}", file=sys.stderr)
+        return stored.state
+
+    def _check_same_run(self, checkpoint: Checkpoint, stored: RunResume) -> None:
+        """What decides the model and its data must be as it was; layout, precision and schedule may change."""
+        inputs, seed = self.inputs, self.config.train.seed
+        if stored.data_fingerprint != inputs.fingerprint:
+            raise ConfigError(
+                f"{checkpoint.path} was trained on other data (fingerprint {stored.data_fingerprint}, now "
+                f"{inputs.fingerprint}): sources, seq_len and tokenizer must stay. Give the new run another folder."
+            )
+        if stored.seed != seed:
+            raise ConfigError(
+                f"{checkpoint.path} was trained with train.seed = {stored.seed}, which decides the rows' order; "
+                f"it is {seed} now. Keep the seed, or give the new run another folder."
+            )
+        shape = stored_config(checkpoint).model_dump()
+        for key, value in inputs.model.model_dump().items():
+            if key != "dtype" and shape[key] != value:
+                raise ConfigError(
+                    f"{checkpoint.path} has model.{key} = {shape[key]!r}, and the configuration {value!r}: a run "
+                    "continues with the model that it began with."
+                )
