@@ -62,14 +62,14 @@ def _units(decoder: Decoder, buckets: Sequence[FlatBucket]) -> list[Unit]:
     trunk, head = decoder.model, decoder.lm_head
     tied = head is not None and trunk.embed_tokens is not None and head.weight is trunk.embed_tokens.weight
 
-    def unit(key: int | str, modules: list[nn.Module | None], for_backward: bool = True) -> list[Unit]:
+    def unit(key: int | str, modules: list[nn.Module | None], used_in_backward: bool = True) -> list[Unit]:
         mine = [bucket for bucket in buckets if bucket.plan.params[0].unit == key]
         called = [module for module in modules if module is not None]
-        return [Unit(mine, called, for_backward)] if mine else []
+        return [Unit(mine, called, used_in_backward)] if mine else []
 
     ends: list[nn.Module | None] = [trunk.norm] if tied else [trunk.norm, head]
     starts: list[nn.Module | None] = [trunk.embed_tokens, trunk.embed_positions, head if tied else None]
-    result = unit("first", starts, for_backward=tied)
+    result = unit("first", starts, used_in_backward=tied)
     for name, layer in trunk.layers.items():
         result += unit(int(name), [layer])
     return result + unit("last", ends)

@@ -61,7 +61,7 @@ class TrainingEngine:
     def gather_around(self, units: Sequence[Sequence[Unit]], *, prefetch: bool) -> None:
         """At ZeRO stage 3: the units of each stage, in forward order (see ParameterGather)."""
         self.gathers = [ParameterGather(self.buffers, stage, prefetch=prefetch, chain=True) for stage in units]
-        self.exchange.on_complete = [gather.bucket_done for gather in self.gathers]
+        self.exchange.on_complete = [gather.on_bucket_complete for gather in self.gathers]
 
     def gather_by_agreement(self, units: Sequence[Unit], group: Group, *, prefetch: bool) -> None:
         """At ZeRO stage 3, for the one stage of a module that calls its units as it likes.
@@ -70,9 +70,9 @@ class TrainingEngine:
             group: the shard group, for messages between CPUs.
         """
         names = [unit.name for unit in units]
-        self.agreement = Agreement(group, names, self.exchange.complete, self.exchange.exchange)
+        self.agreement = Agreement(group, names, self.exchange.num_complete, self.exchange.start_exchanges)
         self.gathers = [ParameterGather(self.buffers, units, prefetch=prefetch, chain=False, agreement=self.agreement)]
-        self.exchange.on_complete = [gather.bucket_done for gather in self.gathers]
+        self.exchange.on_complete = [gather.on_bucket_complete for gather in self.gathers]
         self.exchange.by_agreement = True
 
     def begin_step(self) -> None:
@@ -118,7 +118,7 @@ class TrainingEngine:
             TkError: another rank still gathers.
         """
         if self.agreement:
-            self.agreement.meet(Act.UPDATE)
+            self.agreement.synchronize(Act.UPDATE)
         self.exchange.sum_late()
 
     @contextmanager
@@ -126,14 +126,14 @@ class TrainingEngine:
         """Every parameter is whole meanwhile; what is changed of them stays so. Every rank enters it."""
         with ExitStack() as stack:
             for gather in self.gathers:
-                stack.enter_context(gather.hold())
+                stack.enter_context(gather.hold_all())
                 stack.enter_context(gather.saved.hooks())
             self._whole += 1
             try:
                 yield
             finally:
                 self._whole -= 1
-            self.optimizer.take_over()
+            self.optimizer.take_written_values()
 
     def refuse_while_whole(self, call: str) -> None:
         """Raises ConfigError within `whole_parameters`: what is gathered there would be of the step before."""
@@ -143,7 +143,7 @@ class TrainingEngine:
     def parameters_one_by_one(self) -> Iterator[torch.nn.Parameter]:
         """At ZeRO stage 3 every trainable parameter while its unit is whole; every rank runs it to its end."""
         for gather in self.gathers:
-            for unit in gather.one_by_one():
+            for unit in gather.each_unit():
                 for bucket in unit.buckets:
                     yield from bucket.parameters
 

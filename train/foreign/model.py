@@ -36,7 +36,12 @@ class ForeignModel:
 
     def units(self, buffers: FlatBuffers) -> list[Unit]:
         """The module around everything that no block holds, then the blocks."""
-        rest = Unit(self._buckets(buffers, "first"), [self.module], all_along=True, name="what belongs to no block")
+        rest = Unit(
+            self._buckets(buffers, "first"),
+            [self.module],
+            kept_for_backward=True,
+            name="the parameters outside of blocks",
+        )
         blocks = [
             Unit(self._buckets(buffers, number), [block], name=name)
             for number, (name, block) in enumerate(self.blocks.items())
@@ -56,8 +61,8 @@ class ForeignModel:
             }
             for unit in units
         }
-        rest = {name: size for unit in units if unit.all_along for name, size in sizes[unit.name].items()}
-        tell_sizes(rest, {unit.name: sum(sizes[unit.name].values()) for unit in units if not unit.all_along})
+        rest = {name: size for unit in units if unit.kept_for_backward for name, size in sizes[unit.name].items()}
+        tell_sizes(rest, {unit.name: sum(sizes[unit.name].values()) for unit in units if not unit.kept_for_backward})
 
 
 def _table(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Iterator[TensorSpec]:

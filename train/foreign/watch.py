@@ -30,7 +30,7 @@ class ModuleWatch:
             (names[id(parameter)], parameter, place)
             for bucket in buffers.buckets
             if buffers.zero < 3  # at stage 3 parameters come and go
-            for parameter, place in zip(bucket.parameters, bucket.places(bucket.params), strict=True)
+            for parameter, place in zip(bucket.parameters, bucket.views(bucket.params), strict=True)
         ]
         # Beside masters: what is written into parameters would be lost.
         self._written_at = {

@@ -53,7 +53,7 @@ class Snapshot:
         self.table = table
         self._by_box = {
             (piece.tensor.name, piece.box): (local, piece, values)
-            for local, values in self.buffers.held_whole()
+            for local, values in self.buffers.unsharded_params()
             for piece in local.pieces
         }
 

@@ -1,8 +1,8 @@
-"""Parameters of ZeRO stage 3 while their values are spread over the ranks: shapes can be asked for, values cannot.
+"""Parameters of ZeRO stage 3 while their values are spread over the ranks: they have a shape, but no values.
 
-The object stays the same, in modules and in autograd. What changes is its class, which refuses by name whatever Python
-would read, and its data, a single NaN seen in the parameter's shape: memory that is there for whatever Python does not
-see.
+The parameter object stays the same, in modules and in autograd. Two things of it change. Its class becomes
+`AbsentParameter`, which raises an error with the parameter's name if Python reads values. Its data becomes one NaN,
+expanded to the parameter's shape: native code that reads past Python finds valid memory, and no number in it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,10 +46,10 @@ _ALLOWED: Final = frozenset(
 
 
 class AbsentParameter(nn.Parameter):
-    """The class of a parameter meanwhile.
+    """The class of a parameter whose values are spread over the ranks.
 
     Attributes:
-        fqn: its name in the module.
+        fqn: the parameter's name in the module.
     """
 
     fqn: str
@@ -62,21 +62,23 @@ class AbsentParameter(nn.Parameter):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] = MappingProxyType({}),  # type: ignore[assignment]
     ) -> Any:
-        """Everything that torch does with it in Python comes here.
+        """Called by torch for every function, method and property that is used on the parameter from Python.
 
         Raises:
-            TkError: it would read or write values.
+            TkError: the function would read or write values.
         """
         if function in _ALLOWED:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         absent = next(_absent((*args, *kwargs.values())))
-        name = getattr(getattr(function, "__self__", function), "__name__", "a function")  # a property's, or its own
+        # For a property, `function` is a method of its descriptor, which has the property's name.
+        name = getattr(getattr(function, "__self__", function), "__name__", "a function")
         raise TkError(
-            f"The values of {absent.fqn} are spread over the ranks (ZeRO stage 3) and here only while the part of the "
-            f"model that holds it computes; {name} was called outside of that. Read it inside `with "
-            "engine.full_parameters():`, or take `engine.state_dict()`; both on every rank. If another part of the "
-            "model reads it in its forward pass, name its block in initialize(..., gather_together=[...])."
+            f"The values of {absent.fqn} are spread over the ranks (ZeRO stage 3). They are on this rank only while "
+            f"the part of the model that holds the parameter computes; {name} was called outside of that. Read the "
+            "parameter inside `with engine.full_parameters():`, or use `engine.state_dict()`; every rank must do it. "
+            "If another part of the model reads the parameter in its forward pass, name the parameter's block in "
+            "initialize(..., gather_together=[...])."
         )
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -87,6 +89,7 @@ class AbsentParameter(nn.Parameter):
 
 
 def _absent(values: Iterable[Any]) -> Iterator[AbsentParameter]:
+    """Yields the absent parameters among arguments of a function, within tuples and lists too."""
     for value in values:
         if isinstance(value, AbsentParameter):
             yield value
@@ -95,10 +98,12 @@ def _absent(values: Iterable[Any]) -> Iterator[AbsentParameter]:
 
 
 class Presence:
-    """Takes a bucket's parameters away and brings them back.
+    """Removes the values of a bucket's parameters and restores them.
 
     Args:
-        places: where each parameter lies in the bucket's memory.
+        parameters: the module's parameters.
+        names: their names in the module.
+        places: their views of the bucket's memory.
     """
 
     def __init__(
@@ -106,23 +111,23 @@ class Presence:
     ) -> None:
         for parameter, name in zip(parameters, names, strict=True):
             parameter.fqn = name  # type: ignore[attr-defined]
-        nothing = [torch.full((), torch.nan, dtype=place.dtype, device=place.device) for place in places[:1]]
-        self._here = True
+        nan = [torch.full((), torch.nan, dtype=place.dtype, device=place.device) for place in places[:1]]
+        self._restored = True
         self._present = [(p, place, type(p)) for p, place in zip(parameters, places, strict=True)]
-        self._absent = [(p, nothing[0].expand(place.shape)) for p, place in zip(parameters, places, strict=True)]
+        self._absent = [(p, nan[0].expand(place.shape)) for p, place in zip(parameters, places, strict=True)]
 
-    def end(self) -> None:
-        """From here on the values cannot be read."""
-        if not self._here:
+    def remove(self) -> None:
+        """Removes the values: reading one from Python raises a TkError, until `restore`."""
+        if not self._restored:
             return
-        self._here = False
-        for parameter, nothing in self._absent:
-            parameter.data = nothing
+        self._restored = False
+        for parameter, nan in self._absent:
+            parameter.data = nan
             parameter.__class__ = AbsentParameter
 
-    def begin(self) -> None:
-        """The values are in their places."""
-        self._here = True
+    def restore(self) -> None:
+        """Makes the parameters views of the bucket's memory again, once their values are gathered there."""
+        self._restored = True
         for parameter, place, kind in self._present:
-            parameter.__class__ = kind
+            parameter.__class__ = kind  # first: AbsentParameter refuses the assignment of `data`
             parameter.data = place

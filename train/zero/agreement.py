@@ -1,13 +1,16 @@
-"""One order of collectives for ranks whose modules call their parts as they like (ZeRO stage 3).
+"""One order of collectives for ranks whose modules may call their parts in any order (ZeRO stage 3).
 
-A gather is matched with the others' by its place in the order alone: a rank that skips a block would take another
-block's values for its own, or wait for ever. So each rank tells the others, in 24 bytes beside the data, what it is
-about to begin; nothing that was gathered is used before all have told the same. The messages go between CPUs, also
-where the data goes over NCCL: nothing waits for a GPU.
+Ranks match collectives by their order alone. A rank that skips a block would take another block's values for its own,
+or wait for ever. So before a rank starts a gather it sends the other ranks a message of 24 bytes: its act, the unit,
+and its number of complete gradient buckets. A rank uses gathered values only after all ranks have announced the same
+act. Messages go between CPUs, also if the data goes over NCCL, so that no message waits for a GPU.
 
-Gradients are exchanged in between. Which buckets are complete at a moment depends on what a rank's graph uses (experts
-that got no token), so a rank also tells how many of its leading buckets are, and at the next message all exchange those
-that all had.
+Gradient exchanges are started between gathers. When a bucket is complete depends on the graph of a rank (an expert may
+get no token), so the number of complete buckets differs between ranks. At the next announcement every rank starts the
+exchanges of those buckets that were complete on all ranks at the last one.
+
+    rank 0   announce C, 2 complete   gather C   ...   confirm   exchange bucket 1   announce B, 3 complete   gather B
+    rank 1   announce C, 1 complete   gather C   ...   confirm   exchange bucket 1   announce B, 2 complete   gather B
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +25,7 @@ from ...parallel.mesh import Group
 
 
 class Act(IntEnum):
-    """What a rank begins."""
+    """An act that all ranks of a group must do together."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -32,88 +35,89 @@ class Act(IntEnum):
     UPDATE = 5
 
 
-_WORDS = (
+_DESCRIPTIONS = (  # by Act
     *("gathers {} for a forward pass", "gathers {} for a backward pass", "gathers {} to be read"),
-    *("has ended a forward pass", "has ended a backward pass", "has come to an optimizer step"),
+    *("has ended a forward pass", "has ended a backward pass", "has reached an optimizer step"),
 )
 
 
 class Agreement:
-    """The acts of a group's ranks, compared one by one.
+    """Compares the acts of the ranks of a group, and starts gradient exchanges at the same point on each of them.
 
     Args:
-        group: passes messages between CPUs; alone, a rank agrees with itself.
-        names: of the units that are gathered.
-        complete: how many leading buckets of gradients are complete on this rank.
-        exchange: begins to exchange that many.
+        group: the ranks, with messages between CPUs.
+        names: the names of the units, for messages.
+        num_complete: returns the number of leading gradient buckets that are complete on this rank.
+        start_exchanges: starts the exchange of that many leading buckets, those that are under way left out.
     """
 
     def __init__(
         self,
         group: Group,
         names: Sequence[str],
-        complete: Callable[[], int] = lambda: 0,
-        exchange: Callable[[int], None] = lambda count: None,
+        num_complete: Callable[[], int] = lambda: 0,
+        start_exchanges: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.group = group
         self.names = names
-        self._complete, self._exchange = complete, exchange
-        self._told: PendingResult | None = None
-        self._agreed = 0
-        self._broken = ""
+        self._num_complete, self._start_exchanges = num_complete, start_exchanges
+        self._messages: PendingResult | None = None
+        self._complete_everywhere = 0
+        self._error = ""
 
-    def begin(self, act: Act, unit: int = 0) -> None:
-        """Tells the others what this rank begins now, and does with them what their last messages allow.
+    def announce(self, act: Act, unit: int = 0) -> None:
+        """Confirms the last act, starts the exchanges that it allows, and sends this rank's next act to the others.
 
         Raises:
-            TkError: their last messages did not say the same.
+            TkError: the ranks' last acts differ.
         """
         if self.group.size == 1:
-            self._exchange(self._complete())
+            self._start_exchanges(self._num_complete())
             return
         self.confirm()
-        self._exchange(self._agreed)  # between two messages: the same place in every rank's order
-        mine = torch.tensor([act, unit, self._complete()])
-        self._told = start_all_gather_flat(mine.new_empty(self.group.size * len(mine)), mine, self.group)
+        self._start_exchanges(self._complete_everywhere)  # between two messages, so at the same point on every rank
+        mine = torch.tensor([act, unit, self._num_complete()])
+        self._messages = start_all_gather_flat(mine.new_empty(self.group.size * len(mine)), mine, self.group)
 
     def confirm(self) -> None:
-        """Returns once all have told the same as this rank told last.
+        """Waits for the other ranks' messages and compares their acts with this rank's.
 
         Raises:
-            TkError: they have not. From then on nothing more can be gathered.
+            TkError: the acts differ. From then on every call raises it.
         """
-        if self._broken:
-            raise TkError(self._broken)
-        if self._told is None:
+        if self._error:
+            raise TkError(self._error)
+        if self._messages is None:
             return
-        told, self._told = self._told.wait().view(self.group.size, -1).tolist(), None
-        self._agreed = min(complete for _, _, complete in told)
-        acts = [(act, unit) for act, unit, _ in told]
+        messages, self._messages = self._messages.wait().view(self.group.size, -1).tolist(), None
+        self._complete_everywhere = min(num_complete for _, _, num_complete in messages)
+        acts = [(act, unit) for act, unit, _ in messages]
         if len(set(acts)) > 1:
-            self._broken = self._describe(acts)
-            raise TkError(self._broken)
+            self._error = self._describe(acts)
+            raise TkError(self._error)
 
-    def meet(self, act: Act) -> None:
-        """`begin` and `confirm`: where all ranks must be before anything else is done.
+    def synchronize(self, act: Act) -> None:
+        """Announces an act and returns once all ranks have announced it.
 
         Raises:
-            TkError: another rank does something else.
+            TkError: another rank announced another act.
         """
-        self.begin(act)
+        self.announce(act)
         self.confirm()
 
     def _describe(self, acts: Sequence[tuple[int, int]]) -> str:
         ranks = dist.get_process_group_ranks(self.group.process_group)
-        doing: dict[tuple[int, int], list[str]] = {}
+        ranks_by_act: dict[tuple[int, int], list[str]] = {}
         for rank, act in zip(ranks, acts, strict=True):
-            doing.setdefault(act, []).append(str(rank))
-        said = "; ".join(
-            f"rank{'s' if len(who) > 1 else ''} {', '.join(who)} {_WORDS[act].format(self.names[unit])}"
-            for (act, unit), who in doing.items()
+            ranks_by_act.setdefault(act, []).append(str(rank))
+        acts_of_ranks = "; ".join(
+            f"rank{'s' if len(who) > 1 else ''} {', '.join(who)} {_DESCRIPTIONS[act].format(self.names[unit])}"
+            for (act, unit), who in ranks_by_act.items()
         )
         return (
-            f"The ranks do not call the same parts of the model in the same order: {said}. ZeRO stage 3 gathers a part "
-            "from all ranks when it is called. Where ranks may call or skip a block on their own (layer drop, experts, "
-            'an early exit), name it in initialize(..., gather_together=["name or pattern"]): such blocks are gathered '
-            "with what is always called. Nothing was updated."
+            f"The ranks do not call the same parts of the model in the same order: {acts_of_ranks}. At ZeRO stage 3 "
+            "a part is gathered from all ranks when it is called, so all ranks must call it. If ranks may skip a block "
+            "or call it in another order (layer drop, experts, an early exit), name it in initialize(..., "
+            'gather_together=["name or pattern"]): it is then gathered at every call of the model. '
+            "No parameter was updated."
         )

@@ -1,12 +1,12 @@
-"""Parameters and gradients of a rank in flat buckets, and the ranges of them that this rank updates.
+"""The parameters and gradients of one rank in flat buckets, and the range of each bucket that the rank updates.
 
-What of a bucket a rank keeps, by ZeRO stage (N ranks share one copy of the optimizer state):
+N ranks share one copy of the optimizer state. The ZeRO stage decides how much of a bucket each of them stores:
 
-    stage   parameters              gradients (fp32)
-    0       all                     all
-    1       all                     all
-    2       all                     1/N; all of them only while a backward pass fills the bucket
-    3       1/N (the fp32 masters)  1/N, likewise; all parameters only around the layer that computes
+    stage   parameters                               gradients (fp32)
+    0, 1    all                                      all
+    2       all                                      1/N; all only while a backward pass fills the bucket
+    3       1/N, as fp32 masters;                    1/N; all only while a backward pass fills the bucket
+            all only while their layer computes
 """
 
 from collections.abc import Callable, Iterator
@@ -21,28 +21,29 @@ from ...parallel.mesh import Mesh
 from .absent import Presence
 from .square_sum import square_sum
 
-Fill = Callable[[LocalParam, torch.Tensor], None]  # writes a parameter's first values, padding included
+Fill = Callable[[LocalParam, torch.Tensor], None]  # writes a parameter's initial values, padding included
 
 
 @dataclass(slots=True, eq=False)
 class FlatBucket:
-    """One bucket's buffers.
+    """The buffers of one bucket.
 
     Attributes:
-        plan: which parameters lie where.
-        params: the model's dtype [size]; the module's parameters are views of it. At stage 3 its memory comes and goes.
-        own: this rank's range.
-        own_params: this rank's range of the parameters: of `params` below stage 3, an fp32 copy at stage 3.
-        own_grads: fp32, this rank's range of the reduced gradients.
-        grads: fp32 [size], what backward has added up on this rank; from stage 2 on None between backward passes.
-        in_place: whether autograd may accumulate right into `grads`.
-        parameters: in the plan's order.
-        presence: at stage 3, of the parameters' values.
+        plan: the parameters of the bucket and their offsets.
+        params: all parameters, in the model's dtype [size]; the module's parameters are views of it. At stage 3 its
+            memory is allocated only while the parameters are gathered.
+        own_range: the elements of the bucket that this rank updates, 1/N of it.
+        own_params: the parameters in `own_range` [size / N]: a view of `params` below stage 3, an fp32 copy at stage 3.
+        own_grads: the reduced gradients in `own_range`, fp32 [size / N].
+        grads: the sum of this rank's gradients, fp32 [size]; from stage 2 on None between backward passes.
+        in_place: whether autograd accumulates directly into `grads`; it can if parameters are fp32 and `grads` stays.
+        parameters: the module's parameters, in the plan's order.
+        presence: at stage 3, gives the parameters their values and takes them away.
     """
 
     plan: Bucket
     params: torch.Tensor
-    own: slice
+    own_range: slice
     own_params: torch.Tensor
     own_grads: torch.Tensor
     grads: torch.Tensor | None
@@ -50,44 +51,51 @@ class FlatBucket:
     parameters: tuple[nn.Parameter, ...] = field(default=())
     presence: Presence = field(init=False)
 
-    def places(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Each parameter's part of `flat` [size], in its shape."""
+    def views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yields for each parameter its part of `flat` [size], in the parameter's shape."""
         for local, offset in zip(self.plan.params, self.plan.offsets, strict=True):
             yield flat[offset : offset + local.size].view(local.shape)
 
     def allocate(self) -> None:
-        """Gives `params` its memory back, to be filled."""
+        """Allocates the memory of `params`, with undefined values."""
         self.params.untyped_storage().resize_(self.plan.size * self.params.element_size())
 
-    def show(self) -> None:
-        """The module's parameters have the values of `params` from now on."""
-        self.presence.begin()
+    def attach_params(self) -> None:
+        """Makes the module's parameters views of `params`, once its values are gathered."""
+        self.presence.restore()
 
     def free(self) -> None:
-        """Takes the parameters' values away, and the memory of `params`."""
-        self.presence.end()
+        """Takes the values away from the module's parameters and frees the memory of `params`."""
+        self.presence.remove()
+        # Only the storage shrinks: tensor objects, and the views that autograd knows, stay the same.
         self.params.untyped_storage().resize_(0)
 
     def attach_grads(self) -> None:
-        """Has autograd accumulate in place, where it can: into a gradient that is there."""
+        """Makes autograd accumulate directly into `grads`, if `in_place`: it adds to a `.grad` that exists."""
         if self.grads is not None and self.in_place:
-            for parameter, place in zip(self.parameters, self.places(self.grads), strict=True):
-                parameter.grad = place
+            for parameter, view in zip(self.parameters, self.views(self.grads), strict=True):
+                parameter.grad = view
 
     def detach_grads(self) -> None:
-        """Has autograd leave `grads` alone."""
+        """Keeps autograd from writing into `grads` while a collective reads it."""
         for parameter in self.parameters if self.in_place else ():
             parameter.grad = None
 
 
 class FlatBuffers:
-    """All buckets of one rank. The module's parameters, wherever they were (the meta device too), become views.
+    """All buckets of one rank.
+
+    The modules' trainable parameters become views of the buckets; parameters on the meta device get memory this way.
 
     Args:
-        modules: the module of each of this rank's stages.
-        table: names the module's parameters; what is not trainable in it stays outside the buckets, on every rank.
-        dtype: of the parameters.
-        fill: gives every parameter its first values; called once per parameter, in whatever order.
+        modules: one module per pipeline stage of this rank.
+        table: lists the modules' tensors. Frozen ones stay outside the buckets and whole on every rank.
+        dtype: the parameters' dtype.
+        fill: writes a parameter's initial values; called once for each parameter, in no promised order.
+
+    Attributes:
+        shards: the runs of logical boxes that this rank updates.
+        frozen: the parameters and buffers outside the buckets.
     """
 
     def __init__(
@@ -109,7 +117,7 @@ class FlatBuffers:
         params = local_params(table, layout, at.pp, at.tp)
         plans = buckets(params, layout)
         self.shards: tuple[Shard, ...] = shards(plans, mesh.shard.size, mesh.shard.rank)
-        self._users = _users(modules)
+        self._owners = _owners(modules)
         self.buckets = tuple(self._bucket(plan, fill) for plan in plans)
         self.frozen = tuple(local for local in params if not local.trainable)
         self._materialize(fill)
@@ -123,7 +131,7 @@ class FlatBuffers:
         in_place = grads is not None and self.dtype == torch.float32
         bucket = FlatBucket(plan, params, own, params[own], own_grads, grads, in_place)
         bucket.parameters = tuple(
-            self._adopt(local, place) for local, place in zip(plan.params, bucket.places(params), strict=True)
+            self._adopt(local, place) for local, place in zip(plan.params, bucket.views(params), strict=True)
         )
         with torch.no_grad():
             for local, parameter in zip(plan.params, bucket.parameters, strict=True):
@@ -131,13 +139,13 @@ class FlatBuffers:
         if self.zero == 3:
             bucket.own_params = params[own].float().clone()
             names = [local.name for local in plan.params]
-            bucket.presence = Presence(bucket.parameters, names, tuple(bucket.places(params)))
+            bucket.presence = Presence(bucket.parameters, names, tuple(bucket.views(params)))
             bucket.free()
         bucket.attach_grads()
         return bucket
 
     def _materialize(self, fill: Fill) -> None:
-        """Gives frozen parameters memory where they have none yet."""
+        """Gives memory and values to frozen parameters that are still on the meta device."""
         for local in self.frozen:
             if self.frozen_tensor(local).is_meta:
                 parameter = self._adopt(local, torch.zeros(local.shape, dtype=self.dtype, device=self.device))
@@ -146,44 +154,51 @@ class FlatBuffers:
                     fill(local, parameter.data)
 
     def frozen_tensor(self, local: LocalParam) -> torch.Tensor:
-        """What of the module stays where it is: a parameter, or a buffer as forward last left it."""
+        """Returns the module's tensor of an entry of `frozen`: a parameter, or a buffer with its current values."""
         owner, _, name = local.name.rpartition(".")
         tensor: torch.Tensor = getattr(self.modules[local.stage].get_submodule(owner), name)
         return tensor
 
     def _adopt(self, local: LocalParam, place: torch.Tensor) -> nn.Parameter:
-        """The module's parameter with its memory in `place`: the same object if it has any yet, since modules hold
-        parameters elsewhere, too (the flat weights of an LSTM)."""
+        """Moves a parameter into `place` and returns it.
+
+        A parameter that has memory stays the same object, since modules also keep parameters outside their registry
+        (the flat weights of an LSTM). A parameter on the meta device is replaced in every module that registers it.
+        """
         old = self.modules[local.stage].get_parameter(local.name)
         if not old.is_meta:
             old.data = place
             return old
-        parameter = nn.Parameter(place.data)  # `data`: what is gathered into `place` is no change to autograd
-        for module, name in self._users[old]:
+        # `data` gives the parameter a version counter of its own, so autograd takes a gather for no in-place change.
+        parameter = nn.Parameter(place.data)
+        for module, name in self._owners[old]:
             module.register_parameter(name, parameter)
         return parameter
 
-    def held_whole(self) -> Iterator[tuple[LocalParam, torch.Tensor]]:
-        """The parameters that this rank holds all of at any time: all below stage 3, frozen ones always."""
+    def unsharded_params(self) -> Iterator[tuple[LocalParam, torch.Tensor]]:
+        """Yields the parameters that this rank always stores whole: frozen ones, and below stage 3 all others."""
         for bucket in self.buckets if self.zero < 3 else ():
-            yield from zip(bucket.plan.params, bucket.places(bucket.params), strict=True)
+            yield from zip(bucket.plan.params, bucket.views(bucket.params), strict=True)
         for local in self.frozen:
             yield local, self.frozen_tensor(local)
 
     def zero_grads(self) -> None:
-        """Forgets the gradients of the last step."""
+        """Sets the gradients to zero, at the beginning of a step."""
         for bucket in self.buckets:
             (bucket.own_grads if bucket.grads is None else bucket.grads).zero_()
 
     def own_runs(self) -> Iterator[tuple[Shard, torch.Tensor]]:
-        """Every run of a logical box that this rank updates, with its reduced gradients (1-D fp32 view)."""
+        """Yields each run of a logical box that this rank updates, with its reduced gradients (1-D fp32 view)."""
         for shard in self.shards:
             grads = self.buckets[shard.bucket].own_grads
             yield shard, grads[shard.start : shard.start + shard.flat[1] - shard.flat[0]]
 
     def owned_grad_square_sum(self) -> torch.Tensor:
-        """Sum of squares, fp64 scalar, of the gradient elements that this rank owns: their sum over one replica of
-        the whole mesh is the square of the gradient's norm."""
+        """Returns the sum of squares of the gradient elements that this rank owns, an fp64 scalar.
+
+        Its sum over one replica of the mesh is the squared gradient norm: of all ranks with a copy of a tensor, one
+        owns it.
+        """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for shard, grads in self.own_runs():
             if shard.piece.owner:
@@ -191,11 +206,11 @@ class FlatBuffers:
         return total
 
 
-def _users(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    """Where each parameter is registered: tied ones in several places."""
-    users: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+def _owners(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """Returns for each parameter the modules that register it, with its name there; a tied one has several."""
+    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in modules:
         for owner in module.modules():
             for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
-                users.setdefault(parameter, []).append((owner, name))
-    return users
+                owners.setdefault(parameter, []).append((owner, name))
+    return owners

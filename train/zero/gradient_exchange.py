@@ -1,12 +1,13 @@
-"""Gradients on their way from backward into each rank's reduced range, exchanged while backward goes on.
+"""The gradient exchange of one rank: it takes gradients from autograd's hooks and sums them over ranks during backward.
 
-A bucket is complete when every one of its parameters has had its gradient. Below stage 2 that counts in a stage's last
-backward pass of the step; from stage 2 on in each of them, so that whole gradients live only while they are summed.
-Buckets are exchanged in one fixed order: data-parallel ranks whose graphs differ still meet in the same collective.
+A bucket is complete when each of its parameters has received its gradient in the current backward pass. At stages 0
+and 1 complete buckets are exchanged in the step's last backward pass of a stage; at stages 2 and 3 in every pass, so
+that a whole gradient buffer exists only while it is being filled. Buckets are exchanged in one fixed order, whichever
+is complete first. Ranks whose graphs differ then still start the same collectives in the same order.
 
-A parameter may have several gradients in one pass: where backward passes are nested, as in reentrant checkpointing,
-each brings its own. What comes when its bucket's exchange has begun is late: it is added up apart and exchanged before
-the optimizer's step.
+Nested backward passes, as in reentrant checkpointing, give a parameter several gradients in one pass. A gradient that
+arrives after the exchange of its bucket has started is late: late gradients are summed in a buffer of their own and
+exchanged before the optimizer's step.
 """
 
 import weakref
@@ -28,17 +29,17 @@ from ...parallel.collectives import (
 from ...parallel.mesh import Group, Mesh
 from .flat_buffers import FlatBucket, FlatBuffers
 
-MAX_IN_FLIGHT = 2  # exchanges at once; more would keep more whole buckets alive
+MAX_IN_FLIGHT = 2  # exchanges at once; each keeps a whole bucket of gradients alive
 
 
 @dataclass(slots=True)
-class _Stage:
-    """One pipeline stage during a backward pass.
+class _StageProgress:
+    """The progress of one pipeline stage in the current backward pass.
 
     Attributes:
-        buckets: in their order of exchange.
-        missing: parameters whose gradient is still to come, per bucket.
-        next: the first bucket that was not exchanged yet.
+        buckets: the stage's buckets, in their order of exchange.
+        missing: for each bucket, the indices of the parameters that have not received their gradient.
+        next: the index of the first bucket whose exchange has not started.
     """
 
     buckets: list[FlatBucket]
@@ -47,20 +48,22 @@ class _Stage:
 
 
 class GradientExchange:
-    """Sums gradients over all ranks that saw other data or another copy of a parameter.
+    """Sums each parameter's gradient over the ranks that saw other data or hold another copy of it.
 
     Args:
-        sequence_parallel: whether what tensor parallelism does not split sees only its part of the sequence.
-        overlap: whether buckets are exchanged as soon as they are complete.
+        buffers: the buckets whose gradients are exchanged.
+        sequence_parallel: whether parameters that tensor parallelism does not split see only part of the sequence.
+        overlap: whether a bucket is exchanged as soon as it is complete; else at the end of the backward pass.
 
     Attributes:
-        every_pass: whether each backward pass of a step exchanges its gradients, not only the last.
-        over_replicas: whether a bucket's one exchange sums over all ranks that hold it: where nothing is sharded and
-            nothing accumulates apart. Else it sums over the ranks of a shard, and `finish` over the replicas.
-        on_complete: per stage, told each bucket all of whose parameters have had their gradient in this pass.
-        by_agreement: whether the ranks' order of collectives decides when complete buckets are exchanged (`complete`,
-            `exchange`), because other collectives come in between.
-        closed: whether gradients that arrive now are refused.
+        every_pass: whether every backward pass of a step exchanges its gradients; else only the last one does.
+        all_reduce_only: whether one all-reduce over the data-parallel ranks is the whole exchange of a bucket: at
+            stages 0 and 1 with a shard group of one rank. Else a bucket is reduce-scattered over the shard group, and
+            `finish` sums the parts over the replicas.
+        on_complete: for each stage, a function that is called with a bucket once it is complete.
+        by_agreement: whether an Agreement starts the exchanges (`num_complete`, `start_exchanges`); else the hooks do.
+            At stage 3 gathers come in between, and all ranks must start gathers and exchanges in one order.
+        closed: whether a gradient that arrives now is an error.
     """
 
     def __init__(self, buffers: FlatBuffers, *, sequence_parallel: bool, overlap: bool) -> None:
@@ -69,55 +72,64 @@ class GradientExchange:
         self.sequence_parallel = sequence_parallel
         self.overlap = overlap
         self.every_pass = buffers.zero >= 2
-        self.over_replicas = not self.every_pass and self.mesh.shard.size == 1
+        self.all_reduce_only = not self.every_pass and self.mesh.shard.size == 1
         self.on_complete: list[Callable[[FlatBucket], None]] = []
         self.by_agreement = False
         self.closed = False
         self._late: dict[tuple[int, int], torch.Tensor] = {}
         self._in_flight: list[Callable[[], object]] = []
-        self._exchanging = False
-        self._stages = [_Stage([]) for _ in buffers.modules]
-        this = weakref.ref(self)  # the garbage collector does not see through autograd's hooks
+        self._overlapping = False
+        self._stages = [_StageProgress([]) for _ in buffers.modules]
+        # Autograd keeps hooks in C++, where the garbage collector sees no references: a strong one would be a leak.
+        this = weakref.ref(self)
         for bucket in buffers.buckets:
             number = bucket.plan.params[0].stage
             place = len(self._stages[number].buckets)
             self._stages[number].buckets.append(bucket)
             for index, parameter in enumerate(bucket.parameters):
-                parameter.register_post_accumulate_grad_hook(partial(_arrived, this, number, place, index))
+                # This hook runs once `parameter.grad` holds the gradient; a plain hook would run before that.
+                parameter.register_post_accumulate_grad_hook(partial(_forward_gradient, this, number, place, index))
         for stage in self._stages:
-            self._forget(stage)
+            self._reset(stage)
 
     def begin_step(self) -> None:
-        """Forgets what a step left that did not end."""
+        """Prepares for a step; drops late gradients and progress of a step that failed."""
         self._wait(0)
         self._late.clear()
         for stage in self._stages:
-            self._forget(stage)
+            self._reset(stage)
 
     def begin_backward(self, last: bool) -> None:
-        """A backward pass begins that gives all gradients of its stage; `last` of this step."""
-        self._exchanging = self.overlap and (last or self.every_pass)
+        """Called before a backward pass that computes all gradients of its stage.
+
+        Args:
+            last: whether it is the stage's last backward pass of this step.
+        """
+        self._overlapping = self.overlap and (last or self.every_pass)
 
     def end_backward(self, stage: int, last: bool) -> None:
-        """All gradients of a pass have arrived: exchanges what was not complete (parameters that nothing used)."""
-        if last or self.every_pass:
-            self._exchange(self._stages[stage], len(self._stages[stage].buckets))
-        self._forget(self._stages[stage])
-        self._exchanging = False
+        """Called after a backward pass: exchanges the buckets that are left.
 
-    def complete(self, stage: int = 0) -> int:
-        """How many leading buckets can be exchanged now."""
-        if not self._exchanging:
+        Buckets are left if nothing used one of their parameters, or if exchanges do not overlap with backward.
+        """
+        if last or self.every_pass:
+            self._start_up_to(self._stages[stage], len(self._stages[stage].buckets))
+        self._reset(self._stages[stage])
+        self._overlapping = False
+
+    def num_complete(self, stage: int = 0) -> int:
+        """Returns the number of leading buckets that are complete, started ones too; 0 in a pass without overlap."""
+        if not self._overlapping:
             return 0
         missing = self._stages[stage].missing
         return next((place for place, parameters in enumerate(missing) if parameters), len(missing))
 
-    def exchange(self, count: int, stage: int = 0) -> None:
-        """Begins the exchange of the leading `count` buckets."""
-        self._exchange(self._stages[stage], count)
+    def start_exchanges(self, count: int, stage: int = 0) -> None:
+        """Starts the exchange of those of the leading `count` buckets that are not exchanged yet."""
+        self._start_up_to(self._stages[stage], count)
 
     def sum_late(self) -> None:
-        """Sums late gradients. Every rank calls it before `finish`, whether or not it has any."""
+        """Exchanges late gradients. Every rank calls it before `finish`, with or without late gradients of its own."""
         places = [(number, place) for number, stage in enumerate(self._stages) for place in range(len(stage.buckets))]
         flags = torch.tensor([place in self._late for place in places], dtype=torch.int32, device=self.buffers.device)
         for (number, place), flag in zip(places, all_reduce_max(flags, self.mesh.world).tolist(), strict=True):
@@ -129,7 +141,7 @@ class GradientExchange:
     def _add_late(self, bucket: FlatBucket, grads: torch.Tensor | None) -> None:
         if grads is None:
             grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
-        if self.over_replicas:
+        if self.all_reduce_only:
             bucket.own_grads.add_(all_reduce(grads, self.mesh.replicate))
         else:
             part = torch.empty(bucket.own_grads.shape, device=self.buffers.device)
@@ -137,42 +149,48 @@ class GradientExchange:
             bucket.own_grads.add_(part)
 
     def finish(self) -> None:
-        """Waits for all exchanges of the step; each rank's range is then in `own_grads`."""
+        """Waits for all exchanges of the step. Then `own_grads` of every bucket holds the sum over all ranks."""
         self._wait(0)
         for bucket in self.buffers.buckets:
-            if not self.over_replicas:
+            if not self.all_reduce_only:
                 all_reduce(bucket.own_grads, self.mesh.replicate)
-            if bucket.plan.params[0].tied:
+            if bucket.plan.params[0].tied:  # tied parameters have buckets of their own, cut alike on both stages
                 all_reduce(bucket.own_grads, self.mesh.embedding_group)
             bucket.attach_grads()
 
-    def arrived(self, number: int, place: int, index: int, parameter: torch.Tensor) -> None:
-        """A parameter's gradient is there: the `index`-th of the `place`-th bucket of stage `number`."""
+    def on_gradient(self, number: int, place: int, index: int, parameter: torch.Tensor) -> None:
+        """Takes a gradient from autograd: of parameter `index` in bucket `place` of stage `number`.
+
+        Raises:
+            ConfigError: the backward pass was not started through the engine.
+        """
         stage = self._stages[number]
         bucket = stage.buckets[place]
         local, start = bucket.plan.params[index], bucket.plan.offsets[index]
         if self.closed:
             raise ConfigError(
-                f"{local.name} got a gradient outside of engine.backward: call that, not loss.backward()."
+                f"{local.name} got a gradient outside of engine.backward. Call engine.backward(loss), not "
+                "loss.backward()."
             )
         target = self._target(number, place)[start : start + local.size].view(local.shape)
+        # If `.grad` is a view of the bucket (FlatBucket.attach_grads), autograd has already added to it in place.
         if parameter.grad is not None and parameter.grad.data_ptr() != target.data_ptr():
             target.add_(parameter.grad)
             parameter.grad = None
-        if index not in stage.missing[place]:
+        if index not in stage.missing[place]:  # a nested backward pass brought another gradient of the parameter
             return
         stage.missing[place].discard(index)
         if stage.missing[place]:
             return
         if self.on_complete:
             self.on_complete[number](bucket)
-        if self._exchanging and not self.by_agreement:
-            self._exchange(stage, self.complete(number))
+        if self._overlapping and not self.by_agreement:
+            self._start_up_to(stage, self.num_complete(number))
 
     def _target(self, number: int, place: int) -> torch.Tensor:
-        """Where gradients of a bucket are added up now, fp32 [size]."""
+        """Returns the buffer that a bucket's gradients are added to now, fp32 [size]: `grads`, or one for late ones."""
         bucket = self._stages[number].buckets[place]
-        late = place < self._stages[number].next
+        late = place < self._stages[number].next  # its exchange has started
         grads = self._late.get((number, place)) if late else bucket.grads
         if grads is None:
             grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
@@ -182,21 +200,21 @@ class GradientExchange:
                 bucket.grads = grads
         return grads
 
-    def _exchange(self, stage: _Stage, end: int) -> None:
-        """Begins the exchange of the buckets up to `end`."""
+    def _start_up_to(self, stage: _StageProgress, end: int) -> None:
+        """Starts the exchange of the buckets before index `end`, in order."""
         for bucket in stage.buckets[stage.next : end]:
             self._sum_over_tp(bucket)
-            bucket.detach_grads()  # a late gradient must not be added to what is on its way
+            bucket.detach_grads()  # autograd would add a late gradient to a buffer that the collective reads
             self._wait(MAX_IN_FLIGHT - 1)
-            self._in_flight.append(self._start(bucket))
+            self._in_flight.append(self._start_exchange(bucket))
         stage.next = max(stage.next, end)
 
-    def _start(self, bucket: FlatBucket) -> Callable[[], object]:
-        """Begins one exchange; returns what ends it."""
+    def _start_exchange(self, bucket: FlatBucket) -> Callable[[], object]:
+        """Starts the exchange of a bucket; returns the function that waits for it."""
         grads = bucket.grads
-        if grads is None:  # nothing used it in this pass, but others wait for it
+        if grads is None:  # no gradient of it arrived in this pass, but other ranks take part in the collective
             grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
-        if self.over_replicas:
+        if self.all_reduce_only:
             return start_all_reduce(grads, self.mesh.replicate).wait
         part = torch.empty(bucket.own_grads.shape, device=self.buffers.device)
         pending = start_reduce_scatter_flat(part, grads, self.mesh.shard)
@@ -205,17 +223,20 @@ class GradientExchange:
         return partial(_end_exchange, pending, bucket, part, grads, self.every_pass)
 
     def _wait(self, limit: int) -> None:
-        """Finishes the oldest exchanges until `limit` are left."""
+        """Waits for the oldest exchanges until at most `limit` are in flight."""
         while len(self._in_flight) > limit:
             self._in_flight.pop(0)()
 
-    def _forget(self, stage: _Stage) -> None:
+    def _reset(self, stage: _StageProgress) -> None:
         stage.next = 0
         stage.missing = [set(range(len(bucket.parameters))) for bucket in stage.buckets]
 
     def _sum_over_tp(self, bucket: FlatBucket) -> None:
-        """Adds up what ranks with the same values saw apart: replicated kv heads, norms of heads, routers; under
-        sequence parallelism all that is not split."""
+        """Sums partial gradients: those of values that tensor-parallel ranks share and computed with different inputs.
+
+        Such values are replicated kv heads, norms of heads and routers; under sequence parallelism every tensor that
+        is not split.
+        """
         if bucket.grads is None or self.mesh.tp.size == 1:
             return
         by_group: dict[int, tuple[Group, list[torch.Tensor]]] = {}
@@ -229,7 +250,7 @@ class GradientExchange:
                 run.copy_(values)
 
     def _partial(self, local: LocalParam) -> Iterator[tuple[Group, int, int]]:
-        """The pieces of a parameter whose gradients are partial: over which group, and where."""
+        """Yields the pieces of a parameter with partial gradients: the group to sum over, first element, length."""
         for piece in local.pieces:
             tensor = piece.tensor
             if tensor.partial_grad or (self.sequence_parallel and tensor.split is None):
@@ -241,7 +262,7 @@ class GradientExchange:
 def _end_exchange(
     pending: PendingResult, bucket: FlatBucket, part: torch.Tensor, grads: torch.Tensor, accumulate: bool
 ) -> None:
-    """Ends an exchange; `grads` is kept alive up to here."""
+    """Waits for a reduce-scatter. `grads` is an argument because the collective reads its memory until then."""
     pending.wait()
     if accumulate:
         bucket.own_grads.add_(part)
@@ -249,9 +270,10 @@ def _end_exchange(
         bucket.own_grads.copy_(part)
 
 
-def _arrived(
+def _forward_gradient(
     exchange: "weakref.ref[GradientExchange]", number: int, place: int, index: int, parameter: torch.Tensor
 ) -> None:
+    """The hook of one parameter: passes its gradient to the exchange, if that still exists."""
     alive = exchange()
     if alive is not None:
-        alive.arrived(number, place, index, parameter)
+        alive.on_gradient(number, place, index, parameter)

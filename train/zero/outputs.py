@@ -1,4 +1,4 @@
-"""The tensors of a module's output, in whatever they are wrapped."""
+"""The tensors of a module's output, inside any containers and objects."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -12,12 +12,16 @@ _PLAIN = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:
-    """Every tensor of `output` once: of mappings, sequences and sets, of what is registered with torch's pytree, of
-    dataclasses and any other object's attributes. Modules are not looked into."""
+    """Yields every tensor of `output` once.
+
+    The search goes into mappings, sequences, sets, types registered with torch's pytree, and the attributes and slots
+    of all other objects (dataclasses too). It leaves out modules and functions.
+    """
     if isinstance(output, torch.Tensor):
         yield output
         return
-    waiting, seen = [output], {id(output): output}  # kept alive: an id is one object's while it lives
+    # `seen` keeps the objects alive, since Python gives the id of a dead object to the next one.
+    waiting, seen = [output], {id(output): output}
     while waiting:
         value = waiting.pop()
         if isinstance(value, torch.Tensor):
@@ -30,6 +34,7 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
 
 
 def _parts(value: Any) -> Iterable[Any]:
+    """Returns the objects directly inside `value`: elements or values, pytree leaves, attributes, slots."""
     parts: list[Any] = []
     if isinstance(value, Mapping):
         parts += value.values()

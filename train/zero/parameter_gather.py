@@ -1,9 +1,14 @@
-"""ZeRO stage 3: parameters are whole only around the module that computes with them.
+"""ZeRO stage 3: parameters are whole only while the modules that hold them compute.
 
-A unit is what is gathered and freed together: a decoder layer, or what an end of the pipeline holds. Forward gathers a
-unit before its first module is called and frees it after its last; backward gathers it again when the gradient of its
-output is there. Meanwhile the next unit of the same direction is on its way. Gathering rounds the fp32 masters of each
-rank to the parameters' dtype, so no rank keeps low-precision parameters.
+A unit is a group of parameters that is gathered and freed together: a decoder layer, the embedding, or the final norm
+with the head. Forward gathers a unit before its first module is called and frees it after its last module. Backward
+gathers it again when the gradient of its output arrives. While one unit computes, the gather of the next one is under
+way. A gather rounds each rank's fp32 masters to the parameters' dtype, so ranks store no low-precision parameters.
+
+    forward   unit 0: gather  compute  free
+              unit 1:         gather   compute  free
+    backward  unit 1:                                 gather  compute  free
+              unit 0:                                         gather   compute  free
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,38 +27,41 @@ from .saved_parameters import SavedParameters
 
 @dataclass(slots=True)
 class Unit:
-    """Parameters that are gathered together.
+    """Parameters that are gathered and freed together.
 
     Attributes:
-        modules: in the order in which forward calls them.
-        for_backward: whether backward reads the parameters' values (a lookup's does not).
-        all_along: whether they are used between other units, so that they stay until a backward pass ends.
-        name: what messages call it.
-        pending: the ends of its gathering, where that was begun; None while it is not there.
-        ready: whether it can be computed with.
+        buckets: the buckets that hold the parameters; they hold no others.
+        modules: the modules that hold the parameters, in the order in which forward calls them.
+        used_in_backward: whether backward reads the parameters' values; that of an embedding lookup does not.
+        kept_for_backward: whether the parameters are used between other units, so that they stay gathered for a whole
+            backward pass.
+        name: the unit's name in messages.
+        pending: the unit's gathers, one per bucket, once they are started; None while the unit is free.
+        ready: whether the gathers have ended and the module's parameters have their values.
     """
 
     buckets: list[FlatBucket]
     modules: Sequence[nn.Module]
-    for_backward: bool = True
-    all_along: bool = False
+    used_in_backward: bool = True
+    kept_for_backward: bool = False
     name: str = ""
     pending: list[PendingResult] | None = field(default=None)
     ready: bool = False
 
 
 class ParameterGather:
-    """Gathers and frees the units of one pipeline stage.
+    """Gathers and frees the units of one pipeline stage, from hooks on their modules and on their outputs.
 
     Args:
-        units: in forward order.
-        prefetch: whether the next unit is gathered while one computes.
-        chain: whether a unit's backward has ended when that of the one before it begins; where that is not known,
-            only its gradients tell.
-        agreement: where ranks might gather in different orders.
+        buffers: the buckets of this rank.
+        units: the stage's units, in forward order.
+        prefetch: whether the gather of the next unit starts while a unit computes.
+        chain: whether units form a chain, so that the backward of a unit has ended when that of the unit before it
+            begins. If it is False, a unit's backward has ended once all gradients of its buckets have arrived.
+        agreement: makes ranks gather in one order, if modules may call their units in any order.
 
     Attributes:
-        saved: what autograd saves of the units.
+        saved: the hooks for tensors that autograd saves of the units.
     """
 
     def __init__(
@@ -72,125 +80,138 @@ class ParameterGather:
         self.agreement = agreement
         self._incomplete: list[int] = []
         self._in_backward = False
-        self._held = False
-        self.saved = SavedParameters([unit.buckets for unit in units], lambda index: self._need(index, Act.BACKWARD))
+        self._all_held = False
+        self.saved = SavedParameters(
+            [unit.buckets for unit in units], lambda index: self._ensure_gathered(index, Act.BACKWARD)
+        )
         for index, unit in enumerate(units):
-            unit.modules[0].register_forward_pre_hook(self._before(index))
-            unit.modules[-1].register_forward_hook(self._after(index))
+            unit.modules[0].register_forward_pre_hook(self._forward_pre_hook(index))
+            unit.modules[-1].register_forward_hook(self._forward_hook(index))
 
     def begin_backward(self) -> None:
-        """From here on modules that are called are recomputed ones: they free nothing."""
+        """Called before a backward pass.
+
+        A module that is called during the pass is being recomputed, and its backward follows: it frees no unit.
+        """
         self._in_backward = True
         self._incomplete = [len(unit.buckets) for unit in self.units]
         for index, unit in enumerate(self.units):
-            if unit.all_along:
-                self._need(index, Act.BACKWARD)
+            if unit.kept_for_backward:
+                self._ensure_gathered(index, Act.BACKWARD)
 
-    def bucket_done(self, bucket: FlatBucket) -> None:
-        """All gradients of a bucket are there: backward needs its parameters no more."""
-        if self.chain:
+    def on_bucket_complete(self, bucket: FlatBucket) -> None:
+        """Called once all gradients of a bucket have arrived: frees its unit if that was the unit's last bucket."""
+        if self.chain:  # _ensure_gathered frees the units of a chain
             return
         index = next(index for index, unit in enumerate(self.units) if bucket in unit.buckets)
         self._incomplete[index] -= 1
-        if self._incomplete[index] == 0 and not self.units[index].all_along:
+        if self._incomplete[index] == 0 and not self.units[index].kept_for_backward:
             self._free(self.units[index])
 
     def end_pass(self) -> None:
-        """A forward or backward pass has ended: nothing stays gathered.
+        """Called after a forward or backward pass: frees every unit.
 
         Raises:
-            TkError: other ranks have not ended it, and gather on.
+            TkError: another rank has not ended the pass and gathers another unit.
         """
         ended = Act.END_BACKWARD if self._in_backward else Act.END_FORWARD
         self._in_backward = False
         if self.agreement:
-            self.agreement.meet(ended)
+            self.agreement.synchronize(ended)
         for unit in self.units:
             self._free(unit)
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """All units stay gathered meanwhile; every rank enters it."""
+    def hold_all(self) -> Iterator[None]:
+        """Keeps all units gathered within the `with` block, which every rank enters."""
         for index in range(len(self.units)):
-            self._finish(self._start(index, Act.READ))
-        self._held = True
+            self._finish_gather(self._start_gather(index, Act.READ))
+        self._all_held = True
         try:
             yield
         finally:
-            self._held = False
+            self._all_held = False
             for unit in self.units:
                 self._free(unit)
 
-    def one_by_one(self) -> Iterator[Unit]:
-        """Gathers a unit after the other, to be read; every rank runs it to its end."""
+    def each_unit(self) -> Iterator[Unit]:
+        """Gathers, yields and frees one unit after another; every rank iterates to the end."""
         for index in range(len(self.units)):
-            unit = self._start(index, Act.READ)
-            self._finish(unit)
+            unit = self._start_gather(index, Act.READ)
+            self._finish_gather(unit)
             yield unit
             self._free(unit)
 
-    def _before(self, index: int) -> Callable[[nn.Module, Any], None]:
+    def _forward_pre_hook(self, index: int) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, inputs: Any) -> None:
-            self._need(index, Act.BACKWARD if self._in_backward else Act.FORWARD)
+            self._ensure_gathered(index, Act.BACKWARD if self._in_backward else Act.FORWARD)
 
         return hook
 
-    def _after(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
+    def _forward_hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
         unit = self.units[index]
 
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if self._in_backward:
                 return
             self._free(unit)
-            if unit.for_backward and not unit.all_along:
+            if unit.used_in_backward and not unit.kept_for_backward:
                 for tensor in tensors_in(output):
                     if tensor.requires_grad:
-                        tensor.register_hook(lambda grad: self._need(index, Act.BACKWARD))
+                        # A tensor's hook runs when its gradient is computed, which is just before the unit's own
+                        # backward. A module's backward hook would wrap inputs and outputs and break in-place changes.
+                        tensor.register_hook(lambda grad: self._ensure_gathered(index, Act.BACKWARD))
 
         return hook
 
-    def _need(self, index: int, act: Act) -> None:
-        """Waits for a unit and begins to gather the one that comes next in the pass; frees what is behind."""
-        if self._held:
+    def _ensure_gathered(self, index: int, act: Act) -> None:
+        """Gathers a unit if it is free, waits for it, and starts the gather of the unit that comes next in the pass.
+
+        In the backward pass of a chain it first frees the units behind it, whose backward has ended.
+        """
+        if self._all_held:
             return
-        self._finish(self._start(index, act))
+        self._finish_gather(self._start_gather(index, act))
         if act is Act.BACKWARD and self.chain:
             for behind in self.units[index + 1 :]:
                 self._free(behind)
         following = index + (1 if act is Act.FORWARD else -1)
         if not self.prefetch or not 0 <= following < len(self.units):
             return
-        if act is Act.FORWARD or self.units[following].for_backward:
-            self._start(following, act)
+        if act is Act.FORWARD or self.units[following].used_in_backward:
+            self._start_gather(following, act)
 
-    def _start(self, index: int, act: Act) -> Unit:
+    def _start_gather(self, index: int, act: Act) -> Unit:
+        """Starts the gathers of a unit, unless they are started, and returns it."""
         unit = self.units[index]
         if unit.pending is not None:
             return unit
         if self.agreement:
-            self.agreement.begin(act, index)
+            self.agreement.announce(act, index)
         unit.pending = []
         for bucket in unit.buckets:
             bucket.allocate()
-            part = bucket.params[bucket.own].copy_(bucket.own_params)
+            # This rank's masters are rounded into their place, from where the others receive them.
+            part = bucket.params[bucket.own_range].copy_(bucket.own_params)
             unit.pending.append(start_all_gather_flat(bucket.params, part, self.buffers.mesh.shard))
         return unit
 
-    def _finish(self, unit: Unit) -> None:
+    def _finish_gather(self, unit: Unit) -> None:
+        """Waits for the gathers of a unit and gives its parameters their values."""
         if unit.ready or unit.pending is None:
             return
         if self.agreement:
-            self.agreement.confirm()  # before anything is waited for that another rank may never send
+            self.agreement.confirm()  # first: another rank may never send its part of this gather
         for gathering in unit.pending:
             gathering.wait()
         for bucket in unit.buckets:
-            bucket.show()
+            bucket.attach_params()
         unit.ready = True
 
     def _free(self, unit: Unit) -> None:
-        if unit.pending is None or self._held:
+        if unit.pending is None or self._all_held:
             return
-        if not unit.ready:
+        if not unit.ready:  # a prefetched unit that was not used: the collective still writes to its memory
             for gathering in unit.pending:
                 gathering.wait()
         unit.pending, unit.ready = None, False

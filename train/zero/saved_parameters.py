@@ -1,7 +1,8 @@
-"""What autograd saves of gathered parameters for backward: where it lay, not memory that comes and goes.
+"""Saved-tensor hooks for ZeRO stage 3: autograd saves the place of a gathered parameter and not its memory.
 
-Whichever way a value leaves a module (returned, kept on the module, through a gradient inside the loss), backward asks
-here for the parameter that it needs, and here it is gathered if it is not there.
+The memory of a unit is freed after its forward pass. When backward needs a parameter it asks these hooks, and they
+gather the unit if it is free. This holds for every path from a module into the loss: values that it returns, values
+that it keeps as attributes, and gradients inside the loss.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +16,14 @@ from .flat_buffers import FlatBucket
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """A view of a unit's memory; stride and offset are in elements."""
+class SavedView:
+    """A view of a bucket's memory.
+
+    Attributes:
+        unit: the index of the unit that the bucket belongs to.
+        stride: for each dim, in elements.
+        offset: of the view's first element in the bucket, in elements.
+    """
 
     unit: int
     bucket: FlatBucket
@@ -27,15 +34,16 @@ class Saved:
 
 
 class SavedParameters:
-    """Hooks that keep no view of the units' memory.
+    """Replaces views of units' memory that autograd would save by their places, and finds the values in backward.
 
     Args:
-        units: the buckets of each.
-        need: gathers a unit, if it is not there, and waits for it.
+        units: the buckets of each unit.
+        ensure_gathered: gathers the unit with the given index, if it is free, and waits for it.
     """
 
-    def __init__(self, units: Sequence[Sequence[FlatBucket]], need: Callable[[int], None]) -> None:
-        self._need = need
+    def __init__(self, units: Sequence[Sequence[FlatBucket]], ensure_gathered: Callable[[int], None]) -> None:
+        self._ensure_gathered = ensure_gathered
+        # A storage is known by its address: freeing and allocating a bucket only changes the storage's size.
         self._owners = {
             bucket.params.untyped_storage()._cdata: (number, bucket)
             for number, buckets in enumerate(units)
@@ -43,22 +51,22 @@ class SavedParameters:
         }
 
     def hooks(self) -> saved_tensors_hooks:
-        """A context for all that builds a graph."""
+        """Returns the context manager within which autograd saves places."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        if tensor.layout is not torch.strided:  # it has no storage to ask for
+        if tensor.layout is not torch.strided:  # a sparse tensor has no storage
             return tensor
         owner = self._owners.get(tensor.untyped_storage()._cdata)
         if owner is None:
             return tensor
-        return Saved(*owner, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return SavedView(*owner, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def _unpack(self, saved: Any) -> torch.Tensor:
-        if not isinstance(saved, Saved):
+        if not isinstance(saved, SavedView):
             tensor: torch.Tensor = saved
             return tensor
-        self._need(saved.unit)
+        self._ensure_gathered(saved.unit)
         params = saved.bucket.params
         view = torch.empty(0, dtype=saved.dtype, device=params.device)
         return view.set_(params.untyped_storage(), saved.offset, saved.shape, saved.stride)

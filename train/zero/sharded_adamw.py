@@ -1,4 +1,4 @@
-"""AdamW over the ranges of the flat buckets that this rank owns, with fp32 masters of low-precision parameters."""
+"""AdamW on the ranges of the flat buckets that this rank owns, with fp32 masters of low-precision parameters."""
 
 from collections.abc import Iterator
 
@@ -12,18 +12,20 @@ from .flat_buffers import FlatBuffers
 
 
 class ShardedAdamW:
-    """Decoupled weight decay Adam (arXiv 1711.05101); one update rule for every ZeRO stage.
+    """Adam with decoupled weight decay (arXiv 1711.05101); one update rule for every ZeRO stage.
 
     Attributes:
-        step_count: updates made so far.
-        states: slot -> one fp32 tensor per bucket: "exp_avg", "exp_avg_sq", and "master" where parameters are not fp32.
+        step_count: the number of updates made.
+        states: for each slot one fp32 tensor per bucket, of this rank's range. The slots are "exp_avg", "exp_avg_sq",
+            and "master" if parameters are not fp32.
     """
 
     def __init__(self, buffers: FlatBuffers, options: OptimizerSection) -> None:
         self.buffers = buffers
         self.options = options
         self.step_count = 0
-        self._masters = [bucket.own_params.float() for bucket in buffers.buckets]  # fp32: the parameters themselves
+        # float() copies low-precision parameters and returns fp32 ones themselves, which then are their own masters.
+        self._masters = [bucket.own_params.float() for bucket in buffers.buckets]
         self.states = {
             "exp_avg": [torch.zeros_like(master) for master in self._masters],
             "exp_avg_sq": [torch.zeros_like(master) for master in self._masters],
@@ -32,14 +34,16 @@ class ShardedAdamW:
             self.states["master"] = self._masters
 
     def step(self, lr: float, grad_scale: float) -> None:
-        """One update of this rank's range, then everybody's parameters.
+        """Updates this rank's range of every bucket, then gathers the parameters of the shard group.
 
         Args:
-            grad_scale: what gradients are multiplied by first (clipping, loss scale).
+            lr: the learning rate of this step.
+            grad_scale: the factor for gradients, for clipping and the loss scale.
         """
         self.step_count += 1
         for index, bucket in enumerate(self.buffers.buckets):
-            boundary = min(max(bucket.plan.num_decay - bucket.own.start, 0), bucket.own_grads.numel())
+            # Parameters with weight decay come first in a bucket; the border may lie in another rank's range.
+            boundary = min(max(bucket.plan.num_decay - bucket.own_range.start, 0), bucket.own_grads.numel())
             self._update(index, slice(0, boundary), lr, grad_scale, self.options.weight_decay)
             self._update(index, slice(boundary, None), lr, grad_scale, 0.0)
         self.publish()
@@ -57,7 +61,7 @@ class ShardedAdamW:
             [],
             [torch.tensor(float(self.step_count - 1), device=master.device)],
             fused=True,
-            grad_scale=torch.tensor(1.0 / grad_scale, device=master.device),
+            grad_scale=torch.tensor(1.0 / grad_scale, device=master.device),  # torch divides by it
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,
@@ -68,7 +72,10 @@ class ShardedAdamW:
         )
 
     def publish(self) -> None:
-        """Rounds masters into the parameters and gathers the group's; at stage 3 the next forward does that."""
+        """Rounds the masters into the parameters and all-gathers these over the shard group.
+
+        At stage 3 it does nothing: the next forward pass rounds and gathers each unit.
+        """
         if self.buffers.zero == 3:
             return
         for master, bucket in zip(self._masters, self.buffers.buckets, strict=True):
@@ -76,20 +83,23 @@ class ShardedAdamW:
                 bucket.own_params.copy_(master)
             all_gather_flat(bucket.params, bucket.own_params, self.buffers.mesh.shard)
 
-    def take_over(self) -> None:
-        """Masters become what was changed of whole parameters since they were rounded into them. Every rank changed the
-        same, and calls it while they are there."""
+    def take_written_values(self) -> None:
+        """Copies values that a user wrote into whole parameters to the masters, then publishes them.
+
+        Every rank has made the same changes and calls it while the parameters are gathered. An element that still is
+        its master rounded keeps the master's full precision.
+        """
         for master, bucket in zip(self._masters, self.buffers.buckets, strict=True):
-            now = bucket.params[bucket.own]
+            now = bucket.params[bucket.own_range]
             if master.data_ptr() != now.data_ptr():
                 changed = now != master.to(now.dtype)
                 master[changed] = now[changed].float()
         self.publish()
 
     def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
-        """Every run of a logical box that this rank updates, with its values of `slot` (1-D fp32 view).
+        """Yields each run of a logical box that this rank updates, with its values of `slot` (1-D fp32 view).
 
-        Slot "master" is the fp32 value of the parameter, whether or not it is kept apart from it.
+        Slot "master" is the fp32 value of the parameter, also if parameters are fp32 and `states` has no such slot.
         """
         tensors = self._masters if slot == "master" else self.states[slot]
         for shard in self.buffers.shards:
