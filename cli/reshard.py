@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.dtypes import COMPUTE_NAMES
 from ..core.progress import format_bytes, format_seconds, progress_bar
 from .common import print_json
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--tp", type=click.IntRange(1), required=True, help="Tensor-parallel ranks of the target.")
 @click.option("--pp", type=click.IntRange(1), default=1, show_default=True, help="Pipeline ranks of the target.")
-@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Of the weights; as stored if not given.")
+@click.option("--dtype", type=click.Choice(COMPUTE_NAMES), help="Of the weights; as stored if not given.")
 @click.option("--weights-only", is_flag=True, help="Leave out optimizer state and what a run needs to resume.")
 @click.option("--dry-run", is_flag=True, help="Print the files that would be written, and stop.")
 @click.option("--force", is_flag=True, help="Replace a checkpoint at DST, once the new one is complete.")

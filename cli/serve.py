@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.dtypes import COMPUTE_NAMES
+from ..infer.options import KV_DTYPES
 from .common import ByteSize
 
 if TYPE_CHECKING:
@@ -21,10 +23,10 @@ EXIT_INTERRUPTED = 130
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="0 takes a free port.")
-@click.option("--dtype", type=click.Choice(["auto", "fp32", "bf16", "fp16"]), default="auto", help="auto: as stored.")
+@click.option("--dtype", type=click.Choice(["auto", *COMPUTE_NAMES]), default="auto", help="auto: as stored.")
 @click.option(
     "--kv-dtype",
-    type=click.Choice(["auto", "fp32", "bf16", "fp16", "int8"]),
+    type=click.Choice(["auto", *KV_DTYPES]),
     default="auto",
     help="Of the KV cache; auto: the compute dtype.",
 )

@@ -5,17 +5,20 @@ token and kv head, so a token is quantized once, when it is appended, and later 
 that of the chunk being appended too, reads what is stored.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 import torch
 
-TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
-    {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
-)
+from ..parallel.torch_dtypes import torch_dtype
+from .options import INT8
+
 _LARGEST: Final = 127.0  # of int8, symmetric
 _TINY: Final = 1e-30  # least scale, so that a vector of zeros divides by something
+
+
+def page_dtype(kv_dtype: str) -> torch.dtype:
+    """What a page is made of, by the name that `EngineOptions` has for it."""
+    return torch.int8 if kv_dtype == INT8 else torch_dtype(kv_dtype)
 
 
 def quantize(x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +73,7 @@ class KVCache:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         shape = (num_blocks + 1, num_kv_heads, block_size, head_dim)
-        dtype = TORCH_DTYPES[dtype_name]
+        dtype = page_dtype(dtype_name)
         self._keys = [_Pages(shape, dtype) for _ in range(num_layers)]
         self._values = [_Pages(shape, dtype) for _ in range(num_layers)]
 

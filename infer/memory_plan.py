@@ -12,11 +12,11 @@ from ..core.layout import Layout, local_params
 from ..core.progress import format_bytes
 from ..model.config import ModelConfig
 from ..model.registry import tensor_table
-from .options import EngineOptions
+from .options import INT8, EngineOptions
 
 KV_SHARE: Final = 0.3  # of the free memory, where nobody says how large the cache is
 CONTROL_GROUP: Final = Path("/sys/fs/cgroup")  # of a container
-SCALE_BYTES: Final = 4  # of an int8 vector
+SCALE_BYTES: Final = dtypes.FP32.itemsize  # of an int8 vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def weight_bytes_per_rank(config: ModelConfig, tp: int, dtype: str) -> int:
 
 def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str) -> int:
     """Keys and values of one token over all layers, on one rank."""
-    if kv_dtype == "int8":
+    if kv_dtype == INT8:
         vector_bytes = config.head_dim + SCALE_BYTES
     else:
         vector_bytes = config.head_dim * dtypes.by_name(kv_dtype).itemsize

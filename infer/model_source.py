@@ -13,7 +13,7 @@ from ..model.stored_config import stored_config
 from ..text.tokenizer import Tokenizer, read_eos_token_ids
 from .events import ModelInfo
 from .memory_plan import MemoryPlan, plan_memory
-from .options import DTYPES, EngineOptions
+from .options import EngineOptions
 from .sampling_params import MAX_TOP_LOGPROBS
 
 API_REVISION: Final = 1  # of tk.v1; raised when the wire gains something
@@ -94,11 +94,11 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
     """The dtype of most tensors."""
     codes = Counter(tensor.slots["weight"] for tensor in checkpoint.tensors.values() if "weight" in tensor.slots)
     code = codes.most_common(1)[0][0] if codes else "none"
-    names = {dtypes.by_name(name).code: name for name in DTYPES}
+    names = {dtype.code: dtype.name for dtype in dtypes.COMPUTE_DTYPES}
     if code not in names:
         raise ConfigError(
             f"{checkpoint.path} stores its weights as {code}, which cannot be served as it is; say --dtype "
-            f"{' or '.join(DTYPES)}."
+            f"{' or '.join(dtypes.COMPUTE_NAMES)}."
         )
     return names[code]
 

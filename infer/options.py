@@ -4,10 +4,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final
 
+from ..core.dtypes import COMPUTE_NAMES
 from ..core.errors import ConfigError
 
-DTYPES: Final = ("fp32", "bf16", "fp16")
-KV_DTYPES: Final = ("fp32", "bf16", "fp16", "int8")
+INT8: Final = "int8"  # of the KV cache: symmetric, with a scale per vector
+KV_DTYPES: Final = (*COMPUTE_NAMES, INT8)
 ATTENTION_TILE: Final = 256  # tokens; keys and values are read in tiles of so many, whatever the batch
 
 
@@ -54,7 +55,7 @@ class EngineOptions:
                 raise ConfigError(f"{name} = {value}; it must be 1 or more.")
         if self.max_queued < 0:
             raise ConfigError(f"max_queued = {self.max_queued}; it must be 0 or more.")
-        for name, known in (("dtype", DTYPES), ("kv_dtype", KV_DTYPES)):
+        for name, known in (("dtype", COMPUTE_NAMES), ("kv_dtype", KV_DTYPES)):
             value = getattr(self, name)
             if value not in ("auto", *known):
                 raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")

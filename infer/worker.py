@@ -19,8 +19,9 @@ from ..model.decoder import Decoder
 from ..model.loading import load_weights, peers
 from ..model.stored_config import stored_config
 from ..parallel.mesh import ALONE, Group, join_world
+from ..parallel.torch_dtypes import torch_dtype
 from .ipc import Frame, error_frame, receive, send
-from .kv_cache import TORCH_DTYPES, KVCache
+from .kv_cache import KVCache
 from .model_runner import ModelRunner, num_slices
 from .row_tiles import SMALLEST
 from .step_plan import StepPlan
@@ -63,7 +64,7 @@ def _load(start: Frame) -> ModelRunner:
     tp = _join(job["rank"], job["tp"], job["store"], device)
     checkpoint = Checkpoint.open(Path(job["checkpoint"]))
     config = stored_config(checkpoint)
-    dtype = TORCH_DTYPES[job["dtype"]]
+    dtype = torch_dtype(job["dtype"])
     slices = num_slices(config, tp.size, dtype)
     decoder = Decoder(config, tp, dtype=dtype, device=device, num_slices=slices, row_tile=SMALLEST)
     load_weights(decoder, checkpoint, peers=peers(tp))

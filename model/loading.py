@@ -2,23 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import MappingProxyType
-
-import torch
 
 from ..checkpoint.convert.diff import equal_tensors
 from ..checkpoint.read.read_plan import Want
 from ..checkpoint.read.reader import Checkpoint, StoredArray
 from ..checkpoint.read.shared_read import ALONE, Peers, read_all
-from ..core.dtypes import BF16, FP16, FP32
 from ..core.errors import ShapeMismatch
 from ..core.tensors import Table, TensorSpec
 from ..parallel.collectives import gather_bytes
 from ..parallel.mesh import Group
+from ..parallel.torch_dtypes import format_of
 from .decoder import Decoder
 from .stored_config import stored_apart
-
-_DTYPES = MappingProxyType({torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16})
 
 
 def peers(group: Group) -> Peers:
@@ -52,7 +47,7 @@ def load_weights(
     for local in locals_:
         flat = decoder.get_parameter(local.name).data.view(-1).zero_()
         for piece in local.pieces:
-            wants.append(Want(piece.tensor.alias or piece.tensor.name, piece.box, dtype=_DTYPES[flat.dtype]))
+            wants.append(Want(piece.tensor.alias or piece.tensor.name, piece.box, dtype=format_of(flat.dtype)))
             places.append(flat[piece.start : piece.start + piece.box.size])
 
     def deliver(index: int, values: StoredArray) -> None:

@@ -9,9 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from ..core.config import Section
-
-_DTYPE_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_DTYPES = tuple(_DTYPE_NAMES)
+from ..core.dtypes import COMPUTE_DTYPES
 
 
 class RopeScaling(Section):
@@ -103,11 +101,12 @@ class ModelShape(Section):
             raise ValueError(f"head_dim = {self.head_dim} must be even (rotary embedding turns pairs)")
         if self.num_experts_per_tok > self.num_local_experts:
             raise ValueError(f"num_experts_per_tok = {self.num_experts_per_tok} of {self.num_local_experts} experts")
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype = {self.dtype!r} must be one of {', '.join(_DTYPES)}")
+        dtypes = [dtype.torch for dtype in COMPUTE_DTYPES]
+        if self.dtype not in dtypes:
+            raise ValueError(f"dtype = {self.dtype!r} must be one of {', '.join(dtypes)}")
         return self
 
     @property
     def dtype_name(self) -> str:
         """The stored dtype as the command line calls it: fp32, bf16 or fp16."""
-        return _DTYPE_NAMES[self.dtype]
+        return next(dtype.name for dtype in COMPUTE_DTYPES if dtype.torch == self.dtype)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..core.dtypes import by_name
 from ..core.errors import ConfigError
 from ..data.dataset import PackedDataset
 from ..data.documents import SPLITS
@@ -112,7 +113,7 @@ def _complete(config: TrainConfig, tokenizer: Tokenizer) -> ModelConfig:
         update={
             "vocab_size": vocab_size,
             "eos_token_id": shape.eos_token_id or tuple(sorted(tokenizer.eos_token_ids)),
-            "dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.precision.params],
+            "dtype": by_name(config.precision.params).torch,
         }
     )
 

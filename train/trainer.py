@@ -11,6 +11,7 @@ from ..model.init import fill_initial
 from ..model.registry import tensor_table
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
+from ..parallel.torch_dtypes import torch_dtype
 from ..parallel.weight_grads import WeightGradQueue
 from .config.freezing import without_frozen
 from .config.initial_model import resolve
@@ -21,7 +22,7 @@ from .engine.lr_schedule import learning_rate
 from .engine.optimizer_step import OptimizerStep
 from .engine.passes import Passes
 from .engine.stages import build_stages, gathered_units
-from .engine.training_engine import DTYPES, TrainingEngine
+from .engine.training_engine import TrainingEngine
 from .inputs import Inputs, open_inputs
 from .launch.heartbeat import Heartbeat
 from .launch.stop import StopRequest
@@ -69,7 +70,7 @@ class Trainer:
         self.stop = stop or StopRequest()
         self.on_step = on_step
         self.heartbeat = heartbeat or Heartbeat()
-        self.dtype = DTYPES[config.precision.params]
+        self.dtype = torch_dtype(config.precision.params)
         self.inputs: Inputs = open_inputs(config, self.mesh, self.device)
         self.table = without_frozen(tensor_table(self.inputs.model), config.train.freeze)
         self.weight_grads = WeightGradQueue()

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from ...core import dtypes
+from ...core.casts import Array, cast
 from ..files import storage
 from ..files.data_files import DataFiles, NewFiles
 from ..files.direct_writer import DirectWriter
@@ -52,7 +52,7 @@ def run_copy(
         pool = stack.enter_context(ThreadPoolExecutor(1, "tk-copy-reader"))
         stack.callback(pool.shutdown, cancel_futures=True)
         todo = tiles(plan, tile_bytes)
-        ready: deque[tuple[Tile, Future[dtypes.Array]]] = deque()
+        ready: deque[tuple[Tile, Future[Array]]] = deque()
         ready.extend((tile, pool.submit(reader.load, tile)) for tile in islice(todo, AHEAD))
         while ready:
             tile, future = ready.popleft()
@@ -78,7 +78,7 @@ class TileReader:
     def __exit__(self, *_: object) -> None:
         self._files.__exit__()
 
-    def load(self, tile: Tile) -> dtypes.Array:
+    def load(self, tile: Tile) -> Array:
         """The tile's values in the target's dtype, 1-D."""
         selection = tile.slot_copy.selection
         if tile.slot_copy is not self._slot_copy:
@@ -92,9 +92,9 @@ class TileReader:
             scratch = np.empty(run.region.size, values.dtype)
             self._read(chunk, run, scratch)
             copy_region(values, tile.region, scratch, run.region)
-        return dtypes.cast(values, selection.source_dtype, selection.target_dtype, selection.tensor)
+        return cast(values, selection.source_dtype, selection.target_dtype, selection.tensor)
 
-    def _read(self, chunk: Chunk, run: TileRun, into: dtypes.Array) -> None:
+    def _read(self, chunk: Chunk, run: TileRun, into: Array) -> None:
         path = self._checkpoint.path / chunk.file  # for messages: to follow links once per piece would cost a tenth
         at = (run.region.start - chunk.region.start) * into.itemsize
         data = as_bytes(into)
@@ -124,7 +124,7 @@ class _Target:
             for entry in file.entries
         }
 
-    def store(self, tile: Tile, values: dtypes.Array) -> None:
+    def store(self, tile: Tile, values: Array) -> None:
         """Writes a tile's values to every entry that holds some of them."""
         for run in tile.writes:
             target = tile.slot_copy.targets[run.index]

@@ -11,7 +11,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from ...core import dtypes
-from ...core.dtypes import FP32, Array, DType
+from ...core.casts import Array, widen
+from ...core.dtypes import FP32, DType
 from ..format.manifest import StoredTensor
 from ..read.reader import Checkpoint
 from .copy import TileReader
@@ -135,7 +136,7 @@ def _common_dtype(a: StoredTensor, b: StoredTensor, slot: str) -> tuple[DType | 
     one, two = (dtypes.by_code(tensor.slots[slot]) for tensor in (a, b))
     if one == two:
         return one, ""
-    if one in dtypes.CASTABLE and two in dtypes.CASTABLE:
+    if one in dtypes.COMPUTE_DTYPES and two in dtypes.COMPUTE_DTYPES:
         return FP32, ""
     return None, f"{one.code} and {two.code} are not compared"
 
@@ -167,7 +168,7 @@ def _compare_slot(
         return None
     known = largest if np.isfinite(largest) else None
     message = f"{num_different} elements differ, by {largest:.3g} at most"
-    return Difference(name, slot, "values", message, dtypes.name_of(dtype), num_different, known)
+    return Difference(name, slot, "values", message, dtype.name, num_different, known)
 
 
 def _slot_copy(checkpoint: Checkpoint, name: str, slot: str, dtype: DType) -> SlotCopy:
@@ -182,7 +183,7 @@ def _compare_values(one: Array, two: Array, dtype: DType) -> tuple[int, float]:
     (where,) = np.nonzero(one.view(bits) != two.view(bits))
     if not len(where):
         return 0, 0.0
-    wide = [dtypes.widen(values[where], dtype) for values in (one, two)]
+    wide = [widen(values[where], dtype) for values in (one, two)]
     with np.errstate(invalid="ignore"):
         differences = np.abs(wide[0] - wide[1])
     nan_in_both = np.isnan(wide[0]) & np.isnan(wide[1])

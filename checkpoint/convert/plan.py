@@ -135,9 +135,9 @@ def select(
 def _cast_to(name: str, weight: DType, dtype: DType | None) -> DType:
     if dtype is None or weight.is_integer:
         return weight
-    if weight != dtype and weight not in dtypes.CASTABLE:
+    if weight != dtype and weight not in dtypes.COMPUTE_DTYPES:
         raise CheckpointError(
-            f"{name} is stored as {weight.code}, from which there is no cast to {dtypes.name_of(dtype)} (quantized "
+            f"{name} is stored as {weight.code}, from which there is no cast to {dtype.name} (quantized "
             f"values mean nothing without their scales); leave out --dtype."
         )
     return dtype

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...core import dtypes
 from ...core.dtypes import DType
 from ...core.errors import ManifestError
 from ..files import storage
@@ -67,8 +66,7 @@ def _look_at(name: str, path: Path, known: FileDigest | None) -> SideFile:
 
 def _with_dtype(source: Checkpoint, dtype: DType) -> SideFile:
     config = source.config()
-    names = {dtypes.FP32: "float32", dtypes.BF16: "bfloat16", dtypes.FP16: "float16"}
-    config["torch_dtype" if "torch_dtype" in config else "dtype"] = names[dtype]
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype.torch
     data = json.dumps(config, indent=2).encode()
     return SideFile(hf.CONFIG, len(data), data)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.dtypes import Array
+from ...core.casts import Array
 from ...core.geometry import Box, flat_to_boxes
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from ...core import dtypes
+from ...core.casts import Array, cast
 from ...core.dtypes import DType
 from ...core.errors import CheckpointError, NotCommitted, ShapeMismatch, ShardCorrupt, ShardMissing
 from ...core.geometry import Box
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 class StoredArray:
     """Values as stored: `dtype` says what they are, also where numpy has no such dtype (bf16, fp8)."""
 
-    values: dtypes.Array
+    values: Array
     dtype: DType
 
     @property
@@ -43,7 +44,7 @@ class StoredArray:
         """Extents; 1-D for a flat range."""
         return self.values.shape
 
-    def numpy(self) -> dtypes.Array:
+    def numpy(self) -> Array:
         """The values; formats that numpy lacks as bit patterns in unsigned integers (bf16: uint16)."""
         return self.values
 
@@ -51,16 +52,10 @@ class StoredArray:
         """The values as a tensor of the true dtype, sharing memory."""
         import torch
 
-        names = {
-            "BF16": torch.bfloat16,
-            "F8_E4M3": torch.float8_e4m3fn,
-            "F8_E5M2": torch.float8_e5m2,
-            "F8_E8M0": torch.float8_e8m0fnu,
-        }
-        if self.dtype.code in names:
-            bits = np.dtype(f"i{self.dtype.itemsize}")
-            return torch.from_numpy(self.values.view(bits)).view(names[self.dtype.code])
-        return torch.from_numpy(self.values)
+        if np.dtype(self.dtype.numpy).name == self.dtype.torch:
+            return torch.from_numpy(self.values)
+        bits = np.dtype(f"i{self.dtype.itemsize}")
+        return torch.from_numpy(self.values.view(bits)).view(getattr(torch, self.dtype.torch))
 
 
 @dataclass(frozen=True)
@@ -215,7 +210,7 @@ class Checkpoint:
         values = np.empty(region.size, stored.numpy)
         for chunk in self.chunks[name, slot].find(region):
             self._read_chunk(chunk, stored, region, values)
-        values = dtypes.cast(values, stored, dtype or stored, name)
+        values = cast(values, stored, dtype or stored, name)
         return StoredArray(values if flat is not None else values.reshape(box.shape), dtype or stored)
 
     def resolve(self, name: str, slot: str, dtype: DType | None) -> tuple[str, str, DType]:
@@ -263,7 +258,7 @@ class Checkpoint:
         problems, notes = find_strangers(self)
         return replace(report, problems=(*report.problems, *problems), notes=tuple(notes))
 
-    def _read_chunk(self, chunk: Chunk, dtype: DType, target: Region, values: dtypes.Array) -> None:
+    def _read_chunk(self, chunk: Chunk, dtype: DType, target: Region, values: Array) -> None:
         """Copies what `target` shares with a chunk into `values`, block by block."""
         spans = touched(chunk, target, dtype.itemsize)
         if not spans:

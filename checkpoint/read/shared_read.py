@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from ...core import dtypes, errors
+from ...core.casts import Array, cast
 from ...core.errors import DamagedCheckpoint, StorageError, TkError
 from ..files.data_files import DataFiles
 from ..format.region import Region, copy_region
@@ -136,7 +137,7 @@ class _Together:
     ) -> None:
         self._planner, self._wants, self._deliver, self._areas = planner, wants, deliver, areas
         self._left = [len(some) for some in spans]
-        self._values: dict[int, dtypes.Array] = {}
+        self._values: dict[int, Array] = {}
         self._waiting: dict[Block, list[int]] = defaultdict(list)  # wants by the block they need
         for index, some in enumerate(spans):
             for span in some:
@@ -181,7 +182,7 @@ class _Together:
 
     def _finish(self, index: int, stored: dtypes.DType) -> None:
         want, values = self._wants[index], self._values.pop(index)
-        values = dtypes.cast(values, stored, want.dtype or stored, want.tensor)
+        values = cast(values, stored, want.dtype or stored, want.tensor)
         shaped = values if want.flat is not None else values.reshape(want.box.shape)
         self._deliver(index, StoredArray(shaped, want.dtype or stored))
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from isal.isal_zlib import crc32
 
-from ...core import dtypes
+from ...core.casts import Array
 from ...core.errors import CheckpointError, StorageError
 from ..files import storage
 from ..files.links import real_path
@@ -140,7 +140,7 @@ def _check_blocks(checkpoint: Checkpoint, chunks: list[Chunk], on_bytes: Callabl
         return [problem for problem in pool.map(check, work) if problem]
 
 
-def _check_block(path: Path, chunk: Chunk, block: int, buffer: dtypes.Array) -> Problem | None:
+def _check_block(path: Path, chunk: Chunk, block: int, buffer: Array) -> Problem | None:
     data = as_bytes(buffer)[: min(BLOCK, chunk.nbytes - block * BLOCK)]
     try:
         with storage.reading(path) as fd:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ...core import dtypes, errors
+from ...core import errors
+from ...core.casts import Array
 from ...core.errors import TkError, WorkerDied
 from ...core.layout import Owned
 from .save_job import Buffers, SaveJob
@@ -56,7 +57,7 @@ class BackgroundSaver:
         """Bytes of the shared memory: what this rank writes at each save."""
         return self._buffers.nbytes
 
-    def buffer(self, item: Owned) -> dtypes.Array:
+    def buffer(self, item: Owned) -> Array:
         """Where the elements of an item go, 1-D; not to be touched while a save is in flight."""
         return self._buffers.view(self._memory, item)
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...core import dtypes
+from ...core.casts import Array
 from ...core.layout import Layout, Owned, owned
 from ...core.tensors import Split, Table, TensorSpec
 from ..format.region import Region
@@ -54,7 +55,7 @@ class SaveJob:
         codes = {spec.name: spec.codes(self.slots) for spec in self.table}
         return {item: dtypes.by_code(codes[item.tensor][item.slot]) for item in self.items()}
 
-    def save(self, step: int, resume: Mapping[str, Any], values: Callable[[Owned], dtypes.Array]) -> None:
+    def save(self, step: int, resume: Mapping[str, Any], values: Callable[[Owned], Array]) -> None:
         """Writes this rank's part of a step; rank 0 also waits for the others', commits and prunes.
 
         Args:
@@ -120,7 +121,7 @@ class Buffers:
             self._places[item] = (self.nbytes, count, dtype)
             self.nbytes += -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
-    def view(self, memory: memoryview, item: Owned) -> dtypes.Array:
+    def view(self, memory: memoryview, item: Owned) -> Array:
         """The 1-D array of an item's elements in `memory`, which has `nbytes` bytes at least."""
         start, count, dtype = self._places[item]
         nbytes = count * dtype.itemsize

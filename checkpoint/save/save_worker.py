@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from ...core import dtypes
+from ...core.casts import Array
 from ...core.errors import StorageError, TkError
 from ...core.layout import Owned
 from ...core.process import die_with_parent
@@ -43,7 +43,7 @@ def main() -> int:
     return 0
 
 
-def _answer(job: SaveJob, values: Callable[[Owned], dtypes.Array], request: Mapping[str, Any]) -> dict[str, str]:
+def _answer(job: SaveJob, values: Callable[[Owned], Array], request: Mapping[str, Any]) -> dict[str, str]:
     step = request["step"]
     try:
         job.save(step, request["resume"], values)

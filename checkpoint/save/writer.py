@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from ...core import dtypes
+from ...core.casts import Array
 from ...core.errors import CheckpointError
 from ...core.geometry import Box
 from ...core.layout import Owned
@@ -23,7 +24,7 @@ MAX_FILE: Final = 5 * 10**9  # bytes of data after which the next file is begun;
 MAX_ENTRIES: Final = 2**16  # after so many, too, since readers accept headers up to a size
 _LONGEST_CHUNK: Final = 2**13  # bytes that a chunk takes in a part, but for its checksums, at the very most
 
-Values: TypeAlias = "dtypes.Array | Callable[[], dtypes.Array]"
+Values: TypeAlias = "Array | Callable[[], Array]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from tk.checkpoint import Checkpoint, RunFolder, export_links, reshard
 from tk.checkpoint.files import data_files, direct_writer
 from tk.checkpoint.save.save_job import SaveJob
-from tk.core import dtypes
+from tk.core.casts import Array
 from tk.core.layout import Layout, Owned
 from tk.core.tensors import Split, TensorSpec
 
@@ -35,17 +35,17 @@ def act_as_if_large(set_to: Callable[[object, str, object], None] = setattr) -> 
     set_to(data_files, "max_open", lambda: 2)
 
 
-def values_of(step: int) -> Callable[[Owned], dtypes.Array]:
+def values_of(step: int) -> Callable[[Owned], Array]:
     """The elements of any item, a function of its names and the step."""
 
-    def values(item: Owned) -> dtypes.Array:
+    def values(item: Owned) -> Array:
         boxed = whole_values(step, item.tensor, item.slot)[item.box.slices]
         return np.ascontiguousarray(boxed).reshape(-1)[slice(*(item.flat or (None, None)))]
 
     return values
 
 
-def whole_values(step: int, tensor: str, slot: str) -> dtypes.Array:
+def whole_values(step: int, tensor: str, slot: str) -> Array:
     """A tensor's values at a step."""
     shape = next(spec.shape for spec in TABLE if spec.name == tensor)
     rng = np.random.default_rng([zlib.crc32(f"{tensor}/{slot}".encode()), step])

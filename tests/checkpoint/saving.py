@@ -8,6 +8,7 @@ import numpy as np
 
 from tk.checkpoint import RunFolder, commit, write_part
 from tk.core import dtypes
+from tk.core.casts import Array, cast
 from tk.core.layout import Layout, Owned, owned
 from tk.core.tensors import Split, TensorSpec
 
@@ -79,15 +80,15 @@ def mixed_table(tied: bool = True) -> tuple[TensorSpec, ...]:
     return (*specs, TensorSpec("lm_head.weight", (vocab, hidden), Split(0, rule="pad"), "last", alias=tie))
 
 
-def true_values(spec: TensorSpec, slot: str, code: str) -> dtypes.Array:
+def true_values(spec: TensorSpec, slot: str, code: str) -> Array:
     """The values of a slot, a function of names alone; the bf16 weight is the rounded master."""
     origin = "weight" if slot == "master" else slot
     rng = np.random.default_rng(zlib.crc32(f"{spec.name}/{origin}".encode()))
     values = np.asarray(rng.standard_normal(spec.shape, dtype=np.float32))
-    return dtypes.cast(values, dtypes.FP32, dtypes.by_code(code))
+    return cast(values, dtypes.FP32, dtypes.by_code(code))
 
 
-def cut(values: dtypes.Array, item: Owned) -> dtypes.Array:
+def cut(values: Array, item: Owned) -> Array:
     """The elements of a whole tensor that an owner saves, 1-D."""
     boxed = np.ascontiguousarray(values[item.box.slices]).reshape(-1)
     return boxed if item.flat is None else boxed[slice(*item.flat)]
@@ -118,7 +119,7 @@ def save_step(
         return commit(folder, table, layout, step, slots=slots, **more)  # type: ignore[arg-type]
 
 
-def assert_equal(found: dtypes.Array, wanted: dtypes.Array) -> None:
+def assert_equal(found: Array, wanted: Array) -> None:
     """Bit for bit, NaN included."""
     assert found.dtype == wanted.dtype
     assert found.shape == wanted.shape

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tk.checkpoint import Checkpoint, reshard
-from tk.core import dtypes
 from tk.core import layout as core_layout
+from tk.core.casts import Array
 from tk.core.layout import Layout, owned
 from tk.core.tensors import Split, TensorSpec
 from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, cut, mixed_table, save_step, true_values
@@ -69,7 +69,7 @@ def tensors() -> tuple[TensorSpec, ...]:
 
 
 @pytest.fixture(scope="module")
-def truth(tensors: tuple[TensorSpec, ...]) -> dict[tuple[str, str], dtypes.Array]:
+def truth(tensors: tuple[TensorSpec, ...]) -> dict[tuple[str, str], Array]:
     return {(s.name, slot): true_values(s, slot, code) for s in tensors if not s.alias for slot, code in MIXED.items()}
 
 
@@ -92,7 +92,7 @@ def test_every_rank_of_every_layout_reads_its_own_from_every_other(
     source: Layout,
     saved: Saved,
     tensors: tuple[TensorSpec, ...],
-    truth: dict[tuple[str, str], dtypes.Array],
+    truth: dict[tuple[str, str], Array],
 ) -> None:
     checkpoint = saved(source)
     assert checkpoint.layout == source
@@ -115,7 +115,7 @@ def test_reshard(
     target: Layout,
     saved: Saved,
     tensors: tuple[TensorSpec, ...],
-    truth: dict[tuple[str, str], dtypes.Array],
+    truth: dict[tuple[str, str], Array],
     tmp_path: Path,
 ) -> None:
     found = Checkpoint.open(reshard(saved(source).path, tmp_path / "new", layout=target))
@@ -132,7 +132,7 @@ def test_reshard(
     assert stored == wanted
 
 
-def test_a_tied_name_reads_its_original(saved: Saved, truth: dict[tuple[str, str], dtypes.Array]) -> None:
+def test_a_tied_name_reads_its_original(saved: Saved, truth: dict[tuple[str, str], Array]) -> None:
     for source in CHOSEN:
         assert_equal(saved(source).read("lm_head.weight").numpy(), truth["model.embed_tokens.weight", "weight"])
 
@@ -172,7 +172,7 @@ def test_fused_columns_of_a_transposed_tensor(tmp_path: Path) -> None:
             assert_equal(found.read(spec.name, slot="exp_avg").numpy(), true_values(spec, "exp_avg", "F32"))
 
 
-def test_torch_sees_the_same_values(saved: Saved, truth: dict[tuple[str, str], dtypes.Array]) -> None:
+def test_torch_sees_the_same_values(saved: Saved, truth: dict[tuple[str, str], Array]) -> None:
     import torch
 
     name = "0.o_proj.weight"

@@ -12,13 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.checkpoint import Checkpoint
 from tk.infer import LLM
-from tk.infer.kv_cache import TORCH_DTYPES, KVCache
+from tk.infer.kv_cache import KVCache
 from tk.infer.model_runner import ModelRunner, num_slices
 from tk.infer.row_tiles import SMALLEST
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
 from tk.parallel.mesh import ALONE
+from tk.parallel.torch_dtypes import torch_dtype
 
 VOCAB = 264  # 256 bytes, 7 pairs and an end
 EOS = 263
@@ -99,10 +100,10 @@ def make_runner(model_folder: Callable[[str], Path]) -> Callable[..., ModelRunne
     def make(model: str | Path, dtype: str, kv_dtype: str, num_blocks: int, block_size: int = 16) -> ModelRunner:
         folder = model if isinstance(model, Path) else model_folder(model)
         config = ModelConfig.from_folder(folder)
-        torch_dtype = TORCH_DTYPES[dtype]
-        slices = num_slices(config, 1, torch_dtype)
+        weight_dtype = torch_dtype(dtype)
+        slices = num_slices(config, 1, weight_dtype)
         device = torch.device("cpu")
-        decoder = Decoder(config, ALONE, dtype=torch_dtype, device=device, num_slices=slices, row_tile=SMALLEST)
+        decoder = Decoder(config, ALONE, dtype=weight_dtype, device=device, num_slices=slices, row_tile=SMALLEST)
         load_weights(decoder, Checkpoint.open(folder))
         heads, head_dim = config.num_key_value_heads, config.head_dim
         cache = KVCache(config.num_hidden_layers, num_blocks, heads, block_size, head_dim, kv_dtype)

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tk.infer import paged_attention
-from tk.infer.kv_cache import TORCH_DTYPES, KVCache, quantize
+from tk.infer.kv_cache import KVCache, page_dtype, quantize
 from tk.infer.paged_attention import PagedAttention
 from tk.infer.step_plan import Array, TokenSpan
 
@@ -103,7 +103,7 @@ def test_reads_what_is_stored_in_the_current_chunk_too(kv_dtype: str) -> None:
         (k, k_scale), (v, v_scale) = quantize(case.k), quantize(case.v)
         expected = exact(case, k * k_scale[..., None], v * v_scale[..., None])
     else:
-        expected = exact(case, case.k.to(TORCH_DTYPES[kv_dtype]), case.v.to(TORCH_DTYPES[kv_dtype]))
+        expected = exact(case, case.k.to(page_dtype(kv_dtype)), case.v.to(page_dtype(kv_dtype)))
     torch.testing.assert_close(case.run([LENGTH]).double(), expected, rtol=1e-5, atol=1e-5)
 
 

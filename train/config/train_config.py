@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from ...core.config import Section
+from ...core.dtypes import Precision
 from ...core.errors import ParallelError
 from ...core.layout import Layout
 from ...core.tensors import Table
@@ -187,7 +188,7 @@ class PrecisionSection(Section):
         min_loss_scale: an overflow at this scale is a non-finite step like any other.
     """
 
-    params: Literal["fp32", "bf16", "fp16"] = "fp32"
+    params: Precision = "fp32"
     initial_loss_scale: float = Field(default=65536.0, ge=1)
     loss_scale_window: int = Field(default=1000, ge=1)
     min_loss_scale: float = Field(default=1.0, gt=0)

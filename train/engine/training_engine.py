@@ -6,13 +6,13 @@ begin and end; everything between is hooks.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from types import MappingProxyType
 
 import torch
 
 from ...core.errors import ConfigError, TkError
 from ...core.tensors import Table
 from ...parallel.mesh import Group, Mesh
+from ...parallel.torch_dtypes import torch_dtype
 from ..config.train_config import OptimizerSection, PrecisionSection
 from ..zero.agreement import Act, Agreement
 from ..zero.flat_buffers import Fill, FlatBuffers
@@ -20,8 +20,6 @@ from ..zero.gradient_exchange import GradientExchange
 from ..zero.parameter_gather import ParameterGather, Unit
 from ..zero.sharded_adamw import ShardedAdamW
 from .loss_scale import LossScale
-
-DTYPES = MappingProxyType({"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
 
 
 class TrainingEngine:
@@ -49,7 +47,7 @@ class TrainingEngine:
         self.mesh = mesh
         self.table = table
         self.device = device
-        dtype = DTYPES[precision.params]
+        dtype = torch_dtype(precision.params)
         self.buffers = FlatBuffers(tuple(modules), table, mesh, dtype=dtype, device=device, fill=fill)
         self.exchange = GradientExchange(self.buffers, sequence_parallel=sequence_parallel, overlap=overlap)
         self.optimizer = ShardedAdamW(self.buffers, optimizer)

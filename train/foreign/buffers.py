@@ -11,7 +11,7 @@ from ...core.errors import ConfigError
 from ...core.tensors import Table
 from ...parallel.collectives import all_reduce, broadcast
 from ...parallel.mesh import Group
-from ..saving.snapshot import CODES
+from ...parallel.torch_dtypes import format_of, has_format
 
 
 class PersistentBuffers:
@@ -70,7 +70,7 @@ class PersistentBuffers:
         tensor = self.module.get_submodule(owner)._buffers.get(last)
         if tensor is None:
             raise ConfigError(f"The buffer {name} is gone: a checkpoint has every tensor that initialize saw.")
-        if tuple(tensor.shape) != shape or CODES.get(tensor.dtype) != dtype:
+        if tuple(tensor.shape) != shape or not has_format(tensor.dtype) or format_of(tensor.dtype).code != dtype:
             raise ConfigError(
                 f"The buffer {name} was {dtype} {list(shape)} when initialize saw it and is {tensor.dtype} "
                 f"{list(tensor.shape)} now: a checkpoint's tensors keep their shape and dtype. Give it its final ones "

@@ -13,12 +13,13 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrizations import _SpectralNorm
 
+from ...core.dtypes import COMPUTE_DTYPES
 from ...core.errors import ConfigError
 from ...parallel.collectives import gather_bytes
 from ...parallel.mesh import Group
-from ..saving.snapshot import CODES
+from ...parallel.torch_dtypes import has_format, torch_dtype
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS = tuple(torch_dtype(dtype) for dtype in COMPUTE_DTYPES)
 _OF_ONE_DTYPE = (_NormBase, _SpectralNorm)
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
 
@@ -173,7 +174,7 @@ def _of_names(model: nn.Module) -> Iterator[str]:
     for name, tensor in stored.items():
         if own.get(name) is not tensor:
             yield f"its state_dict has {name}, which is no parameter or buffer of that name: hooks change it."
-        elif not (name in parameters and tensor.is_floating_point()) and tensor.dtype not in CODES:
+        elif not (name in parameters and tensor.is_floating_point()) and not has_format(tensor.dtype):
             yield (
                 f"the buffer {name} is {tensor.dtype}, which a checkpoint does not store. Make it real "
                 "(torch.view_as_real), or register it with persistent=False where it can be computed again."

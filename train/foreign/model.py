@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ...core.tensors import TensorSpec
+from ...parallel.torch_dtypes import format_of
 from ..engine.training_engine import TrainingEngine
-from ..saving.snapshot import CODES
 from ..zero.flat_buffers import FlatBucket, FlatBuffers
 from ..zero.parameter_gather import Unit
 from .blocks import tell_sizes
@@ -83,7 +83,7 @@ def _table(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Iterator[TensorS
             layer=min(homes) if alone else "first",
             alias="" if first == name else first,
             trainable=isinstance(tensor, nn.Parameter) and tensor.requires_grad,
-            dtype="" if isinstance(tensor, nn.Parameter) and tensor.requires_grad else CODES[tensor.dtype],
+            dtype="" if isinstance(tensor, nn.Parameter) and tensor.requires_grad else format_of(tensor.dtype).code,
         )
 
 

@@ -22,20 +22,22 @@ from torch import nn
 
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import open_together, told_to_all
+from ...core.dtypes import Precision
 from ...core.errors import ConfigError
 from ...core.layout import Layout
 from ...parallel.mesh import Mesh
+from ...parallel.torch_dtypes import torch_dtype
 from ..config.train_config import OptimizerSection, TrainSection
 from ..engine.lr_schedule import learning_rate
 from ..engine.optimizer_step import OptimizerStep
-from ..engine.training_engine import DTYPES, TrainingEngine
+from ..engine.training_engine import TrainingEngine
 from ..saving.checkpointer import Checkpointer, SaveOptions
 from ..state import ModuleResume
 from .blocks import find_blocks
 from .buffers import PersistentBuffers
 from .checks import check_alike, check_module, describe
 from .model import ForeignModel, whole_state
-from .options import InitializeOptions, Precision, Stage, optimizer_section
+from .options import InitializeOptions, Stage, optimizer_section
 from .take_over import build_engine, join_job, take_values
 from .watch import ModuleWatch
 
@@ -83,7 +85,7 @@ def initialize(
         timeout_seconds=timeout_seconds,
     )
     options = optimizer_section(optimizer, steps)
-    dtype = DTYPES[precision]
+    dtype = torch_dtype(precision)
     device = check_module(model, dtype)
     blocks = find_blocks(model, gather_together)
     world_size = join_job(device, timeout_seconds)

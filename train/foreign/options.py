@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 
 from ...core.config import Section, parse
+from ...core.dtypes import Precision
 from ...core.errors import ConfigError
 from ..config.train_config import OptimizerSection
 
-Precision = Literal["fp32", "bf16", "fp16"]
 Stage = Literal[0, 1, 2, 3]
 
 

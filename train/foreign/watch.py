@@ -4,12 +4,13 @@ import torch
 from torch import nn
 
 from ...checkpoint.read.reader import Checkpoint
+from ...core.dtypes import COMPUTE_DTYPES
 from ...core.errors import ConfigError, ShapeMismatch
 from ...core.tensors import Table
 from ..zero.flat_buffers import FlatBuffers
 
 _AFTER = "after initialize, so that it would not be trained and saved as it is. Change the module first."
-_FLOATS = frozenset({"F32", "BF16", "F16"})
+_FLOATS = frozenset(dtype.code for dtype in COMPUTE_DTYPES)
 
 
 class ModuleWatch:

@@ -20,10 +20,10 @@ layer's input alone, and one layer's whole share while that one is in its backwa
 from dataclasses import dataclass
 from typing import Literal
 
+from ...core.dtypes import FP32
 from ...core.layout import Stage
 from ...model.spec import DecoderSpec, ExpertsSpec
 
-FP32 = 4
 INDEX = 8  # int64
 LOSS_BLOCK = 2**18  # elements, on a CPU; on a GPU up to 64 MiB in fp32: parallel/row_blocks.py
 Recompute = Literal["none", "selective", "full"]
@@ -75,7 +75,7 @@ def layer_bytes(shape: PassShape, layer: int, recompute: Recompute) -> int:
 
 def _norm_bytes(shape: PassShape) -> int:
     """Statistics of one norm."""
-    return shape.split_tokens * FP32 * (1 if shape.spec.norm == "rms" else 2)
+    return shape.split_tokens * FP32.itemsize * (1 if shape.spec.norm == "rms" else 2)
 
 
 def _attention(shape: PassShape, recompute: Recompute) -> int:
@@ -83,7 +83,7 @@ def _attention(shape: PassShape, recompute: Recompute) -> int:
     heads, kv_heads = spec.num_heads // shape.tp, max(1, spec.num_kv_heads // shape.tp)
     per_token = (heads + 2 * kv_heads) * spec.head_dim * shape.itemsize + heads * spec.head_dim * shape.itemsize
     if recompute == "none":
-        per_token += heads * FP32
+        per_token += heads * FP32.itemsize
         per_token += (heads + kv_heads) * spec.head_dim * shape.itemsize if spec.rope else 0
     return shape.tokens * per_token
 
@@ -95,8 +95,8 @@ def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
         routed = shape.tokens * block.top_k
         width = 3 if recompute == "selective" else 5
         hidden = shape.spec.hidden_size
-        chosen = routed * 3 * INDEX + shape.tokens * block.num_experts * FP32
-        return chosen + routed * ((width * inner + hidden) * shape.itemsize + 2 * hidden * FP32)
+        chosen = routed * 3 * INDEX + shape.tokens * block.num_experts * FP32.itemsize
+        return chosen + routed * ((width * inner + hidden) * shape.itemsize + 2 * hidden * FP32.itemsize)
     if block.activation == "swiglu":
         return shape.tokens * (3 if recompute == "selective" else 5) * inner * shape.itemsize
     return shape.tokens * 2 * inner * shape.itemsize
@@ -105,7 +105,7 @@ def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
 def logits_bytes(shape: PassShape) -> int:
     """The most that head and loss take at once: the logits, in backward their gradient, and a block of it in fp32."""
     values = shape.tokens * shape.vocab_rows
-    return 2 * values * shape.itemsize + min(values, LOSS_BLOCK) * FP32
+    return 2 * values * shape.itemsize + min(values, LOSS_BLOCK) * FP32.itemsize
 
 
 def backward_bytes(shape: PassShape, stage: Stage) -> int:

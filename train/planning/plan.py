@@ -6,6 +6,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from ...core.dtypes import FP32, by_name
 from ...core.layout import Layout, LocalParam, Stage, buckets, local_params, stages
 from ...core.progress import format_bytes
 from ...model.config import ModelConfig
@@ -21,9 +22,7 @@ from .flops import flops_per_token
 from .problems import notes, problems, refuse
 from .traffic import StepWork, Traffic, traffic
 
-FP32 = 4
 IN_FLIGHT = 3  # buckets of gradients at once: one fills while two are exchanged
-SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +131,18 @@ def model_state_bytes(config: TrainConfig, layout: Layout, params: Sequence[Loca
 
         stage 0: 2 + g + 12     1: 2 + g + 12 / N     2: 2 + (g + 12) / N     3: (g + 12) / N, fp32 shards alone
     """
-    itemsize, zero, group = SIZES[config.precision.params], layout.zero, layout.group_size
+    itemsize, zero, group = by_name(config.precision.params).itemsize, layout.zero, layout.group_size
     sizes = sorted((bucket.size for bucket in buckets(params, layout)), reverse=True)
-    total, masters = sum(sizes), FP32 if itemsize < FP32 and zero < 3 else 0
+    total, masters = sum(sizes), FP32.itemsize if itemsize < FP32.itemsize and zero < 3 else 0
     frozen = sum(param.size for param in params if not param.trainable)  # on every rank, at any stage
     result = {
-        "parameters": (total * FP32 // group if zero == 3 else total * itemsize) + frozen * itemsize,
-        "gradients": total * FP32 // (group if zero >= 2 else 1),
-        "optimizer": total * (2 * FP32 + masters) // group,
+        "parameters": (total * FP32.itemsize // group if zero == 3 else total * itemsize) + frozen * itemsize,
+        "gradients": total * FP32.itemsize // (group if zero >= 2 else 1),
+        "optimizer": total * (2 * FP32.itemsize + masters) // group,
     }
     at_once = sizes[:IN_FLIGHT] if config.zero.overlap else sizes
     if zero >= 2:
-        result["buckets"] = sum(at_once) * FP32
+        result["buckets"] = sum(at_once) * FP32.itemsize
     if zero == 3:
         result["gathered parameters"] = _gathered(params, config.zero.overlap) * itemsize
     return result
@@ -161,7 +160,7 @@ def _pass_shape(config: TrainConfig, model: ModelConfig, spec: DecoderSpec) -> P
     return PassShape(
         spec=spec,
         tokens=config.train.micro_batch_size * config.train.seq_len,
-        itemsize=SIZES[config.precision.params],
+        itemsize=by_name(config.precision.params).itemsize,
         tp=config.parallel.tp,
         vocab_rows=-(-model.vocab_size // config.parallel.tp),
         sequence_parallel=config.parallel.sequence_parallel and config.parallel.tp > 1,

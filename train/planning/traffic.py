@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from ...core.dtypes import FP32
 from ...core.layout import Layout
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]
@@ -89,7 +90,7 @@ def _pipeline(layout: Layout, work: StepWork) -> Iterator[Traffic]:
 def _data_parallel(layout: Layout, work: StepWork) -> Iterator[Traffic]:
     group = layout.group_size
     replicas = layout.dp // group
-    grads, params = work.num_params * 4, work.num_params * work.itemsize
+    grads, params = work.num_params * FP32.itemsize, work.num_params * work.itemsize
     if group > 1:
         calls = work.num_micro_batches if layout.zero >= 2 else 1
         yield Traffic("dp", "reduce_scatter", "gradients", group, calls, grads)

@@ -1,7 +1,6 @@
 """Training state to and from a checkpoint: what a rank owns goes out as it lies, what a rank updates comes in."""
 
 from collections.abc import Iterator, Sequence
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,32 +15,13 @@ from ...core.geometry import Box
 from ...core.layout import Owned, Piece, Shard, owned
 from ...core.tensors import TensorSpec
 from ...model.loading import check_tensors, check_ties
+from ...parallel.torch_dtypes import format_of
 from ..zero.sharded_adamw import ShardedAdamW
-
-CODES = MappingProxyType(
-    {
-        torch.float64: "F64",
-        torch.float32: "F32",
-        torch.bfloat16: "BF16",
-        torch.float16: "F16",
-        torch.float8_e4m3fn: "F8_E4M3",
-        torch.float8_e5m2: "F8_E5M2",
-        torch.uint64: "U64",
-        torch.uint32: "U32",
-        torch.uint16: "U16",
-        torch.int64: "I64",
-        torch.int32: "I32",
-        torch.int16: "I16",
-        torch.int8: "I8",
-        torch.uint8: "U8",
-        torch.bool: "BOOL",
-    }
-)
 
 
 def slot_dtypes(optimizer: ShardedAdamW) -> dict[str, str]:
     """Slot -> safetensors dtype code of what this optimizer saves."""
-    return {"weight": CODES[optimizer.buffers.dtype]} | dict.fromkeys(sorted(optimizer.states), FP32.code)
+    return {"weight": format_of(optimizer.buffers.dtype).code} | dict.fromkeys(sorted(optimizer.states), FP32.code)
 
 
 class Snapshot:
@@ -142,9 +122,5 @@ class Snapshot:
 
 
 def _to_numpy(values: torch.Tensor) -> npt.NDArray[np.generic]:
-    values = values.detach().cpu()
-    if values.dtype == torch.bfloat16:
-        return values.view(torch.uint16).numpy()
-    if values.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        return values.view(torch.uint8).numpy()
-    return values.numpy()
+    held_as = np.dtype(format_of(values.dtype).numpy).name
+    return values.detach().cpu().view(getattr(torch, held_as)).numpy()

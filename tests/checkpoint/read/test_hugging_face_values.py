@@ -13,6 +13,7 @@ from tk.checkpoint.format import manifest
 from tk.checkpoint.save import writer
 from tk.cli.main import main
 from tk.core import dtypes
+from tk.core.casts import cast, widen
 from tk.core.errors import CheckpointError, ManifestError
 from tk.core.layout import Layout
 from tk.core.tensors import TensorSpec
@@ -84,11 +85,11 @@ def test_quantized_values_are_not_cast_without_their_scales(tmp_path: Path) -> N
         prepare_reshard(source, tmp_path / "x", Options(Layout(), dtypes.BF16))
 
 
-@pytest.mark.parametrize("dtype", [dtypes.FP16, dtypes.FP32], ids=lambda dtype: dtypes.name_of(dtype))
+@pytest.mark.parametrize("dtype", [dtypes.FP16, dtypes.FP32], ids=lambda dtype: dtype.name)
 def test_a_read_in_another_dtype_is_cast_from_the_master(tmp_path: Path, dtype: dtypes.DType) -> None:
     found = Checkpoint.open(save_step(tmp_path / "run", TABLE, Layout(tp=2), MIXED))
     for spec in TABLE[:4]:
-        wanted = dtypes.cast(true_values(spec, "master", "F32"), dtypes.FP32, dtype)
+        wanted = cast(true_values(spec, "master", "F32"), dtypes.FP32, dtype)
         assert np.array_equal(found.read(spec.name, dtype=dtype).values, wanted)
         stored = found.read(spec.name, dtype=dtypes.BF16).values
         assert np.array_equal(stored, true_values(spec, "weight", "BF16"))
@@ -104,13 +105,13 @@ def test_an_empty_name_and_an_empty_file_are_refused(tmp_path: Path) -> None:
 
 def test_fp8_is_compared_by_value(tmp_path: Path) -> None:
     scales = FP8["scales"]
-    powers = dtypes.widen(scales.view(torch.uint8).numpy(), dtypes.FP8_E8M0)
+    powers = widen(scales.view(torch.uint8).numpy(), dtypes.FP8_E8M0)
     assert np.array_equal(powers, scales.float().double().numpy(), equal_nan=True)
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         bits = torch.arange(256).to(torch.uint8)
         code = {torch.float8_e4m3fn: dtypes.FP8_E4M3, torch.float8_e5m2: dtypes.FP8_E5M2}[dtype]
         wanted = bits.view(dtype).double().numpy()
-        assert np.array_equal(dtypes.widen(bits.numpy(), code), wanted, equal_nan=True)
+        assert np.array_equal(widen(bits.numpy(), code), wanted, equal_nan=True)
         nan = torch.tensor([0x7F], dtype=torch.uint8)
         one = torch.cat([torch.tensor([0.0, 1.0, 2.0]).to(dtype).view(torch.uint8), nan])
         two = torch.cat([torch.tensor([-0.0, 1.0, 2.5]).to(dtype).view(torch.uint8), nan | 0x80])

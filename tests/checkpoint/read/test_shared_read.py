@@ -15,7 +15,7 @@ from tk.checkpoint.format import chunk
 from tk.checkpoint.read import read_plan, reader, shared_read
 from tk.checkpoint.read.read_plan import AREA, ReadPlanner, Want
 from tk.checkpoint.read.shared_read import Peers, read_all
-from tk.core import dtypes
+from tk.core.casts import Array
 from tk.core.errors import ShardCorrupt, StorageError
 from tk.core.layout import Layout, buckets, local_params, shards
 from tk.core.tensors import Split, TensorSpec
@@ -51,9 +51,9 @@ def updated(table: tuple[TensorSpec, ...], layout: Layout, rank: int, slots: dic
     return [Want(shard.piece.tensor.name, shard.piece.box, slot, shard.flat) for slot in slots for shard in mine]
 
 
-def load(path: Path, wants: list[Want], peers: Peers) -> list[dtypes.Array]:
+def load(path: Path, wants: list[Want], peers: Peers) -> list[Array]:
     """The values of every want, after a check that each came once."""
-    found: dict[int, dtypes.Array] = {}
+    found: dict[int, Array] = {}
 
     def deliver(index: int, values: reader.StoredArray) -> None:
         assert index not in found

@@ -16,9 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tk.cli.generate import generate
 from tk.cli.main import main
 from tk.cli.serve import serve
+from tk.core.dtypes import COMPUTE_NAMES
 from tk.infer.client import Client
 from tk.infer.events import FinishReason
-from tk.infer.options import DTYPES, KV_DTYPES
+from tk.infer.options import KV_DTYPES
 from tk.infer.remote_errors import Unavailable
 from tk.infer.sampling_params import SamplingParams
 from tk.tests.infer.server.serving import Serving
@@ -164,7 +165,7 @@ def test_ending_the_server_ends_its_workers(own: Serving) -> None:
 
 def test_every_dtype_of_the_engine_can_be_asked_for() -> None:
     offered = {param.name: param.type.choices for param in serve.params if isinstance(param.type, click.Choice)}
-    assert offered == {"dtype": ("auto", *DTYPES), "kv_dtype": ("auto", *KV_DTYPES)}
+    assert offered == {"dtype": ("auto", *COMPUTE_NAMES), "kv_dtype": ("auto", *KV_DTYPES)}
 
 
 @pytest.mark.parametrize(
