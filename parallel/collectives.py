@@ -1,7 +1,7 @@
-"""The collectives that tk uses, in one place: plain functions on local tensors, no-ops for a group of one.
+"""All collectives of the toolkit: plain functions on local tensors, which do nothing in a group of one rank.
 
-Sums only, divided by the caller: averaging was silently wrong on older gloo. Names follow torch's newer spelling, and
-fall back where torch is older.
+Reductions are sums, and the caller divides: gloo's averaging was silently wrong in older versions. The functions of
+torch go by their newer names, and by their older ones where torch is older.
 """
 
 from collections.abc import Callable
@@ -13,40 +13,43 @@ import torch.distributed as dist
 from .local_link import Link
 from .mesh import Group
 
-# Elements of a tensor on the CPU that is summed over more than 2 ranks by sending it whole: 3 to 5 times as fast there
-# (measured, 4 and 8 ranks); smaller ones gloo sends so itself, larger ones are better cut.
-_SENT_WHOLE: Final = range(64, 2**14)
-_LINKED_SUM: Final = 2**20  # bytes that a rank sends to sum over a link of its host; beyond, gloo is as fast
+# Numbers of elements at which a CPU tensor is summed over more than 2 ranks by an all-to-all of whole tensors: 3 to 5
+# times as fast as gloo's ring (measured, 4 and 8 ranks). gloo does the same for smaller ones; larger ones it cuts.
+_ALL_TO_ALL_SIZES: Final = range(64, 2**14)
+_MAX_LINK_BYTES: Final = 2**20  # bytes that a rank sends over its links for one sum; beyond that, gloo is as fast
 
 
 class Work(Protocol):
-    """What is under way."""
+    """An operation under way: torch's work objects, or an exchange over a link."""
 
     def wait(self) -> object:
-        """Returns once it has ended."""
+        """Returns once the operation has ended."""
 
 
 class PendingResult:
-    """A collective's result that may still be under way; until then the tensors involved belong to it."""
+    """The result of a collective that may still be under way.
+
+    Until `wait` returns, the tensors passed to the collective must be neither read nor written.
+    """
 
     def __init__(
         self,
         tensor: torch.Tensor,
         work: Work | None = None,
-        arrange: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+        finish: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     ) -> None:
-        self._tensor, self._work, self._arrange = tensor, work, arrange
+        self._tensor, self._work, self._finish = tensor, work, finish
 
     def wait(self) -> torch.Tensor:
-        """The result, once it is there."""
+        """Waits for the collective and returns its result."""
         if self._work is not None:
             self._work.wait()
-        return self._arrange(self._tensor)
+        return self._finish(self._tensor)
 
-    def then(self, arrange: Callable[[torch.Tensor], torch.Tensor]) -> "PendingResult":
-        """The same with its result looked at in another way."""
-        before = self._arrange
-        return PendingResult(self._tensor, self._work, lambda tensor: arrange(before(tensor)))
+    def then(self, finish: Callable[[torch.Tensor], torch.Tensor]) -> "PendingResult":
+        """Returns a result to which `finish` is applied after the wait."""
+        before = self._finish
+        return PendingResult(self._tensor, self._work, lambda tensor: finish(before(tensor)))
 
 
 def all_reduce(tensor: torch.Tensor, group: Group) -> torch.Tensor:
@@ -55,9 +58,9 @@ def all_reduce(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def all_reduce_max(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Elementwise maximum over the group, in place. Returns it."""
-    if link := link_for(tensor, group, _LINKED_SUM // max(1, group.size - 1)):
-        parts, work = _start_sending_whole(tensor, group, link)
+    """Takes the elementwise maximum of `tensor` over the group, in place. Returns it."""
+    if link := link_for(tensor, group, _MAX_LINK_BYTES // max(1, group.size - 1)):
+        parts, work = _start_link_gather(tensor, group, link)
         work.wait()
         return tensor.copy_(parts.amax(dim=0))
     if group.size > 1:
@@ -66,11 +69,11 @@ def all_reduce_max(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
-    """Every rank's tensor of the same shape, in rank order."""
+    """Returns every rank's tensor, in rank order; all have the same shape."""
     if group.size == 1:
         return [tensor]
     if link := link_for(tensor, group):
-        whole, work = _start_sending_whole(tensor, group, link)
+        whole, work = _start_link_gather(tensor, group, link)
         work.wait()
         return list(whole.unbind())
     parts = [torch.empty_like(tensor) for _ in range(group.size)]
@@ -79,31 +82,31 @@ def all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
 
 
 def link_for(tensor: torch.Tensor, group: Group, limit: int | None = None) -> Link | None:
-    """The group's link, if it is the way for such tensors: on the CPU, of `limit` bytes at most."""
+    """Returns the group's link if `tensor` should go over it: one on the CPU, of `limit` bytes at most."""
     return group.link if tensor.device.type == "cpu" and (limit is None or tensor.nbytes <= limit) else None
 
 
-def _start_sending_whole(tensor: torch.Tensor, group: Group, link: Link) -> tuple[torch.Tensor, Work]:
-    """Begins to send a tensor to every peer and to fill [size, ...] with everybody's."""
+def _start_link_gather(tensor: torch.Tensor, group: Group, link: Link) -> tuple[torch.Tensor, Work]:
+    """Starts an all-gather of whole tensors over a link; returns the result [size, ...] and the work to wait for."""
     parts = tensor.new_empty(group.size, *tensor.shape)
     own = parts[group.rank].copy_(tensor)
-    return parts, _start_filling(parts, own, group, link)
+    return parts, _start_row_exchange(parts, own, link)
 
 
-def _start_filling(parts: torch.Tensor, own: torch.Tensor, group: Group, link: Link) -> Work:
-    """Begins to fill the rows of `parts` but this rank's with their ranks' `own`."""
+def _start_row_exchange(parts: torch.Tensor, own: torch.Tensor, link: Link) -> Work:
+    """Starts to send `own` to every peer and to receive each peer's tensor into its row of `parts`."""
     return link.exchange(dict.fromkeys(link.connections, own), {rank: parts[rank] for rank in link.connections})
 
 
 def start_all_reduce(tensor: torch.Tensor, group: Group) -> PendingResult:
-    """Begins to sum `tensor` over the group, in place."""
+    """Starts to sum `tensor` over the group, in place."""
     if group.size == 1:
         return PendingResult(tensor)
-    if link := link_for(tensor, group, _LINKED_SUM // (group.size - 1)):
-        parts, work = _start_sending_whole(tensor, group, link)
+    if link := link_for(tensor, group, _MAX_LINK_BYTES // (group.size - 1)):
+        parts, work = _start_link_gather(tensor, group, link)
         return PendingResult(parts, work, lambda parts: _sum_in_order(parts, tensor))
-    if not tensor.is_cuda and group.size > 2 and tensor.numel() in _SENT_WHOLE:
-        # gloo's ring takes 2 (size - 1) messages one after another; everybody's tensor to everybody else is one.
+    if not tensor.is_cuda and group.size > 2 and tensor.numel() in _ALL_TO_ALL_SIZES:
+        # gloo's ring sends 2 (size - 1) messages one after another; an all-to-all of whole tensors has one round.
         parts = tensor.new_empty(group.size, *tensor.shape)
         sent = tensor.reshape(-1).repeat(group.size)
         work = dist.all_to_all_single(parts.view(-1), sent, group=group.process_group, async_op=True)
@@ -112,7 +115,7 @@ def start_all_reduce(tensor: torch.Tensor, group: Group) -> PendingResult:
 
 
 def _sum_in_order(parts: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Adds up parts [size, ...] one by one, elementwise: the same bits on every rank."""
+    """Sums parts [size, ...] over dim 0 in rank order, so that every rank gets the same bits."""
     output.copy_(parts[0])
     for part in parts[1:]:
         output.add_(part)
@@ -120,12 +123,12 @@ def _sum_in_order(parts: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 
 
 def start_all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group) -> PendingResult:
-    """Begins to fill 1-D `output` [size * n] with every rank's `part` [n], which may be this rank's own range of it."""
+    """Starts to gather every rank's `part` [n] into 1-D `output` [size * n]; `part` may be this rank's range of it."""
     if link := link_for(part, group):
         own = output.view(group.size, -1)[group.rank]
         if own.data_ptr() != part.data_ptr():
             own.copy_(part)
-        return PendingResult(output, _start_filling(output.view(group.size, -1), own, group, link))
+        return PendingResult(output, _start_row_exchange(output.view(group.size, -1), own, link))
     if group.size > 1:
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         return PendingResult(output, gather(output, part, group=group.process_group, async_op=True))
@@ -133,12 +136,12 @@ def start_all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group
 
 
 def all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group) -> None:
-    """`start_all_gather_flat` and its end."""
+    """Gathers every rank's `part` [n] into 1-D `output` [size * n]."""
     start_all_gather_flat(output, part, group).wait()
 
 
 def start_reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group: Group) -> PendingResult:
-    """Begins to sum 1-D `values` [size * n] over the group and to leave this rank's range [n] in `output`."""
+    """Starts to sum 1-D `values` [size * n] over the group; `output` [n] receives this rank's range of the sum."""
     if group.size == 1:
         return PendingResult(output if output.data_ptr() == values.data_ptr() else output.copy_(values))
     if values.is_cuda:
@@ -152,13 +155,13 @@ def start_reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group:
         ours[group.rank] = theirs[group.rank]
         peers = link.connections
         work = link.exchange({rank: theirs[rank] for rank in peers}, {rank: ours[rank] for rank in peers})
-    else:  # on gloo this and a sum of our own take a third of the time of its reduce-scatter (measured)
+    else:  # an all-to-all and a local sum take a third of the time of gloo's reduce-scatter (measured)
         work = dist.all_to_all_single(parts, values, group=group.process_group, async_op=True)
     return PendingResult(parts, work, lambda parts: torch.sum(parts.view(group.size, -1), dim=0, out=output))
 
 
 def start_all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> PendingResult:
-    """Begins to lay every rank's part, of one shape, one after another along `dim` (negative)."""
+    """Starts to concatenate every rank's part, all of one shape, along `dim` (negative)."""
     if group.size == 1:
         return PendingResult(part)
     parts = part.new_empty(group.size, *part.shape)
@@ -167,7 +170,7 @@ def start_all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> PendingR
 
 
 def start_reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> PendingResult:
-    """Begins to sum `values` over the group; the result is this rank's equal part of the sum along `dim` (negative)."""
+    """Starts to sum `values` over the group; the result is this rank's equal part of the sum along `dim` (negative)."""
     if group.size == 1:
         return PendingResult(values)
     parts = values.unflatten(dim, (group.size, -1)).movedim(dim - 1, 0)
@@ -177,7 +180,7 @@ def start_reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> Pe
 
 
 def all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """Every rank's part, of one shape, one after another along `dim` (negative)."""
+    """Concatenates every rank's part, all of one shape, along `dim` (negative)."""
     return start_all_gather_dim(part, dim, group).wait()
 
 
@@ -187,7 +190,7 @@ def reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> torch.Te
 
 
 def broadcast(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Gives every rank the values of the group's rank 0, in place. Returns it."""
+    """Copies the values of the group's rank 0 into every rank's `tensor`. Returns it."""
     if link := link_for(tensor, group):
         whole = tensor.contiguous()
         sends = dict.fromkeys(link.connections, whole) if group.rank == 0 else {}
@@ -199,7 +202,7 @@ def broadcast(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def gather_bytes(data: bytes, group: Group) -> list[bytes]:
-    """Every rank's bytes, of any length each, in rank order. One small collective if all are empty, else two."""
+    """Returns every rank's bytes, of any lengths, in rank order: one small collective if all are empty, else two."""
     if group.size == 1:
         return [data]
     device = torch.device("cuda" if dist.get_backend(group.process_group) == "nccl" else "cpu")
@@ -212,7 +215,10 @@ def gather_bytes(data: bytes, group: Group) -> list[bytes]:
 
 
 def tree_sum(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Adds a power-of-two number of tensors as one fixed binary tree: its bits do not depend on who held what."""
+    """Adds tensors, a power of two of them, in a fixed binary tree.
+
+    The bits of the sum do not depend on how many ranks the terms were spread over.
+    """
     while len(parts) > 1:
         parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]

@@ -8,12 +8,14 @@ from .collectives import all_reduce, all_reduce_max
 from .mesh import Group
 from .row_blocks import row_blocks
 
-IGNORED: Final = -100  # target of a position that takes no part in the loss
+IGNORED: Final = -100  # the target of a position that does not count in the loss
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):
-    """Keeps the logits as they came, and probabilities of a block of rows at a time: fp32 copies of all of them would
-    be the largest tensors of a training step."""
+    """Keeps the logits in their own dtype and computes probabilities for a block of rows at a time.
+
+    fp32 copies of all logits would be the largest tensors of a training step.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, vocab_size: int, tp: Group) -> torch.Tensor:
@@ -49,26 +51,26 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
 
 
 def _top(real_NV: torch.Tensor) -> torch.Tensor:
-    """The largest of each row in fp32; -inf where a rank has none but padding."""
+    """Returns the maximum of each row in fp32, or -inf if all of this rank's columns are padding."""
     if not real_NV.shape[-1]:
         return real_NV.new_full(real_NV.shape[:1], float("-inf"), dtype=torch.float32)
     return real_NV.amax(dim=-1).float()
 
 
 def _exponentials(real_NV: torch.Tensor, top_N: torch.Tensor, rows: slice) -> torch.Tensor:
-    """exp(logits - top) of some rows, fp32."""
+    """Returns exp(logits - top) of the given rows in fp32."""
     return real_NV[rows].float().sub(top_N[rows].unsqueeze(-1)).exp_()
 
 
 def vocab_parallel_cross_entropy(
     logits_NV: torch.Tensor, targets_N: torch.Tensor, vocab_size: int, tp: Group
 ) -> torch.Tensor:
-    """-log softmax(logits)[target] per position, in fp32, 0 where the target is IGNORED.
+    """Returns -log softmax(logits)[target] per position, and 0 where the target is IGNORED.
 
     Args:
         logits_NV: this rank's columns [N, V / tp] of the padded vocabulary, any float dtype.
         targets_N: int64 ids below `vocab_size`, or IGNORED; the same on every rank.
-        vocab_size: unpadded; columns beyond it are masked out.
+        vocab_size: the number of real ids; columns beyond it are padding and do not count.
 
     Returns:
         fp32 [N], the same on every rank; its gradient reaches this rank's columns.

@@ -1,8 +1,8 @@
 """The conjugate collectives of tensor parallelism and of sequence parallelism as autograd functions (Megatron-LM, arXiv
 1909.08053, section 3, and 2205.05198, section 4.2.2).
 
-Each says what it turns into what: *replicated* (same values on every rank), *partial* (the ranks' values sum to it),
-*split* (each rank has its equal part of the sequence, dim -2).
+A tensor is *replicated* (every rank holds the same values), *partial* (the ranks' values sum to the whole one) or
+*split* (each rank holds an equal part of the sequence, dim -2).
 """
 
 from typing import Any
@@ -59,11 +59,11 @@ class _ScatterSequence(torch.autograd.Function):
 
 
 def enter_block(x: torch.Tensor, group: Group, sequence_parallel: bool = False) -> torch.Tensor:
-    """What a tensor-parallel block does to its input.
+    """Makes the input of a tensor-parallel block replicated.
 
-    The first paper's f: replicated in, replicated out; backward sums partial gradients into a replicated one. Under
-    sequence parallelism the second one's g: split in, replicated out (all-gather); backward turns partial gradients
-    into the split one of their sum (reduce-scatter).
+    Without sequence parallelism it is replicated already, and backward sums the partial gradients (all-reduce; f in
+    the first paper). With it, a split input is all-gathered, and backward reduce-scatters the partial gradients (g in
+    the second paper).
     """
     if group.size == 1:
         return x
@@ -72,11 +72,11 @@ def enter_block(x: torch.Tensor, group: Group, sequence_parallel: bool = False) 
 
 
 def leave_block(x: torch.Tensor, group: Group, sequence_parallel: bool = False) -> torch.Tensor:
-    """What a tensor-parallel block does to its output.
+    """Sums the partial outputs of a tensor-parallel block.
 
-    The first paper's g: partial in, replicated out (their sum); backward hands the replicated gradient on. Under
-    sequence parallelism the second one's g-bar: partial in, split out (reduce-scatter); backward turns the split
-    gradient into a replicated one (all-gather).
+    Without sequence parallelism the sum is replicated (all-reduce), and backward passes the replicated gradient on
+    (g in the first paper). With it, the sum is split (reduce-scatter), and backward all-gathers the split gradient
+    (g-bar in the second paper).
     """
     if group.size == 1:
         return x

@@ -1,4 +1,4 @@
-"""Which ranks share a machine: those can hand each other bytes through memory."""
+"""The group of ranks on one host, which can pass bytes to each other through memory."""
 
 from datetime import timedelta
 
@@ -9,11 +9,12 @@ from .local_link import host_identity
 from .mesh import ALONE, Group
 
 
-def on_this_host(world: Group, timeout: float) -> Group:
-    """The ranks of the world's that run where this one does, in the same container; every rank calls it.
+def host_group(world: Group, timeout: float) -> Group:
+    """Returns the group of the ranks that run on this rank's host, in the same container; every rank calls it.
 
     Args:
-        timeout: seconds after which the group's collectives give up.
+        world: the group of all ranks.
+        timeout: seconds after which the new group's collectives give up.
     """
     here = host_identity()
     hosts: dict[bytes, list[int]] = {}

@@ -1,9 +1,9 @@
 """Tensor-parallel layers on plain local tensors, with the group passed in (Megatron-LM, arXiv 1909.08053).
 
 Every layer holds only its rank's part of the weight, uninitialised; model/init.py or model/loading.py fills it.
-With `sequence_parallel` (arXiv 2205.05198) hidden states are split over ranks along dim -2, not replicated, wherever
-they are outside of a pair of column- and row-parallel layers; so is what a row-parallel bias is added to, and the
-gradient of that bias is then a partial sum.
+With `sequence_parallel` (arXiv 2205.05198), hidden states outside of a pair of column- and row-parallel layers are
+split over ranks along dim -2 instead of replicated. The bias of a row-parallel layer is then added to a split output,
+so the gradient of that bias is a partial sum.
 Letters: N any leading dims, D in features, F out features of this rank.
 """
 
@@ -20,13 +20,13 @@ from .wide_sums import embedding
 
 
 class ColumnParallelLinear(nn.Module):
-    """y_NF = x_ND W_FD^T + b_F where each rank holds rows of W and b: output features split over ranks.
+    """A linear layer y_NF = x_ND W_FD^T + b_F whose output features, the rows of W and b, are split over ranks.
 
     Args:
-        in_features: D, of the whole input.
-        out_features: F, rows held by this rank.
-        num_transposed: 0 keeps the weight as [F, D]; n as n blocks [D, F / n], one below the other.
-        weight_grads: where the weight's gradient may be put off to.
+        in_features: D, the number of features of the whole input.
+        out_features: F, the number of rows that this rank holds.
+        num_transposed: 0 stores the weight as [F, D]; n stores it as n blocks [D, F / n], one below the other.
+        weight_grads: the queue that takes the weight's gradient while it is enabled.
     """
 
     def __init__(
@@ -51,22 +51,22 @@ class ColumnParallelLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] replicated (or split along dim -2) -> [..., F] split along dim -1."""
+        """Maps [..., D], replicated (or split along dim -2), to [..., F], split along dim -1."""
         return self.product(x_ND, self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
-    """y_NF = sum over ranks of x_ND W_FD^T, plus b_F: ranks hold columns of W, input features split over ranks.
+    """A linear layer y_NF = x_ND W_FD^T + b_F whose input features, the columns of W, are split over ranks.
 
     Args:
-        in_features: D, columns held by this rank.
-        out_features: F, of the whole output.
-        num_slices: 1 sums over ranks in whatever order is fastest. A power of two cuts the whole K into that many
-            slices, each summed on its own and then added as one fixed binary tree, so that every tp that divides
-            num_slices gives the same bits (inference in fp32).
-        transposed: the weight is kept as [D, F].
-        weight_grads: where the weight's gradient may be put off to.
-        recompute_activation: whether backward computes an activation before the product again instead of keeping it.
+        in_features: D, the number of columns that this rank holds.
+        out_features: F, the number of features of the whole output.
+        num_slices: 1 sums over ranks in the fastest order. A power of two cuts the input features of all ranks into
+            that many slices, sums each on its own and adds the sums in a fixed binary tree, so that every tp that
+            divides num_slices gives the same bits (inference in fp32).
+        transposed: whether the weight is stored as [D, F].
+        weight_grads: the queue that takes the weight's gradient while it is enabled.
+        recompute_activation: whether backward computes the activation before the product again instead of keeping it.
     """
 
     def __init__(
@@ -97,9 +97,11 @@ class RowParallelLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
 
     def forward(self, x_ND: torch.Tensor, activation: Activation | None = None) -> torch.Tensor:
-        """[..., D] split along dim -1 -> [..., F] replicated (or split along dim -2).
+        """Maps [..., D], split along dim -1, to [..., F], replicated (or split along dim -2).
 
-        With an activation, `x_ND` goes through it first.
+        Args:
+            x_ND: this rank's input features.
+            activation: a function that is applied to `x_ND` first.
         """
         if activation is not None and (self.fixed_tree or not self.recompute_activation):
             x_ND, activation = activation(x_ND), None
@@ -116,11 +118,12 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Embedding lookup where each rank holds an equal, padded range of rows.
+    """An embedding table whose rows are split over ranks in equal, padded ranges.
 
     Args:
-        num_rows: rows held by this rank, padding included; rank r holds ids [r * num_rows, (r + 1) * num_rows).
-        features: D.
+        num_rows: the number of rows that each rank holds, padding included; rank r holds ids
+            [r * num_rows, (r + 1) * num_rows).
+        features: D, the number of features of a row.
     """
 
     def __init__(
@@ -139,7 +142,7 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_rows, features, dtype=dtype, device=device))
 
     def forward(self, ids_N: torch.Tensor) -> torch.Tensor:
-        """int64 ids [...], all of them on every rank -> [..., D] replicated (or split along dim -2)."""
+        """Maps int64 ids [...], the same on every rank, to [..., D], replicated (or split along dim -2)."""
         if self.tp.size == 1:
             return embedding(ids_N, self.weight)
         rows = self.weight.shape[0]

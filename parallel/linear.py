@@ -1,11 +1,11 @@
-"""The product of a tensor-parallel linear layer with a backward of its own, which hides its communication.
+"""The matrix product of a tensor-parallel linear layer, with a backward that overlaps communication with computation.
 
-The collective of the input's gradient is under way while the weight's gradient is computed (Megatron-LM, arXiv
-2205.05198, section 4.2.2, which also gathers a split input again instead of keeping it whole); the latter can also be
-put off, and an activation before the product be computed again. Where none of this is wanted, plain operators are as
-good and remain: one rank, or no gradients.
+The input's gradient is summed over ranks while the weight's gradient is computed, and a split input is gathered again
+in backward instead of kept whole (Megatron-LM, arXiv 2205.05198, section 4.2.2). The weight's gradient can also be
+deferred, and an activation before the product recomputed. A call that needs none of this (one rank, or no gradients)
+uses torch's plain operators, which are as fast.
 
-Letters: N any leading dims, D in features, F out features of this rank. A weight is kept as [F, D], or as n blocks
+Letters: N any leading dims, D in features, F out features of this rank. A weight is stored as [F, D], or as n blocks
 [D, F / n], one below the other (`num_transposed` = n).
 """
 
@@ -35,12 +35,15 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ParallelProduct:
-    """x_ND W_FD^T of one layer, with what goes before and after it.
+    """The product x_ND W_FD^T of one layer, with the collectives before and after it.
 
     Attributes:
-        side: "column" turns an input replicated (or split along the sequence) into features split over ranks, "row"
-            features split over ranks into an output replicated (or split along the sequence).
-        weight_grads: where weight gradients can be put off to.
+        side: "column" maps an input that is replicated (or split along the sequence) to features split over ranks;
+            "row" maps features split over ranks to an output that is replicated (or split along the sequence).
+        tp: the tensor-parallel group.
+        num_transposed: the number of transposed blocks of the weight; 0 if it is stored as [F, D].
+        sequence_parallel: whether hidden states outside of the layer are split along the sequence.
+        weight_grads: the queue that takes weight gradients while it is enabled.
     """
 
     side: Literal["column", "row"]
@@ -56,10 +59,10 @@ class ParallelProduct:
         bias_F: torch.Tensor | None = None,
         activation: Activation | None = None,
     ) -> torch.Tensor:
-        """[..., D] -> [..., F], plus the bias.
+        """Maps [..., D] to [..., F] and adds the bias.
 
         Args:
-            activation: what the input goes through first ("row" only), computed again by backward instead of kept.
+            activation: a function that is applied to the input first ("row" only); backward computes it again.
         """
         queue = self.weight_grads if self.weight_grads and self.weight_grads.enabled else None
         if queue and not (weight.requires_grad and x_ND.requires_grad):
@@ -75,17 +78,19 @@ class ParallelProduct:
         return y_NF if bias_F is None else y_NF + bias_F
 
     def gathers(self, side: Literal["column", "row"]) -> bool:
-        """Whether hidden states are gathered before the product of that side."""
+        """Returns whether the layer is of this side and gathers a split tensor there."""
         return self.sequence_parallel and self.side == side
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One product on its way from forward to backward.
+    """The arguments of one product that forward hands to backward.
 
     Attributes:
-        queue: where the weight's gradient will be put off to.
-        activation: what the input goes through first, in backward again.
+        layer: the product's layer.
+        weight: this rank's part of the weight.
+        queue: the queue that takes the weight's gradient, or None to compute it in backward.
+        activation: a function that is applied to the input first, and again in backward.
     """
 
     layer: ParallelProduct
@@ -95,13 +100,14 @@ class _Call:
 
 
 class _Product(torch.autograd.Function):
-    """Without the bias, whose gradient is cheap.
+    """The product as an autograd function; the bias, whose gradient is cheap, is added outside of it.
 
-    Backward of "column" turns a gradient split along features into that of a replicated (or split) input: its partial
-    sums are summed (and scattered). That of "row" turns a replicated (or split, then gathered) gradient into one split
-    along features. The weight's gradient is whole on each rank either way.
+    Backward of "column" sums (or reduce-scatters) the partial gradients of the input. Backward of "row" all-gathers a
+    split gradient first, and its result is split along features. Either way each rank computes the whole gradient of
+    its part of the weight.
 
-    Autograd does not see a weight whose gradient is put off: even without a gradient its hooks would be called.
+    A weight whose gradient is deferred is not an input of the function: autograd would call the weight's hooks even
+    if backward returned no gradient for it.
     """
 
     @staticmethod
@@ -112,6 +118,7 @@ class _Product(torch.autograd.Function):
         if call.activation is not None:
             x_ND = call.activation(x_ND)
         if layer.gathers("column"):
+            # Only the split input is saved above: keeping the gathered one would cost tp times the memory.
             x_ND = all_gather_dim(x_ND, SEQUENCE, layer.tp)
         y_NF = product(x_ND, call.weight, layer.num_transposed)
         if layer.side == "column":
@@ -127,6 +134,7 @@ class _Product(torch.autograd.Function):
         before_ND, after_ND = _activate(x_ND, call.activation)
         x_ND = after_ND.detach()
         grad_NF = all_gather_dim(grads[0], SEQUENCE, layer.tp) if layer.gathers("row") else grads[0]
+        # The gather of the input runs under the input-gradient product, its sum under the weight-gradient product.
         whole_ND = _start_gather(x_ND, layer) if for_weight else None
         sum_ND = _start_sum(_input_gradient(grad_NF, call.weight, layer.num_transposed), layer) if for_input else None
         grad_weight = _weight_gradient(grad_NF, whole_ND.wait(), layer.num_transposed) if whole_ND else None
@@ -139,7 +147,7 @@ class _Product(torch.autograd.Function):
 
 
 def _activate(x_ND: torch.Tensor, activation: Activation | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ends of the activation's own piece of graph, the same tensor if there is none."""
+    """Returns the input and the output of an activation, joined by a graph of their own; `x_ND` twice without one."""
     if activation is None:
         return x_ND, x_ND
     before_ND = x_ND.detach().requires_grad_()
@@ -152,7 +160,7 @@ def _start_gather(x_ND: torch.Tensor, layer: ParallelProduct) -> PendingResult:
 
 
 def _start_sum(grad_ND: torch.Tensor, layer: ParallelProduct) -> PendingResult:
-    """Partial gradients of a replicated or split input begin to be summed; those of split features are whole."""
+    """Starts to sum the partial gradients of a "column" layer's input; the gradient of a "row" layer's is whole."""
     if layer.side == "row":
         return PendingResult(grad_ND)
     if layer.sequence_parallel:
@@ -161,7 +169,7 @@ def _start_sum(grad_ND: torch.Tensor, layer: ParallelProduct) -> PendingResult:
 
 
 def _accumulate(call: _Call, grad_NF: torch.Tensor, x_ND: torch.Tensor) -> None:
-    """What is put off: adds the gradient to the weight's as backward would, calling its hooks."""
+    """Computes a deferred weight gradient and accumulates it as autograd would, with a call of the weight's hooks."""
     with torch.no_grad():
         whole_ND = _start_gather(x_ND, call.layer).wait()
         gradient = _weight_gradient(grad_NF, whole_ND, call.layer.num_transposed)
@@ -171,7 +179,7 @@ def _accumulate(call: _Call, grad_NF: torch.Tensor, x_ND: torch.Tensor) -> None:
 def product(
     x_ND: torch.Tensor, weight: torch.Tensor, num_transposed: int, bias_F: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[..., D] -> [..., F], plus the bias, by this rank's weight."""
+    """Maps [..., D] to [..., F] by this rank's weight and adds the bias."""
     if not num_transposed:
         return linear(x_ND, weight, bias_F)
     parts = [linear(x_ND, block.t()) for block in weight.chunk(num_transposed)]
@@ -184,7 +192,7 @@ def _input_gradient(grad_NF: torch.Tensor, weight: torch.Tensor, num_transposed:
         return matmul(grad_NF, weight)
     pairs = zip(grad_NF.chunk(num_transposed, dim=-1), weight.chunk(num_transposed), strict=True)
     terms = [matmul(part, block.t()) for part, block in pairs]
-    return reduce(torch.add, reversed(terms))  # in the order, and so with the bits, of plain operators' backward
+    return reduce(torch.add, reversed(terms))  # autograd's order for plain operators, so the bits are the same
 
 
 def _weight_gradient(grad_NF: torch.Tensor, x_ND: torch.Tensor, num_transposed: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Process groups by mesh axis, passed by hand to whoever communicates: there is no global group object."""
+"""Process groups along the axes of a mesh; callers pass them on as arguments, and none is global."""
 
 import weakref
 from contextlib import ExitStack
@@ -11,18 +11,20 @@ import torch.distributed as dist
 
 from ..core.errors import ParallelError
 from ..core.layout import Coordinates, Layout
-from .local_link import Link, Switchboard
+from .local_link import Link, LinkFactory
 
 
 class Group:
-    """The ranks that one communicates with along an axis.
+    """A set of ranks that communicate with each other, as one of them sees it.
 
-    torch alone keeps the process group: once it is destroyed, by torch or by a user's script, its threads end, whatever
-    still has a mesh. Threads that outlive the interpreter end the process with SIGABRT.
+    Only torch holds the process group, and this object a weak reference: when torch or a user's script destroys the
+    group, its threads must end. A thread that outlives the interpreter ends the process with SIGABRT.
 
     Args:
-        process_group: None where one is alone.
-        link: a faster way for small messages between CPUs of one host.
+        process_group: torch's process group, or None for a group of one rank.
+        rank: this rank's index in the group.
+        size: the number of ranks in the group.
+        link: sockets that carry small messages between CPU ranks of one host faster than gloo.
     """
 
     __slots__ = ("_process_group", "link", "rank", "size")
@@ -37,34 +39,42 @@ class Group:
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
-        """torch's; None where one is alone.
+        """torch's process group, or None for a group of one rank.
 
         Raises:
-            ParallelError: it was destroyed.
+            ParallelError: the process group was destroyed.
         """
         if self._process_group is None:
             return None
         process_group = self._process_group()
         if process_group is None:
-            raise ParallelError("The process group of these ranks was destroyed: they cannot communicate any more.")
+            raise ParallelError(
+                "torch.distributed's process group was destroyed, so this rank cannot communicate any more: call "
+                "destroy_process_group() only after the last use of tk."
+            )
         return process_group
 
 
 ALONE = Group()
-_PATIENCE = 1800.0  # seconds
+_TIMEOUT = 1800.0  # seconds that a rank waits for another in the group of `join_world`
 ONE_RANK = Layout()
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A rank's groups along every axis of a layout.
+    """One rank's groups along every axis of a layout.
 
     Attributes:
-        replicate: ranks that hold the same optimizer shard (all of dp at ZeRO stage 0).
-        shard: ranks over which one copy of the optimizer state is spread.
-        kv_heads: ranks that hold the same kv heads, where tp exceeds their number.
-        embedding_group: the first and the last pipeline rank of this place, where tied embeddings are held by both;
-            ALONE elsewhere.
+        layout: the numbers of ranks along each axis.
+        coordinates: this rank's index along each axis.
+        world: all ranks.
+        pp: the stages of this rank's pipeline.
+        replicate: the ranks that hold the same optimizer shard (all of dp at ZeRO stage 0).
+        shard: the ranks over which one copy of the optimizer state is sharded.
+        tp: the ranks that share this rank's layers.
+        kv_heads: the ranks that hold the same kv heads, if tp exceeds the number of kv heads; else ALONE.
+        embedding_group: the first and the last stage of this rank's pipeline, if both hold the tied embedding and this
+            rank is one of them; else ALONE.
     """
 
     layout: Layout
@@ -79,7 +89,7 @@ class Mesh:
 
     @staticmethod
     def alone(layout: Layout = ONE_RANK) -> "Mesh":
-        """The mesh of one process."""
+        """Returns the mesh of one process, in which every group is ALONE."""
         return Mesh(layout, Coordinates(0, 0, 0), ALONE, ALONE, ALONE, ALONE, ALONE)
 
     @staticmethod
@@ -89,22 +99,24 @@ class Mesh:
         tied: bool = False,
         timeout_seconds: float = 600.0,
     ) -> "Mesh":
-        """Makes the groups; called by every rank of an initialised default process group.
+        """Creates the groups of all axes; every rank of an initialised default process group calls it.
 
         Args:
+            layout: the numbers of ranks along each axis.
+            num_kv_heads: the number of kv heads of the whole model.
             tied: whether embedding and head are one tensor.
-            timeout_seconds: after which a rank that waits for another gives up; groups do not take over the default
-                group's.
+            timeout_seconds: the seconds after which a rank that waits for another gives up; torch does not take over
+                the default group's timeout.
 
         Raises:
-            ParallelError: the layout is not one of this many ranks.
+            ParallelError: the layout has another number of ranks than the default process group.
         """
         if layout.world_size == 1 and not dist.is_initialized():
             return Mesh.alone(layout)
         world = dist.get_world_size()
         if world != layout.world_size:
             raise ParallelError(
-                f"pp x dp x tp = {layout.pp} x {layout.dp} x {layout.tp} = {layout.world_size} ranks, "
+                f"The layout pp x dp x tp = {layout.pp} x {layout.dp} x {layout.tp} needs {layout.world_size} ranks, "
                 f"but {world} were started."
             )
         rank, timeout = dist.get_rank(), timedelta(seconds=timeout_seconds)
@@ -114,11 +126,11 @@ class Mesh:
         ends = places.reshape(layout.pp, -1)[[0, -1]].T if tied and layout.pp > 1 else places.reshape(-1, 1)
         by_axis = [np.moveaxis(places, axis, -1).reshape(-1, places.shape[axis]) for axis in range(4)]
         with ExitStack() as stack:
-            board = stack.enter_context(Switchboard(timeout_seconds)) if dist.get_backend() == "gloo" else None
-            pp, replicate, shard, tp, kv_heads, last = (
-                _one_of(sets, rank, timeout, board) for sets in (*by_axis, neighbours, ends)
+            links = stack.enter_context(LinkFactory(timeout_seconds)) if dist.get_backend() == "gloo" else None
+            pp, replicate, shard, tp, kv_heads, embedding_group = (
+                _own_group(sets, rank, timeout, links) for sets in (*by_axis, neighbours, ends)
             )
-            link = board.link(range(world)) if board else None
+            link = links.link(range(world)) if links else None
         return Mesh(
             layout,
             layout.coordinates(rank),
@@ -128,36 +140,42 @@ class Mesh:
             shard=shard,
             tp=tp,
             kv_heads=kv_heads,
-            embedding_group=last,
+            embedding_group=embedding_group,
         )
 
 
 def join_world() -> Group:
-    """The group of all ranks of an initialised default process group, for who needs no mesh."""
+    """Returns the group of all ranks without a mesh; every rank of an initialised default process group calls it."""
     with ExitStack() as stack:
-        board = stack.enter_context(Switchboard(_PATIENCE)) if dist.get_backend() == "gloo" else None
+        links = stack.enter_context(LinkFactory(_TIMEOUT)) if dist.get_backend() == "gloo" else None
         world = dist.get_world_size()
-        return Group(dist.group.WORLD, dist.get_rank(), world, board.link(range(world)) if board else None)
+        return Group(dist.group.WORLD, dist.get_rank(), world, links.link(range(world)) if links else None)
 
 
-def between_cpus(mesh: Mesh, timeout_seconds: float) -> Group:
-    """The ranks of the shard group, for messages from CPU to CPU, which NCCL has not; every rank calls it."""
+def cpu_shard_group(mesh: Mesh, timeout_seconds: float) -> Group:
+    """Returns a gloo group of the shard group's ranks, for CPU tensors, which NCCL cannot send; every rank calls it.
+
+    It is the shard group itself if that one is not NCCL's.
+    """
     if mesh.shard.size == 1 or dist.get_backend(mesh.shard.process_group) != "nccl":
         return mesh.shard
     layout = mesh.layout
     places = np.arange(layout.world_size).reshape(-1, layout.group_size, layout.tp)
     sets = np.moveaxis(places, 1, -1).reshape(-1, layout.group_size)
-    return _one_of(sets, mesh.world.rank, timedelta(seconds=timeout_seconds), None, "gloo")
+    return _own_group(sets, mesh.world.rank, timedelta(seconds=timeout_seconds), None, "gloo")
 
 
-def _one_of(
-    sets: npt.NDArray[np.int64], rank: int, timeout: timedelta, board: Switchboard | None, backend: str | None = None
+def _own_group(
+    sets: npt.NDArray[np.int64], rank: int, timeout: timedelta, links: LinkFactory | None, backend: str | None = None
 ) -> Group:
-    """This rank's group of disjoint sets, a row each; every rank makes every group, in the same order."""
+    """Returns this rank's group among disjoint sets of ranks, the rows of `sets`.
+
+    torch requires that every rank creates every group, in the same order.
+    """
     mine = ALONE
     for ranks in sets.tolist() if sets.shape[1] > 1 else ():
         group = dist.new_group(ranks, timeout=timeout, backend=backend)
-        link = board.link(ranks) if board else None
+        link = links.link(ranks) if links else None
         if rank in ranks:
             mine = Group(group, ranks.index(rank), len(ranks), link)
     return mine

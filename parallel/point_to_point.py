@@ -1,7 +1,7 @@
-"""Tensors from one rank of a group to another, without waiting: both know shape and dtype, so nothing is pickled.
+"""Point-to-point messages between ranks of a group, without waiting; both ends know shape and dtype, so no pickle.
 
-Every message between two ranks is matched by order, not by name, so both must post in the same order. What is posted
-together goes out together: with NCCL a rank may send to and receive from the same peer in one call without deadlock.
+Messages between two ranks are matched by order, so both ranks must post theirs in the same order. Messages of one
+`exchange` are posted as one batch: with NCCL a rank can then send to and receive from one peer without deadlock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,14 @@ import torch.distributed as dist
 from .collectives import Work, all_reduce, link_for
 from .mesh import Group
 
-# Bytes that a socket takes at once: what it does not would wait until the sender, who computes on, waits for something.
-_LINKED: Final = 2**16
+# Bytes that a socket takes at once. The rest of a larger message would be sent only when the sender, which goes on
+# computing, next waits for something; so larger messages go over gloo, which has a thread.
+_MAX_LINK_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """`tensor`, of any float dtype, to a rank of the group."""
+    """A message to send: `tensor`, of any float dtype, to rank `destination` of the group."""
 
     tensor: torch.Tensor
     destination: int
@@ -28,7 +29,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Fills the contiguous `tensor` with what a rank of the group sends."""
+    """A message to receive into the contiguous `tensor` from rank `source` of the group."""
 
     tensor: torch.Tensor
     source: int
@@ -36,16 +37,16 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """A message on its way. Its tensor is kept until it is waited for and must not be written meanwhile."""
+    """A message under way. It holds its tensor, which must not be written before `wait` returns."""
 
     tensor: torch.Tensor
     works: tuple[Work, ...]
 
     def wait(self) -> torch.Tensor:
-        """The tensor, once it may be used (received) or written again (sent). On CUDA the current stream waits.
+        """Waits until the tensor may be used (received) or written again (sent); on CUDA the current stream waits.
 
         Raises:
-            RuntimeError: the peer is gone, or did not answer within the process group's timeout.
+            RuntimeError: the peer has ended, or did not answer within the process group's timeout.
         """
         for work in self.works:
             work.wait()
@@ -53,12 +54,12 @@ class PendingMessage:
 
 
 def connect(group: Group, device: torch.device) -> None:
-    """Called by all ranks of a group before the first `exchange`: NCCL sets up a group with all its ranks at once."""
+    """Sets up a group; all ranks call it before the first `exchange`, since NCCL needs all of them for the set-up."""
     all_reduce(torch.zeros(1, device=device), group)
 
 
 def exchange(messages: Sequence[Send | Receive], group: Group) -> list[PendingMessage]:
-    """Posts messages as one batch and returns at once; one `PendingMessage` for each, in order.
+    """Posts messages as one batch and returns at once, with one `PendingMessage` per message, in order.
 
     Raises:
         RuntimeError: the connection to a peer is broken.
@@ -67,7 +68,7 @@ def exchange(messages: Sequence[Send | Receive], group: Group) -> list[PendingMe
     operations: dict[int, dist.P2POp] = {}
     for index, message in enumerate(messages):
         tensor = message.tensor.contiguous() if isinstance(message, Send) else message.tensor
-        if link := link_for(tensor, group, _LINKED):
+        if link := link_for(tensor, group, _MAX_LINK_BYTES):
             sends = {message.destination: tensor} if isinstance(message, Send) else {}
             receives = {} if isinstance(message, Send) else {message.source: tensor}
             pending[index] = PendingMessage(tensor, (link.exchange(sends, receives),))
@@ -81,11 +82,11 @@ def exchange(messages: Sequence[Send | Receive], group: Group) -> list[PendingMe
 
 
 def _post(operations: Mapping[int, dist.P2POp]) -> dict[int, PendingMessage]:
-    """Posts c10d's messages as one batch."""
+    """Posts messages that go over c10d as one batch."""
     if not operations:
         return {}
     works = tuple(dist.batch_isend_irecv(list(operations.values())))
-    one_each = len(works) == len(operations)  # NCCL has one work for the whole batch
+    one_each = len(works) == len(operations)  # NCCL returns one work for the whole batch
     return {
         index: PendingMessage(operation.tensor, works[place : place + 1] if one_each else works)
         for place, (index, operation) in enumerate(operations.items())

@@ -1,6 +1,7 @@
-"""Matrix products of low precision. A CPU without arithmetic for a dtype computes them in fp32 and rounds once.
+"""Matrix products of low precision, which a CPU without kernels for their dtype computes in fp32 and rounds once.
 
-There torch's own take 25 to 60 times as long as those of fp32. What is kept for backward stays in low precision.
+On such a CPU torch's own low-precision products take 25 to 60 times as long as those of fp32. The tensors that are
+kept for backward stay in low precision.
 
 Letters: N any leading dims, D in features, F out features.
 """
@@ -10,7 +11,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-# The dtypes that oneDNN has no kernels for on this CPU, by the question that ATen asks before it takes its own loops.
+# The dtypes for which oneDNN has no kernels on this CPU, by the check that ATen makes before it takes its own loops.
 _WITHOUT_KERNELS: Final = frozenset(
     dtype
     for dtype, supported in (
@@ -22,12 +23,12 @@ _WITHOUT_KERNELS: Final = frozenset(
 
 
 def _in_fp32(tensor: torch.Tensor) -> bool:
-    """Whether products of a tensor's dtype are computed in fp32 where it lies."""
+    """Returns whether products of a tensor are computed in fp32 on its device."""
     return tensor.dtype in _WITHOUT_KERNELS and tensor.device.type == "cpu"
 
 
 def linear(x_ND: torch.Tensor, weight_FD: torch.Tensor, bias_F: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T plus the bias: [..., D] -> [..., F], all of one dtype."""
+    """Returns x W^T plus the bias: [..., D] -> [..., F], all of one dtype."""
     if not _in_fp32(weight_FD):
         return F.linear(x_ND, weight_FD, bias_F)
     y_NF: torch.Tensor = _Linear.apply(x_ND, weight_FD, bias_F)  # type: ignore[no-untyped-call]
@@ -35,7 +36,7 @@ def linear(x_ND: torch.Tensor, weight_FD: torch.Tensor, bias_F: torch.Tensor | N
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """`torch.matmul` outside of autograd."""
+    """Returns `torch.matmul` of two tensors, outside of autograd."""
     return torch.matmul(a.float(), b.float()).to(a.dtype) if _in_fp32(a) else torch.matmul(a, b)
 
 

@@ -1,43 +1,43 @@
-"""Weight gradients put off, for pipeline schedules that fill their bubbles with them (arXiv 2401.10241, section 2).
+"""Deferred weight gradients, with which pipeline schedules fill their bubbles (arXiv 2401.10241, section 2).
 
-There a backward pass is two: B gives the gradients of inputs, which other stages wait for, W those of weights, which
-only the optimizer waits for.
+A backward pass is split in two: B computes the gradients of inputs, for which other stages wait, and W those of
+weights, for which only the optimizer waits.
 """
 
 from collections.abc import Callable
 
-PutOff = Callable[[], None]
+DeferredGrad = Callable[[], None]  # computes and accumulates the gradient of one weight
 
 
 class WeightGradQueue:
-    """Collects the weight gradients of products whose forward ran while it was `enabled`.
+    """The deferred weight gradients of products whose forward ran while the queue was `enabled`.
 
-    Every rank of a tensor-parallel group takes and runs the same ones in the same order: they may communicate.
+    They may communicate, so every rank of a tensor-parallel group must run the same ones in the same order.
 
         queue.enabled = True
         loss = ...                      # F
         loss.backward()                 # B
-        later = queue.take()
+        deferred = queue.take()
         ...
-        run(later)                      # W
+        run_deferred(deferred)          # W
     """
 
     def __init__(self) -> None:
         self.enabled = False
-        self._waiting: list[PutOff] = []
+        self._deferred: list[DeferredGrad] = []
 
-    def put(self, compute: PutOff) -> None:
-        """Keeps what computes and accumulates one weight's gradient."""
-        self._waiting.append(compute)
+    def put(self, compute: DeferredGrad) -> None:
+        """Adds the function that computes and accumulates one weight's gradient."""
+        self._deferred.append(compute)
 
-    def take(self) -> list[PutOff]:
-        """All that were put since the last time, in backward's order; from now on they are the caller's to run."""
-        waiting, self._waiting = self._waiting, []
-        return waiting
+    def take(self) -> list[DeferredGrad]:
+        """Removes and returns all deferred gradients, in the order in which backward added them."""
+        deferred, self._deferred = self._deferred, []
+        return deferred
 
 
-def run(put_off: list[PutOff]) -> None:
-    """Computes them, emptying the list, so that each one's inputs are freed as soon as it is done."""
-    put_off.reverse()
-    while put_off:
-        put_off.pop()()
+def run_deferred(deferred: list[DeferredGrad]) -> None:
+    """Computes deferred gradients and empties the list, so that each one's inputs are freed as soon as it is done."""
+    deferred.reverse()
+    while deferred:
+        deferred.pop()()

@@ -1,7 +1,7 @@
-"""Operators of torch whose backward adds up a low-precision weight's gradient in that precision on a CPU: here in fp32.
+"""Embedding and LayerNorm whose backward sums a low-precision weight's gradient in fp32 on a CPU, unlike torch's.
 
-In bf16 a sum of equal terms comes to a halt after 256 of them: an embedding loses half the gradient of a token that
-occurs 1,000 times in a micro-batch, a LayerNorm half of its bias's. Elsewhere torch adds up in fp32 by itself.
+In bf16 a sum of equal terms stops growing after 256 of them: torch's embedding loses half of the gradient of a token
+that occurs 1,000 times in a micro-batch, its LayerNorm half of the bias's. On other devices torch sums in fp32 too.
 """
 
 from typing import Any
@@ -13,25 +13,25 @@ from .row_blocks import row_blocks
 
 
 def embedding(ids_N: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
-    """Rows of a table: int64 [...] -> [..., D]."""
-    if _is_added_up_wide(weight_VD):
+    """Looks up rows of a table: int64 [...] -> [..., D]."""
+    if _torch_sums_in_fp32(weight_VD):
         return F.embedding(ids_N, weight_VD)
     return _Embedding.apply(ids_N, weight_VD)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def layer_norm(x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, eps: float) -> torch.Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim, [..., D] -> [..., D]."""
-    if _is_added_up_wide(weight_D) or torch.compiler.is_compiling():
+    """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim, [..., D] -> [..., D]."""
+    if _torch_sums_in_fp32(weight_D) or torch.compiler.is_compiling():
         return F.layer_norm(x_ND, weight_D.shape, weight_D, bias_D, eps)
     return _LayerNorm.apply(x_ND, weight_D, bias_D, eps)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _is_added_up_wide(weight: torch.Tensor) -> bool:
+def _torch_sums_in_fp32(weight: torch.Tensor) -> bool:
     return weight.device.type != "cpu" or weight.dtype.itemsize >= torch.float32.itemsize
 
 
 class _Embedding(torch.autograd.Function):
-    """Adds up one fp32 row per id that occurs, not the whole table's."""
+    """An embedding lookup; backward allocates fp32 sums only for the ids that occur, not for the whole table."""
 
     @staticmethod
     def forward(ctx: Any, ids_N: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,10 @@ class _Embedding(torch.autograd.Function):
 
 
 class _LayerNorm(torch.autograd.Function):
-    """torch's own backward in fp32, over blocks of rows; its statistics too, which torch keeps in low precision."""
+    """torch's LayerNorm with its backward in fp32, block of rows by block of rows.
+
+    Backward computes mean and scale again in fp32, because forward would keep them in low precision.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, eps: float) -> torch.Tensor:

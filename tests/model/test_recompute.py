@@ -9,7 +9,7 @@ from tk.core.layout import Layout
 from tk.model.decoder import Decoder
 from tk.model.recompute import Recompute
 from tk.parallel.mesh import ALONE, Group, Mesh
-from tk.parallel.weight_grads import WeightGradQueue, run
+from tk.parallel.weight_grads import WeightGradQueue, run_deferred
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.decoders import backward, build, config_of, gradients, loss_of, tokens
 from tk.tests.rank_pool import RankPool
@@ -21,12 +21,12 @@ def _same_gradients(name: str, tp: Group, **options: Any) -> None:
     modes: tuple[Recompute, ...] = ("none", "selective", "full")
     for mode in modes:
         queue = WeightGradQueue()
-        queue.enabled = bool(options.get("put_off"))
+        queue.enabled = bool(options.get("deferred"))
         decoder = build(
             config_of(name), tp, recompute=mode, weight_grads=queue, sequence_parallel=options.get("sequence", False)
         )
         loss = backward(decoder)
-        run(queue.take())
+        run_deferred(queue.take())
         results.append((loss, gradients(decoder)))
     (loss, expected), *others = results
     for other, found in others:
@@ -58,13 +58,13 @@ def check_at_tp() -> None:
     tp = Mesh.build(Layout(tp=2), 2).tp
     for sequence in (False, True):
         for name in ("qwen3", "mixtral"):
-            _same_gradients(name, tp, sequence=sequence, put_off=sequence)
+            _same_gradients(name, tp, sequence=sequence, deferred=sequence)
 
 
-@pytest.mark.parametrize("put_off", [False, True])
+@pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize("name", ENTRIES)
-def test_gradients_are_bit_equal(name: str, put_off: bool) -> None:
-    _same_gradients(name, ALONE, put_off=put_off)
+def test_gradients_are_bit_equal(name: str, deferred: bool) -> None:
+    _same_gradients(name, ALONE, deferred=deferred)
 
 
 def test_gradients_are_bit_equal_at_tp(rank_pool: RankPool) -> None:

@@ -13,7 +13,7 @@ from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
 from tk.parallel.mesh import ALONE, Group, Mesh
-from tk.parallel.weight_grads import WeightGradQueue, run
+from tk.parallel.weight_grads import WeightGradQueue, run_deferred
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.decoders import backward, build, config_of, gradients, loss_of, tokens
 from tk.tests.rank_pool import RankPool
@@ -101,16 +101,16 @@ def test_a_tied_head_of_its_own_stage_starts_from_the_embedding(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["llama3", "mixtral", "gpt2"])
-def test_put_off_weight_gradients_are_the_same(name: str) -> None:
+def test_deferred_weight_gradients_are_the_same(name: str) -> None:
     """B and W of a zero-bubble schedule are one backward pass."""
     queue = WeightGradQueue()
-    at_once, put_off = (build(config_of(name), ALONE, weight_grads=queue) for _ in range(2))
+    at_once, deferred = (build(config_of(name), ALONE, weight_grads=queue) for _ in range(2))
     backward(at_once)
     queue.enabled = True
-    backward(put_off)
-    missing = {name for name, parameter in put_off.named_parameters() if parameter.grad is None}
+    backward(deferred)
+    missing = {name for name, parameter in deferred.named_parameters() if parameter.grad is None}
     assert missing >= {"model.layers.0.self_attn.qkv_proj.weight", "model.layers.2.self_attn.o_proj.weight"}
-    run(queue.take())
+    run_deferred(queue.take())
     expected = gradients(at_once)
-    for key, value in gradients(put_off).items():
+    for key, value in gradients(deferred).items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-7, msg=str(key))

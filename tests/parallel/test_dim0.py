@@ -1,4 +1,4 @@
-"""The dim0 rule of ZeRO beside torch's own fully_shard on a mesh: the same rows on the same ranks."""
+"""The dim0 rule of ZeRO against torch's own fully_shard on a mesh: the same rows on the same ranks."""
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ SHAPES = {"one": (1, 4), "five": (5, 3), "seven": (7, 2, 2), "nine": (9, 2), "bi
 
 
 class Parameters(nn.Module):
-    """Every element has a value of its own."""
+    """Parameters in which every element has a value of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Parameters(nn.Module):
 
 
 def held_by_fully_shard() -> dict[str, list[float]]:
-    """This rank's part of every parameter, flat."""
+    """Returns this rank's part of every parameter, flat."""
     world = torch.distributed.get_world_size()
     module = Parameters()
     fully_shard(module, mesh=init_device_mesh("cpu", (world,)))

@@ -31,7 +31,7 @@ def _assert_close(actual: torch.Tensor | None, expected: torch.Tensor | None) ->
 
 
 def check_mlp() -> None:
-    """Column then row layer equals two whole linears, in output and in the gradients of input and weights."""
+    """Compares a column layer and a row layer with two whole linears: output, gradients of input and weights."""
     tp = _tp()
     up, down = (nn.Linear(*shape, bias=False, dtype=torch.float64) for shape in ((8, 12), (12, 8)))
     with torch.no_grad():
@@ -55,7 +55,7 @@ def check_mlp() -> None:
 
 
 def check_fixed_tree() -> None:
-    """With fixed slices a row-parallel sum has the same bits as one process."""
+    """Compares the bits of a row-parallel sum of fixed slices with those of one process."""
     tp = _tp()
     weight, x = _random(16, 64, seed=4), _random(8, 64, seed=5)
     columns = slice(tp.rank * 64 // tp.size, (tp.rank + 1) * 64 // tp.size)
@@ -69,7 +69,7 @@ def check_fixed_tree() -> None:
 
 
 def check_vocabulary(vocab_size: int) -> None:
-    """Embedding and cross entropy over a padded, split vocabulary equal torch's, gradients included."""
+    """Compares embedding and cross entropy over a padded, split vocabulary with torch's, gradients included."""
     tp = _tp()
     rows = -(-vocab_size // tp.size)
     first = tp.rank * rows

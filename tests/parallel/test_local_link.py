@@ -1,4 +1,4 @@
-"""Links between ranks of one host beside gloo: the same results, in any order of waiting; errors name a peer."""
+"""Links between ranks of one host give gloo's results, in any order of waiting; errors name the peer."""
 
 import gc
 import os
@@ -21,14 +21,14 @@ from tk.parallel.collectives import (
     start_all_reduce,
     start_reduce_scatter_flat,
 )
-from tk.parallel.local_link import LinkLost, Switchboard
+from tk.parallel.local_link import LinkFactory, LinkLost
 from tk.parallel.mesh import Group, Mesh, join_world
 from tk.parallel.point_to_point import Receive, Send, exchange
 from tk.tests.rank_pool import RankPool
 
 
 def compare_with_gloo() -> list[str]:
-    """Names of collectives whose results differ between link and gloo."""
+    """Returns the names of the collectives whose results differ between link and gloo."""
     linked = join_world()
     assert linked.link is not None
     plain = Group(linked.process_group, linked.rank, linked.size)
@@ -70,7 +70,10 @@ def test_results_are_those_of_gloo(rank_pool: RankPool, size: int) -> None:
 
 
 def wait_out_of_order() -> bool:
-    """More is under way in both directions than sockets hold, in two groups, and waited for in another order."""
+    """Posts more in both directions than sockets hold, in two groups, and waits in another order.
+
+    Returns whether every result is right.
+    """
     mesh = Mesh.build(Layout(tp=2), 2)
     assert None is not mesh.tp.link is not mesh.world.link
     peer = 1 - mesh.world.rank
@@ -93,9 +96,9 @@ def test_nothing_stops_when_sockets_are_full(rank_pool: RankPool) -> None:
 
 
 def lose_peer(how: str) -> str:
-    """What rank 0 is told when rank 1 goes away or falls silent."""
-    with Switchboard(timeout=1.0) as board:
-        link = board.link([0, 1])
+    """Returns the error that rank 0 receives when rank 1 closes its connections or sends nothing."""
+    with LinkFactory(timeout=1.0) as links:
+        link = links.link([0, 1])
     assert link is not None
     group = Group(dist.group.WORLD, dist.get_rank(), 2, link)
     all_reduce(torch.ones(4), group)
@@ -117,33 +120,33 @@ def test_a_lost_peer_is_named(rank_pool: RankPool, how: str, says: str) -> None:
     said = rank_pool.run(lose_peer, 2, how=how)[0]
     assert said.startswith("Rank 1 ")
     assert says in said
-    assert "where numbers of batches are uneven, all ranks must stop at the smallest" in said
+    assert "if the ranks have different numbers of batches, all of them must stop at the smallest number" in said
 
 
-def call_as_a_stranger() -> bool:
-    """Rank 1 connects to rank 0 without its secret first; the link is made all the same, with the right one."""
-    with Switchboard(timeout=20.0) as board:
-        if board.rank == 1:
-            secret = board._records[0]
-            board._records[0] = secret[:32] + bytes(16)
-            board._num_links += 1
-            stranger = board._call(0, 1)
-            board._num_links -= 1
-            board._records[0] = secret
-            link = board.link([0, 1])
+def connect_without_secret() -> bool:
+    """Connects rank 1 to rank 0 with a wrong secret first, then with the right one; returns whether the link works."""
+    with LinkFactory(timeout=20.0) as links:
+        if links.rank == 1:
+            record = links._records[0]
+            links._records[0] = record[:32] + bytes(16)
+            links._num_links += 1
+            stranger = links._connect(0, 1)
+            links._num_links -= 1
+            links._records[0] = record
+            link = links.link([0, 1])
             stranger.close()
         else:
-            link = board.link([0, 1])
+            link = links.link([0, 1])
     assert link is not None
-    return all_reduce(torch.ones(3), Group(dist.group.WORLD, board.rank, 2, link)).tolist() == [2.0] * 3
+    return all_reduce(torch.ones(3), Group(dist.group.WORLD, links.rank, 2, link)).tolist() == [2.0] * 3
 
 
-def test_who_does_not_know_the_secret_is_turned_away(rank_pool: RankPool) -> None:
-    assert rank_pool.run(call_as_a_stranger, 2) == [True, True]
+def test_a_connection_without_the_secret_is_refused(rank_pool: RankPool) -> None:
+    assert rank_pool.run(connect_without_secret, 2) == [True, True]
 
 
 def interrupt_while_waiting() -> float:
-    """A signal's handler runs while a rank waits, and the message still arrives whole."""
+    """Runs a signal handler while a rank waits; returns the sum of the message, which must still arrive whole."""
     group = join_world()
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))

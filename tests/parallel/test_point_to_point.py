@@ -1,4 +1,4 @@
-"""Messages between ranks: right values in both directions at once, in any number, for every dtype that travels."""
+"""Messages between ranks: right values in both directions at once, in any number, for every dtype that is sent."""
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ from tk.tests.train.pipeline.toy_model import whole_group
 
 
 def message(source: int, destination: int, index: int, dtype: torch.dtype) -> torch.Tensor:
-    """What `source` sends, different for every message."""
+    """Returns the tensor that `source` sends, which differs from message to message."""
     return (torch.arange(12).reshape(3, 4) + 1000 * source + 100 * destination + 10 * index).to(dtype)
 
 
 def check_ring(dtype: str) -> None:
-    """Every rank sends to both neighbours and receives from both, several batches under way, waited in any order."""
+    """Sends to and receives from both neighbours, with several batches under way, and waits in reverse order."""
     group, of_dtype = whole_group(), getattr(torch, dtype)
     connect(group, torch.device("cpu"))
     after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
@@ -40,7 +40,7 @@ def test_neighbours_in_a_ring_exchange(rank_pool: RankPool, world_size: int, dty
 
 
 def check_pair() -> None:
-    """Two ranks, each the other's only neighbour; what is sent need not be contiguous."""
+    """Exchanges non-contiguous tensors between two ranks, with the receives posted first."""
     group = whole_group()
     peer = 1 - group.rank
     buffers = [torch.zeros(4, 3), torch.zeros(4, 3)]

@@ -1,4 +1,4 @@
-"""Products of low precision in fp32, as a CPU without arithmetic for them computes them, against fp64."""
+"""Low-precision products computed in fp32, as on a CPU without kernels for their dtype, against fp64."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_a_linear_layer_is_rounded_once(dtype: torch.dtype, bias: bool) -> None:
         assert low is not None
         assert exact is not None
         assert low.dtype == dtype
-        # Half a unit in the last place, and what fp32 sums leave where terms cancel.
+        # Half a unit in the last place, and the rounding error of fp32 sums whose terms cancel.
         torch.testing.assert_close(low.double(), exact, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""The backward of linear layers: sums hidden behind weight gradients, and those put off and run later."""
+"""The backward of linear layers: sums that overlap with weight gradients, and deferred weight gradients."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from tk.parallel import linear
 from tk.parallel.collectives import PendingResult
 from tk.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from tk.parallel.mesh import ALONE, Group, Mesh
-from tk.parallel.weight_grads import WeightGradQueue, run
+from tk.parallel.weight_grads import WeightGradQueue, run_deferred
 from tk.tests.rank_pool import RankPool
 
 CPU = torch.device("cpu")
 
 
 class _Watched:
-    """A column- and a row-parallel layer on one queue, with what their hooks saw."""
+    """A column- and a row-parallel layer on one queue; `fired` lists the layers whose gradient hooks were called."""
 
     def __init__(self, tp: Group, transposed: bool = False, **options: Any) -> None:
         self.queue = WeightGradQueue()
@@ -32,15 +32,15 @@ class _Watched:
                 parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.fired.append(name))
 
     def backward(self) -> torch.Tensor:
-        """The gradient of the input."""
+        """Runs forward and backward; returns the gradient of the input."""
         x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(7)).requires_grad_()
         self.down(torch.tanh(self.up(x))).square().sum().backward()
         assert x.grad is not None
         return x.grad
 
 
-def check_put_off(sequence_parallel: bool, transposed: bool) -> None:
-    """Put-off gradients and the input's are those of one backward pass; biases' are not put off."""
+def check_deferred(sequence_parallel: bool, transposed: bool) -> None:
+    """Compares deferred weight gradients with those of one backward pass; gradients of biases are not deferred."""
     size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     tp = Mesh.build(Layout(tp=size), size).tp if size > 1 else ALONE
     plain, watched = (_Watched(tp, sequence_parallel=sequence_parallel, transposed=transposed) for _ in range(2))
@@ -50,9 +50,9 @@ def check_put_off(sequence_parallel: bool, transposed: bool) -> None:
     torch.testing.assert_close(watched.backward(), expected)
     assert watched.fired == ["down", "up"]
     assert watched.up.weight.grad is None
-    later = watched.queue.take()
-    assert len(later) == 2
-    run(later)
+    deferred = watched.queue.take()
+    assert len(deferred) == 2
+    run_deferred(deferred)
     assert watched.fired == ["down", "up"] * 2
     for name in ("up", "down"):
         for mine, theirs in zip(getattr(watched, name).parameters(), getattr(plain, name).parameters(), strict=True):
@@ -62,24 +62,24 @@ def check_put_off(sequence_parallel: bool, transposed: bool) -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_put_off_gradients_are_the_same(transposed: bool) -> None:
-    check_put_off(sequence_parallel=False, transposed=transposed)
+def test_deferred_gradients_are_the_same(transposed: bool) -> None:
+    check_deferred(sequence_parallel=False, transposed=transposed)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_put_off_gradients_are_the_same_at_tp(rank_pool: RankPool, sequence_parallel: bool) -> None:
-    rank_pool.run(check_put_off, 2, sequence_parallel=sequence_parallel, transposed=True)
+def test_deferred_gradients_are_the_same_at_tp(rank_pool: RankPool, sequence_parallel: bool) -> None:
+    rank_pool.run(check_deferred, 2, sequence_parallel=sequence_parallel, transposed=True)
 
 
-def test_put_off_gradients_are_added_in_place() -> None:
-    """As into the flat buffers of training."""
+def test_deferred_gradients_are_added_in_place() -> None:
+    """Training needs this: its gradients are views of flat buffers."""
     watched = _Watched(ALONE)
     watched.queue.enabled = True
     buffer = torch.ones_like(watched.up.weight)
     watched.up.weight.grad = buffer
     watched.backward()
     assert torch.equal(buffer, torch.ones_like(buffer))
-    run(watched.queue.take())
+    run_deferred(watched.queue.take())
     assert watched.up.weight.grad is buffer
     plain = _Watched(ALONE)
     plain.backward()
@@ -87,7 +87,7 @@ def test_put_off_gradients_are_added_in_place() -> None:
     torch.testing.assert_close(buffer, plain.up.weight.grad + 1)
 
 
-def test_a_frozen_weight_is_not_put_off() -> None:
+def test_a_frozen_weight_is_not_deferred() -> None:
     watched = _Watched(ALONE)
     watched.queue.enabled = True
     watched.up.weight.requires_grad_(False)
@@ -107,11 +107,11 @@ def test_the_weight_gradient_is_computed_while_the_sum_is_under_way(
             return super().wait()
 
     def start(grad: torch.Tensor, *_: Any) -> PendingResult:
-        seen.append("sum begun")
+        seen.append("sum started")
         return Watching(grad)
 
     def gather(x: torch.Tensor, *_: Any) -> PendingResult:
-        seen.append("input's gathering begun")
+        seen.append("input's gather started")
         return PendingResult(x)
 
     compute = linear._weight_gradient
@@ -129,5 +129,5 @@ def test_the_weight_gradient_is_computed_while_the_sum_is_under_way(
         8, 6, Group(None, 0, 2), dtype=torch.float32, device=CPU, sequence_parallel=sequence_parallel
     )
     layer(torch.zeros(4, 8, requires_grad=True)).sum().backward()
-    first = ["input's gathering begun"] if sequence_parallel else []
-    assert seen == [*first, "sum begun", "weight gradient", "sum waited for"]
+    first = ["input's gather started"] if sequence_parallel else []
+    assert seen == [*first, "sum started", "weight gradient", "sum waited for"]

@@ -1,4 +1,4 @@
-"""Gradients that many tokens add to, in low precision on a CPU, against fp64."""
+"""Low-precision gradients to which many tokens contribute, on a CPU, against fp64."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_token_that_occurs_often_has_its_whole_gradient(dtype: torch.dtype) -> None:
-    """bf16 came to a halt after 256 occurrences."""
+    """A sum in bf16 would stop growing after 256 occurrences."""
     ids = torch.arange(TOKENS).view(3, -1) % 2 * 4
     grad = (_positive(3, TOKENS // 3, 8, seed=0) / 64).to(dtype)
     weight = torch.zeros(6, 8, dtype=dtype, requires_grad=True)

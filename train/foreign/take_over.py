@@ -11,7 +11,7 @@ from torch import nn
 
 from ...core.layout import LocalParam
 from ...parallel.collectives import broadcast
-from ...parallel.mesh import Group, Mesh, between_cpus
+from ...parallel.mesh import Group, Mesh, cpu_shard_group
 from ..config.train_config import OptimizerSection, PrecisionSection
 from ..engine.training_engine import TrainingEngine
 from .model import ForeignModel
@@ -43,7 +43,7 @@ def build_engine(
     )
     if settings.zero == 3:
         units = foreign.units(engine.buffers)
-        engine.gather_by_agreement(units, between_cpus(mesh, settings.timeout_seconds), prefetch=settings.overlap)
+        engine.gather_by_agreement(units, cpu_shard_group(mesh, settings.timeout_seconds), prefetch=settings.overlap)
         if mesh.world.rank == 0:
             foreign.tell_sizes(units)
     return engine

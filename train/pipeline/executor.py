@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ...core.errors import WorkerDied
 from ...parallel.mesh import Group
 from ...parallel.point_to_point import PendingMessage, Receive, Send, connect, exchange
-from ...parallel.weight_grads import PutOff, WeightGradQueue, run
+from ...parallel.weight_grads import DeferredGrad, WeightGradQueue, run_deferred
 from .actions import Action, Kind, Schedule, Transfer
 from .communication import Batch, plan_communication
 
@@ -62,7 +62,7 @@ class _Step:
     sending: deque[PendingMessage] = field(default_factory=deque)
     inputs: dict[Key, torch.Tensor | None] = field(default_factory=dict)
     roots: dict[Key, torch.Tensor | GradientEdge | None] = field(default_factory=dict)
-    weight_grads: dict[Key, list[PutOff]] = field(default_factory=dict)
+    weight_grads: dict[Key, list[DeferredGrad]] = field(default_factory=dict)
 
 
 Around = Callable[[Action, bool], AbstractContextManager[None]]
@@ -186,7 +186,7 @@ class PipelineExecutor:
 
     def _backward_weight(self, step: _Step, action: Action) -> None:
         with torch.no_grad():
-            run(step.weight_grads.pop((action.stage, action.micro_batch)))
+            run_deferred(step.weight_grads.pop((action.stage, action.micro_batch)))
 
     def _arrived(self, step: _Step, action: Action) -> torch.Tensor:
         """What the action needs from another rank."""

@@ -9,7 +9,7 @@ from ...checkpoint.read.shared_read import Peers, open_together, told_to_all
 from ...core.errors import ConfigError
 from ...model.loading import peers
 from ...model.stored_config import stored_config
-from ...parallel.host import on_this_host
+from ...parallel.host import host_group
 from ..config.initial_model import left_out, open_init
 from ..config.train_config import TrainConfig
 from ..inputs import Inputs
@@ -31,7 +31,7 @@ def start_run(
         StorageError: a file cannot be opened or read; nothing in the folder has moved.
     """
     ranks = checkpointer.ranks
-    readers = peers(on_this_host(checkpointer.mesh.world, config.parallel.timeout_seconds))
+    readers = peers(host_group(checkpointer.mesh.world, config.parallel.timeout_seconds))
     resuming = _Resuming(checkpointer, config, inputs, readers)
     start = Start(run.locked, config.run_folder, resuming.load, ranks, checkpointer.from_rank_0)
     if resume not in ("auto", "never"):

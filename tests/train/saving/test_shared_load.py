@@ -13,7 +13,7 @@ from tk.checkpoint.read.reader import Checkpoint
 from tk.core.config import parse
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights, peers
-from tk.parallel.host import on_this_host
+from tk.parallel.host import host_group
 from tk.parallel.mesh import Mesh
 from tk.tests.checkpoint.thread_peers import counted_reads
 from tk.tests.rank_pool import RankPool
@@ -58,7 +58,7 @@ def load_slice(config: dict[str, Any], step: str) -> list[int]:
     model, tp, device = trainer.inputs.model, trainer.mesh.tp, trainer.device
     found, wanted = (Decoder(model, tp, dtype=torch.bfloat16, device=device) for _ in range(2))
     with counted_reads() as reads:
-        load_weights(found, Checkpoint.open(step), peers=peers(on_this_host(trainer.mesh.world, 60)))
+        load_weights(found, Checkpoint.open(step), peers=peers(host_group(trainer.mesh.world, 60)))
     load_weights(wanted, Checkpoint.open(step))
     for one, two in zip(found.parameters(), wanted.parameters(), strict=True):
         assert torch.equal(one, two)
