@@ -85,8 +85,8 @@ HELD = {
     "Two readings of that time": ["run_lock:a_dead_job_of_another_host_is_followed_once_it_was_silent"],
     "Before it publishes, moves": ["run_lock:a_job_that_lost_its_lock_publishes_and_removes_nothing"],
     "Before a save is written, ranks": [
-        "train/saving:drift_ends_the_job_and_names_tensor_and_ranks",
-        "train/saving:drift_that_is_found_late_leaves_nothing",
+        "train/saver:drift_ends_the_job_and_names_tensor_and_ranks",
+        "train/saver:drift_that_is_found_late_leaves_nothing",
     ],
     "Each rank then writes its files": [IN_ORDER],
     "Rank 0 waits": [IN_ORDER, "run_folder:missing_parts_are_named_and_nothing_is_committed"],
@@ -98,12 +98,12 @@ HELD = {
     ],
     "Whoever makes a folder": ["crash:power_cut_after_every_operation"],
     "With `[checkpoint] async_save`": [
-        "train/saving:in_the_background_as_in_place",
-        "train/saving:a_copied_save_is_written_only_once_replicas_agree",
+        "train/saver:in_the_background_as_in_place",
+        "train/saver:a_copied_save_is_written_only_once_replicas_agree",
     ],
     "One save is in flight": [
         "background_save:only_one_save_is_in_flight",
-        "train/saving:a_failed_save_is_told_at_the_next_and_at_the_end",
+        "train/saver:a_failed_save_is_told_at_the_next_and_at_the_end",
     ],
     "The last save of a run": ["train/run:ctrl_c_saves_and_the_resumed_run_is_bit_equal"],
     "The process is started by exec": [
@@ -112,11 +112,11 @@ HELD = {
     ],
     "The lock's holder removes": [
         "run_folder:the_lock_and_leftovers_of_a_killed_job_are_cleared",
-        "train/saving:starting_again",
+        "train/saver:starting_again",
     ],
     "Only content that was read": ["storage_errors:no_errno_at_any_call_counts_as_damage"],
     "Steps that are newer": [
-        "train/saving:starting_again",
+        "train/saver:starting_again",
         "train/resume:damage_that_one_rank_finds_on_reading_takes_all_to_the_step_before",
     ],
     "Where the system refuses": [
@@ -126,7 +126,7 @@ HELD = {
         "train/resume:where_no_step_is_good_nothing_moves_and_training_does_not_begin_anew",
     ],
     "A file counts as missing": ["storage_errors:a_file_is_missing_only_where_the_folder_does_not_list_it"],
-    "Resuming a given checkpoint": ["train/run:fork_moves_newer_steps", "train/saving:starting_again"],
+    "Resuming a given checkpoint": ["train/run:fork_moves_newer_steps", "train/saver:starting_again"],
     "Lines of `metrics.jsonl`": ["train/run:ctrl_c_saves_and_the_resumed_run_is_bit_equal"],
     "`tk reshard` and `tk export` write": ["crash:killed_at_every_operation"],
     "A target that has the name": ["step_names:no_copy_gets_a_name_that_a_run_would_take_for_something_else"],
