@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 
-from tk.checkpoint import RunFolder, commit, write_part
+from tk.checkpoint import NewStep, RunFolder, commit, write_part
 from tk.core.layout import Layout, owned
 from tk.core.tensors import Table
 from tk.model.config import ModelConfig
@@ -54,7 +54,7 @@ def make_source(run: Path, table: Table, layout: Layout) -> Path:
             items = owned(table, layout, rank, list(SLOTS))
             entries = [(i, "F32", lambda i=i: rng.random(i.box.size, dtype=np.float32)) for i in items]
             write_part(folder, rank, table, entries)
-        return commit(folder, table, layout, 1, slots=SLOTS)
+        return commit(locked, NewStep(1, table, layout, SLOTS))
 
 
 @dataclass

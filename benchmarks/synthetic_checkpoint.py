@@ -20,6 +20,7 @@ from tk.checkpoint import Checkpoint
 from tk.checkpoint.format.chunk import BLOCK, Chunk, Part
 from tk.checkpoint.format.manifest import Manifest, PartRecord, StoredTensor
 from tk.checkpoint.format.region import Region
+from tk.checkpoint.read.step_folder import StepFolder
 from tk.checkpoint.save.writer import part_name, plan_files
 from tk.core.layout import Layout, local_params, owned
 from tk.core.tensors import Table
@@ -87,11 +88,12 @@ def measure(folder: Path, table: Table, target: Layout) -> None:
         wall = time.perf_counter() - start
         print(f"  {what:<56} {wall:>6.2f} s, {time.process_time():>5.2f} s CPU, {peak:>4.0f} MiB", flush=True)
 
-    checkpoint = Checkpoint.open(folder)
+    step = StepFolder.open(folder)
+    checkpoint = Checkpoint(step)
     tell("open (COMMIT, manifest)")
     name = table[1].name
     checkpoint.chunks[name, "weight"]
-    tell(f"find {name}: {len(checkpoint.opened_parts)} of {len(checkpoint.parts)} parts opened")
+    tell(f"find {name}: {len(step.parts.opened)} of {len(step.parts)} parts opened")
     found = plan_rank(checkpoint, table, target, target.world_size // 2 + 1)
     tell(f"plan a rank of tp {target.tp}, pp {target.pp}, dp {target.dp}: {found} chunks")
     checkpoint.check()

@@ -3,14 +3,18 @@
 from .convert.diff import compare
 from .convert.export import export_links, prepare_export
 from .convert.reshard import Options, prepare_reshard, reshard
-from .read.reader import Checkpoint, StoredArray
-from .run.run_folder import LockedRun, RunFolder
+from .read.reader import Checkpoint
+from .read.stored_array import StoredArray
+from .run.locked_run import LockedRun
+from .run.run_folder import RunFolder
 from .save.commit import commit
+from .save.new_step import NewStep
 from .save.writer import write_part
 
 __all__ = [
     "Checkpoint",
     "LockedRun",
+    "NewStep",
     "Options",
     "RunFolder",
     "StoredArray",

@@ -51,7 +51,7 @@ def reshard(
 
     checkpoint = open_checkpoint(source)
     options = Options(Layout(tp=tp, pp=pp), by_name(dtype) if dtype else None, weights_only, force=force, link=link)
-    table = _architecture_table(checkpoint, options.layout) if checkpoint.manifest is None else None
+    table = None if checkpoint.folder.has_splits else _architecture_table(checkpoint, options.layout)
     prepared = prepare_reshard(checkpoint, target, options, table)
     run_or_show(prepared, "reshard", dry_run, as_json)
 

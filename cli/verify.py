@@ -25,7 +25,7 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
     checkpoint = open_checkpoint(path)
     total = sum(chunk.nbytes for chunks in checkpoint.chunks.values() for chunk in chunks)
     start = time.monotonic()
-    with progress_bar("verify", total if checkpoint.manifest else 0, show=format_bytes) as bar:
+    with progress_bar("verify", total if checkpoint.folder.has_checksums else 0, show=format_bytes) as bar:
         report = checkpoint.verify(bar.advance)
     seconds = time.monotonic() - start
     if as_json:

@@ -74,7 +74,7 @@ class ModelSource:
         """
         target = dtypes.by_name(self.memory.dtype)
         read = {self.checkpoint.resolve(name, "weight", target)[1] for name in self.checkpoint.tensors}
-        for problem in verify(self.checkpoint, leave_out=tuple(read) if len(read) == 1 else ()).problems:
+        for problem in verify(self.checkpoint.folder, leave_out=tuple(read) if len(read) == 1 else ()).problems:
             raise ShardCorrupt(problem.message)
 
     def job(self) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from functools import partial
 
 from ..checkpoint.convert.diff import equal_tensors
 from ..checkpoint.read.read_plan import Want
-from ..checkpoint.read.reader import Checkpoint, StoredArray
+from ..checkpoint.read.reader import Checkpoint
 from ..checkpoint.read.shared_read import ALONE, Peers, read_all
+from ..checkpoint.read.stored_array import StoredArray
 from ..core.errors import ShapeMismatch
 from ..core.tensors import Table, TensorSpec
 from ..parallel.collectives import gather_bytes

@@ -19,7 +19,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
-from tk.checkpoint import Checkpoint, RunFolder, commit, write_part
+from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, write_part
 from tk.core.errors import CheckpointError
 from tk.core.layout import Layout, owned
 from tk.core.tensors import Split, TensorSpec
@@ -48,7 +48,7 @@ def make_good(run: Path) -> Path:
             values = [rng.standard_normal(item.box.size, dtype=np.float32) for item in items]
             write_part(folder, rank, TABLE, [(i, SLOTS[i.slot], v) for i, v in zip(items, values, strict=True)])
         files = {"config.json": b'{"hidden_size": 16}'}
-        return commit(folder, TABLE, layout, 1, slots=SLOTS, side_files=files)
+        return commit(locked, NewStep(1, TABLE, layout, SLOTS, side_files=files))
 
 
 def load(step: Path) -> None:

@@ -19,7 +19,8 @@ from ..files.data_files import DataFiles, NewFiles
 from ..files.direct_writer import DirectWriter
 from ..format.chunk import BlockCrcs, Chunk, Part
 from ..format.region import as_bytes, copy_region
-from ..read.reader import Checkpoint, corrupt
+from ..read.chunk_blocks import corrupt
+from ..read.reader import Checkpoint
 from ..save.writer import ChunkWriter
 from .plan import TILE, CopyPlan, SlotCopy, Tile, TileRun, tiles
 
@@ -68,7 +69,7 @@ class TileReader:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._files = DataFiles(checkpoint.open_data)
+        self._files = DataFiles(checkpoint.folder.open_data)
         self._crcs: dict[int, BlockCrcs] = {}
         self._slot_copy: SlotCopy | None = None
 

@@ -30,7 +30,6 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
     """
     check_target_name(Path(target), source.step)
     require_checksums(source)
-    assert source.manifest
     weights = [chunk for key, chunks in source.chunks.items() if key[1] == "weight" for chunk in chunks]
     if any(chunk.region.size != Box.whole(source.tensors[chunk.tensor].shape).size for chunk in weights):
         raise ConfigError(
@@ -42,12 +41,12 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
         for name, tensor in source.manifest.tensors.items()
     }
     manifest = replace(source.manifest, tensors=tensors, param_groups=(), resume={})
-    parts = [_weights_of(part) for part in source.parts.values()]
+    parts = [_weights_of(part) for part in source.folder.parts.values()]
     files = plan_side_files(source)
     with new_folder(Path(target), source.path, force, sum(file.size for file in files)) as folder:
         for part in parts:
             for name in part.files:
-                link_file(source.data_path(name), folder / name)
+                link_file(source.folder.data_path(name), folder / name)
         finish_folder(folder, manifest, parts, copy_side_files(files, folder), plain=False)
     return Path(target)
 

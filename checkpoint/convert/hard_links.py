@@ -41,7 +41,7 @@ class HardLink:
 
 def require_checksums(source: Checkpoint) -> None:
     """ConfigError where a checkpoint has none that could be carried over."""
-    if source.manifest is None:
+    if not source.folder.has_checksums:
         raise ConfigError(
             f"{source.path} is no tk checkpoint, so there are no checksums to carry over; leave out --link."
         )
@@ -52,9 +52,9 @@ def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple
 
     A file is the same if its header is, and if it holds the same elements at the same places.
     """
-    known = {digest: name for part in source.parts.values() for name, digest in part.files.items()}
+    known = {digest: name for part in source.folder.parts.values() for name, digest in part.files.items()}
     held: dict[str, list[Chunk]] = {}
-    for part in source.parts.values():
+    for part in source.folder.parts.values():
         for chunk in part.chunks:
             held.setdefault(chunk.file, []).append(chunk)
     links = []
@@ -71,7 +71,7 @@ def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple
 def make_links(links: Sequence[HardLink], source: Checkpoint, target: Path) -> None:
     """Makes the links in the folder `target`; ConfigError where that cannot be."""
     for link in links:
-        link_file(source.data_path(link.source), target / link.file.name)
+        link_file(source.folder.data_path(link.source), target / link.file.name)
 
 
 def add_linked(parts: Sequence[Part], links: Sequence[HardLink]) -> list[Part]:

@@ -8,10 +8,7 @@ from typing import Final
 from ...core.errors import CheckpointError, ConfigError
 from ..files import folders, lookup
 from ..format.manifest import PARTS
-from ..read import hugging_face as hf
-from ..read.locate import is_step
-from ..read.reader import Checkpoint
-from ..run.strangers import own_files
+from ..read.locate import open_folder
 
 _NAMED: Final = 3  # names in a message
 
@@ -24,18 +21,21 @@ def require_replaceable(folder: Path) -> tuple[str, ...]:
             are told.
     """
     names = _names(folder)
-    if not is_step(folder) and not hf.is_hugging_face(folder):
-        raise ConfigError(
-            f"{folder} is there already and is no checkpoint, so it is not replaced: it holds {_some(names)}. Name "
-            "another folder."
-        )
     try:
-        known = _known_files(folder)
+        checkpoint = open_folder(folder)
+        if checkpoint:
+            checkpoint.check()
     except CheckpointError as error:
         raise ConfigError(
             f"{folder} is there already, holds {_some(names)} and does not open as a checkpoint, so it is not replaced "
             f"({error}) Name another folder, or remove that one yourself."
         ) from error
+    if checkpoint is None:
+        raise ConfigError(
+            f"{folder} is there already and is no checkpoint, so it is not replaced: it holds {_some(names)}. Name "
+            "another folder."
+        )
+    known = checkpoint.removable_files()
     foreign = [name for name in names if name not in known or not _is_file(folder / name)]
     if foreign:
         raise ConfigError(
@@ -64,12 +64,6 @@ def _names(folder: Path) -> list[str]:
         inner = lookup.list_names(folder / name) if name == PARTS and not (folder / name).is_symlink() else []
         found += [f"{name}/{part}" for part in inner] or [name]
     return found
-
-
-def _known_files(folder: Path) -> set[str]:
-    if is_step(folder):
-        return own_files(Checkpoint.open_step(folder))
-    return own_files(Checkpoint.open_hugging_face(folder)) | hf.SAVED_BESIDE
 
 
 def _is_file(path: Path) -> bool:

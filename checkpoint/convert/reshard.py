@@ -100,11 +100,11 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
     if layout.dp > 1 or layout.zero:
         raise ConfigError("A reshard's target has no data parallelism or ZeRO: any run reads any checkpoint.")
     if table is None:
-        if source.manifest is None and layout.world_size > 1:
+        if not source.folder.has_splits and layout.world_size > 1:
             raise ConfigError(
                 f"{source.path} does not say how its tensors may be cut; its architecture's table is needed."
             )
-        table, aliases = source.table, dict(source.aliases)
+        table, aliases = source.manifest.table, dict(source.aliases)
     else:
         aliases = {spec.name: spec.alias for spec in table if spec.alias}
         table = tuple(spec for spec in table if not spec.alias)
@@ -120,7 +120,7 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
     tensors = {spec.name: StoredTensor(spec.shape, slots[spec.name], spec.split, spec.layer) for spec in table}
     manifest = Manifest(source.step, layout, tensors, aliases)
     if not options.weights_only:
-        manifest = replace(manifest, param_groups=source.param_groups, resume=source.resume)
+        manifest = replace(manifest, param_groups=source.manifest.param_groups, resume=source.resume)
     if not options.plain:
         _check_readable(manifest, plan)
     files = plan_side_files(source, options.dtype)

@@ -10,11 +10,10 @@ from typing import Final
 from ...core.dtypes import DType
 from ...core.errors import ManifestError
 from ..files import storage
-from ..files.links import real_path
 from ..format.manifest import FileDigest
 from ..read import hugging_face as hf
+from ..read.known_files import not_as_saved
 from ..read.reader import Checkpoint
-from ..read.stored_parts import not_as_saved
 
 _PIECE: Final = 2**20  # bytes
 
@@ -41,8 +40,7 @@ def plan_side_files(source: Checkpoint, dtype: DType | None = None) -> tuple[Sid
         ManifestError: a name that a checkpoint cannot have, or a file that is too large.
         CheckpointError: one is missing, no regular file, or not the one that was saved.
     """
-    known = source.manifest.files if source.manifest else {}
-    paths = hf.side_paths(source.path) if source.manifest is None else {n: real_path(source.path, n) for n in known}
+    known, paths = source.manifest.files, source.folder.side_paths()
     files = [_look_at(name, path, known.get(name)) for name, path in paths.items() if name != hf.INDEX]
     if dtype is None:
         return tuple(files)

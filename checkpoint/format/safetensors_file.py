@@ -45,6 +45,11 @@ class Header:
     data_start: int
     sha256: str
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file: its last tensor ends there."""
+        return max((entry.end for entry in self.entries.values()), default=self.data_start)
+
 
 def read_header(path: Path) -> Header:
     """Reads and checks the header of a file.

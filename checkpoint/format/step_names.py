@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +10,8 @@ from ...core.errors import CheckpointError, ConfigError
 
 _STEP: Final = re.compile(r"step-([0-9]{8,})")
 _NUMBERED: Final = re.compile(r"step-([0-9]+)")
-_LEFTOVER: Final = re.compile(r"(step-[0-9]{8,}|LATEST|metrics\.jsonl)\.(tmp|trash)-(?P<attempt>[0-9a-z-]+)")
+_ASIDE: Final = re.compile(r"(?P<of>.+)\.(tmp|trash)-(?P<attempt>[0-9a-z-]+)")
+LATEST: Final = "LATEST"  # a small file that names the newest step
 
 
 def new_attempt() -> str:
@@ -38,10 +40,12 @@ def is_misnamed(name: str) -> bool:
     return _NUMBERED.fullmatch(name) is not None and step_of(name) is None
 
 
-def attempt_of(name: str) -> str | None:
-    """The attempt that wrote aside, or was removing, under a name; None for any other name."""
-    match = _LEFTOVER.fullmatch(name)
-    return match["attempt"] if match else None
+def attempt_of(name: str, files: Collection[str] = ()) -> str | None:
+    """The attempt that wrote aside, or was removing, a step, LATEST or one of `files` under a name; None for any other
+    name."""
+    match = _ASIDE.fullmatch(name)
+    ours = match is not None and (_STEP.fullmatch(match["of"]) is not None or match["of"] in (LATEST, *files))
+    return match["attempt"] if match and ours else None
 
 
 def check_step_name(folder: Path, step: int) -> None:

@@ -6,32 +6,48 @@ from pathlib import Path
 from ...core.errors import CheckpointError, NotCommitted
 from ..files import lookup
 from ..format.manifest import COMMIT, MANIFEST, PARTS
-from ..run.run_folder import RunFolder
-from . import hugging_face as hf
+from .checkpoint_folder import CheckpointFolder
 from .foreign import describe
-from .reader import Checkpoint
+from .hugging_face import is_hugging_face
+from .hugging_face_folder import HuggingFaceFolder
+from .run_steps import newest_step
+from .step_folder import StepFolder
 
 _log = logging.getLogger(__name__)
 
 
-def open_any(path: Path) -> Checkpoint:
-    """Opens what `path` means; see `Checkpoint.open`. Why newer steps of a run are passed over is logged."""
+def locate(path: Path) -> tuple[CheckpointFolder, tuple[str, ...]]:
+    """Opens the folder that `path` means, and says why newer steps of a run were passed over, which is logged too.
+
+    Raises:
+        CheckpointError: there is nothing usable; the message says why for each step looked at.
+    """
     if not lookup.is_dir(path):
         raise CheckpointError(describe(path))
-    if is_step(path):
-        return Checkpoint.open_step(path, lazy=True)
-    newest = RunFolder(path).newest()
-    if newest.checkpoint:
-        for reason in newest.skipped.values():
+    if _is_step(path):
+        return StepFolder.open(path), ()
+    newest, skipped = newest_step(path)
+    reasons = tuple(skipped.values())
+    if newest:
+        for reason in reasons:
             _log.warning("%s", reason)
-        return newest.checkpoint
-    if newest.skipped:
-        raise NotCommitted(f"{path} has no usable step. {' '.join(newest.skipped.values())}")
-    if hf.is_hugging_face(path):
-        return Checkpoint.open_hugging_face(path)
+        return newest, reasons
+    if reasons:
+        raise NotCommitted(f"{path} has no usable step. {' '.join(reasons)}")
+    if is_hugging_face(path):
+        return HuggingFaceFolder.open(path), ()
     raise CheckpointError(describe(path))
 
 
-def is_step(path: Path) -> bool:
+def open_folder(path: Path) -> CheckpointFolder | None:
+    """Opens a folder that is a checkpoint itself; None if it bears no mark of one. Raises CheckpointError."""
+    if _is_step(path):
+        return StepFolder.open(path)
+    if is_hugging_face(path):
+        return HuggingFaceFolder.open(path)
+    return None
+
+
+def _is_step(path: Path) -> bool:
     """Whether a folder bears any mark of a tk step; such a folder is never read as a Hugging Face one."""
     return any(lookup.exists(path / name) for name in (MANIFEST, COMMIT, PARTS))

@@ -11,7 +11,8 @@ from ...core import dtypes
 from ...core.geometry import Box
 from ..format.chunk import BLOCK, Chunk
 from ..format.region import Region
-from .reader import Checkpoint, touched
+from .chunk_blocks import touched
+from .reader import Checkpoint
 
 AREA: Final = 2 * BLOCK  # bytes that a rank reads in a round; it has two such areas in shared memory
 ALIGNMENT: Final = 64  # bytes

@@ -1,64 +1,32 @@
-"""Reading a checkpoint of either kind: open, look, read any box of any tensor and slot, every byte checked."""
+"""Reading a checkpoint: open it, look, read any box of any tensor and slot, every byte checked."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from isal.isal_zlib import crc32
 
 from ...core import dtypes
 from ...core.casts import Array, cast
 from ...core.dtypes import DType
-from ...core.errors import CheckpointError, NotCommitted, ShapeMismatch, ShardCorrupt, ShardMissing
+from ...core.errors import ShapeMismatch, ShardMissing
 from ...core.geometry import Box
 from ...core.layout import Layout
-from ...core.tensors import TensorSpec
-from ..files import lookup, small_files, storage
-from ..files.links import real_path
+from ..files import storage
 from ..format import json_strict as strict
-from ..format.chunk import BLOCK, Chunk, Part
-from ..format.chunk_index import ChunkIndex
-from ..format.manifest import COMMIT, MANIFEST, MAX_MANIFEST, FileDigest, Manifest, StoredTensor
-from ..format.region import Region, as_bytes, copy_region, shared_span
-from ..format.step_names import check_step_name
+from ..format.chunk import Chunk
+from ..format.region import Region, as_bytes, copy_region
 from . import hugging_face as hf
-from .stored_parts import StoredChunks, StoredParts, read_known
-
-if TYPE_CHECKING:
-    import torch
-
-    from .verify import VerifyReport
-
-
-@dataclass(frozen=True, slots=True)
-class StoredArray:
-    """Values as stored: `dtype` says what they are, also where numpy has no such dtype (bf16, fp8)."""
-
-    values: Array
-    dtype: DType
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents; 1-D for a flat range."""
-        return self.values.shape
-
-    def numpy(self) -> Array:
-        """The values; formats that numpy lacks as bit patterns in unsigned integers (bf16: uint16)."""
-        return self.values
-
-    def torch(self) -> "torch.Tensor":
-        """The values as a tensor of the true dtype, sharing memory."""
-        import torch
-
-        if np.dtype(self.dtype.numpy).name == self.dtype.torch:
-            return torch.from_numpy(self.values)
-        bits = np.dtype(f"i{self.dtype.itemsize}")
-        return torch.from_numpy(self.values.view(bits)).view(getattr(torch, self.dtype.torch))
+from .checkpoint_folder import CheckpointFolder
+from .chunk_blocks import read_span, touched
+from .locate import locate
+from .report import VerifyReport
+from .step_folder import StepFolder
+from .stored_array import StoredArray
+from .verify import verify
 
 
-@dataclass(frozen=True)
 class Checkpoint:
     """An open checkpoint; only metadata is held.
 
@@ -70,22 +38,20 @@ class Checkpoint:
         assert checkpoint.verify().ok
 
     Attributes:
+        folder: the files behind it.
         path: the step folder or Hugging Face folder.
+        manifest: its metadata.
         tensors: by logical name, tied names too; each with `.shape` and `.slots` (slot -> dtype code).
+        aliases: tied name -> name of the tensor that is stored.
         chunks: (tensor, slot) -> where its bytes are.
-        manifest: None for a Hugging Face folder.
-        manifest_sha256: the checkpoint's identity; of the index (or the only file's header) for a Hugging Face folder.
         skipped: why newer steps of the run folder were passed over.
     """
 
-    path: Path
-    tensors: Mapping[str, StoredTensor]
-    aliases: Mapping[str, str]
-    chunks: ChunkIndex
-    manifest: Manifest | None
-    manifest_sha256: str
-    parts: Mapping[str, Part] = field(default_factory=dict)
-    skipped: tuple[str, ...] = ()
+    def __init__(self, folder: CheckpointFolder, skipped: tuple[str, ...] = ()) -> None:
+        self.folder, self.skipped = folder, skipped
+        self.path, self.manifest, self.chunks = folder.path, folder.manifest, folder.chunks
+        self.aliases, stored = self.manifest.aliases, self.manifest.tensors
+        self.tensors = dict(stored) | {alias: stored[name] for alias, name in self.aliases.items()}
 
     @staticmethod
     def open(path: str | Path) -> "Checkpoint":
@@ -98,65 +64,38 @@ class Checkpoint:
         Raises:
             CheckpointError: there is nothing usable; the message says why for each step looked at.
         """
-        from .locate import open_any
-
-        return open_any(Path(path))
+        return Checkpoint(*locate(Path(path)))
 
     @staticmethod
-    def open_step(folder: Path, skipped: tuple[str, ...] = (), lazy: bool = False) -> "Checkpoint":
+    def open_step(path: Path) -> "Checkpoint":
         """Opens a step folder: COMMIT, manifest, parts, sizes and cover are checked, tensor data is not read.
 
-        Args:
-            lazy: check only COMMIT and manifest now, and the rest for each tensor when it is first asked for.
-
         Raises:
-            DamagedCheckpoint: what is there is not what a save wrote.
+            DamagedCheckpoint: the content is not that which a save wrote.
             CheckpointError: it is whole, and is not the step that its name says or of a version that this tk reads.
             StorageError: a file cannot be opened or read.
         """
-        manifest, digest = _committed_manifest(folder)
-        check_step_name(folder, manifest.step)
-        parts = StoredParts(folder, manifest)
-        chunks = StoredChunks(manifest, parts)
-        tensors = dict(manifest.tensors) | {alias: manifest.tensors[name] for alias, name in manifest.aliases.items()}
-        found = Checkpoint(folder, tensors, manifest.aliases, chunks, manifest, digest, parts, skipped)
-        if not lazy:
-            found.check()
-        return found
-
-    @staticmethod
-    def open_hugging_face(folder: Path) -> "Checkpoint":
-        """Opens a Hugging Face folder."""
-        found = hf.open_folder(folder)
-        tensors = found.tensors | {alias: found.tensors[name] for alias, name in found.aliases.items()}
-        return Checkpoint(folder, tensors, found.aliases, found.chunks, None, found.digest)
+        return Checkpoint(StepFolder.open_checked(path))
 
     @property
     def step(self) -> int:
         """The training step; 0 for a Hugging Face folder."""
-        return self.manifest.step if self.manifest else 0
+        return self.manifest.step
 
     @property
     def layout(self) -> Layout:
         """The layout it was saved at."""
-        return self.manifest.layout if self.manifest else Layout()
+        return self.manifest.layout
 
     @property
     def resume(self) -> Mapping[str, Any]:
         """The run's state beside tensors, as `train/` saved it; empty where there is none."""
-        return self.manifest.resume if self.manifest else {}
+        return self.manifest.resume
 
     @property
-    def param_groups(self) -> tuple[Mapping[str, Any], ...]:
-        """The optimizer's groups, each with "params", a list of names."""
-        return self.manifest.param_groups if self.manifest else ()
-
-    @property
-    def table(self) -> tuple[TensorSpec, ...]:
-        """The stored tensors; without split rules for a Hugging Face folder."""
-        if self.manifest:
-            return self.manifest.table
-        return tuple(TensorSpec(name, self.tensors[name].shape) for name, _ in self.chunks)
+    def manifest_sha256(self) -> str:
+        """The checkpoint's identity; of the index (or the only file's header) for a Hugging Face folder."""
+        return self.folder.digest
 
     def config(self) -> dict[str, Any]:
         """The content of config.json.
@@ -164,18 +103,14 @@ class Checkpoint:
         Raises:
             ShardMissing: the folder has none.
         """
-        names = [hf.CONFIG] if self.manifest is None else [name for name in self.manifest.files if name == hf.CONFIG]
-        data = self.side_files(names).get(hf.CONFIG)
+        data = self.folder.read_side_files([hf.CONFIG]).get(hf.CONFIG)
         if data is None:
             raise ShardMissing(f"{self.path} has no {hf.CONFIG}.")
         return strict.mapping(strict.parse(data, hf.CONFIG), str(self.path / hf.CONFIG))
 
-    def side_files(self, names: Sequence[str] | None = None) -> dict[str, bytes]:
-        """Config, tokenizer and such (all if None are named), checked against the manifest where there is one."""
-        if self.manifest is None:
-            return hf.read_side_files(self.path, names)
-        wanted = {name: self.manifest.files[name] for name in names or self.manifest.files}
-        return {name: read_known(self.path, name, digest, hf.MAX_SIDE_FILE) for name, digest in wanted.items()}
+    def side_files(self) -> dict[str, bytes]:
+        """Config, tokenizer and other small files, checked against the manifest where it lists them."""
+        return self.folder.read_side_files()
 
     def read(
         self,
@@ -192,7 +127,7 @@ class Checkpoint:
             box: which elements; None = all.
             slot: "weight" or one of the optimizer's.
             flat: [a, b) of the row-major order of the box, given as a 1-D array.
-            dtype: what to cast to. Another dtype of slot "weight" than the stored one is cast from "master" where
+            dtype: the dtype to cast to. Another dtype of slot "weight" than the stored one is cast from "master" where
                 there is one.
 
         Raises:
@@ -225,106 +160,32 @@ class Checkpoint:
             raise ShardMissing(f"{self.path} has no slot {slot!r} of {name}; it has {', '.join(tensor.slots)}.")
         return name, slot, dtypes.by_code(tensor.slots[slot])
 
-    def data_path(self, file: str) -> Path:
-        """The path of one of the checkpoint's data files."""
-        return real_path(self.path, strict.file_name(file, str(self.path)), inside=self.manifest is None)
-
-    def open_data(self, file: str) -> int:
-        """A descriptor of one of the data files; ShardCorrupt if its header is not the one that was written."""
-        if isinstance(self.parts, StoredParts):
-            return self.parts.open_data(file)
-        return storage.open_read(self.data_path(file))
-
-    @property
-    def opened_parts(self) -> tuple[str, ...]:
-        """Names of the parts that have been read so far."""
-        return self.parts.opened if isinstance(self.parts, StoredParts) else ()
-
     def check(self) -> None:
-        """Reads all metadata: every part, the sizes of all files, and that each slot of each tensor is held once.
+        """Reads all metadata; see `CheckpointFolder.check`."""
+        self.folder.check()
 
-        Raises:
-            CheckpointError: something is missing, damaged or contradicts itself; the message names it.
+    def verify(self, on_bytes: Callable[[int], None] = lambda _: None) -> VerifyReport:
+        """Reads and checks every byte, and looks for files that are none of its own.
+
+        Args:
+            on_bytes: called with the bytes of each block once it is checked.
         """
-        if isinstance(self.chunks, StoredChunks):
-            self.chunks.check()
-
-    def verify(self, on_bytes: Callable[[int], None] = lambda _: None) -> "VerifyReport":
-        """Reads and checks every byte, and looks for files that are none of its own; `on_bytes` is told as it goes."""
-        from ..run.strangers import find_strangers
-        from .verify import verify
-
-        report = verify(self, on_bytes)
-        problems, notes = find_strangers(self)
+        report = verify(self.folder, on_bytes)
+        problems, notes = self.folder.find_strangers()
         return replace(report, problems=(*report.problems, *problems), notes=tuple(notes))
 
     def _read_chunk(self, chunk: Chunk, dtype: DType, target: Region, values: Array) -> None:
-        """Copies what `target` shares with a chunk into `values`, block by block."""
+        """Copies the elements that `target` shares with a chunk into `values`, block by block."""
         spans = touched(chunk, target, dtype.itemsize)
         if not spans:
             return
-        same_box = chunk.box == target.box
-        with storage.closing(self.open_data(chunk.file)) as fd:
+        same_box, path = chunk.box == target.box, self.path / chunk.file
+        with storage.closing(self.folder.open_data(chunk.file)) as fd:
             for low, high in spans:
                 piece = Region(chunk.box, chunk.start + low, chunk.start + high)
                 direct = same_box and target.start <= piece.start and piece.stop <= target.stop
                 at = piece.start - target.start
                 memory = values[at : at + piece.size] if direct else np.empty(piece.size, dtype.numpy)
-                self.read_span(fd, chunk, as_bytes(memory), low * dtype.itemsize)
+                read_span(fd, path, chunk, as_bytes(memory), low * dtype.itemsize)
                 if not direct:
                     copy_region(values, target, memory, piece)
-
-    def read_span(self, fd: int, chunk: Chunk, memory: memoryview, start: int) -> None:
-        """Fills `memory` from byte `start` of a chunk; where there are checksums it must be one of its whole blocks.
-
-        Raises:
-            ShardCorrupt: the checksum does not match, or the file ends before.
-        """
-        path = self.path / chunk.file  # for messages: links were followed when the file was opened
-        storage.read_exact(fd, memory, chunk.offset + start, path)
-        if chunk.crc is not None and crc32(memory) != chunk.crc[start // BLOCK]:
-            raise corrupt(path, chunk, start // BLOCK)
-
-
-def touched(chunk: Chunk, target: Region, itemsize: int) -> list[tuple[int, int]]:
-    """What has to be read of a chunk for `target`: [low, high) of its elements, each within one block.
-
-    Whole blocks, so that each can be checked; where there are no checksums, no more than from the first element that
-    is shared to the last.
-    """
-    span = shared_span(chunk.region, target)
-    if span is None:
-        return []
-    per_block, size = BLOCK // itemsize, chunk.stop - chunk.start
-    found = []
-    for block in range((span[0] - chunk.start) // per_block, -(-(span[1] - chunk.start) // per_block)):
-        low, high = block * per_block, min((block + 1) * per_block, size)
-        inside = shared_span(Region(chunk.box, chunk.start + low, chunk.start + high), target)
-        if inside and chunk.crc is None:
-            found.append((inside[0] - chunk.start, inside[1] - chunk.start))
-        elif inside:
-            found.append((low, high))
-    return found
-
-
-def corrupt(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:
-    """The error for a block whose bytes are not those that were written."""
-    start = chunk.offset + block * BLOCK
-    return ShardCorrupt(
-        f"{path}: block {block} of {chunk.tensor}, slot {chunk.slot} (bytes {start} to "
-        f"{min(start + BLOCK, chunk.offset + chunk.nbytes)}) does not match its checksum; restore the file from a copy "
-        f"or use another step."
-    )
-
-
-def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
-    if not lookup.exists(folder / COMMIT):
-        if lookup.exists(folder) and not lookup.is_dir(folder):
-            raise CheckpointError(f"{folder} is not a folder, as a step is.")
-        raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")
-    wanted = small_files.read_small(real_path(folder, COMMIT), 4096)
-    data = small_files.read_small(real_path(folder, MANIFEST), MAX_MANIFEST)
-    digest = FileDigest.of(data).sha256
-    if wanted != f"{digest}\n".encode():
-        raise NotCommitted(f"{folder / MANIFEST} does not match {COMMIT}: it is damaged or belongs to another save.")
-    return Manifest.parse(data, str(folder / MANIFEST)), digest

@@ -21,8 +21,10 @@ from ...core.casts import Array, cast
 from ...core.errors import DamagedCheckpoint, StorageError, TkError
 from ..files.data_files import DataFiles
 from ..format.region import Region, copy_region
+from .chunk_blocks import read_span
 from .read_plan import AREA, Block, Read, ReadPlanner, Span, Want, from_rows, to_rows
-from .reader import Checkpoint, StoredArray
+from .reader import Checkpoint
+from .stored_array import StoredArray
 
 Deliver: TypeAlias = Callable[[int, StoredArray], object]
 _NUM_AREAS: Final = 2  # of each rank: one is read into while the other is copied from
@@ -146,7 +148,7 @@ class _Together:
     def run(self, union: Sequence[Span], peers: Peers) -> None:
         """Reads this rank's share of `union` and delivers its wants."""
         rounds = self._planner.deal(union, peers.size)
-        with DataFiles(self._planner.checkpoint.open_data) as files:
+        with DataFiles(self._planner.checkpoint.folder.open_data) as files:
             for number in range(len(rounds) + 1):
                 with told_to_all(peers):  # and nobody goes on before all have read, and copied
                     if number == 0:
@@ -160,8 +162,8 @@ class _Together:
         for read in reads:
             chunk, itemsize = self._planner.chunk(read.span), self._planner.dtype(read.span).itemsize
             memory = self._areas.view(read.rank, number, read.at, self._planner.nbytes(read.span))
-            checkpoint = self._planner.checkpoint
-            checkpoint.read_span(files.open(chunk.file), chunk, memory, read.span.low * itemsize)
+            path = self._planner.checkpoint.path / chunk.file
+            read_span(files.open(chunk.file), path, chunk, memory, read.span.low * itemsize)
 
     def _copy(self, reads: Sequence[Read], number: int) -> None:
         for read in reads:

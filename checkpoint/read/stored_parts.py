@@ -1,20 +1,16 @@
-"""A step's parts and chunks, read when first asked for: whoever wants one tensor opens the parts that hold it."""
+"""A step's parts, each read when it is first asked for: a reader of one tensor opens the parts that hold it."""
 
-import gc
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from threading import RLock
 
-from ...core import dtypes
 from ...core.errors import ManifestError, ShardCorrupt
-from ..files import small_files, storage
+from ..files import storage
 from ..files.links import real_path
-from ..format.chunk import Chunk, DataFile, Part
-from ..format.chunk_index import TensorChunks, add_part
-from ..format.manifest import MAX_PART, PARTS, FileDigest, Manifest
+from ..format.chunk import DataFile, Part
+from ..format.manifest import MAX_PART, PARTS, Manifest
 from ..format.safetensors_file import MAX_HEADER
+from .known_files import check_sizes, read_known
 
 
 class StoredParts(Mapping[str, Part]):
@@ -76,87 +72,6 @@ class StoredParts(Mapping[str, Part]):
         return part
 
 
-class StoredChunks(Mapping[tuple[str, str], TensorChunks]):
-    """Chunks by (tensor, slot); the first access to a tensor reads its parts and checks that they hold it exactly once.
-
-    Raises (on access): as `StoredParts`, and ManifestError where a slot is not held exactly once.
-    """
-
-    def __init__(self, manifest: Manifest, parts: Mapping[str, Part]) -> None:
-        self._tensors, self._parts = manifest.tensors, parts
-        self._holders: dict[str, list[str]] = {name: [] for name in manifest.tensors}
-        names = sorted(manifest.tensors)
-        for part, record in manifest.parts.items():
-            for index in record.tensors:
-                self._holders[names[index]].append(part)
-        self._found: dict[tuple[str, str], list[Chunk]] = {key: [] for key in self}
-        self._owner: dict[str, int] = {}
-        self._taken: set[str] = set()
-        self._ready: dict[tuple[str, str], TensorChunks] = {}
-        self._lock = RLock()
-
-    def __getitem__(self, key: tuple[str, str]) -> TensorChunks:
-        with self._lock:
-            if key not in self._ready:
-                self._ready[key] = self._build(*key)
-            return self._ready[key]
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return ((name, slot) for name, tensor in self._tensors.items() for slot in tensor.slots)
-
-    def __len__(self) -> int:
-        return sum(len(tensor.slots) for tensor in self._tensors.values())
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._found
-
-    def check(self) -> None:
-        """Reads every part and checks that every slot of every tensor is held exactly once."""
-        with self._lock, _no_garbage_collection():
-            for part in self._parts:
-                self._take(part)
-            for key in self:
-                self[key]
-
-    def _build(self, name: str, slot: str) -> TensorChunks:
-        tensor = self._tensors[name]
-        dtype = dtypes.by_code(tensor.slots[slot])
-        for part in self._holders[name]:
-            self._take(part)
-        return TensorChunks(f"{name}, slot {slot}", self._found[name, slot], tensor.shape, dtype)
-
-    def _take(self, part: str) -> None:
-        if part not in self._taken:
-            add_part(self._parts[part], self._found, self._owner)
-            self._taken.add(part)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Millions of small objects without a cycle among them: looking for cycles costs a quarter of reading them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def read_known(folder: Path, name: str, known: FileDigest, max_bytes: int) -> bytes:
-    """A small file whose size and SHA-256 are on record; ShardCorrupt if it has changed."""
-    path = real_path(folder, name)
-    data = small_files.read_small(path, max_bytes)
-    if FileDigest.of(data) != known:
-        raise not_as_saved(path)
-    return data
-
-
-def not_as_saved(path: Path) -> ShardCorrupt:
-    """The error for a small file that has changed."""
-    return ShardCorrupt(f"{path} is not the file that was saved: its SHA-256 differs from the manifest's.")
-
-
 def _check_header(fd: int, path: Path, known: DataFile) -> None:
     raw = bytearray(8)
     storage.read_exact(fd, memoryview(raw), 0, path)
@@ -165,13 +80,3 @@ def _check_header(fd: int, path: Path, known: DataFile) -> None:
     storage.pread(fd, memoryview(text), 8)
     if hashlib.sha256(raw + text).hexdigest() != known.header_sha256:
         raise ShardCorrupt(f"{path}: its header is not the one that was written; restore it or use another step.")
-
-
-def check_sizes(folder: Path, parts: Mapping[str, Part]) -> None:
-    """Every data file is there with its recorded size."""
-    for part in parts.values():
-        for name, known in part.files.items():
-            with storage.reading(real_path(folder, name)) as fd:
-                size = storage.file_size(fd)
-            if size != known.size:
-                raise ShardCorrupt(f"{folder / name} has {size} bytes; {known.size} were written.")

@@ -6,21 +6,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...core.errors import CheckpointError, ShardMissing
 from ...core.geometry import Box
-from ...core.layout import Layout
-from ...core.tensors import Table
 from ..files import folders, lookup, small_files
 from ..format import json_strict as strict
 from ..format.chunk import Part
 from ..format.chunk_index import index_chunks
-from ..format.manifest import COMMIT, MANIFEST, MAX_PART, PARTS, FileDigest, Manifest, PartRecord, StoredTensor
-from ..format.step_names import check_step_name
+from ..format.manifest import COMMIT, MANIFEST, MAX_PART, PARTS, FileDigest, Manifest, PartRecord
+from ..format.step_names import step_name
 from ..read import hugging_face as hf
-from ..read.stored_parts import check_sizes
-from ..run.run_folder import LockedRun
+from ..read.known_files import check_sizes
+from ..run.locked_run import LockedRun
+from .new_step import NewStep
 from .writer import part_name
 
 _MAX_POLL_SECONDS: Final = 0.5
@@ -29,26 +28,11 @@ _TOLD_AFTER: Final = 30.0  # seconds of waiting
 _log = logging.getLogger(__name__)
 
 
-def commit(
-    folder: Path,
-    table: Table,
-    layout: Layout,
-    step: int,
-    *,
-    slots: Mapping[str, str],
-    param_groups: Sequence[Mapping[str, Any]] = (),
-    resume: Mapping[str, Any] | None = None,
-    side_files: Mapping[str, bytes] | None = None,
-    timeout: float = 600.0,
-) -> Path:
-    """Completes a step that every rank of `layout` writes (or has written) with `write_part`, and makes it visible.
+def commit(run: LockedRun, new: NewStep, timeout: float = 600.0) -> Path:
+    """Completes a step that every rank of its layout writes (or has written) with `write_part`, and makes it visible.
 
     Args:
-        folder: the step's folder aside, from `LockedRun.begin_step`.
-        slots: dtype code of each slot of an ordinary tensor: {"weight": "BF16", "exp_avg": "F32", ...}.
-        param_groups: the optimizer's groups, each with "params", a list of tensor names.
-        resume: layout-free state of the run; plain JSON.
-        side_files: config.json, tokenizer.json and such.
+        run: the run, in which `begin_step` has made the step's folder aside.
         timeout: seconds to wait for the parts of other ranks.
 
     Returns:
@@ -57,23 +41,15 @@ def commit(
     Raises:
         ShardMissing: parts that did not come in time; names them.
         ManifestError: the parts do not hold every element of every slot exactly once.
-        CheckpointError: a folder of the final name is there already, or the name is another step's.
+        CheckpointError: a folder of the final name is there already, or another job has taken the run over.
     """
-    stored = {
-        spec.name: StoredTensor(spec.shape, spec.codes(slots), spec.split, spec.layer)
-        for spec in table
-        if not spec.alias
-    }
-    aliases = {spec.name: spec.alias for spec in table if spec.alias}
-    final = folder.with_name(folder.name.split(".tmp-")[0])
-    check_step_name(final, step)
-    manifest = Manifest(step, layout, stored, aliases, tuple(param_groups), resume or {})
-    parts = wait_for_parts(folder, layout.world_size, timeout)
-    seal(folder, manifest, parts, side_files or {})
-    run = LockedRun(folder.parent, folder.name.rsplit("-", 1)[1])
+    folder, final = run.step_aside(new.step), run.path / step_name(new.step)
+    manifest = new.manifest()
+    parts = wait_for_parts(folder, new.layout.world_size, timeout)
+    seal(folder, manifest, parts, new.side_files)
     run.require_lock()
     publish(folder, final)
-    run.point_latest(step)
+    run.point_latest(new.step)
     return final
 
 

@@ -15,8 +15,9 @@ from ...core.layout import Layout, Owned, owned
 from ...core.tensors import Split, Table, TensorSpec
 from ..format.region import Region
 from ..format.step_names import step_aside
-from ..run.run_folder import LockedRun
+from ..run.run_folder import RunFolder
 from .commit import commit
+from .new_step import NewStep
 from .writer import write_part
 
 ALIGNMENT: Final = 64  # bytes
@@ -66,24 +67,15 @@ class SaveJob:
             CheckpointError: the step is there already, or a rank did not finish its part.
             OSError: the disk is full or fails.
         """
-        run = LockedRun(self.run, self.attempt) if self.writer == 0 else None
+        run = RunFolder(self.run).held_by(self.attempt) if self.writer == 0 else None
         if run:
             run.begin_step(step)
         folder = step_aside(self.run, step, self.attempt)
         entries = [(item, dtype.code, partial(values, item)) for item, dtype in self.stored_as().items()]
         write_part(folder, self.writer, self.table, entries)
         if run:
-            commit(
-                folder,
-                self.table,
-                self.layout,
-                step,
-                slots=self.slots,
-                param_groups=self.param_groups,
-                resume=resume,
-                side_files=self.side_files,
-                timeout=self.timeout,
-            )
+            new = NewStep(step, self.table, self.layout, self.slots, self.param_groups, resume, self.side_files)
+            commit(run, new, self.timeout)
             if self.keep:
                 run.prune(self.keep, self.keep_every)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tk.checkpoint import RunFolder, commit, write_part
+from tk.checkpoint import NewStep, RunFolder, commit, write_part
 from tk.core.geometry import Box
 from tk.core.layout import Layout, Owned
 from tk.core.tensors import TensorSpec
@@ -32,7 +32,7 @@ def make_large(run: Path) -> Path:
         folder = locked.begin_step(1)
         write_part(folder, 0, (spec,), [(item, "F32", np.ones(spec.shape, np.float32))])
         files = {"config.json": b"{}", "tokenizer.json": b" " * (LARGE - 2) + b"{}"}
-        return commit(folder, (spec,), Layout(), 1, slots={"weight": "F32"}, side_files=files)
+        return commit(locked, NewStep(1, (spec,), Layout(), {"weight": "F32"}, side_files=files))
 
 
 def crafted(unit: bytes) -> bytes:

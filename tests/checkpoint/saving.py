@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tk.checkpoint import RunFolder, commit, write_part
+from tk.checkpoint import NewStep, RunFolder, commit, write_part
 from tk.core import dtypes
 from tk.core.casts import Array, cast
 from tk.core.layout import Layout, Owned, owned
@@ -116,7 +116,7 @@ def save_step(
                 for item in owned(table, layout, rank, list(slots))
             ]
             write_part(folder, rank, table, entries)
-        return commit(folder, table, layout, step, slots=slots, **more)  # type: ignore[arg-type]
+        return commit(locked, NewStep(step, table, layout, slots, **more))  # type: ignore[arg-type]
 
 
 def assert_equal(found: Array, wanted: Array) -> None:

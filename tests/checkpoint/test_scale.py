@@ -14,6 +14,7 @@ from tk.checkpoint.format.chunk import Chunk
 from tk.checkpoint.format.chunk_index import TensorChunks
 from tk.checkpoint.format.region import Region, shared_span
 from tk.checkpoint.format.safetensors_file import build_header
+from tk.checkpoint.read.step_folder import StepFolder
 from tk.core import dtypes
 from tk.core.errors import ShardCorrupt, ShardMissing
 from tk.core.geometry import Box
@@ -33,18 +34,19 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_tensor_opens_its_own_parts_only(step: Path) -> None:
-    checkpoint = Checkpoint.open(step)
-    assert checkpoint.opened_parts == ()
+    folder = StepFolder.open(step)
+    checkpoint = Checkpoint(folder)
+    assert folder.parts.opened == ()
     assert len(checkpoint.chunks) == len(checkpoint.tensors) * len(SLOTS)
     chunks = checkpoint.chunks["model.layers.2.mlp.down_proj.weight", "weight"]
     holders = {f"{int(chunk.file[6:11]):05d}.json" for chunk in chunks}
-    assert set(checkpoint.opened_parts) == holders
+    assert set(folder.parts.opened) == holders
     assert len(holders) == LAYOUT.tp * LAYOUT.dp
     target = Layout(tp=4, pp=2, dp=2, zero=1)
     assert plan_rank(checkpoint, TABLE, target, 3) > 200
-    assert len(checkpoint.opened_parts) < LAYOUT.world_size
+    assert len(folder.parts.opened) < LAYOUT.world_size
     checkpoint.check()
-    assert len(checkpoint.opened_parts) == LAYOUT.world_size
+    assert len(folder.parts.opened) == LAYOUT.world_size
 
 
 def test_damage_in_one_part_is_met_by_those_who_open_it(step: Path) -> None:

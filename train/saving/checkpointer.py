@@ -10,7 +10,8 @@ import torch
 
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import ALONE, Peers, told_to_all
-from ...checkpoint.run.run_folder import LockedRun, RunFolder
+from ...checkpoint.run.locked_run import LockedRun
+from ...checkpoint.run.run_folder import RunFolder
 from ...checkpoint.save.save_job import SaveJob
 from ...core.tensors import Table
 from ...model.loading import peers

@@ -12,7 +12,8 @@ from typing import Generic, TypeVar
 from ...checkpoint.format.step_names import step_name
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import Peers, open_together, told_to_all
-from ...checkpoint.run.run_folder import LockedRun, Newest
+from ...checkpoint.run.locked_run import LockedRun
+from ...checkpoint.run.run_view import Newest
 from ...core.errors import CheckpointError, ConfigError, DamagedCheckpoint, NotCommitted
 
 Loaded = TypeVar("Loaded")

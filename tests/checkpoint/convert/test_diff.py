@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tk.checkpoint import Checkpoint, RunFolder, commit, compare, reshard, write_part
+from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, compare, reshard, write_part
 from tk.cli.main import main
 from tk.core import dtypes
 from tk.core.errors import ShardCorrupt
@@ -24,7 +24,7 @@ def write(run: Path, values: dict[str, np.ndarray], code: str = "F32") -> Checkp
         folder = locked.begin_step(1)
         entries = [(item, code, values[item.tensor].reshape(-1)) for item in owned(table, Layout(), 0)]
         write_part(folder, 0, table, entries)
-        return Checkpoint.open(commit(folder, table, Layout(), 1, slots={"weight": code}))
+        return Checkpoint.open(commit(locked, NewStep(1, table, Layout(), {"weight": code})))
 
 
 @pytest.fixture(scope="module")

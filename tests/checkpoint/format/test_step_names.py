@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tk.checkpoint import Checkpoint, RunFolder, commit, export_links, prepare_export, reshard
+from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, export_links, prepare_export, reshard
 from tk.checkpoint.format.step_names import attempt_of, is_misnamed, step_of
-from tk.core.errors import CheckpointError, ConfigError
+from tk.core.errors import CheckpointError, ConfigError, ShardMissing
 from tk.core.layout import Layout
 from tk.tests.checkpoint.crashing import LAYOUT, SLOTS, TABLE, assert_is_step, save
 
@@ -30,8 +30,9 @@ def test_names() -> None:
         "step-12",
         "step-000000012",
     ]
-    assert attempt_of("step-00000012.tmp-0a1b") == attempt_of("metrics.jsonl.trash-0a1b") == "0a1b"
+    assert attempt_of("step-00000012.tmp-0a1b") == attempt_of("LATEST.trash-0a1b") == "0a1b"
     assert attempt_of("step-00000012.bad-0a1b") is None
+    assert [attempt_of("record.tmp-0a1b", files) for files in ((), ["record"])] == [None, "0a1b"]
 
 
 @pytest.mark.parametrize("name", ["step-00000009", "step-000000002", "step-2", "step-00000000"])
@@ -105,6 +106,7 @@ def test_no_copy_gets_a_name_that_a_run_would_take_for_something_else(run: Path,
 def test_no_step_is_committed_under_another_s_name(run: Path) -> None:
     with RunFolder(run).lock() as locked:
         folder = locked.begin_step(5)
-        with pytest.raises(CheckpointError, match="is named as step 5 and holds step 4"):
-            commit(folder, TABLE, LAYOUT, 4, slots=SLOTS)
+        with pytest.raises(ShardMissing, match=rf"step-00000004\.tmp-{locked.attempt}: .* have not finished"):
+            commit(locked, NewStep(4, TABLE, LAYOUT, SLOTS), timeout=0)
     assert not (folder / "COMMIT").exists()
+    assert not (run / "step-00000004").exists()

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tk.checkpoint import Checkpoint, export_links, prepare_export, reshard
-from tk.checkpoint.read.hugging_face import BASE_PREFIXES
+from tk.checkpoint.read.hugging_face_folder import BASE_PREFIXES
 from tk.cli.main import main
 from tk.core.errors import CheckpointError
 from tk.core.layout import Layout

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from safetensors.numpy import save_file
 
-from tk.checkpoint import Checkpoint
+from tk.checkpoint import Checkpoint, StoredArray
 from tk.checkpoint.format import chunk
-from tk.checkpoint.read import read_plan, reader, shared_read
+from tk.checkpoint.read import chunk_blocks, read_plan, shared_read
 from tk.checkpoint.read.read_plan import AREA, ReadPlanner, Want
 from tk.checkpoint.read.shared_read import Peers, read_all
 from tk.core.casts import Array
@@ -55,7 +55,7 @@ def load(path: Path, wants: list[Want], peers: Peers) -> list[Array]:
     """The values of every want, after a check that each came once."""
     found: dict[int, Array] = {}
 
-    def deliver(index: int, values: reader.StoredArray) -> None:
+    def deliver(index: int, values: StoredArray) -> None:
         assert index not in found
         found[index] = values.numpy()
 
@@ -158,7 +158,7 @@ def test_three_boxes_of_one_tensor_are_read_once_by_one_rank(saved: Callable[[La
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks and many rounds in a small checkpoint."""
-    for module in (chunk, reader, read_plan):
+    for module in (chunk, chunk_blocks, read_plan):
         monkeypatch.setattr(module, "BLOCK", 512)
     for module in (read_plan, shared_read):
         monkeypatch.setattr(module, "AREA", 4096)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tk.checkpoint import Checkpoint, RunFolder, commit, write_part
+from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, write_part
 from tk.core.errors import CheckpointError, ManifestError, NotCommitted, ShardMissing
 from tk.core.geometry import Box
 from tk.core.layout import Layout, Owned, owned
@@ -42,7 +42,7 @@ def test_what_was_saved_is_there(tmp_path: Path) -> None:
     path = save_step(tmp_path, SMALL, LAYOUT, MIXED, step=7, resume=resume, param_groups=groups, side_files=files)
     found = Checkpoint.open(tmp_path)
     assert path == tmp_path / "step-00000007" == found.path
-    assert (found.step, found.layout, found.resume, list(found.param_groups)) == (7, LAYOUT, resume, groups)
+    assert (found.step, found.layout, found.resume, list(found.manifest.param_groups)) == (7, LAYOUT, resume, groups)
     assert found.config() == {"hidden_size": 32}
     assert found.side_files() == files
     assert found.manifest_sha256 == (path / "COMMIT").read_text().strip()
@@ -152,7 +152,7 @@ def test_missing_parts_are_named_and_nothing_is_committed(tmp_path: Path) -> Non
         folder = run.begin_step(1)
         write_all(folder, [0])
         with pytest.raises(ShardMissing, match=r"1 of 2 writers have not finished: 00001\.json"):
-            commit(folder, SMALL, LAYOUT, 1, slots=STATES, timeout=0)
+            commit(run, NewStep(1, SMALL, LAYOUT, STATES), timeout=0)
     with pytest.raises(CheckpointError):
         Checkpoint.open(tmp_path)
 
@@ -163,7 +163,7 @@ def test_a_part_that_lacks_an_element_is_not_committed(tmp_path: Path) -> None:
         write_all(folder, [0])
         write_part(folder, 1, SMALL, [])
         with pytest.raises(ManifestError, match="exactly once"):
-            commit(folder, SMALL, LAYOUT, 1, slots=STATES)
+            commit(run, NewStep(1, SMALL, LAYOUT, STATES))
     assert not (folder / "COMMIT").exists()
 
 
@@ -220,7 +220,7 @@ def test_a_writer_begins_a_new_file_when_one_is_full(tmp_path: Path) -> None:
             for item in owned(SMALL, Layout(), 0, list(STATES))
         ]
         part = write_part(folder, 0, SMALL, entries, max_file=10_000)
-        commit(folder, SMALL, Layout(), 1, slots=STATES)
+        commit(run, NewStep(1, SMALL, Layout(), STATES))
     assert sum(name.startswith("model-00000") for name in part.files) > 2
     found = Checkpoint.open(tmp_path)
     assert found.verify().ok

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tk.checkpoint import RunFolder, commit, reshard, write_part
+from tk.checkpoint import NewStep, RunFolder, commit, reshard, write_part
 from tk.checkpoint.convert.target import new_folder
 from tk.checkpoint.files import locks
 from tk.checkpoint.run import run_lock
-from tk.checkpoint.run.run_folder import LockedRun
+from tk.checkpoint.run.locked_run import LockedRun
 from tk.checkpoint.run.run_lock import Holder
 from tk.core.errors import CheckpointError
 from tk.core.layout import Layout
@@ -118,7 +118,7 @@ def test_a_job_that_lost_its_lock_publishes_and_removes_nothing(run: Path) -> No
         (run / "LOCK").write_bytes(Holder("other", 1, "0000beef", "other").to_bytes())
         names = sorted(os.listdir(run))
         deeds: list[Callable[[], object]] = [
-            lambda: commit(folder, TABLE, LAYOUT, 4, slots=SLOTS),
+            lambda: commit(late, NewStep(4, TABLE, LAYOUT, SLOTS)),
             lambda: late.begin_step(5),
             lambda: late.prune(1),
             lambda: late.set_aside([1]),

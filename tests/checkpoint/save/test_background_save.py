@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder
-from tk.checkpoint.run.run_folder import LockedRun
+from tk.checkpoint.run.locked_run import LockedRun
 from tk.checkpoint.save.background_save import BackgroundSaver
 from tk.checkpoint.save.save_job import SaveJob
 from tk.core.errors import CheckpointError, TkError, WorkerDied

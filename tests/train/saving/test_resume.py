@@ -9,7 +9,7 @@ import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder
 from tk.checkpoint.read.shared_read import Peers, open_together, told_to_all
-from tk.checkpoint.run.run_folder import LockedRun
+from tk.checkpoint.run.locked_run import LockedRun
 from tk.core.errors import CheckpointError, ConfigError, NotCommitted, StorageError, TkError
 from tk.scripts.broken_checkpoints import flip
 from tk.tests.checkpoint.crashing import save

@@ -1,0 +1,130 @@
+"""A Hugging Face folder of safetensors files seen as a checkpoint: the same tables, made from the files' headers."""
+
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Final, Literal
+
+from ...core import dtypes
+from ...core.errors import ShardMissing
+from ...core.geometry import Box
+from ...core.layout import Layout
+from ..files import lookup, storage
+from ..files.links import real_path
+from ..format import json_strict as strict
+from ..format.chunk import Chunk, Part
+from ..format.chunk_index import TensorChunks
+from ..format.manifest import Manifest, StoredTensor
+from . import hugging_face as hf
+from .hugging_face_weights import WeightFiles, find_weights
+from .report import Problem
+
+# What the base model is called inside the model of an architecture that tk runs, by config.json's model_type. Files
+# of the base model alone lack it; no other architecture's names are touched.
+BASE_PREFIXES: Final[Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"), "model.") | {"gpt2": "transformer."}
+)
+_BUFFERS: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files of these keep
+_TIED_UNLESS_SAID: Final = frozenset({"gpt2"})  # model types whose head is tied where config.json says nothing
+_WEIGHTS: Final = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.msgpack", "*.h5")
+
+
+class HuggingFaceFolder:
+    """A `CheckpointFolder` without checksums: one slot, "weight", and no state of a run.
+
+    Names are those in the files; where tk runs the architecture and the base model was saved alone, its prefix stands
+    before them.
+    """
+
+    kind: ClassVar[Literal["huggingface"]] = "huggingface"
+    has_checksums: ClassVar[bool] = False
+    has_splits: ClassVar[bool] = False
+
+    def __init__(self, path: Path, weights: WeightFiles, config: Mapping[str, object]) -> None:
+        tensors, self.chunks = _tables(path, weights, _model_type(config))
+        self.path, self.digest = path, weights.digest
+        self.manifest = Manifest(0, Layout(), tensors, _tied_head(config, tensors))
+        self.parts: Mapping[str, Part] = {}
+        self._files = {chunk.file for chunks in self.chunks.values() for chunk in chunks}
+        self._sizes = {name: weights.headers[name].size for name in sorted(self._files)}
+
+    @staticmethod
+    def open(path: Path) -> "HuggingFaceFolder":
+        """Reads the headers of all files; raises as `find_weights` does."""
+        config = hf.read_config(path)
+        return HuggingFaceFolder(path, find_weights(path, config), config)
+
+    def check(self) -> None:
+        """See CheckpointFolder: opening has read all metadata."""
+
+    def data_path(self, file: str) -> Path:
+        """See CheckpointFolder."""
+        return real_path(self.path, strict.file_name(file, str(self.path)), inside=True)
+
+    def open_data(self, file: str) -> int:
+        """See CheckpointFolder."""
+        return storage.open_read(self.data_path(file))
+
+    def file_sizes(self) -> Mapping[str, int]:
+        """See CheckpointFolder."""
+        return self._sizes
+
+    def side_paths(self) -> dict[str, Path]:
+        """See CheckpointFolder."""
+        return hf.side_paths(self.path)
+
+    def read_side_files(self, names: Collection[str] | None = None) -> dict[str, bytes]:
+        """See CheckpointFolder."""
+        return hf.read_side_files(self.path, names)
+
+    def removable_files(self) -> set[str]:
+        """See CheckpointFolder: weights, index, and the names of files that `save_pretrained` writes beside them."""
+        return self._weight_files() | hf.SAVED_BESIDE
+
+    def find_strangers(self) -> tuple[list[Problem], list[str]]:
+        """See CheckpointFolder. Anything may lie in such a folder, so notes are about weight files alone."""
+        own = self._weight_files()
+        counts = f"{hf.SINGLE} counts" if hf.SINGLE in own else f"{hf.INDEX} does not name it"
+        others = [name for name in lookup.list_names(self.path) if name not in own and _looks_like_weights(name)]
+        return [], [f"{self.path / name} is not read: {counts}." for name in others]
+
+    def _weight_files(self) -> set[str]:
+        return self._files if hf.SINGLE in self._files else self._files | {hf.INDEX}
+
+
+def _tables(
+    folder: Path, weights: WeightFiles, model_type: str
+) -> tuple[dict[str, StoredTensor], dict[tuple[str, str], TensorChunks]]:
+    """The tensors by their names in the model, and where each one's bytes are."""
+    base = BASE_PREFIXES.get(model_type, "")
+    prefix = "" if any(name.startswith(base) for name in weights.weight_map) else base
+    tensors, chunks = {}, {}
+    for stored, file in weights.weight_map.items():
+        if base and stored.endswith(_BUFFERS):
+            continue
+        entry = weights.headers[file].entries.get(stored)
+        if entry is None:
+            raise ShardMissing(f"{folder / file} lacks {stored}, which {hf.INDEX} says it holds.")
+        name = stored if stored.startswith("lm_head.") else prefix + stored
+        tensors[name] = StoredTensor(entry.shape, {"weight": entry.dtype})
+        box = Box.whole(entry.shape)
+        chunk = Chunk(name, "weight", box, None, file, entry.begin, entry.end - entry.begin, None)
+        chunks[name, "weight"] = TensorChunks(name, [chunk], entry.shape, dtypes.by_code(entry.dtype))
+    return tensors, chunks
+
+
+def _model_type(config: Mapping[str, object]) -> str:
+    return str(config.get("model_type", ""))
+
+
+def _tied_head(config: Mapping[str, object], tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
+    embeddings = [name for name in tensors if name.endswith(("embed_tokens.weight", "wte.weight"))]
+    tied = config.get("tie_word_embeddings", _model_type(config) in _TIED_UNLESS_SAID)
+    if "lm_head.weight" in tensors or len(embeddings) != 1 or tied is not True:
+        return {}
+    return {"lm_head.weight": embeddings[0]}
+
+
+def _looks_like_weights(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in _WEIGHTS)

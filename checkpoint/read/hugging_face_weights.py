@@ -1,0 +1,102 @@
+"""Where the weights of a Hugging Face folder are: the files that `transformers` would read, and their headers."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.errors import CheckpointError, ManifestError
+from ..files import lookup, small_files
+from ..files.links import real_path
+from ..format import json_strict as strict
+from ..format.safetensors_file import TK_MARK, Header, read_header
+from .hugging_face import ADAPTER_CONFIG, CONFIG, DISTRIBUTED, INDEX, MAX_SIDE_FILE, SINGLE
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The weight files of a folder.
+
+    Attributes:
+        headers: by file name.
+        weight_map: tensor name -> name of the file that holds it.
+        digest: SHA-256 of the index, or of the header of a single file.
+    """
+
+    headers: Mapping[str, Header]
+    weight_map: Mapping[str, str]
+    digest: str
+
+
+def find_weights(folder: Path, config: Mapping[str, object]) -> WeightFiles:
+    """Reads the index and the header of every file; no tensor data.
+
+    Where there are both, a single file counts and not an index, as for `transformers`.
+
+    Raises:
+        ShardMissing: the index names a file or a tensor that is not there.
+        ManifestError: a header or the index breaks its format's rules.
+        CheckpointError: a file is a part of a tk checkpoint, or a link out of the folder and the hub's cache; or
+            `transformers` would load other weights than these.
+    """
+    _refuse_other_weights(folder, config)
+    if lookup.exists(folder / SINGLE):
+        header = _header(folder, SINGLE)
+        if not header.entries:
+            raise ManifestError(f"{folder / SINGLE} holds no tensors.")
+        return WeightFiles({SINGLE: header}, dict.fromkeys(header.entries, SINGLE), header.sha256)
+    data = small_files.read_small(real_path(folder, INDEX, inside=True), MAX_SIDE_FILE)
+    indexed = _weight_map(strict.parse(data, str(folder / INDEX)), str(folder / INDEX))
+    headers = {name: _header(folder, name) for name in sorted(set(indexed.values()))}
+    return WeightFiles(headers, _held(folder, indexed, headers), hashlib.sha256(data).hexdigest())
+
+
+def _refuse_other_weights(folder: Path, config: Mapping[str, object]) -> None:
+    """CheckpointError where `transformers` loads other files than an index or a single file, or changes them."""
+    named = config.get("transformers_weights")
+    if named is not None:
+        raise CheckpointError(
+            f"{folder / CONFIG} says transformers_weights = {str(named)[:80]!r}; only {SINGLE} and {INDEX} are read. "
+            f"Give the weights that name and remove the key."
+        )
+    if lookup.exists(folder / ADAPTER_CONFIG):
+        raise CheckpointError(
+            f"{folder} holds an adapter (PEFT, {ADAPTER_CONFIG}) beside the weights; `transformers` would apply it. "
+            f"Merge it with merge_and_unload() of peft and save_pretrained(), or remove its files."
+        )
+    shards = [name for name in lookup.list_names(folder) if DISTRIBUTED.fullmatch(name)]
+    if shards:
+        raise CheckpointError(
+            f"{folder} holds {shards[0]}, a part of a distributed checkpoint, which `transformers` would load instead "
+            f"of the other weights there. Load it with transformers and save_pretrained, or remove those files."
+        )
+
+
+def _header(folder: Path, name: str) -> Header:
+    header = read_header(real_path(folder, strict.file_name(name, str(folder)), inside=True))
+    if TK_MARK in header.metadata:
+        raise CheckpointError(
+            f"{folder / name} belongs to a tk checkpoint whose manifest and COMMIT are gone; without them it is not "
+            f"read. `tk export --plain` makes a folder that needs neither."
+        )
+    return header
+
+
+def _weight_map(document: object, what: str) -> dict[str, str]:
+    found = strict.mapping(strict.mapping(document, what).get("weight_map"), f"{what}: weight_map")
+    if not found:
+        raise ManifestError(f"{what} names no tensors.")
+    return {name: strict.file_name(file, f"{what}: {name[:80]}") for name, file in found.items()}
+
+
+def _held(folder: Path, indexed: Mapping[str, str], headers: Mapping[str, Header]) -> dict[str, str]:
+    """Where every tensor is: those that the index names and those that it forgets in its files, for `transformers`
+    reads these files whole, and of two tensors of one name the later file's."""
+    held = {name: file for file, header in headers.items() for name in header.entries}
+    for name, file in indexed.items():
+        if held.get(name, file) != file:
+            raise CheckpointError(
+                f"{folder / INDEX} says that {name} is in {file}, and {held[name]} holds one that "
+                f"`transformers` would take. Remove the wrong one, or save the model again into an empty folder."
+            )
+    return {**indexed, **held}

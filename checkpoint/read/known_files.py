@@ -1,0 +1,34 @@
+"""Files whose sizes, and of small ones whose digests, are on record."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...core.errors import ShardCorrupt
+from ..files import small_files, storage
+from ..files.links import real_path
+from ..format.chunk import Part
+from ..format.manifest import FileDigest
+
+
+def read_known(folder: Path, name: str, known: FileDigest, max_bytes: int) -> bytes:
+    """A small file whose size and SHA-256 are on record; ShardCorrupt if it has changed."""
+    path = real_path(folder, name)
+    data = small_files.read_small(path, max_bytes)
+    if FileDigest.of(data) != known:
+        raise not_as_saved(path)
+    return data
+
+
+def not_as_saved(path: Path) -> ShardCorrupt:
+    """The error for a small file that has changed."""
+    return ShardCorrupt(f"{path} is not the file that was saved: its SHA-256 differs from the manifest's.")
+
+
+def check_sizes(folder: Path, parts: Mapping[str, Part]) -> None:
+    """Every data file is there with its recorded size."""
+    for part in parts.values():
+        for name, known in part.files.items():
+            with storage.reading(real_path(folder, name)) as fd:
+                size = storage.file_size(fd)
+            if size != known.size:
+                raise ShardCorrupt(f"{folder / name} has {size} bytes; {known.size} were written.")

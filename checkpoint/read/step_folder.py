@@ -1,0 +1,115 @@
+"""A committed step: the folder that a save of ours, a reshard or an export wrote."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+
+from ...core.errors import CheckpointError, NotCommitted
+from ..files import lookup, small_files
+from ..files.links import real_path
+from ..format import json_strict as strict
+from ..format.manifest import COMMIT, MANIFEST, MAX_MANIFEST, PARTS, FileDigest, Manifest
+from ..format.step_names import check_step_name
+from . import hugging_face as hf
+from .known_files import read_known
+from .report import Problem
+from .stored_chunks import StoredChunks
+from .stored_parts import StoredParts
+
+_PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+class StepFolder:
+    """A `CheckpointFolder` with manifest, parts and checksums.
+
+    Parts are read, and sizes and cover of a tensor checked, when they are first asked for, so that one tensor of a
+    large checkpoint opens few files; `check` does it for all.
+    """
+
+    kind: ClassVar[Literal["tk"]] = "tk"
+    has_checksums: ClassVar[bool] = True
+    has_splits: ClassVar[bool] = True
+
+    def __init__(self, path: Path, manifest: Manifest, digest: str) -> None:
+        self.path, self.manifest, self.digest = path, manifest, digest
+        self.parts = StoredParts(path, manifest)
+        self.chunks = StoredChunks(manifest, self.parts)
+
+    @staticmethod
+    def open(path: Path) -> "StepFolder":
+        """Opens a step; COMMIT and manifest are checked.
+
+        Raises:
+            DamagedCheckpoint: the content is not that which a save wrote.
+            CheckpointError: it is whole, and is not the step that its name says or of a version that this tk reads.
+            StorageError: a file cannot be opened or read.
+        """
+        manifest, digest = _committed_manifest(path)
+        check_step_name(path, manifest.step)
+        return StepFolder(path, manifest, digest)
+
+    @staticmethod
+    def open_checked(path: Path) -> "StepFolder":
+        """Opens a step and checks parts, sizes and cover, but no tensor data. Raises as `open` and `check` do."""
+        folder = StepFolder.open(path)
+        folder.check()
+        return folder
+
+    def check(self) -> None:
+        """See CheckpointFolder."""
+        self.chunks.check()
+
+    def data_path(self, file: str) -> Path:
+        """See CheckpointFolder."""
+        return real_path(self.path, strict.file_name(file, str(self.path)))
+
+    def open_data(self, file: str) -> int:
+        """See CheckpointFolder."""
+        return self.parts.open_data(file)
+
+    def file_sizes(self) -> dict[str, int]:
+        """See CheckpointFolder."""
+        return {name: known.size for part in self.parts.values() for name, known in part.files.items()}
+
+    def side_paths(self) -> dict[str, Path]:
+        """See CheckpointFolder."""
+        return {name: real_path(self.path, name) for name in self.manifest.files}
+
+    def read_side_files(self, names: Collection[str] | None = None) -> dict[str, bytes]:
+        """See CheckpointFolder; ShardCorrupt where one is not the file that was saved."""
+        wanted = {name: known for name, known in self.manifest.files.items() if names is None or name in names}
+        return {name: read_known(self.path, name, known, hf.MAX_SIDE_FILE) for name, known in wanted.items()}
+
+    def removable_files(self) -> set[str]:
+        """See CheckpointFolder: all files that a save wrote."""
+        parts = {f"{PARTS}/{name}" for name in self.parts}
+        return {COMMIT, MANIFEST, *parts, *self.manifest.files, *self.file_sizes()}
+
+    def foreign_names(self) -> list[str]:
+        """The names in the folder, and in its parts/, that no save wrote."""
+        own = self.removable_files()
+        names = [name for name in lookup.list_names(self.path) if name not in own and name != PARTS]
+        parts = [f"{PARTS}/{name}" for name in lookup.list_names(self.path / PARTS)]
+        return [*names, *(name for name in parts if name not in own)]
+
+    def find_strangers(self) -> tuple[list[Problem], list[str]]:
+        """See CheckpointFolder."""
+        others = self.foreign_names()
+        has_index = hf.INDEX in self.manifest.files
+        wrong = [name for name in others if hf.is_preferred(name) or (name in _PICKLES and not has_index)]
+        foreign = {name: f"{self.path / name} is none of this checkpoint's files" for name in others}
+        problems = [Problem(name, f"{foreign[name]}, and `transformers` would load it. Remove it.") for name in wrong]
+        return problems, [f"{text}." for name, text in foreign.items() if name not in wrong]
+
+
+def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
+    if not lookup.exists(folder / COMMIT):
+        if lookup.exists(folder) and not lookup.is_dir(folder):
+            raise CheckpointError(f"{folder} is not a folder, as a step is.")
+        raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")
+    wanted = small_files.read_small(real_path(folder, COMMIT), 4096)
+    data = small_files.read_small(real_path(folder, MANIFEST), MAX_MANIFEST)
+    digest = FileDigest.of(data).sha256
+    if wanted != f"{digest}\n".encode():
+        raise NotCommitted(f"{folder / MANIFEST} does not match {COMMIT}: it is damaged or belongs to another save.")
+    return Manifest.parse(data, str(folder / MANIFEST)), digest

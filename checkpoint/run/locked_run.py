@@ -1,0 +1,135 @@
+"""A run folder to write in: steps begun, set aside, forked off and pruned under the run's lock."""
+
+import logging
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from ...core.errors import CheckpointError, DamagedCheckpoint
+from ..files import folders, lookup, small_files
+from ..format.step_names import LATEST, attempt_of, step_aside, step_name
+from ..read.step_folder import StepFolder
+from .run_lock import require_lock
+from .run_view import RunView
+
+_log = logging.getLogger(__name__)
+
+
+class LockedRun(RunView):
+    """A run folder whose lock this process holds, itself or for the one that started it. `RunFolder` alone makes these.
+
+    Attributes:
+        attempt: this start's name; a job's other ranks get it by broadcast.
+        lock_fd: the lock's descriptor; a process that inherits it holds the lock too, and has -1 here.
+    """
+
+    def __init__(self, path: Path, attempt: str, files: Collection[str] = (), lock_fd: int = -1) -> None:
+        super().__init__(path)
+        self.attempt = attempt
+        self.lock_fd = lock_fd
+        self._files = files
+
+    def step_aside(self, step: int) -> Path:
+        """The folder of a step that this attempt has not committed yet."""
+        return step_aside(self.path, step, self.attempt)
+
+    def begin_step(self, step: int) -> Path:
+        """The folder in which every rank writes its part of a step, aside until it is committed.
+
+        A damaged step of that number is moved to `step-N.bad-ATTEMPT`.
+
+        Raises:
+            CheckpointError: a good checkpoint is there; it is never overwritten.
+        """
+        self.require_lock()
+        final = self.path / step_name(step)
+        if lookup.exists(final):
+            try:
+                StepFolder.open_checked(final)
+            except DamagedCheckpoint:
+                self.set_aside([step])
+            else:
+                raise CheckpointError(f"{final} is a good checkpoint and is not overwritten; use another run folder.")
+        folder = self.step_aside(step)
+        folders.make_dirs(folder)
+        return folder
+
+    def require_lock(self) -> None:
+        """Raises CheckpointError where another job has taken the lock: nothing is published, moved or removed then."""
+        require_lock(self.path, self.attempt)
+
+    def clear_leftovers(self) -> None:
+        """Removes what saves and prunings of dead attempts left: none but the lock's holder can be alive."""
+        for name in lookup.list_names(self.path):
+            if attempt_of(name, self._files) not in (None, self.attempt):
+                folders.remove_tree(self.path / name)
+
+    def set_aside(self, steps: Iterable[int]) -> None:
+        """Moves steps that were found damaged to `step-N.bad-ATTEMPT`, the newest first."""
+        self.require_lock()
+        for step in sorted(steps, reverse=True):
+            path = self.path / step_name(step)
+            folders.rename(path, path.with_name(f"{path.name}.bad-{self.attempt}"))
+            folders.fsync_dir(self.path)
+
+    def fork(self, step: int) -> Path | None:
+        """Moves every step newer than `step` to `forked-ATTEMPT/`; None if there is none.
+
+        The newest goes first, so that a crash between leaves a run that ends at a step of its own.
+        """
+        self.require_lock()
+        newer = [path for number, path in reversed(self.steps()) if number > step]
+        if not newer:
+            return None
+        older = [number for number, _ in self.steps() if number <= step]
+        if older:
+            self.point_latest(older[-1])
+        else:
+            folders.remove_file(self.path / LATEST)
+        folder = self.path / f"forked-{self.attempt}"
+        folders.make_dirs(folder)
+        for path in newer:
+            folders.rename(path, folder / path.name)
+            folders.fsync_dir(folder)
+            folders.fsync_dir(self.path)
+        return folder
+
+    def point_latest(self, step: int) -> None:
+        """Has LATEST, a hint for people and scripts, name a step."""
+        small_files.replace_small(self.path / LATEST, f"{step_name(step)}\n".encode(), self.attempt)
+
+    def prune(self, keep: int, keep_every: int = 0) -> list[Path]:
+        """Removes old steps: all but the newest `keep` (at least 1) and those that `keep_every` divides (0: none).
+
+        Only steps that count are counted or removed, so the newest good one always stays; and only those that hold
+        nothing but what a save wrote.
+
+        Returns:
+            The folders removed, oldest first.
+        """
+        self.require_lock()
+        left, old = max(keep, 1), []
+        for step, path in reversed(self.steps()):
+            if left == 0 and keep_every and step % keep_every == 0:
+                continue
+            found = _good(path)
+            if found is None:
+                continue
+            if left:
+                left -= 1
+            elif foreign := found.foreign_names():
+                _log.warning("%s is not pruned: it holds %s, which no save wrote.", path, ", ".join(foreign[:3]))
+            else:
+                old.append(path)
+        for path in reversed(old):
+            trash = path.with_name(f"{path.name}.trash-{self.attempt}")
+            folders.rename(path, trash)
+            folders.fsync_dir(self.path)  # else a power cut could bring the name back over what is half removed
+            folders.remove_tree(trash)
+        return old[::-1]
+
+
+def _good(path: Path) -> StepFolder | None:
+    try:
+        return StepFolder.open_checked(path)
+    except CheckpointError:
+        return None
