@@ -127,6 +127,7 @@ def _check_surroundings(config: "TrainConfig", resume: str) -> None:
 def _clear_leftovers(run: Path) -> None:
     """A save that failed leaves its half-written folder, perhaps on a full disk: whoever takes the lock removes it."""
     from ..checkpoint.run.run_folder import RunFolder
+    from ..train.records.run_files import REPLACED
 
-    with suppress(TkError, OSError), RunFolder(run).lock():
+    with suppress(TkError, OSError), RunFolder(run, REPLACED).lock():
         pass

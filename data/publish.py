@@ -1,30 +1,32 @@
-"""Folders that appear whole or not at all: written aside, synced, renamed."""
+"""Token folders and tokenizers appear whole or not at all."""
 
-import os
-import secrets
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from ..checkpoint.convert.target import check_place
+from ..checkpoint.files import folders, lookup, storage
+from ..checkpoint.files.place import check_place
+from ..checkpoint.files.whole_folder import whole_folder
 from ..core.errors import ConfigError
 
 
-def refuse_existing(path: Path, replaceable: Collection[str] = ()) -> None:
-    """Raises ConfigError unless `path` is free, an empty folder, or one that holds nothing but `replaceable` names.
+def refuse_existing(path: Path, replaceable: Collection[str] = ()) -> tuple[str, ...]:
+    """Raises ConfigError unless `path` is free, an empty folder, or one that holds only files of `replaceable` names.
 
     Also where no folder can get that name, see `check_place`.
+
+    Returns:
+        The files that a new folder replaces.
     """
     check_place(path)
-    if not path.exists():
-        return
-    names = {entry.name for entry in path.iterdir()}
-    foreign = sorted(names - set(replaceable))
+    names = lookup.list_names(path)
+    foreign = [name for name in names if name not in replaceable or lookup.is_dir(path / name)]
     if foreign and replaceable:
         raise ConfigError(f"{path} holds {foreign[0]!r}, which was not written by this command: it is left as it is.")
     if foreign:
         raise ConfigError(f"{path} exists already; name another folder, or pass --force to replace it.")
+    return tuple(names)
 
 
 @contextmanager
@@ -32,40 +34,24 @@ def new_folder(path: Path, replaceable: Collection[str] = ()) -> Iterator[Path]:
     """A folder to write into, which becomes `path` when the block ends well and is gone when it does not.
 
     Args:
-        path: where it will be.
-        replaceable: names that an existing folder may hold to be replaced; none = only an empty one is.
+        path: its name at the end.
+        replaceable: names of files that an existing folder may hold to be replaced; none = only an empty one is.
 
     Raises:
         ConfigError: `path` is taken or cannot be made.
     """
     refuse_existing(path, replaceable)
-    suffix = secrets.token_hex(4)
-    aside, old = (path.with_name(f".{path.name}.{word}-{suffix}") for word in ("tmp", "old"))
-    try:
-        _make(aside, path)
-        yield aside
-        for entry in (*aside.rglob("*"), aside):
-            _sync(entry)
-        refuse_existing(path, replaceable)
-        if path.exists():
-            path.rename(old)
-        aside.rename(path)
-        _sync(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with whole_folder(path, partial(refuse_existing, path, replaceable), shared=True) as folder:
+        yield folder
+        _sync(folder)
 
 
-def _make(aside: Path, path: Path) -> None:
-    try:
-        aside.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(f"Cannot make {path}: {error.strerror}.") from error
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _sync(folder: Path) -> None:
+    """Makes all files and folders in a folder durable."""
+    for name in lookup.list_names(folder):
+        if lookup.is_dir(folder / name):
+            _sync(folder / name)
+            continue
+        with storage.reading(folder / name) as fd:
+            storage.fsync(fd)
+    folders.fsync_dir(folder)

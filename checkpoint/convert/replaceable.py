@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from ...core.errors import CheckpointError, ConfigError
-from ..files import folders, lookup
+from ..files import lookup
 from ..format.manifest import PARTS
 from ..read.locate import open_folder
 
@@ -43,18 +43,6 @@ def require_replaceable(folder: Path) -> tuple[str, ...]:
             "Name another folder, or move that away."
         )
     return tuple(names)
-
-
-def remove_replaced(folder: Path, files: Sequence[str]) -> bool:
-    """Removes those files and the folder; False, and the folder stays, if something else is there by now."""
-    for name in files:
-        folders.remove_file(folder / name)
-    if any(name.startswith(f"{PARTS}/") for name in files) and not lookup.list_names(folder / PARTS):
-        folders.remove_dir(folder / PARTS)
-    if lookup.list_names(folder):
-        return False
-    folders.remove_dir(folder)
-    return True
 
 
 def _names(folder: Path) -> list[str]:

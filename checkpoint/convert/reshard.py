@@ -20,7 +20,7 @@ from .diff import equal_tensors
 from .hard_links import HardLink, add_linked, make_links, require_checksums, split_off_links
 from .plan import CopyPlan, plan_copy, select
 from .side_files import SideFile, copy_side_files, plan_side_files
-from .target import check_target, new_folder
+from .target import check_target, target_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Prepared:
             ConfigError: files cannot be linked where the target is.
         """
         num_bytes = self.plan.bytes_written + sum(file.size for file in self.side_files)
-        with new_folder(self.target, self.source.path, self.options.force, num_bytes) as folder:
+        with target_folder(self.target, self.source.path, self.options.force, num_bytes) as folder:
             make_links(self.links, self.source, folder)
             files = copy_side_files(self.side_files, folder)
             parts = add_linked(run_copy(self.plan, self.source, folder, on_bytes), self.links)

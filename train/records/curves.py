@@ -9,6 +9,7 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from ...core.errors import ConfigError
+from .run_files import METRICS
 
 Points = list[tuple[float, float]]  # (step, value)
 
@@ -38,7 +39,7 @@ def read_run(path: Path) -> Run:
     Raises:
         ConfigError: there are none.
     """
-    file = path / "metrics.jsonl" if path.is_dir() else path
+    file = path / METRICS if path.is_dir() else path
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:

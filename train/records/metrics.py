@@ -10,6 +10,7 @@ import torch
 
 from ...checkpoint.files.small_files import replace_small
 from ..config.extras import require_tensorboard
+from .run_files import METRICS
 
 _MEASURING_SECONDS: Final = 0.2  # a CPU without arithmetic of a dtype may take seconds for one product
 _PEAK_BF16_FLOPS = {
@@ -32,7 +33,7 @@ class MetricsFile:
     """
 
     def __init__(self, folder: Path, last_step: int, attempt: str, tensorboard: bool = False) -> None:
-        path = folder / "metrics.jsonl"
+        path = folder / METRICS
         kept = _lines_up_to(path, last_step) if path.exists() else []
         replace_small(path, "".join(kept).encode(), attempt)
         self._file = path.open("a", encoding="utf-8")

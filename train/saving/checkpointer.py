@@ -20,6 +20,7 @@ from ...parallel.mesh import Mesh
 from ..config.train_config import param_groups
 from ..engine.training_engine import TrainingEngine
 from ..launch.flight_recorder import is_echo
+from ..records.run_files import REPLACED
 from ..state import LossScaleState
 from .replica_check import ReplicaCheck
 from .save_in_flight import SaveInFlight
@@ -92,7 +93,7 @@ class Checkpointer:
         with ExitStack() as stack:
             with told_to_all(self.ranks):
                 is_first = self.mesh.world.rank == 0
-                locked = stack.enter_context(RunFolder(options.folder).lock()) if is_first else None
+                locked = stack.enter_context(RunFolder(options.folder, REPLACED).lock()) if is_first else None
             attempt = f"{self.from_rank_0(int(locked.attempt, 16) if locked else 0):08x}"
             lock_fd = locked.lock_fd if locked else -1
             job = self._job(options, attempt)
