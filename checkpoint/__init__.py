@@ -1,4 +1,9 @@
-"""The checkpoint: writing, reading, resharding, exporting and checking it. No torch and no model."""
+"""The checkpoint: writing, reading, resharding, exporting and checking it. No torch and no model.
+
+Its folders are floors, and each imports only those before it: `files` (the disk), `format` (the bytes as plain data),
+`read` (a checkpoint opened, read and checked), `run` (a run's steps and its lock), `save` (a step written and
+committed, by the rank or by a process of its own), `convert` (reshard, export, compare).
+"""
 
 from .convert.diff import compare
 from .convert.export import export_links, prepare_export
