@@ -9,6 +9,7 @@ from typing import Any
 from ...core.dtypes import FP32, by_name
 from ...core.layout import Layout, LocalParam, Stage, buckets, local_params, stages
 from ...core.progress import format_bytes
+from ...core.tensors import Table
 from ...model.config import ModelConfig
 from ...model.registry import count_parameters, decoder_spec
 from ...model.spec import EMBEDDING, DecoderSpec
@@ -20,6 +21,7 @@ from ..pipeline.simulator import simulate
 from .activation_memory import PassShape, backward_bytes, logits_bytes, stage_bytes
 from .flops import flops_per_token
 from .problems import notes, problems, refuse
+from .save_copy import save_copy_bytes
 from .traffic import StepWork, Traffic, traffic
 
 IN_FLIGHT = 3  # buckets of gradients at once: one fills while two are exchanged
@@ -94,6 +96,7 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
     memory = [
         model_state_bytes(config, layout, params)
         | _pass_bytes(shape, stages(table, layout, pp), played.peak_in_flight[pp])
+        | _save_bytes(config, table, layout, pp)
         for pp, params in enumerate(ranks)
     ]
     fullest = max(ranks, key=lambda params: sum(param.size for param in params))
@@ -174,6 +177,11 @@ def _pass_bytes(shape: PassShape, held: Sequence[Stage], in_flight: int) -> dict
     logits = logits_bytes(shape) if any(stage.last for stage in held) else 0
     backward = max(backward_bytes(shape, stage) for stage in held)
     return {"activations": kept * in_flight, "logits and loss": logits, "backward": max(0, backward - logits)}
+
+
+def _save_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) -> dict[str, int]:
+    size = save_copy_bytes(config, table, layout, pp)
+    return {"copy for saves": size} if size else {}
 
 
 def _work(

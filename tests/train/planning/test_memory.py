@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from tk.checkpoint.save.save_job import Buffers
 from tk.core.config import parse
 from tk.parallel.mesh import Mesh
 from tk.tests.rank_pool import RankPool
@@ -50,7 +51,14 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
         trainer.step()
     held = _levels(building)[-1]
     plan = make_plan(parsed, world)
-    return {"held": held, "peak": held + max(_levels(stepping)), "plan": plan.memory[mesh.coordinates.pp]}
+    with trainer.checkpointer.open(trainer.save_options()) as run:
+        copy = Buffers(run.saver.job).nbytes
+    return {
+        "held": held,
+        "peak": held + max(_levels(stepping)),
+        "copy": copy,
+        "plan": plan.memory[mesh.coordinates.pp],
+    }
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -76,11 +84,17 @@ def test_a_rank_holds_what_the_plan_says(rank_pool: RankPool, configure: Configu
             "model": MODEL,
             "train": {"steps": 3, "seq_len": 128, "global_batch_size": 8, "micro_batch_size": 2},
             "zero": {"bucket_size": 2**18},
+            "checkpoint": {"every": 1},
             **{key: value for key, value in LAYOUTS[name].items() if key != "zero"},
         },
     )
     config["zero"] |= LAYOUTS[name].get("zero", {})
-    for result in rank_pool.run(measure, 2, config=config):
+    results = rank_pool.run(measure, 2, config=config)
+    copies = [result["plan"].pop("copy for saves") for result in results]
+    written = [result["copy"] for result in results]
+    assert written[0] == copies[0], "the first rank writes most"
+    assert all(mine == copy if name == "pp" else mine <= copy for mine, copy in zip(written, copies, strict=True))
+    for result in results:
         states = sum(result["plan"][part] for part in STATES)
         assert result["held"] == pytest.approx(states, rel=0.05)
         assert result["peak"] == pytest.approx(sum(result["plan"].values()), rel=0.10)

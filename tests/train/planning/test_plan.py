@@ -106,6 +106,19 @@ def test_model_states_follow_the_formulas_of_zero(
     assert states == pytest.approx(per_param * count_parameters(plan.model), rel=0.05)
 
 
+def test_the_copy_for_saves_is_counted_where_a_save_goes_on_beside_training(configure: Configure) -> None:
+    def copies(every: int, background: bool, steps: int = 10) -> list[int | None]:
+        saving = {"every": every, "async_save": background}
+        config = configure(train={"steps": steps}, checkpoint=saving, parallel={"dp": 2}, zero={"stage": 1})
+        return [parts.get("copy for saves") for parts in make_plan(parse(config, TrainConfig, "test"), None).memory]
+
+    assert copies(0, True) == copies(5, False) == copies(10, True) == [None], "the last save is waited for"
+    (size,) = copies(5, True)
+    assert size
+    parameters = make_plan(parse(configure(), TrainConfig, "test"), None).num_parameters
+    assert size == pytest.approx(12 * parameters / 2, rel=0.1), "fp32: weights and two states, shared out over dp"
+
+
 def test_whole_buckets_live_only_while_they_are_exchanged(configure: Configure) -> None:
     configs = {overlap: _config(configure, zero={"stage": 3, "overlap": overlap}) for overlap in (True, False)}
     layout = configs[True].layout(4)

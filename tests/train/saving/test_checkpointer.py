@@ -74,7 +74,8 @@ def save_and_die(folder: str, go_on: list[int]) -> None:
         engine.save(f"{folder}/{zero}")
         train_step(engine, 1)
         engine.close()
-        BackgroundSaver.begin = withholding_begin if dist.get_rank() == 1 else BEGIN  # type: ignore[method-assign]
+        if dist.get_rank() == 1:
+            BackgroundSaver.begin = withholding_begin  # type: ignore[method-assign]
         engine.save(f"{folder}/{zero}")
         BackgroundSaver.begin = BEGIN  # type: ignore[method-assign]
     dist.barrier()
@@ -201,7 +202,8 @@ def lose_the_writer_of_rank_0(folder: str) -> str:
     """The error that this rank gets of it; then all go on together."""
     engine = make_engine()
     train_step(engine, 0)
-    BackgroundSaver.begin = killing_begin if dist.get_rank() == 0 else BEGIN  # type: ignore[method-assign]
+    if dist.get_rank() == 0:
+        BackgroundSaver.begin = killing_begin  # type: ignore[method-assign]
     engine.save(folder)
     BackgroundSaver.begin = BEGIN  # type: ignore[method-assign]
     try:

@@ -1,0 +1,26 @@
+"""The copy of a rank's share of a checkpoint, from which a save in the background is written: its size. No torch."""
+
+from types import MappingProxyType
+from typing import Final
+
+from ...checkpoint.save.save_job import Buffers, SaveJob
+from ...core.layout import Layout
+from ...core.tensors import Table
+from ..config.train_config import TrainConfig
+
+_CODES: Final = MappingProxyType({"fp32": "F32", "bf16": "BF16", "fp16": "F16"})
+
+
+def save_copy_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) -> int:
+    """Bytes that the copy takes on the rank of pipeline rank `pp` that writes most, from the first save on; 0 where
+    every save is waited for.
+
+    The first rank writes most: it saves the tensors that tp replicates, and the odd one of those that are dealt out.
+    """
+    every = config.checkpoint.every
+    if not config.checkpoint.async_save or not 0 < every < config.train.steps:
+        return 0
+    states = ["exp_avg", "exp_avg_sq"] + (["master"] if config.precision.params != "fp32" else [])
+    slots = {"weight": _CODES[config.precision.params]} | dict.fromkeys(sorted(states), "F32")
+    rank = pp * layout.dp * layout.tp
+    return Buffers(SaveJob(config.run_folder, "", rank, table, layout, slots)).nbytes
