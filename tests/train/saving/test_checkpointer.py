@@ -74,10 +74,9 @@ def save_and_die(folder: str, go_on: list[int]) -> None:
         engine.save(f"{folder}/{zero}")
         train_step(engine, 1)
         engine.close()
-        if dist.get_rank() == 1:
-            BackgroundSaver.begin = withholding_begin  # type: ignore[method-assign]
-        engine.save(f"{folder}/{zero}")
-        BackgroundSaver.begin = BEGIN  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BackgroundSaver, "begin", withholding_begin if dist.get_rank() == 1 else BEGIN)
+            engine.save(f"{folder}/{zero}")
     dist.barrier()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -202,10 +201,9 @@ def lose_the_writer_of_rank_0(folder: str) -> str:
     """The error that this rank gets of it; then all go on together."""
     engine = make_engine()
     train_step(engine, 0)
-    if dist.get_rank() == 0:
-        BackgroundSaver.begin = killing_begin  # type: ignore[method-assign]
-    engine.save(folder)
-    BackgroundSaver.begin = BEGIN  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BackgroundSaver, "begin", killing_begin if dist.get_rank() == 0 else BEGIN)
+        engine.save(folder)
     try:
         engine.save(folder)
     except TkError as error:
