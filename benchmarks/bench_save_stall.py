@@ -124,7 +124,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
     from tk.model.decoder import Decoder
     from tk.model.init import fill_initial
     from tk.model.registry import tensor_table
-    from tk.train.config.train_config import OptimizerSection
+    from tk.train.config.sections import OptimizerSection
     from tk.train.saving.snapshot import Snapshot
     from tk.train.zero.flat_buffers import FlatBuffers
     from tk.train.zero.sharded_adamw import ShardedAdamW

@@ -11,7 +11,8 @@ from torch import nn
 
 from ..core.tensors import Table
 from ..parallel.collectives import all_reduce
-from ..train.config.train_config import OptimizerSection, TrainConfig
+from ..train.config.sections import OptimizerSection
+from ..train.config.train_config import TrainConfig
 from ..train.engine.lr_schedule import learning_rate
 from ..train.foreign.blocks import find_blocks
 from ..train.foreign.model import ForeignModel

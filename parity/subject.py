@@ -16,7 +16,8 @@ from ..data.stdlib import prepare_stdlib
 from ..data.tokenizer_training import train_byte_level_bpe
 from ..model.config import ModelConfig
 from ..model.registry import tensor_table
-from ..train.config.train_config import ParallelSection, RecomputeSection, TrainConfig, ZeroSection
+from ..train.config.sections import ParallelSection, RecomputeSection, ZeroSection
+from ..train.config.train_config import TrainConfig
 from ..train.pipeline.schedules import make_schedule
 from .layout import ParityLayout
 

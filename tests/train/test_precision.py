@@ -17,7 +17,8 @@ from tk.model.config import ModelConfig
 from tk.parallel.mesh import Mesh
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.train.config.train_config import PrecisionSection, TrainConfig
+from tk.train.config.sections import PrecisionSection
+from tk.train.config.train_config import TrainConfig
 from tk.train.engine.loss_scale import LossScale
 from tk.train.state import LossScaleState, StepResult
 from tk.train.trainer import Trainer

@@ -1,1 +1,1 @@
-"""The configuration of a run: its sections and keys, DeepSpeed's JSON, freezing, and the model it begins with."""
+"""The configuration of a run: its sections and keys, DeepSpeed's JSON, freezing, and the initial model."""

@@ -1,4 +1,4 @@
-"""Optional parts of the installation: refused by name, before anything starts, where they are missing."""
+"""Checks for optional parts of the installation, so that a run without them ends before it starts."""
 
 import os
 import shutil
@@ -13,8 +13,8 @@ def require_extra(module: str, extra: str, what: str, instead: str) -> None:
     """Raises ConfigError if `module` of an extra is not installed.
 
     Args:
-        what: needs it, as the subject of a sentence.
-        instead: what works without it.
+        what: the option that needs the module, as the subject of a sentence.
+        instead: a sentence that names an alternative without the module.
     """
     if find_spec(module) is None:
         raise ConfigError(f"{what} needs the extra `{extra}`: pip install 'tk-toolkit[{extra}]'. {instead}")
@@ -31,9 +31,9 @@ def require_tensorboard() -> None:
 
 
 def missing_for_compile() -> str:
-    """What torch.compile lacks on a CPU; "" if nothing."""
+    """Returns the reason why torch.compile cannot work on a CPU of this machine; "" if it can."""
     name = os.environ.get("CXX", "g++")
     if not shutil.which(name):
-        return f"there is no C++ compiler {name} in PATH"
+        return f"the C++ compiler {name} is not in PATH"
     header = Path(sysconfig.get_path("include")) / "Python.h"
-    return "" if header.is_file() else f"there is no {header}"
+    return "" if header.is_file() else f"{header} does not exist"

@@ -1,4 +1,4 @@
-"""Which parameters a run leaves as they are: `[train] freeze`, matched against names, without torch."""
+"""`[train] freeze`: patterns that select the parameters that a run does not train (no torch)."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -10,19 +10,20 @@ from ...core.tensors import TensorSpec
 
 
 def without_frozen(table: Sequence[TensorSpec], patterns: Iterable[str]) -> tuple[TensorSpec, ...]:
-    """The table with `trainable` off for what `patterns` freeze; see `frozen_tensors`."""
+    """Returns the table with `trainable` off for the tensors that `patterns` freeze; see `frozen_tensors`."""
     frozen = frozen_tensors(table, patterns)
     return tuple(replace(spec, trainable=(spec.alias or spec.name) not in frozen) for spec in table)
 
 
 def frozen_tensors(table: Sequence[TensorSpec], patterns: Iterable[str]) -> frozenset[str]:
-    """The tensors that `patterns` freeze, by their stored names.
+    """Returns the stored names of the tensors that `patterns` freeze.
 
-    A pattern is a name, the beginning of names up to a dot ("model.layers.0"), or a glob ("*.mlp.*"). A tensor answers
-    to its stored name and to that of the parameter it is part of. A tied head is frozen with its embedding.
+    A pattern is a name, the beginning of names up to a dot ("model.layers.0"), or a glob ("*.mlp.*"). It is compared
+    with a tensor's stored name and with the name of the parameter that the tensor is part of. A tied head is frozen
+    with its embedding.
 
     Raises:
-        ConfigError: a pattern matches nothing, matches only a part of what is computed as one, or all is frozen.
+        ConfigError: a pattern matches no tensor, tensors of one parameter are frozen in part, or all are frozen.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -34,7 +35,7 @@ def frozen_tensors(table: Sequence[TensorSpec], patterns: Iterable[str]) -> froz
         found |= matched
     _check_whole(table, found)
     if found and all((spec.alias or spec.name) in found for spec in table):
-        raise ConfigError("[train] freeze leaves nothing to train: freeze less.")
+        raise ConfigError("[train] freeze leaves no parameter to train: freeze fewer.")
     return frozenset(found)
 
 
@@ -47,7 +48,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _check_whole(table: Sequence[TensorSpec], frozen: set[str]) -> None:
-    """Tensors that share a parameter have one gradient: all of them are frozen, or none."""
+    """Raises ConfigError unless all tensors of a parameter are frozen or none: they have one gradient."""
     by_param: dict[str, list[str]] = {}
     for spec in table:
         if spec.param and not spec.alias:
@@ -57,5 +58,5 @@ def _check_whole(table: Sequence[TensorSpec], frozen: set[str]) -> None:
         if inside and len(inside) < len(names):
             free = next(name for name in names if name not in frozen)
             raise ConfigError(
-                f"[train] freeze: {inside[0]} and {free} are computed as one ({param}); freeze both or neither."
+                f"[train] freeze: {inside[0]} and {free} are parts of one parameter ({param}); freeze both or neither."
             )

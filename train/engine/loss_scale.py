@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..config.train_config import PrecisionSection
+from ..config.sections import PrecisionSection
 from ..state import LossScaleState
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from ..config.train_config import OptimizerSection
+from ..config.sections import OptimizerSection
 
 
 def learning_rate(step: int, num_steps: int, options: OptimizerSection) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ...parallel.collectives import all_reduce
-from ..config.train_config import TrainSection
+from ..config.sections import TrainSection
 from .nonfinite import NonFinitePolicy
 from .training_engine import TrainingEngine
 

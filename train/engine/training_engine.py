@@ -13,7 +13,7 @@ from ...core.errors import ConfigError, TkError
 from ...core.tensors import Table
 from ...parallel.mesh import Group, Mesh
 from ...parallel.torch_dtypes import torch_dtype
-from ..config.train_config import OptimizerSection, PrecisionSection
+from ..config.sections import OptimizerSection, PrecisionSection
 from ..zero.agreement import Act, Agreement
 from ..zero.flat_buffers import Fill, FlatBuffers
 from ..zero.gradient_exchange import GradientExchange

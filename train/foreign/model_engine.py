@@ -27,7 +27,7 @@ from ...core.errors import ConfigError
 from ...core.layout import Layout
 from ...parallel.mesh import Mesh
 from ...parallel.torch_dtypes import torch_dtype
-from ..config.train_config import OptimizerSection, TrainSection
+from ..config.sections import OptimizerSection, TrainSection
 from ..engine.lr_schedule import learning_rate
 from ..engine.optimizer_step import OptimizerStep
 from ..engine.training_engine import TrainingEngine

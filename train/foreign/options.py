@@ -9,7 +9,7 @@ from pydantic import Field
 from ...core.config import Section, parse
 from ...core.dtypes import Precision
 from ...core.errors import ConfigError
-from ..config.train_config import OptimizerSection
+from ..config.sections import OptimizerSection
 
 Stage = Literal[0, 1, 2, 3]
 

@@ -12,7 +12,7 @@ from torch import nn
 from ...core.layout import LocalParam
 from ...parallel.collectives import broadcast
 from ...parallel.mesh import Group, Mesh, cpu_shard_group
-from ..config.train_config import OptimizerSection, PrecisionSection
+from ..config.sections import OptimizerSection, PrecisionSection
 from ..engine.training_engine import TrainingEngine
 from .model import ForeignModel
 from .options import InitializeOptions

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ..config.train_config import TrainSection
+from ..config.sections import TrainSection
 
 
 class StepProfiler:

@@ -10,7 +10,7 @@ from ...core.errors import ConfigError
 from ...model.loading import peers
 from ...model.stored_config import stored_config
 from ...parallel.host import host_group
-from ..config.initial_model import left_out, open_init
+from ..config.initial_model import open_init, unsupported_options
 from ..config.train_config import TrainConfig
 from ..inputs import Inputs
 from ..state import RunResume, TrainState
@@ -42,7 +42,7 @@ def start_run(
     if state is None and config.model.init:
         checkpoint = open_together(lambda: open_init(config), ranks)
         with told_to_all(ranks):
-            for note in left_out(checkpoint.config()) if run.locked else ():
+            for note in unsupported_options(checkpoint.config()) if run.locked else ():
                 print(f"{checkpoint.path / 'config.json'} has {note}", file=sys.stderr)
         checkpointer.load_weights(checkpoint, readers)
     return state or TrainState()

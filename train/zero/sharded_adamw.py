@@ -7,7 +7,7 @@ from torch.optim.adamw import adamw
 
 from ...core.layout import Shard
 from ...parallel.collectives import all_gather_flat
-from ..config.train_config import OptimizerSection
+from ..config.sections import OptimizerSection
 from .flat_buffers import FlatBuffers
 
 

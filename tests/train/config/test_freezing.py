@@ -1,4 +1,4 @@
-"""`[train] freeze`: patterns to tensors."""
+"""`[train] freeze`: the tensors that patterns select, and patterns that are refused."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def test_patterns(patterns: Sequence[str], expected: list[str]) -> None:
     assert frozen_tensors(table(), patterns) == set(expected)
 
 
-def test_a_layer_is_not_all_that_begin_with_its_number() -> None:
+def test_a_layer_number_matches_that_layer_alone() -> None:
     frozen = frozen_tensors(table(), ["model.layers.1"])
     assert len(frozen) == 9
     assert all(name.startswith("model.layers.1.") for name in frozen)
@@ -59,10 +59,10 @@ def test_a_tied_head_is_frozen_with_its_embedding() -> None:
             r"'model\.embed_token' matches no parameter; .* 'model\.embed_tokens\.weight'",
         ),
         (["model.layers.1", "model.layers.12"], r"'model\.layers\.12' matches no parameter"),
-        (["*.q_proj.weight"], r"q_proj\.weight and .*k_proj\.weight are computed as one .*qkv_proj\.weight\)"),
-        (["*"], "leaves nothing to train"),
+        (["*.q_proj.weight"], r"q_proj\.weight and .*k_proj\.weight are parts of one parameter .*qkv_proj\.weight\)"),
+        (["*"], "leaves no parameter to train"),
     ],
 )
-def test_what_cannot_be_frozen_is_said(patterns: Sequence[str], said: str) -> None:
+def test_a_pattern_that_cannot_be_frozen_is_refused(patterns: Sequence[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         frozen_tensors(table(), patterns)

@@ -1,4 +1,4 @@
-"""`[model] init`: a step of ours from any checkpoint is the step that `transformers` and torch would take."""
+"""`[model] init`: a step of tk from any checkpoint equals the step of `transformers` and torch."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.test_parity import run_training
 from tk.text.tokenizer import Tokenizer
-from tk.train.config.initial_model import left_out, resolve
+from tk.train.config.initial_model import resolve, unsupported_options
 from tk.train.config.train_config import TrainConfig
 from tk.train.trainer import Trainer
 
@@ -29,7 +29,7 @@ LR, EPS, DECAY = 1e-3, 1e-8, 0.1
 
 
 def _hugging_face(folder: Path, name: str, tokenizer: Path, vocab_size: int = 301, **options: Any) -> Any:
-    """A random model with the corpus's tokenizer beside it."""
+    """Saves a random model with the corpus's tokenizer to `folder` and returns it."""
     entry = ENTRIES[name]
     config = entry.make_config()
     config.vocab_size = vocab_size
@@ -45,7 +45,7 @@ def _hugging_face(folder: Path, name: str, tokenizer: Path, vocab_size: int = 30
 
 @pytest.fixture
 def from_init(configure: Configure) -> Callable[..., dict[str, Any]]:
-    """A TrainConfig as plain data that begins with a checkpoint."""
+    """Returns a function that makes a TrainConfig, as plain data, with a checkpoint as `model.init`."""
 
     def make(init: Path, run: str, **sections: dict[str, Any]) -> dict[str, Any]:
         train = {"steps": 1, "seq_len": 24} | sections.pop("train", {})
@@ -57,7 +57,7 @@ def from_init(configure: Configure) -> Callable[..., dict[str, Any]]:
 
 
 def _torch_step(folder: Path, config: dict[str, Any]) -> tuple[float, float, dict[str, torch.Tensor], dict[str, Any]]:
-    """Loss, gradient norm, gradients and updated parameters of one AdamW step by transformers and torch."""
+    """Returns loss, gradient norm, gradients and updated parameters of one AdamW step of transformers and torch."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     batch = global_batch(Trainer(parse(config, TrainConfig, "test")).inputs.train, 0, 6, 0, 1, 6)[0]
     logits = model(torch.from_numpy(batch.inputs)).logits
@@ -75,7 +75,7 @@ def _torch_step(folder: Path, config: dict[str, Any]) -> tuple[float, float, dic
 
 
 @pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2"])
-def test_a_step_is_that_of_transformers_and_torch(
+def test_a_step_equals_that_of_transformers_and_torch(
     rank_pool: RankPool, corpus: Path, from_init: Callable[..., Any], tmp_path: Path, name: str
 ) -> None:
     folder = tmp_path / "hf"
@@ -92,18 +92,18 @@ def test_a_step_is_that_of_transformers_and_torch(
         for key, gradient in gradients.items():
             ours = step.read(key, slot="exp_avg").torch() / 0.1  # (1 - beta1) x the clipped gradient
             assert (ours - gradient).norm() <= 1e-5 * gradient.norm() + 1e-7 * everything, key
-            # A first step of Adam is lr x sign(gradient): where that is near 0, its sign is rounding.
+            # A first step of Adam is lr x sign(gradient), and rounding decides the sign of a gradient near 0.
             certain = gradient.abs() > 1e-4 * gradient.abs().max()
             torch.testing.assert_close(step.read(key).torch()[certain], parameters[key].detach()[certain])
         assert Tokenizer.from_folder(step.path).sha256 == Tokenizer.from_folder(folder).sha256
 
 
 def _still(config: dict[str, Any]) -> dict[str, Any]:
-    """A run whose steps change nothing."""
+    """Returns the configuration with a learning rate at which steps change no weight."""
     return config | {"optimizer": config["optimizer"] | {"lr": 1e-30, "weight_decay": 0.0}}
 
 
-def test_what_a_config_asks_of_training_and_tk_leaves_out_is_told(
+def test_options_that_tk_does_not_support_are_reported(
     corpus: Path, from_init: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "hf"
@@ -111,13 +111,13 @@ def test_what_a_config_asks_of_training_and_tk_leaves_out_is_told(
     Trainer(parse(from_init(folder, "run"), TrainConfig, "test")).fit()
     errors = capsys.readouterr().err
     assert errors.count("attention_dropout = 0.1: tk trains without dropout") == 1
-    assert errors.count("pad_token_id = 3: transformers never changes that row") == 1
+    assert errors.count("pad_token_id = 3: transformers does not train that row") == 1
     gpt2 = {"model_type": "gpt2", "resid_pdrop": 0.1, "embd_pdrop": 0, "summary_first_dropout": 0.1, "pad_token_id": 0}
-    assert left_out(gpt2) == ["resid_pdrop = 0.1: tk trains without dropout"]
-    assert left_out({"attention_dropout": 0.0, "pad_token_id": None}) == []
+    assert unsupported_options(gpt2) == ["resid_pdrop = 0.1: tk trains without dropout"]
+    assert unsupported_options({"attention_dropout": 0.0, "pad_token_id": None}) == []
 
 
-def test_weights_keep_what_their_dtype_has(corpus: Path, from_init: Callable[..., Any], tmp_path: Path) -> None:
+def test_weights_are_loaded_at_full_precision(corpus: Path, from_init: Callable[..., Any], tmp_path: Path) -> None:
     """fp32 weights become fp32 masters of a bf16 run; a bf16 checkpoint starts an fp32 run."""
     full, half = tmp_path / "full", tmp_path / "half"
     model = _hugging_face(full, "llama3", corpus / "tokenizer")
@@ -145,7 +145,7 @@ def test_a_run_goes_on_without_its_init(corpus: Path, from_init: Callable[..., A
         run_training(from_init(folder, "another"))
 
 
-def test_a_run_of_ours_is_an_init_too(
+def test_a_run_folder_of_tk_can_be_the_init(
     configure: Configure, from_init: Callable[..., Any], rank_pool: RankPool, tmp_path: Path
 ) -> None:
     base = configure("base", parallel={"tp": 2}, zero={"stage": 1}, train={"steps": 2})
@@ -153,7 +153,7 @@ def test_a_run_of_ours_is_an_init_too(
     run_training(_still(from_init(tmp_path / "base", "tuned", train={"steps": 2})))
     begun = Checkpoint.open(tmp_path / "base")
     tuned = Checkpoint.open(tmp_path / "tuned")
-    assert (tuned.step, tuned.resume["optimizer_step"], tuned.resume["samples"]) == (2, 2, 12), "all but weights is new"
+    assert (tuned.step, tuned.resume["optimizer_step"], tuned.resume["samples"]) == (2, 2, 12), "only weights are taken"
     assert tuned.config() == begun.config()
     for name in begun.tensors:
         assert torch.equal(tuned.read(name).torch(), begun.read(name).torch()), name
@@ -165,7 +165,7 @@ def test_a_shape_beside_init_is_refused() -> None:
     assert "'model'" in str(refusal.value)
 
 
-def test_what_does_not_fit_is_said(
+def test_a_checkpoint_that_does_not_fit_the_configuration_is_refused(
     corpus: Path, from_init: Callable[..., Any], write_toml: Callable[..., Path], tmp_path: Path
 ) -> None:
     small = tmp_path / "small"
@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_said(
         resolve(parse(from_init(tmp_path / "empty", "run"), TrainConfig, "test"), "auto")
 
 
-def test_the_plan_knows_the_checkpoints_shape(
+def test_the_plan_uses_the_shape_of_the_checkpoint(
     corpus: Path,
     from_init: Callable[..., Any],
     write_toml: Callable[..., Path],
@@ -198,6 +198,6 @@ def test_the_plan_knows_the_checkpoints_shape(
     assert known.model.is_known
     assert known.data.tokenizer == str(folder)
     assert resolve(known, "auto") is known
-    for config in (loaded, known):  # what ranks get is what was written
+    for config in (loaded, known):  # ranks receive the section as it was written
         assert json.loads(json.dumps(config.model_dump(mode="json")))["model"] == {"init": str(folder)}
         assert parse(config.model_dump(mode="json"), TrainConfig, "ranks").model.init == str(folder)

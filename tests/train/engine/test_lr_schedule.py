@@ -4,7 +4,8 @@ import pytest
 
 from tk.core.config import parse
 from tk.core.errors import ConfigError
-from tk.train.config.train_config import OptimizerSection, TrainConfig
+from tk.train.config.sections import OptimizerSection
+from tk.train.config.train_config import TrainConfig
 from tk.train.engine.lr_schedule import learning_rate
 from tk.train.foreign.options import optimizer_section
 

@@ -1,1 +1,1 @@
-"""DeepSpeed JSON configurations as settings of ours."""
+"""DeepSpeed JSON configurations, mapped to the keys of tk's configuration."""

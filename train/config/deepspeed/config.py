@@ -1,4 +1,4 @@
-"""A DeepSpeed JSON configuration as settings of ours: pure mapping; what tk has not is refused by name."""
+"""Maps a DeepSpeed JSON configuration to settings of tk. A key that tk cannot carry out is refused by name."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,20 +12,29 @@ from ....core.errors import ConfigError
 from .keys import DIRECT, FIXED, NEEDLESS, NOTED, REFUSED_SECTIONS, RULED, WITHOUT_SWITCH
 from .rules import Given, Setting, batch, defaults, direct, optimizer, precision, scheduler
 
-AUTO: Final = "auto"  # left to our own configuration
-SECTIONS: Final = frozenset({*REFUSED_SECTIONS, *NOTED})  # judged as a whole
+AUTO: Final = "auto"  # leaves the value to the TOML file
+SECTIONS: Final = frozenset({*REFUSED_SECTIONS, *NOTED})  # accepted or refused as a whole
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What a file asks for; `notes` say where tk does the like by itself, or otherwise."""
+    """The settings of a file.
+
+    Attributes:
+        settings: values for keys of tk.
+        notes: sentences for the user about keys that tk does not need or carries out in another way.
+    """
 
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
 
 
 def read_deepspeed(path: Path) -> dict[str, Any]:
-    """The file's content. Raises ConfigError if it is no JSON object."""
+    """Reads the file.
+
+    Raises:
+        ConfigError: it cannot be read or is not a JSON object.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -33,20 +42,21 @@ def read_deepspeed(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold a JSON object, as DeepSpeed's ds_config.json does.")
+        raise ConfigError(f"{path} must be a JSON object ({{...}}), like DeepSpeed's ds_config.json.")
     return data
 
 
 def map_deepspeed(data: Mapping[str, Any], where: str, dp: int, micro_batch_size: int) -> Mapped:
-    """Settings and notes.
+    """Maps the content of a file to settings and notes.
 
     Args:
-        where: names the file in messages.
-        dp: data-parallel ranks, which DeepSpeed's three batch sizes depend on.
-        micro_batch_size: of our configuration, for where the JSON leaves it open.
+        data: the content of the file.
+        where: the file's name, for messages.
+        dp: the number of data-parallel ranks, on which DeepSpeed's batch sizes depend.
+        micro_batch_size: the TOML file's value, which counts if the JSON has none.
 
     Raises:
-        ConfigError: lists every key that cannot be carried out, with what to do instead.
+        ConfigError: lists every key that cannot be carried out, with an alternative for each.
     """
     given = _read(data)
     problems = [problem for key, value in given.values.items() if (problem := _problem(key, value))]
@@ -62,21 +72,27 @@ def map_deepspeed(data: Mapping[str, Any], where: str, dp: int, micro_batch_size
 
 
 def _read(data: Mapping[str, Any]) -> Given:
+    """Separates the values of a file from the keys that are "auto"."""
     flat = dict(_flatten(data))
-    if flat.get("fp16.enabled", False) is False:  # then the rest of its section says nothing
+    if flat.get("fp16.enabled", False) is False:  # then the other keys of its section have no effect
         flat = {key: value for key, value in flat.items() if key == "fp16.enabled" or not key.startswith("fp16.")}
     left_open = frozenset(key for key, value in flat.items() if value == AUTO)
     return Given({key: value for key, value in flat.items() if key not in left_open}, left_open)
 
 
 def merge(data: dict[str, Any], mapped: Mapped, toml: str, where: str) -> list[str]:
-    """Lays settings into the content of the TOML file.
+    """Adds settings to the content of the TOML file.
+
+    Args:
+        data: the content of the TOML file; it is changed in place.
+        mapped: the settings of the JSON file.
+        toml, where: the names of the TOML and the JSON file, for messages.
 
     Returns:
-        A note of DeepSpeed's defaults that count, neither file having their keys; none where there are none.
+        One note that lists the defaults of DeepSpeed that are in effect because neither file has the key; or none.
 
     Raises:
-        ConfigError: both files set a key, to different values; lists all of those.
+        ConfigError: lists every key to which both files give different values.
     """
     conflicts, taken = [], []
     for setting in mapped.settings:
@@ -87,16 +103,16 @@ def merge(data: dict[str, Any], mapped: Mapped, toml: str, where: str) -> list[s
             taken += [f"[{section}] {key} = {setting.value!r}"] if setting.absent else []
         elif table[key] != setting.value and not setting.absent:
             conflicts.append(
-                f"{toml} has [{section}] {key} = {table[key]!r}, and {where} has {setting.source}, which makes it "
+                f"{toml} has [{section}] {key} = {table[key]!r}, but {setting.source} of {where} sets it to "
                 f"{setting.value!r}"
             )
     if conflicts:
-        raise ConfigError("; ".join(conflicts) + '. Remove one of each, or write "auto" in the JSON.')
-    return [f"DeepSpeed's defaults, which neither file changes: {', '.join(taken)}"] if taken else []
+        raise ConfigError("; ".join(conflicts) + '. For each, remove one of the two, or write "auto" in the JSON file.')
+    return [f"DeepSpeed's defaults are used for keys that neither file has: {', '.join(taken)}"] if taken else []
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of all values; a section that is judged as a whole stays one."""
+    """Yields all values with their dotted keys; a section of SECTIONS is one value."""
     for name, value in data.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and key not in SECTIONS:
@@ -106,7 +122,7 @@ def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _problem(key: str, value: Any) -> str:
-    """Why a key cannot be carried out, "" if it can."""
+    """Returns the reason why a key cannot be carried out; "" if it can."""
     if key in REFUSED_SECTIONS:
         return "" if _is_off(key, value) else f"{key} is not supported: {REFUSED_SECTIONS[key]}"
     if key in FIXED:
@@ -120,7 +136,7 @@ def _problem(key: str, value: Any) -> str:
 
 
 def _is_off(key: str, section: Any) -> bool:
-    """Whether a section asks for nothing."""
+    """Whether a section is switched off."""
     if not isinstance(section, Mapping):
         return not section
     if key in WITHOUT_SWITCH:
@@ -129,7 +145,7 @@ def _is_off(key: str, section: Any) -> bool:
 
 
 def _notes(given: Given) -> Iterator[str]:
-    """What tk does otherwise, where that shows in the numbers; and what it needs no setting for."""
+    """Yields notes on keys that tk carries out in another way, leaves to the TOML file, or does not need."""
     values = given.values
     if values.get("fp16.enabled") is True and values.get("fp16.hysteresis", 2) != 1:
         yield "fp16: every overflow halves the loss scale, as with hysteresis = 1"
@@ -140,11 +156,11 @@ def _notes(given: Given) -> Iterator[str]:
         if not linear and values["scheduler.type"] != "WarmupCosineLR":
             yield "warmup is linear, not logarithmic"
         if values.get("scheduler.params.warmup_min_lr") or values.get("scheduler.params.warmup_min_ratio"):
-            yield "warmup begins at 0"
+            yield "warmup begins at a learning rate of 0"
     if given.left_open:
         yield f'left to the TOML file ("auto"): {", ".join(sorted(given.left_open))}'
     for key in sorted(NOTED.keys() & values.keys()):
         if values[key] and not (isinstance(values[key], Mapping) and values[key].get("enabled") is False):
-            yield f"{key} changes nothing here: {NOTED[key]}"
+            yield f"{key} has no effect: {NOTED[key]}"
     if needless := sorted(key for key in values if key in NEEDLESS):
-        yield f"not needed here: {', '.join(needless)}"
+        yield f"tk does not need: {', '.join(needless)}"

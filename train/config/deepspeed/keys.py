@@ -1,12 +1,13 @@
-"""The keys of a DeepSpeed JSON configuration: those that tk's configuration has, those that change no number, and those
-that are refused, with what to do instead. Plain tables; `config.py` and `rules.py` read them.
+"""The keys of a DeepSpeed JSON configuration, in plain tables that `config.py` and `rules.py` read.
+
+There are keys that map to a key of tk, keys that change no number, and keys that are refused with an alternative.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-# A value that becomes a value of ours as it is, given the type.
+# Keys whose value is that of a key of tk: key of DeepSpeed -> key of tk, type.
 DIRECT: Final[Mapping[str, tuple[str, type]]] = MappingProxyType(
     {
         "zero_optimization.stage": ("zero.stage", int),
@@ -25,7 +26,7 @@ DIRECT: Final[Mapping[str, tuple[str, type]]] = MappingProxyType(
     }
 )
 
-# What DeepSpeed does where a key is absent and tk would do otherwise: key of ours -> value, key of DeepSpeed's.
+# DeepSpeed's defaults that differ from those of tk: key of tk -> value, key of DeepSpeed.
 DEFAULTS: Final[Mapping[str, tuple[Any, str]]] = MappingProxyType(
     {
         "optimizer.lr": (1e-3, "optimizer.params.lr"),
@@ -37,7 +38,7 @@ DEFAULTS: Final[Mapping[str, tuple[Any, str]]] = MappingProxyType(
     }
 )
 
-# Read by rules of their own.
+# Keys that functions of rules.py read.
 RULED: Final = frozenset(
     {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
     | {"bf16.enabled", "bfloat16.enabled", "fp16.enabled", "fp16.initial_scale_power", "fp16.hysteresis"}
@@ -48,21 +49,21 @@ RULED: Final = frozenset(
     | {"scheduler.params.last_batch_iteration"}
 )
 
-# The only values that tk carries out, and what to do where another is wanted.
+# Keys with values that tk carries out, and advice for those who need another value.
 FIXED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = MappingProxyType(
     {
         "fp16.loss_scale": ((0,), "tk's loss scale is dynamic: leave it 0, and set initial_scale_power"),
         "fp16.fp16_master_weights_and_grads": ((False,), "tk's masters and gradients are fp32"),
         "bf16.bf16_master_weights_and_grads": ((False,), "tk's masters and gradients are fp32"),
         "bf16.bf16_optimizer_states": ((False,), "tk's optimizer states are fp32"),
-        "optimizer.params.bias_correction": ((True,), "tk's AdamW always corrects its bias"),
+        "optimizer.params.bias_correction": ((True,), "tk's AdamW always corrects the bias of its moments"),
         "optimizer.params.amsgrad": ((False,), "tk has no AMSGrad"),
         "optimizer.params.maximize": ((False,), "tk minimizes"),
         "scheduler.params.last_batch_iteration": ((-1,), "a resumed run knows its step"),
-        "zero_optimization.cpu_offload": ((False,), "there is no offloading yet: raise zero_optimization.stage"),
-        "zero_optimization.cpu_offload_params": ((False,), "there is no offloading yet: shard over more ranks"),
-        "zero_optimization.zero_quantized_weights": ((False,), "tk gathers parameters as they are"),
-        "zero_optimization.zero_quantized_nontrainable_weights": ((False,), "tk keeps parameters as they are"),
+        "zero_optimization.cpu_offload": ((False,), "tk has no offloading yet: raise zero_optimization.stage"),
+        "zero_optimization.cpu_offload_params": ((False,), "tk has no offloading yet: shard over more ranks"),
+        "zero_optimization.zero_quantized_weights": ((False,), "tk gathers parameters in their own dtype"),
+        "zero_optimization.zero_quantized_nontrainable_weights": ((False,), "tk does not quantize parameters"),
         "zero_optimization.zero_quantized_gradients": ((False,), "tk reduces gradients in fp32"),
         "zero_optimization.zeropp_loco_param": ((None,), "tk reduces gradients in fp32"),
         "tensor_parallel.autotp_size": ((0, 1), "set [parallel] tp"),
@@ -70,18 +71,18 @@ FIXED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = MappingProxyType(
     }
 )
 
-# Whole sections that change what is computed, or where it is kept, and what to do instead. A section is off unless it
-# says "enabled": true or names a device; the last ones have no such switch and are off where all their values are.
+# Sections that tk does not have, with an alternative. A section is off unless it has "enabled": true or names a device.
+# The sections of WITHOUT_SWITCH have neither; they are off if all their values are.
 REFUSED_SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "zero_optimization.offload_optimizer": "there is no offloading yet: raise zero_optimization.stage, or dp",
-        "zero_optimization.offload_param": "there is no offloading yet: stage 3 shards parameters over dp",
+        "zero_optimization.offload_optimizer": "tk has no offloading yet: raise zero_optimization.stage, or dp",
+        "zero_optimization.offload_param": "tk has no offloading yet: stage 3 shards parameters over dp",
         "amp": "use bf16 or fp16",
         "torch_autocast": "use bf16 or fp16",
         "elasticity": 'set [parallel] dp = "auto" and start with torchrun --nnodes MIN:MAX --max-restarts N',
-        "autotuning": "tk plan CONFIG.toml says what fits",
-        "curriculum_learning": "tk has none; order is a function of [train] seed",
-        "data_efficiency": "tk has none; order is a function of [train] seed",
+        "autotuning": "tk plan CONFIG.toml shows the memory that a layout needs",
+        "curriculum_learning": "tk has none; the order of samples is a function of [train] seed",
+        "data_efficiency": "tk has none; the order of samples is a function of [train] seed",
         "progressive_layer_drop": "tk has none",
         "eigenvalue": "tk has none",
         "hybrid_engine": "tk serve serves the run's checkpoints",
@@ -93,24 +94,24 @@ REFUSED_SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
 )
 WITHOUT_SWITCH: Final = frozenset({"sparse_attention", "compression_training", "quantize_training", "pipeline"})
 
-# Keys and sections whose every value leaves the trained numbers as they are, and what tk does in their place.
+# Keys and sections that do not change the trained numbers, with the part of tk that does their work.
 NOTED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "activation_checkpointing": "what backward computes again is [recompute] mode",
+        "activation_checkpointing": "[recompute] mode selects what is recomputed",
         "flops_profiler": "metrics.jsonl has mfu and tokens_per_second",
-        "comms_logger": "tk plan CONFIG.toml lists what is sent",
+        "comms_logger": "tk plan CONFIG.toml lists the bytes that ranks send",
         "wandb": "read metrics.jsonl, or set [metrics] tensorboard = true",
         "comet": "read metrics.jsonl, or set [metrics] tensorboard = true",
         "csv_monitor": "metrics.jsonl has a line per logged step",
-        "nebula": "saves go on in the background anyway: [checkpoint] async_save",
+        "nebula": "[checkpoint] async_save writes steps in the background",
         "checkpoint": "tk's checkpoints load at every layout",
-        "aio": "there is no offloading to disks",
+        "aio": "tk has no offloading to disks",
         "communication_data_type": "gradients are reduced in fp32",
         "seq_parallel_communication_data_type": "gradients are reduced in fp32",
         "data_types": "gradients are accumulated in fp32",
         "sparse_gradients": "gradients are dense",
-        "prescale_gradients": "the loss is divided by the number of valid tokens beforehand",
-        "gradient_predivide_factor": "the loss is divided by the number of valid tokens beforehand",
+        "prescale_gradients": "tk divides the loss by the number of valid tokens before backward",
+        "gradient_predivide_factor": "tk divides the loss by the number of valid tokens before backward",
         "zero_optimization.zero_hpz_partition_size": "[zero] shard_size = N shards within N ranks",
     }
 )
@@ -122,13 +123,13 @@ _ZERO: Final = frozenset(
     | {"cpu_offload_use_pin_memory", "override_module_apply", "log_trace_cache_warnings"}
     | {"pipeline_loading_checkpoint"}
 )
-_STAGE_3: Final = frozenset(  # DeepSpeed takes them with and without "stage3_" before them
+_STAGE_3: Final = frozenset(  # DeepSpeed accepts them with and without the prefix "stage3_"
     {"prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters"}
     | {"max_reuse_distance", "module_granularity_threshold", "use_all_reduce_for_fetch_params"}
     | {"gather_16bit_weights_on_model_save", "gather_fp16_weights_on_model_save"}
 )
 
-# Tuning of what tk does by itself, or of DeepSpeed's own output: changes no result.
+# Keys that tune DeepSpeed's internals or its output; they change no result.
 NEEDLESS: Final = frozenset(
     {f"zero_optimization.{name}" for name in _ZERO | _STAGE_3}
     | {f"zero_optimization.stage3_{name}" for name in _STAGE_3}

@@ -1,4 +1,4 @@
-"""From the values of a DeepSpeed JSON to settings of ours, one rule per subject. Pure functions."""
+"""Rules that turn the values of a DeepSpeed JSON into settings of tk: one pure function per subject."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +18,14 @@ _TORCH_ADAMW_DECAY: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value for a key of ours ("zero.stage"), and the key of the JSON that it came from.
+    """A value for a key of tk.
 
     Attributes:
-        absent: the JSON does not have that key: the value is DeepSpeed's default, and gives way to one in the TOML.
+        key: the key of tk, such as "zero.stage".
+        value: the value in tk's unit and type.
+        source: the key of the JSON file that the value comes from.
+        absent: whether the JSON file lacks that key. The value then is DeepSpeed's default, and the TOML file's counts
+            if it has one.
     """
 
     key: str
@@ -32,25 +36,25 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a file says.
+    """The keys of a DeepSpeed JSON file.
 
     Attributes:
-        values: by dotted key, those that are "auto" left out.
-        left_open: dotted keys that are "auto".
+        values: the values by dotted key, without those that are "auto".
+        left_open: the dotted keys that are "auto".
     """
 
     values: Mapping[str, Any]
     left_open: frozenset[str] = frozenset()
 
     def lacks(self, key: str) -> bool:
-        """Whether the key is absent, neither given nor "auto" by itself or with its section."""
+        """Whether a key is absent: it has no value, and neither the key nor its section is "auto"."""
         parts = key.split(".")
         names = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
         return key not in self.values and not names & self.left_open
 
 
 def direct(given: Given) -> list[Setting]:
-    """What both configurations have."""
+    """Maps keys that both configurations have."""
     values = given.values
     settings = [
         Setting(ours, convert(source, values[source], kind), source)
@@ -59,12 +63,16 @@ def direct(given: Given) -> list[Setting]:
     ]
     key = "zero_optimization.mics_shard_size"
     if key in values:
-        settings.append(Setting("zero.shard_size", max(0, convert(key, values[key], int)), key))  # -1: off
+        settings.append(Setting("zero.shard_size", max(0, convert(key, values[key], int)), key))  # -1 is off
     return settings
 
 
 def convert(source: str, value: Any, kind: type) -> Any:
-    """A JSON value as `kind`; 5e8 is a whole number too. Raises ConfigError if it is none."""
+    """Returns a JSON value as `kind`; 5e8 counts as a whole number.
+
+    Raises:
+        ConfigError: the value is of another kind.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is int and number and float(value).is_integer():
         return int(value)
@@ -77,12 +85,12 @@ def convert(source: str, value: Any, kind: type) -> Any:
 
 
 def precision(given: Given) -> list[Setting]:
-    """The dtype of parameters, and the first loss scale."""
+    """Maps the dtype of parameters and the initial loss scale."""
     values = given.values
     enabled = {key: values[key] for key in ("bf16.enabled", "bfloat16.enabled", "fp16.enabled") if key in values}
     chosen = [key for key, value in enabled.items() if convert(key, value, bool)]
     if len(chosen) > 1:
-        raise ConfigError(f"{' and '.join(chosen)} are both true: choose one")
+        raise ConfigError(f"{' and '.join(chosen)} are both true; choose one")
     settings = []
     if chosen:
         settings.append(Setting("precision.params", "fp16" if chosen[0] == "fp16.enabled" else "bf16", chosen[0]))
@@ -96,19 +104,20 @@ def precision(given: Given) -> list[Setting]:
 
 
 def optimizer(given: Given) -> list[Setting]:
-    """AdamW, also under the name of Adam: DeepSpeed's Adam decouples weight decay unless `adam_w_mode` is false."""
+    """Maps AdamW, and Adam, which in DeepSpeed is AdamW unless `adam_w_mode` is false."""
     values, prefix = given.values, "optimizer.params."
     kind = values.get("optimizer.type")
     if kind is None:
         return []
     if str(kind).lower() not in ("adam", "adamw"):
-        raise ConfigError(f"optimizer.type = {kind!r} is not supported: tk has AdamW (Adam here means the same)")
+        raise ConfigError(f"optimizer.type = {kind!r} is not supported: tk has AdamW (and Adam, as its other name)")
     decoupled = str(kind).lower() == "adamw" or values.get(prefix + "adam_w_mode", True) is True
     decay = values.get(prefix + "weight_decay")
     if not decoupled and (decay or f"{prefix}weight_decay" in given.left_open):
         raise ConfigError(
             f"{prefix}adam_w_mode = false with {prefix}weight_decay = {decay or 'auto'} adds the decay to the "
-            "gradient: tk has AdamW only, whose decay is decoupled; without decay both are the same"
+            "gradient; tk has only AdamW, whose decay is decoupled. Use AdamW, or weight_decay = 0, for which both are "
+            "the same"
         )
     settings = [Setting("optimizer.name", "adamw", "optimizer.type")]
     if decoupled and values.get(prefix + "torch_adam") is True and given.lacks(prefix + "weight_decay"):
@@ -117,13 +126,13 @@ def optimizer(given: Given) -> list[Setting]:
 
 
 def scheduler(given: Given) -> list[Setting]:
-    """The learning rate's course: the schedule, its warmup, its end and its lowest rate."""
+    """Maps the learning-rate schedule with its warmup, its length and its lowest rate."""
     values, prefix = given.values, "scheduler.params."
     kind = values.get("scheduler.type")
     if kind is None:
         return []
     if kind not in _SCHEDULES:
-        raise ConfigError(f"scheduler.type = {kind!r} is not supported: tk maps {', '.join(_SCHEDULES)}")
+        raise ConfigError(f"scheduler.type = {kind!r} is not supported; supported are {', '.join(_SCHEDULES)}")
     settings = [Setting("optimizer.schedule", _SCHEDULES[kind], "scheduler.type")]
     key = prefix + "warmup_num_steps"
     steps = convert(key, values.get(key, _WARMUP_STEPS), int)
@@ -142,19 +151,21 @@ def scheduler(given: Given) -> list[Setting]:
 
 
 def _peak(given: Given, key: str) -> list[Setting]:
-    """The rate that warmup ends at, which counts in DeepSpeed and not the optimizer's."""
+    """Maps the rate at which warmup ends: with a scheduler DeepSpeed uses it in place of the optimizer's rate."""
     base = given.values.get("optimizer.params.lr")
     if not given.lacks(key) and key not in given.values:
         return []  # "auto"
     peak = convert(key, given.values.get(key, _WARMUP_MAX_LR), float)
     if base is not None and peak != base:
         origin = ", DeepSpeed's default," if given.lacks(key) else ""
-        raise ConfigError(f"{key} = {peak}{origin} and optimizer.params.lr = {base} are one peak rate in tk")
+        raise ConfigError(
+            f"{key} = {peak}{origin} and optimizer.params.lr = {base} differ; tk has one peak rate, so make them equal"
+        )
     return [Setting("optimizer.lr", peak, key, absent=given.lacks(key))]
 
 
 def batch(given: Given, dp: int, micro_batch_size: int) -> list[Setting]:
-    """Our two batch sizes from DeepSpeed's three, of which two decide the third."""
+    """Maps DeepSpeed's three batch sizes, of which two determine the third, to the two of tk."""
     values = given.values
     total, micro, steps = (convert(key, values[key], int) if key in values else None for key in BATCH_KEYS)
     for key, value in zip(BATCH_KEYS, (total, micro, steps), strict=True):
@@ -180,6 +191,7 @@ def batch(given: Given, dp: int, micro_batch_size: int) -> list[Setting]:
 
 
 def _unequal(total: int, micro: int, steps: int, dp: int, origin: str) -> str:
+    """Returns the message for batch sizes that contradict each other, with every change of one value that fits."""
     fixes = [f"train_batch_size = {micro * steps * dp}"]
     if total % (micro * dp) == 0:
         fixes.append(f"gradient_accumulation_steps = {total // (micro * dp)}")
@@ -189,14 +201,14 @@ def _unequal(total: int, micro: int, steps: int, dp: int, origin: str) -> str:
         fixes.append(f"dp = {total // (micro * steps)}")
     return (
         f"train_batch_size = {total} must be micro-batch x gradient_accumulation_steps x dp = {micro} x {steps} x {dp} "
-        f"= {micro * steps * dp}, where the micro-batch is {origin}, and dp is the number of ranks / (tp x pp), from "
-        f"--nproc, torchrun or [parallel] dp. Any of these fits: {', '.join(fixes)}; or leave one "
-        "of the three out, and it is worked out"
+        f"= {micro * steps * dp}. The micro-batch is {origin}; dp is the number of ranks / (tp x pp), from --nproc, "
+        f"torchrun or [parallel] dp. Any of these changes is enough: {', '.join(fixes)}. Or remove one of the three "
+        "keys: it is computed from the others"
     )
 
 
 def defaults(given: Given, settings: list[Setting]) -> list[Setting]:
-    """What DeepSpeed does by itself where a key is absent, and tk would do otherwise."""
+    """Returns DeepSpeed's defaults for absent keys, if they differ from those of tk."""
     named = {setting.key for setting in settings}
     return [
         Setting(ours, value, source, absent=True)

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON: what maps maps exactly, the batch relation is explained, everything else is refused by name."""
+"""DeepSpeed's JSON: keys of tk are mapped exactly, batch sizes are explained, all other keys are refused by name."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tk.core.errors import ConfigError
 from tk.tests.train.conftest import Configure
 from tk.train.config.deepspeed.config import Mapped, map_deepspeed, merge, read_deepspeed
 
-FILES = Path(__file__).parent / "deepspeed_files"  # as they are found in the wild
+FILES = Path(__file__).parent / "deepspeed_files"  # typical files of DeepSpeed users
 USUAL: dict[str, Any] = {
     "train_batch_size": 64,
     "train_micro_batch_size_per_gpu": 4,
@@ -54,7 +54,7 @@ def _map(data: dict[str, Any], dp: int = 8, micro_batch_size: int = 2) -> Mapped
 
 
 def _values(mapped: Mapped) -> dict[str, Any]:
-    """What the file itself asks for."""
+    """Returns the settings of keys that the file has."""
     return {setting.key: setting.value for setting in mapped.settings if not setting.absent}
 
 
@@ -127,7 +127,7 @@ def test_batch_sizes_that_disagree_are_explained_with_every_fix() -> None:
     text = str(error.value)
     for part in (
         "ds.json: train_batch_size = 64 must be micro-batch x gradient_accumulation_steps x dp = 4 x 8 x 1 = 32",
-        "the micro-batch is train_micro_batch_size_per_gpu",
+        "The micro-batch is train_micro_batch_size_per_gpu",
         "dp is the number of ranks / (tp x pp)",
         "train_batch_size = 32, gradient_accumulation_steps = 16, a micro-batch of 8, dp = 2",
     ):
@@ -139,12 +139,12 @@ def test_batch_sizes_that_disagree_are_explained_with_every_fix() -> None:
     [
         (
             {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-            "offload_optimizer is not supported: there is",
+            "offload_optimizer is not supported: tk has no",
         ),
         ({"zero_optimization": {"cpu_offload": True}}, "cpu_offload = True is not supported, only False"),
         ({"fp16": {"enabled": True, "loss_scale": 128}}, "fp16.loss_scale = 128 is not supported, only 0: tk's loss"),
         ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type = 'OneBitAdam' is not supported"),
-        ({"scheduler": {"type": "OneCycle"}}, "scheduler.type = 'OneCycle' is not supported: tk maps WarmupLR"),
+        ({"scheduler": {"type": "OneCycle"}}, "scheduler.type = 'OneCycle' is not supported; supported are WarmupLR"),
         ({"elasticity": {"enabled": True}}, 'elasticity is not supported: set [parallel] dp = "auto"'),
         ({"compression_training": {"weight": {"on": [1]}}}, "compression_training is not supported"),
         ({"zero_optimization": {"zero_quantized_gradients": True}}, "zero_quantized_gradients = True is not supported"),
@@ -154,7 +154,7 @@ def test_batch_sizes_that_disagree_are_explained_with_every_fix() -> None:
         ),
         (
             {"optimizer": {"type": "Adam", "params": {"lr": 2e-4}}, "scheduler": {"type": "WarmupLR"}},
-            "warmup_max_lr = 0.001, DeepSpeed's default, and optimizer.params.lr = 0.0002 are one peak rate",
+            "warmup_max_lr = 0.001, DeepSpeed's default, and optimizer.params.lr = 0.0002 differ; tk has one peak",
         ),
         ({"zero_optimization": {"stagee": 2}}, "unknown key 'zero_optimization.stagee'; did you mean 'zero_optimi"),
         ({"zero_optimization": {"stage": "two"}}, "zero_optimization.stage = 'two' must be a whole number"),
@@ -163,23 +163,23 @@ def test_batch_sizes_that_disagree_are_explained_with_every_fix() -> None:
         ({"gradient_clipping": True}, "gradient_clipping = True must be a number"),
     ],
 )
-def test_what_cannot_be_carried_out_is_refused_by_name(data: dict[str, Any], message: str) -> None:
+def test_unsupported_values_are_refused_by_name(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         _map(data)
     assert message in str(error.value)
 
 
-def test_all_refusals_come_at_once() -> None:
+def test_all_refusals_are_reported_at_once() -> None:
     with pytest.raises(ConfigError, match=r"amp is not supported.*tp_size = 4.*unknown key 'foo'.*Lamb"):
         _map({"amp": {"enabled": True}, "tensor_parallel": {"autotp_size": 4}, "foo": 1, "optimizer": {"type": "Lamb"}})
 
 
-def test_a_conflict_names_both_places() -> None:
+def test_a_conflict_names_both_files() -> None:
     data = {"zero": {"stage": 1}, "optimizer": {"eps": 1e-8}}
     with pytest.raises(ConfigError) as error:
         merge(data, _map(USUAL), "run.toml", "ds.json")
     text = str(error.value)
-    assert "run.toml has [zero] stage = 1, and ds.json has zero_optimization.stage, which makes it 2" in text
+    assert "run.toml has [zero] stage = 1, but zero_optimization.stage of ds.json sets it to 2" in text
     assert "eps" not in text, "equal values are no conflict"
 
 
@@ -204,8 +204,8 @@ def test_the_command_takes_both_files_and_overrides(
     assert "= 4 x 3 x 8 = 96" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
-    for text, message in (("{", "not valid JSON"), ("[]", "must hold a JSON object")):
+def test_a_file_that_is_not_a_json_object_is_refused(tmp_path: Path) -> None:
+    for text, message in (("{", "not valid JSON"), ("[]", "must be a JSON object")):
         (tmp_path / "ds.json").write_text(text)
         with pytest.raises(ConfigError, match=message):
             read_deepspeed(tmp_path / "ds.json")
@@ -213,7 +213,7 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
         read_deepspeed(tmp_path / "absent.json")
 
 
-def test_where_a_key_is_absent_deepspeeds_default_counts() -> None:
+def test_absent_keys_have_the_defaults_of_deepspeed() -> None:
     assert _defaults({}) == {
         "optimizer.lr": 1e-3,
         "optimizer.betas": [0.9, 0.999],
@@ -234,7 +234,7 @@ def test_where_a_key_is_absent_deepspeeds_default_counts() -> None:
     assert "train.global_batch_size" not in _defaults(alone | {"gradient_accumulation_steps": "auto"})
 
 
-def test_defaults_give_way_to_the_toml_and_are_told() -> None:
+def test_the_toml_overrides_defaults_and_a_note_lists_the_others() -> None:
     data: dict[str, Any] = {"optimizer": {"weight_decay": 0.1, "schedule": "cosine"}}
     notes = merge(data, _map({"gradient_clipping": 1.0}), "run.toml", "ds.json")
     assert data["optimizer"] == {
@@ -250,7 +250,7 @@ def test_defaults_give_way_to_the_toml_and_are_told() -> None:
     assert "grad_clip" not in notes[0], "the file sets it"
 
 
-def test_adam_with_its_decay_in_the_gradient_is_adamw_where_there_is_none() -> None:
+def test_adam_without_decay_is_adamw() -> None:
     for params in ({"adam_w_mode": False}, {"adam_w_mode": False, "weight_decay": 0}):
         assert _values(_map({"optimizer": {"type": "Adam", "params": params}}))["optimizer.name"] == "adamw"
 
@@ -268,11 +268,11 @@ def test_of_ten_typical_files_nine_run(
         assert code == 0, shown.err
         return
     assert code == 2
-    assert "offload_optimizer is not supported: there is no offloading yet" in shown.err
+    assert "offload_optimizer is not supported: tk has no offloading yet" in shown.err
     assert "offload_param is not supported" in shown.err
 
 
-def test_what_typical_files_ask_for() -> None:
+def test_settings_of_typical_files() -> None:
     paths = sorted(set(FILES.glob("*.json")) - {FILES / "hf-zero3-offload.json"})
     assert len(paths) == 9
     found = {path.stem: map_deepspeed(read_deepspeed(path), path.name, 4, 2) for path in paths}
@@ -280,5 +280,5 @@ def test_what_typical_files_ask_for() -> None:
     assert _values(found["fp16-tutorial"])["zero.shard_size"] == 0, "-1 is off"
     assert _values(found["accelerate-zero2"])["precision.params"] == "bf16", "fp16 is off, its static scale too"
     assert _values(found["profiled"])["train.seed"] == 42
-    assert any("activation_checkpointing changes nothing here" in note for note in found["neox-like"].notes)
+    assert any("activation_checkpointing has no effect" in note for note in found["neox-like"].notes)
     assert any('left to the TOML file ("auto"): bf16.enabled' in note for note in found["hf-zero3-auto"].notes)
