@@ -10,7 +10,7 @@ from torch import nn
 
 from tk.core.errors import TkError
 from tk.tests.rank_pool import RankPool
-from tk.train.config.train_config import TrainSection
+from tk.train.config.sections import TrainSection
 from tk.train.engine.optimizer_step import OptimizerStep
 from tk.train.engine.training_engine import TrainingEngine
 from tk.train.foreign.model_engine import initialize
