@@ -19,10 +19,11 @@
     `- WorkerDied               exit 1   UNAVAILABLE           a rank or worker process that is gone
 
 A message says what is wrong, where, and what would be right. gRPC statuses are kept as names, so that this module
-needs no grpc.
+needs no grpc. An error that one process raises and another reports crosses as JSON: `pack` and `unpack`.
 """
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 
 class TkError(Exception):
@@ -151,3 +152,33 @@ class WorkerDied(TkError):
     """A training rank or an inference worker that exited or stopped answering."""
 
     grpc_status = "UNAVAILABLE"
+
+
+def pack(error: TkError) -> dict[str, Any]:
+    """An error as plain data for another process of tk: its class and bases by name, its message, its attributes."""
+    attributes = {name: value for name, value in vars(error).items() if not name.startswith("__")}
+    if isinstance(error, OSError):
+        attributes["errno"] = error.errno
+    names = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TkError)]
+    return {"classes": names, "message": str(error), "attributes": attributes}
+
+
+def unpack(data: Mapping[str, Any]) -> TkError:
+    """The error that `pack` described: of its own class where this process has loaded it, else of the nearest base."""
+    known = _loaded_classes()
+    kind = next(known[name] for name in data["classes"] if name in known)
+    error = kind.__new__(kind)  # constructors differ; attributes are all that they set
+    error.args = (data["message"],)
+    for name, value in data["attributes"].items():
+        setattr(error, name, value)
+    return error
+
+
+def _loaded_classes() -> dict[str, type[TkError]]:
+    found: dict[str, type[TkError]] = {}
+    ahead: list[type[TkError]] = [TkError]
+    while ahead:
+        kind = ahead.pop()
+        found[kind.__name__] = kind
+        ahead += kind.__subclasses__()
+    return found

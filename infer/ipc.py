@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core import errors
-from ..core.errors import TkError, WorkerDied
+from ..core.errors import TkError, WorkerDied, pack, unpack
 from .step_plan import Array
 
 _LENGTHS = struct.Struct("<II")
@@ -62,15 +61,12 @@ def receive(connection: socket.socket) -> Frame | None:
 
 def error_frame(error: TkError) -> Frame:
     """An error on its way to the engine."""
-    return Frame("error", {"type": type(error).__name__, "message": str(error)})
+    return Frame("error", {"error": pack(error)})
 
 
 def error_from(frame: Frame) -> TkError:
     """The error that `error_frame` packed, of its own class."""
-    kind = getattr(errors, frame.values["type"], TkError)
-    error = kind(frame.values["message"])
-    assert isinstance(error, TkError)
-    return error
+    return unpack(frame.values["error"])
 
 
 def _read(connection: socket.socket, count: int) -> bytearray | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ..core.errors import TkError
+from ..core.errors import TkError, WorkerDied, pack, unpack
 
 PARENT_VARIABLE: Final = "TK_PARITY_PARENT"  # process id of whoever started a rank
 GRACE_SECONDS: Final = 3.0  # that the peers of a failed rank get to answer
@@ -204,9 +204,9 @@ class Pool:
 
     def _note(self, lane: Lane, rank: int, sender: RankProcess, line: str | None) -> None:
         lane.heard = time.monotonic()
-        message = {"error": sender.last_words()} if line is None else json.loads(line)
+        message = {"error": pack(WorkerDied(sender.last_words()))} if line is None else json.loads(line)
         if "error" in message:
-            lane.error = lane.error or f"rank {rank}: {message['error']}"
+            lane.error = lane.error or f"rank {rank}: {unpack(message['error'])}"
             lane.give_up = lane.give_up or lane.heard + GRACE_SECONDS
         if "error" in message or "result" in message:
             lane.answers[rank] = message

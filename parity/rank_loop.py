@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.errors import TkError
+from ..core.errors import TkError, pack
 from ..core.process import die_with_parent
 from .pool import PARENT_VARIABLE
 
@@ -16,7 +16,8 @@ Work = Callable[[Mapping[str, Any], Say], Mapping[str, Any]]
 
 
 def serve(load: Callable[[], Work]) -> None:
-    """Answers every line of stdin with {"result": ...} or {"error": ...}, and before that with whatever the work says.
+    """Answers every line of stdin with {"result": ...} or a packed {"error": ...}, and before that with whatever the
+    work says.
 
     Args:
         load: imports what takes time, and returns what does a job: given the job and a way to say something meanwhile.
@@ -34,12 +35,10 @@ def serve(load: Callable[[], Work]) -> None:
         try:
             answer: dict[str, Any] = {"result": work(json.loads(line), say)}
         except Exception as error:  # the process's boundary: whatever it is, the pool must be able to say it
-            answer = {"error": _describe(error)}
+            answer = {"error": pack(error if isinstance(error, TkError) else _fault(error))}
         say(answer)
 
 
-def _describe(error: Exception) -> str:
-    if isinstance(error, TkError):
-        return str(error)
+def _fault(error: Exception) -> TkError:
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} (in {place.filename}:{place.lineno})"
+    return TkError(f"{type(error).__name__}: {error} (in {place.filename}:{place.lineno})")

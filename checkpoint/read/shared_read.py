@@ -16,9 +16,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from ...core import dtypes, errors
+from ...core import dtypes
 from ...core.casts import Array, cast
-from ...core.errors import DamagedCheckpoint, StorageError, TkError
+from ...core.errors import DamagedCheckpoint, StorageError, TkError, pack, unpack
 from ..files.data_files import DataFiles
 from ..format.region import Region, copy_region
 from .chunk_blocks import read_span
@@ -200,20 +200,15 @@ def told_to_all(peers: Peers) -> Iterator[None]:
 
     Of several errors one that is no damage counts: only where all that met one met damage is it said to be that.
     """
-    mine: TkError | OSError | None = None
+    mine: TkError | None = None
     try:
         yield
-    except (TkError, OSError) as error:
+    except TkError as error:
         mine = error
-    told = [json.loads(packed) for packed in peers.gather(_pack(mine)) if packed]
-    found = [getattr(errors, name)(message) for name, message in told]
+    except OSError as error:
+        mine = StorageError(str(error), error.errno)
+        mine.__cause__ = error
+    packed = json.dumps(pack(mine)).encode() if mine else b""
+    found = [unpack(json.loads(theirs)) for theirs in peers.gather(packed) if theirs]
     if found:
         raise min(found, key=lambda error: isinstance(error, DamagedCheckpoint)) from mine
-
-
-def _pack(error: TkError | OSError | None) -> bytes:
-    if error is None:
-        return b""
-    if isinstance(error, TkError):
-        return json.dumps([type(error).__name__, str(error)]).encode()
-    return json.dumps([StorageError.__name__, str(error)]).encode()

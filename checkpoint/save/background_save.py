@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ...core import errors
 from ...core.casts import Array
-from ...core.errors import TkError, WorkerDied
+from ...core.errors import TkError, WorkerDied, unpack
 from ...core.layout import Owned
 from .save_job import Buffers, SaveJob
 
@@ -88,8 +87,7 @@ class BackgroundSaver:
         self._in_flight = None
         answer = json.loads(line)
         if answer:
-            kind = getattr(errors, answer["class"])
-            raise kind(answer["error"])
+            raise unpack(answer["error"])
 
     def close(self) -> None:
         """Ends the writer, with the save in flight if there is one. Idempotent."""

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...core.casts import Array
-from ...core.errors import StorageError, TkError
+from ...core.errors import StorageError, TkError, pack
 from ...core.layout import Owned
 from ...core.process import die_with_parent
 from .save_job import Buffers, SaveJob
@@ -43,18 +43,18 @@ def main() -> int:
     return 0
 
 
-def _answer(job: SaveJob, values: Callable[[Owned], Array], request: Mapping[str, Any]) -> dict[str, str]:
+def _answer(job: SaveJob, values: Callable[[Owned], Array], request: Mapping[str, Any]) -> dict[str, Any]:
     step = request["step"]
     try:
         job.save(step, request["resume"], values)
     except StorageError as error:
         message = f"Step {step} was not saved: {error} Steps committed before are whole."
-        return {"class": StorageError.__name__, "error": message}
+        return {"error": pack(StorageError(message, error.errno))}
     except TkError as error:
-        return {"class": type(error).__name__, "error": str(error)}
+        return {"error": pack(error)}
     except Exception as error:  # the process's boundary: the rank must be able to say it
         message = f"Step {step} was not saved: {type(error).__name__}: {error}. Steps committed before are whole."
-        return {"class": TkError.__name__, "error": message}
+        return {"error": pack(TkError(message))}
     return {}
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from ...core import errors
-from ...core.errors import TkError
+from ...core.errors import TkError, pack, unpack
 
 ERROR_FOLDER_VARIABLE: Final = "TK_ERROR_FOLDER"
 
@@ -38,7 +37,9 @@ def write_error(error: Exception, rank: int, echo: bool) -> None:
     if folder is not None:
         path = Path(folder) / f"error-{rank}.json"
         aside = path.with_suffix(".tmp")
-        report = {"rank": rank, "class": type(error).__name__, "message": str(error), "traceback": trace, "echo": echo}
+        told = error if isinstance(error, TkError) else TkError(f"Rank {rank}: {type(error).__name__}: {error}")
+        kind: Kind = "echo" if echo else "understood" if told is error else "fault"
+        report = {"kind": kind, "error": pack(told), "traceback": trace}
         aside.write_text(json.dumps(report), encoding="utf-8")
         aside.rename(path)
 
@@ -51,10 +52,6 @@ def read_reports(folder: Path) -> list[RankReport]:
 def _read(path: Path) -> RankReport:
     """A rank's report; the error carries the rank's traceback as a note, which `--debug` shows."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    known = getattr(errors, data["class"], None)
-    kind: Kind = "fault"
-    error = TkError(f"Rank {data['rank']}: {data['class']}: {data['message']}")
-    if isinstance(known, type) and issubclass(known, TkError):
-        error, kind = known(data["message"]), "understood"
+    error = unpack(data["error"])
     error.add_note(data["traceback"])
-    return RankReport(error, "echo" if data["echo"] else kind)
+    return RankReport(error, data["kind"])

@@ -1,0 +1,62 @@
+"""Errors on their way from one process to another."""
+
+import ast
+import inspect
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tk.core.errors import RequestError, TkError, pack, unpack
+from tk.tests.house.conftest import ROOT, package_files
+
+SAMPLES = {"field": "sampling.top_p", "retry_after": 2.5, "status": "NOT_FOUND", "number": 28}  # by parameter
+
+
+def classes() -> list[type[TkError]]:
+    """Every TkError that the package declares, found by reading it."""
+    declared = {
+        (path, node.name): {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for path in package_files()
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    known: dict[str, Path] = {"TkError": Path("core/errors.py")}
+    while new := {name: path for (path, name), bases in declared.items() if bases & known.keys() and name not in known}:
+        known |= new
+    return [getattr(import_module(".".join(["tk", *path.with_suffix("").parts])), name) for name, path in known.items()]
+
+
+@pytest.mark.parametrize("kind", classes(), ids=lambda kind: kind.__name__)
+def test_every_error_survives_the_way_with_its_attributes(kind: type[TkError]) -> None:
+    parameters = list(inspect.signature(kind).parameters)[1:] if "__init__" in _defined(kind) else []
+    error = kind("it is wrong", **{name: SAMPLES[name] for name in parameters})
+    found = unpack(json.loads(json.dumps(pack(error))))
+    assert type(found) is kind
+    assert str(found) == "it is wrong"
+    assert vars(found) == vars(error)
+    assert getattr(found, "errno", None) == getattr(error, "errno", None)
+    assert (found.exit_code, found.grpc_status) == (error.exit_code, error.grpc_status)
+
+
+def test_the_tree_is_read_as_a_whole() -> None:
+    names = {kind.__name__ for kind in classes()}
+    assert {"StorageError", "PromptTooLong", "ShardCorrupt", "Draining", "Unavailable"} <= names
+
+
+def test_a_class_that_is_not_loaded_here_becomes_its_nearest_base() -> None:
+    data = pack(RequestError("no")) | {"classes": ["NeverHeardOf", "RequestError", "TkError"], "attributes": {"a": 1}}
+    found = unpack(data)
+    assert type(found) is RequestError
+    assert (str(found), vars(found)) == ("no", {"a": 1})
+
+
+def test_a_traceback_that_hangs_on_an_error_is_not_its_attribute() -> None:
+    error = TkError("no")
+    error.add_note("where it came from")
+    assert pack(error)["attributes"] == {}
+
+
+def _defined(kind: type[TkError]) -> set[str]:
+    return {name for base in kind.__mro__ if issubclass(base, TkError) for name in vars(base)}
