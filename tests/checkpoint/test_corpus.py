@@ -42,10 +42,11 @@ def test_the_good_one_is_good(good: Path) -> None:
     assert not is_found_by_verify(good)
 
 
-def test_every_flip_and_cut_is_found_by_loading_and_by_verify(good: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flips", [400, pytest.param(2000, marks=pytest.mark.matrix)])
+def test_every_flip_and_cut_is_found_by_loading_and_by_verify(good: Path, tmp_path: Path, flips: int) -> None:
     """`python scripts/broken_checkpoints.py --flips N` tries more."""
     step = Path(shutil.copytree(good, tmp_path / "run" / good.name))
-    missed = [damage for damage in damages(step, 2000) if not explain(step) or not is_found_by_verify(step)]
+    missed = [damage for damage in damages(step, flips) if not explain(step) or not is_found_by_verify(step)]
     assert missed == []
     assert explain(step) == ""
 

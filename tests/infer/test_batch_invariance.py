@@ -22,10 +22,10 @@ PROMPTS = tuple(
         ("fp32", "fp32", "grouped", 1),
         ("fp32", "fp32", "tied", 2),
         ("fp32", "int8", "tied", 1),
-        ("fp32", "bf16", "grouped", 1),
+        pytest.param("fp32", "bf16", "grouped", 1, marks=pytest.mark.matrix),
         ("bf16", "bf16", "grouped", 1),
         ("bf16", "int8", "tied", 2),
-        ("bf16", "fp32", "tied", 1),
+        pytest.param("bf16", "fp32", "tied", 1, marks=pytest.mark.matrix),
     ],
 )
 def test_logits_are_bit_equal(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tk.train.config.train_config import TrainConfig
 from tk.train.state import StepResult
 from tk.train.trainer import Trainer
 
-pytestmark = pytest.mark.timeout(600)  # seconds: 4 ranks share 2 cores with other tests
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # seconds: 4 ranks share 2 cores with other tests
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2},
@@ -44,14 +45,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2 interleaved dp2 zero3": {"pp": 2, "dp": 2, "zero": 3, "schedule": "interleaved", "num_virtual_stages": 2},
 }
 
-TIED = [
-    "tp2 dp2 zero1",
-    "tp2 dp2 zero3",
-    "pp2 dp2 zero2, every replica whole",
-    "pp2 gpipe dp2 zero2",
-    "pp2 zb dp2 zero3",
-    "pp2 interleaved dp2 zero3",
-]
+# What `make test` has of them, each size of an axis, option and schedule in one of the two; `tk parity` has more.
+TIED = ["tp2 dp2 zero1", "pp2 gpipe dp2 zero2", "pp2 interleaved dp2 zero3"]
+UNTIED = ["tp2 sp dp2 zero2", "tp4 sp, kv heads replicated", "dp4 zero3, hybrid", "pp2 zb dp2 zero3"]
+UNTIED += ["pp2 dp2 zero2, every replica whole"]
+ALL_TIED = [*TIED, "tp2 dp2 zero3", "pp2 dp2 zero2, every replica whole", "pp2 zb dp2 zero3"]
+
+# Which architectures `make test` has at these layouts: those whose parameters, or their order over stages, differ.
+CHOSEN = {
+    "tp4 sp, kv heads replicated": ("llama3", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2"),
+    "pp2 zb tp2 sp": ("llama3", "qwen3_moe", "gpt2"),
+}
 
 
 def run_training(config: dict[str, Any], resume: str = "auto", gradients: str = "") -> dict[str, Any]:
@@ -110,16 +114,24 @@ def _assert_same_model(actual: Checkpoint, expected: Checkpoint, slot: str, own:
         assert difference <= own * np.linalg.norm(value) + total * everything, name
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("tied", "layouts"),
+    [
+        pytest.param(False, UNTIED, id="untied"),
+        pytest.param(True, TIED, id="tied"),
+        pytest.param(False, list(LAYOUTS), id="all untied", marks=pytest.mark.matrix),
+        pytest.param(True, ALL_TIED, id="all tied", marks=pytest.mark.matrix),
+    ],
+)
 def test_layouts_equal_one_process_in_fp32(
-    rank_pool: RankPool, configure: Configure, tmp_path: Path, tied: bool
+    rank_pool: RankPool, configure: Configure, tmp_path: Path, tied: bool, layouts: list[str]
 ) -> None:
     model, options = {"tie_word_embeddings": tied, "num_hidden_layers": 5}, {"steps": 10, "eval_rows": 2}
     gradients = str(tmp_path / "gradients.npy")
     expected = run_training(configure("one", model=model, train=options), gradients=gradients)
     assert len(expected["loss"]) == 10
     assert expected["loss"][-1] < 0.9 * expected["loss"][0], "a model that does not learn shows nothing"
-    for name in TIED if tied else LAYOUTS:
+    for name in layouts:
         layout = LAYOUTS[name]
         mine = _with_layout(configure(name, model=model, train=options), layout)
         for result in rank_pool.run(run_training, _num_ranks(layout), config=mine, gradients=gradients):
@@ -129,8 +141,17 @@ def test_layouts_equal_one_process_in_fp32(
         _assert_same_model(last[0], last[1], "weight", 1e-3, 1e-5)
 
 
-@pytest.mark.parametrize("name", ENTRIES)
-def test_every_architecture_trains_alike(rank_pool: RankPool, configure: Configure, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        pytest.param(name, where, marks=() if name in chosen else pytest.mark.matrix)
+        for where, chosen in CHOSEN.items()
+        for name in ENTRIES
+    ],
+)
+def test_every_architecture_trains_alike(
+    rank_pool: RankPool, configure: Configure, tmp_path: Path, name: str, where: str
+) -> None:
     """Every parameter's first gradient: biases, norms of heads (at tp 4 over replicated ones), routers, experts."""
     shape = ModelConfig.from_json(ENTRIES[name].make_config().to_dict())
     model = shape.model_dump(mode="json") | {"vocab_size": 0, "initializer_range": 0.05}
@@ -143,10 +164,9 @@ def test_every_architecture_trains_alike(rank_pool: RankPool, configure: Configu
     assert [line["balance_loss"] for line in lines if "balance_loss" in line] == [
         value for value in expected["balance_loss"] if value
     ]
-    for where in ("tp4 sp, kv heads replicated", "pp2 zb tp2 sp"):
-        mine = _with_layout(configure(where, **options), LAYOUTS[where])
-        for result in rank_pool.run(run_training, 4, config=mine, gradients=gradients):
-            _assert_alike(result, expected, where)
+    mine = _with_layout(configure(where, **options), LAYOUTS[where])
+    for result in rank_pool.run(run_training, 4, config=mine, gradients=gradients):
+        _assert_alike(result, expected, where)
 
 
 def test_bf16_layouts_equal_one_process_to_1e_3(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
@@ -172,10 +192,17 @@ MOVES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        pytest.param([*pairwise([*MOVES, "one"]), *((name, name) for name in MOVES)], id="a ring"),
+        pytest.param(list(product(MOVES, MOVES)), id="all pairs", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_run_saved_at_any_layout_continues_at_any_other(
-    rank_pool: RankPool, configure: Configure, tmp_path: Path
+    rank_pool: RankPool, configure: Configure, tmp_path: Path, pairs: list[tuple[str, str]]
 ) -> None:
-    """All pairs: after two steps at one layout, two at another are as one process would have made them; at the same
+    """After two steps at one layout, two at another are as one process would have made them; at the same
     layout they are the same bits."""
     options = {"model": {"num_hidden_layers": 4, "tie_word_embeddings": True}, "train": {"steps": 4, "eval_rows": 2}}
     expected: dict[str, Any] = {}
@@ -184,15 +211,12 @@ def test_a_run_saved_at_any_layout_continues_at_any_other(
         config = _with_layout(configure(run, checkpoint={"every": 2}, **options), layout)
         expected[name] = rank_pool.run(run_training, _num_ranks(layout), config=config)[0]
         np.testing.assert_allclose(expected[name]["loss"], expected["one"]["loss"], rtol=1e-5, err_msg=name)
-    for source in MOVES:
-        for name, layout in MOVES.items():
-            begun = tmp_path / f"from {source}" / "step-00000002"
-            config = _with_layout(configure(f"{source} to {name}", **options), layout)
-            result = rank_pool.run(run_training, _num_ranks(layout), config=config, resume=str(begun))[0]
-            rtol = 0.0 if name == source else 1e-5
-            np.testing.assert_allclose(
-                result["loss"], expected[name]["loss"][2:], rtol=rtol, err_msg=f"{source}, {name}"
-            )
+    for source, name in pairs:
+        begun = tmp_path / f"from {source}" / "step-00000002"
+        config = _with_layout(configure(f"{source} to {name}", **options), MOVES[name])
+        result = rank_pool.run(run_training, _num_ranks(MOVES[name]), config=config, resume=str(begun))[0]
+        rtol = 0.0 if name == source else 1e-5
+        np.testing.assert_allclose(result["loss"], expected[name]["loss"][2:], rtol=rtol, err_msg=f"{source}, {name}")
 
 
 def test_the_same_layout_twice_is_bit_equal(rank_pool: RankPool, configure: Configure) -> None:

@@ -17,22 +17,25 @@ import pytest
 
 from tk.checkpoint.read.reader import Checkpoint
 from tk.checkpoint.run.run_folder import RunFolder
+from tk.cli.main import main
 from tk.core.config import parse
+from tk.core.errors import ConfigError
+from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
+from tk.tests.train.test_parity import run_training
 from tk.train.config.train_config import TrainConfig
 from tk.train.trainer import Trainer
 
 WriteToml = Callable[..., Path]
+Run = Callable[..., tuple[int, str]]
 DEADLINE = 120.0
+pytestmark = pytest.mark.slow
 
 
-def _start(
-    *arguments: str, before: Callable[[], None] | None = None, folder: Path | None = None
-) -> subprocess.Popen[str]:
+def _start(*arguments: str, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "tk", "train", *arguments],
         preexec_fn=before,
-        cwd=folder,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -40,10 +43,19 @@ def _start(
     )
 
 
-def _run(*arguments: str, folder: Path | None = None) -> tuple[int, str]:
-    process = _start(*arguments, folder=folder)
-    _, errors = process.communicate(timeout=DEADLINE)
-    return process.returncode, errors
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """`tk train ARGUMENTS` in this process, which starts the ranks: its exit code and what all wrote on stderr."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        return main(["train", *arguments]), capfd.readouterr().err
+
+    return run
+
+
+def _train(config: dict[str, Any]) -> None:
+    """A run of one rank that is not the subject: in this process, from where the last one ended."""
+    Trainer(parse(config, TrainConfig, "test")).fit()
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
@@ -68,20 +80,19 @@ def _wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> No
 
 
 def test_ctrl_c_saves_and_the_resumed_run_is_bit_equal(
-    configure: Configure, write_toml: WriteToml, tmp_path: Path
+    rank_pool: RankPool, configure: Configure, write_toml: WriteToml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parallel = {"parallel": {"tp": 2}, "zero": {"stage": 1}}
-    whole = write_toml(configure("whole", train={"steps": 60}, **parallel), "whole.toml")
-    assert _run(str(whole))[0] == 0
-    config = write_toml(configure("stopped", train={"steps": 60}, **parallel), "stopped.toml")
-    process = _start(str(config))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the pool's ranks have
+    sections: dict[str, Any] = {"train": {"steps": 30}, "parallel": {"tp": 2, "dp": 1}, "zero": {"stage": 1}}
+    rank_pool.run(run_training, 2, config=configure("whole", **sections))
+    process = _start(str(write_toml(configure("stopped", **sections))))
     _wait_for_step(tmp_path / "stopped", 5, process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=DEADLINE)
     assert process.returncode == 130
     stopped_at = Checkpoint.open(tmp_path / "stopped").step
-    assert 5 <= stopped_at < 60
-    assert _run(str(config))[0] == 0
+    assert 5 <= stopped_at < 30
+    rank_pool.run(run_training, 2, config=configure("stopped", **sections))
     assert _losses(tmp_path / "stopped") == _losses(tmp_path / "whole")
     names = Checkpoint.open(tmp_path / "whole").tensors
     whole_run, resumed = Checkpoint.open(tmp_path / "whole"), Checkpoint.open(tmp_path / "stopped")
@@ -105,7 +116,8 @@ def test_the_second_ctrl_c_ends_at_once_and_leaves_committed_steps(
     assert steps
     for _, path in steps:
         assert not Checkpoint.open(path).verify().problems
-    assert _run(str(config), "--set", f"train.steps={steps[-1][0] + 2}")[0] == 0, "the lock is free again"
+    with RunFolder(tmp_path / "run").lock() as locked:
+        assert locked.attempt, "it is free again"
 
 
 def test_sigterm_saves_and_exits_0(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
@@ -164,10 +176,10 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
     ],
 )
 def test_what_is_wrong_is_said_in_one_paragraph(
-    configure: Configure, write_toml: WriteToml, tmp_path: Path, overrides: list[str], code: int, message: str
+    configure: Configure, write_toml: WriteToml, run: Run, tmp_path: Path, overrides: list[str], code: int, message: str
 ) -> None:
     sets = [word for override in overrides for word in ("--set", override)]
-    returned, errors = _run(str(write_toml(configure())), *sets)
+    returned, errors = run(str(write_toml(configure())), *sets)
     assert returned == code
     assert message in errors
     assert "Traceback" not in errors
@@ -175,39 +187,39 @@ def test_what_is_wrong_is_said_in_one_paragraph(
 
 
 def test_a_missing_config_and_a_wrong_resume_are_refused(
-    configure: Configure, write_toml: WriteToml, tmp_path: Path
+    configure: Configure, write_toml: WriteToml, run: Run, tmp_path: Path
 ) -> None:
-    code, errors = _run(str(tmp_path / "absent.toml"))
+    code, errors = run(str(tmp_path / "absent.toml"))
     assert code == 2
     assert "absent.toml" in errors
     config = write_toml(configure(train={"steps": 2}))
-    code, errors = _run(str(config), "--resume", str(tmp_path / "absent"))
+    code, errors = run(str(config), "--resume", str(tmp_path / "absent"))
     assert code == 3
     assert "does not exist" in errors
-    assert _run(str(config))[0] == 0
-    code, errors = _run(str(config), "--resume", "never", "--set", "train.steps=4")
+    _train(configure(train={"steps": 2}))
+    code, errors = run(str(config), "--resume", "never", "--set", "train.steps=4")
     assert code == 2
     assert "--resume never" in errors
-    for change, message in (
-        ("train.seq_len=20", "was trained on other data"),
-        ("train.seed=7", "train.seed = 0"),
-        ("model.rope_theta=77", "has model.rope_theta = 10000.0, and the configuration 77.0"),
+    code, errors = run(str(config), "--set", "train.seq_len=20", "--set", "train.steps=4")
+    assert code == 2
+    assert "was trained on other data" in errors
+    for section, key, value, message in (
+        ("train", "seed", 7, "train.seed = 0"),
+        ("model", "rope_theta", 77, "has model.rope_theta = 10000.0, and the configuration 77.0"),
     ):
-        code, errors = _run(str(config), "--set", change, "--set", "train.steps=4")
-        assert code == 2
-        assert message in errors
+        changed = configure(train={"steps": 4})
+        changed[section][key] = value
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            _train(changed)
     assert [step for step, _, _ in _losses(tmp_path / "run")] == [1, 2]
-    code, errors = _run(str(config))
+    code, errors = run(str(config))
     assert code == 0
     assert "train.steps = 2 leaves nothing to do" in errors
 
 
-def test_rows_go_on_where_they_were_when_the_batch_size_changes(
-    configure: Configure, write_toml: WriteToml, tmp_path: Path
-) -> None:
-    config = write_toml(configure(train={"steps": 4}, optimizer={"warmup_steps": 2}))
-    assert _run(str(config), "--set", "train.steps=2")[0] == 0
-    assert _run(str(config), "--set", "train.global_batch_size=3")[0] == 0
+def test_rows_go_on_where_they_were_when_the_batch_size_changes(configure: Configure, tmp_path: Path) -> None:
+    _train(configure(train={"steps": 2}, optimizer={"warmup_steps": 2}))
+    _train(configure(train={"steps": 4, "global_batch_size": 3}, optimizer={"warmup_steps": 2}))
     assert Checkpoint.open(tmp_path / "run").resume["samples"] == 2 * 6 + 2 * 3
 
 
@@ -233,8 +245,8 @@ def _no_large_files() -> None:
 def test_a_failing_disk_is_told_and_leaves_no_debris(
     configure: Configure, write_toml: WriteToml, tmp_path: Path, interrupt: bool
 ) -> None:
-    steps = {"steps": 100_000 if interrupt else 4}
-    config = write_toml(configure(train=steps, parallel={"tp": 2}, checkpoint={"async_save": False}))
+    steps, tp = (100_000, 2) if interrupt else (2, 1)
+    config = write_toml(configure(train={"steps": steps}, parallel={"tp": tp}, checkpoint={"async_save": False}))
     process = _start(str(config), before=_no_large_files)
     if interrupt:
         _wait_for_step(tmp_path / "run", 2, process)
@@ -264,30 +276,31 @@ def test_no_rank_outlives_a_launcher_that_is_killed_while_ranks_start(
 
 
 def test_modules_of_the_current_folder_are_not_imported(
-    configure: Configure, write_toml: WriteToml, tmp_path: Path
+    configure: Configure, write_toml: WriteToml, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "random.py").write_text("raise SystemExit('shadowed')")
-    assert _run(str(write_toml(configure(train={"steps": 1}))), folder=tmp_path)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    assert run(str(write_toml(configure(train={"steps": 1}))))[0] == 0
 
 
 def test_profiled_steps_leave_a_trace(configure: Configure, tmp_path: Path) -> None:
     events = {}
     for name, steps in (("two", "2:3"), ("five", "2:9")):  # the second ends with the run, after step 6
-        config = parse(configure(name, train={"steps": 6, "profile": steps}), TrainConfig, "test")
-        Trainer(config).fit()
+        _train(configure(name, train={"steps": 6, "profile": steps}))
         events[name] = json.loads((tmp_path / name / "logs" / "trace-rank-0.json").read_text())["traceEvents"]
     updates = {name: sum("fused_adamw" in event["name"] for event in found) for name, found in events.items()}
     assert updates["two"] > 0
     assert updates["five"] == updates["two"] * 5 / 2
 
 
-def test_fork_moves_newer_steps(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
-    config = str(write_toml(configure(train={"steps": 3}, checkpoint={"every": 1})))
-    assert _run(config)[0] == 0
-    code, errors = _run(config, "--fork")
+def test_fork_moves_newer_steps(configure: Configure, write_toml: WriteToml, run: Run, tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"train": {"steps": 3}, "checkpoint": {"every": 1}}
+    config = str(write_toml(configure(**sections)))
+    _train(configure(**sections))
+    code, errors = run(config, "--fork")
     assert code == 2
     assert "--fork needs a checkpoint to fork from" in errors
-    code, errors = _run(config, "--resume", str(tmp_path / "run" / "step-00000001"), "--fork")
+    code, errors = run(config, "--resume", str(tmp_path / "run" / "step-00000001"), "--fork")
     assert code == 0
     assert "steps after 1 are now in" in errors
     assert len(list(tmp_path.glob("run/forked-*/step-*"))) == 2
@@ -332,7 +345,7 @@ def test_two_nodes_under_torchrun_restart_after_a_kill_save_on_sigterm_and_go_on
     configure: Configure, write_toml: WriteToml, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    config = write_toml(configure(train={"steps": 100_000}, checkpoint={"every": 200}))
+    config = write_toml(configure(train={"steps": 100_000}, checkpoint={"every": 40}))
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -349,8 +362,8 @@ def test_two_nodes_under_torchrun_restart_after_a_kill_save_on_sigterm_and_go_on
     finally:
         for agent in agents:
             agent.kill()
-    assert 200 <= resumed < Checkpoint.open(run).step
+    assert 40 <= resumed < Checkpoint.open(run).step
     steps = [step for step, _, _ in _losses(run)]
     assert steps == list(range(1, steps[-1] + 1)), "no step is missing or made twice"
-    assert _run(str(config), "--nproc", "1", "--set", f"train.steps={steps[-1] + 1}")[0] == 0
+    _train(configure(train={"steps": steps[-1] + 1}))
     assert Checkpoint.open(run).step == steps[-1] + 1

@@ -3,6 +3,7 @@
 import json
 import resource
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,8 +74,9 @@ def _lines_up_to(path: Path, last_step: int) -> list[str]:
     return kept
 
 
+@cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Peak rate of one rank: the data sheet's on a known GPU, a measured matrix product elsewhere."""
+    """Peak rate of one rank: the data sheet's on a known GPU, or a measured matrix product's, once a process."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         known = next((flops for key, flops in _PEAK_BF16_FLOPS.items() if key in name), None)

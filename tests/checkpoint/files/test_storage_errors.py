@@ -24,6 +24,8 @@ ERRNOS = [
 ]  # fmt: skip
 GOOD = ["step-00000001", "step-00000002", "step-00000003"]
 NOBODY = 65534
+# Of the calls each `stride`-th fails; a stride of five meets every errno.
+EVERY = pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.matrix)])
 
 
 @pytest.fixture
@@ -100,12 +102,13 @@ def outcome(job: Callable[[Path], None], folder: Path, system: FailingSystem) ->
     return None
 
 
+@EVERY
 @pytest.mark.parametrize(("job", "stays"), JOBS, ids=lambda value: getattr(value, "__name__", ""))
 def test_no_errno_at_any_call_counts_as_damage(
-    run: Path, scratch: Path, job: Callable[[Path], None], stays: list[str]
+    run: Path, scratch: Path, job: Callable[[Path], None], stays: list[str], stride: int
 ) -> None:
-    """Every call to the system that opening, reading, resuming, saving and pruning make fails in turn, every other
-    time with all calls after it."""
+    """Calls to the system that opening, reading, resuming, saving and pruning make fail in turn, every other time with
+    all calls after it."""
     before = {name: content(run / name) for name in stays}
     index = 0
     while True:
@@ -121,11 +124,12 @@ def test_no_errno_at_any_call_counts_as_damage(
         shutil.rmtree(scratch / "now")
         if not system.failed:
             break
-        index += 1
+        index += stride
     assert index > 40
 
 
-def test_a_fork_that_fails_anywhere_loses_no_step(run: Path, scratch: Path) -> None:
+@EVERY
+def test_a_fork_that_fails_anywhere_loses_no_step(run: Path, scratch: Path, stride: int) -> None:
     index = 0
     while True:
         shutil.copytree(run, scratch / "now")
@@ -138,7 +142,7 @@ def test_a_fork_that_fails_anywhere_loses_no_step(run: Path, scratch: Path) -> N
         shutil.rmtree(scratch / "now")
         if not system.failed:
             break
-        index += 1
+        index += stride
 
 
 @contextmanager

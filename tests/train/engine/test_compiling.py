@@ -15,7 +15,7 @@ from tk.tests.train.test_parity import run_training
 from tk.train.config.train_config import TrainConfig
 from tk.train.trainer import Trainer
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CASES: dict[str, dict[str, Any]] = {
     "zero 3": {"zero": {"stage": 3}},
@@ -31,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "mixture of experts": {"model": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}},
 }
+CHOSEN = ("zero 3", "tp, sequence parallel", "frozen, interleaved")  # with them, each way that a layer is called
 
 
 def run_compiled(config: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +43,9 @@ def run_compiled(config: dict[str, Any]) -> dict[str, Any]:
     return found | {"programs": counters["stats"]["unique_graphs"] - before}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in CHOSEN else pytest.mark.matrix) for name in CASES]
+)
 def test_compiled_layers_equal_uncompiled_ones(rank_pool: RankPool, configure: Configure, name: str) -> None:
     sections = {"checkpoint": {"every": 0}} | CASES[name] | {"train": {"steps": 4} | CASES[name].get("train", {})}
     eager = rank_pool.run(run_training, 2, config=configure("eager", **sections))[0]

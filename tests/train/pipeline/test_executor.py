@@ -224,12 +224,8 @@ def check_death() -> None:
     executor.run()
 
 
-def test_a_dead_neighbour_ends_in_an_error_not_a_hang() -> None:
-    pool = RankPool()  # one of its ranks does not survive
-    try:
-        with pytest.raises(AssertionError) as raised:
-            pool.run(check_death, 2)
-    finally:
-        pool.close()
+def test_a_dead_neighbour_ends_in_an_error_not_a_hang(rank_pool: RankPool) -> None:
+    with pytest.raises(AssertionError) as raised:
+        rank_pool.run(check_death, 2)
     assert re.search(r"WorkerDied: Rank 0 of the pipeline, at (for|back)ward stage 0 .*rank is gone", str(raised.value))
     assert "the rank's process ended with exit code 9" in str(raised.value)

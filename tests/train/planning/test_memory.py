@@ -74,9 +74,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "selective recompute": {"recompute": {"mode": "selective"}},
     "full recompute": {"recompute": {"mode": "full"}},
 }
+SIMILAR = ("zero 0", "zero 3", "zero 1 bf16", "tp")  # to others, which `make test` has
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.matrix if name in SIMILAR else ()) for name in LAYOUTS]
+)
 def test_a_rank_holds_what_the_plan_says(rank_pool: RankPool, configure: Configure, name: str) -> None:
     config = configure(
         "memory",

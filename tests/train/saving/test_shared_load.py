@@ -95,16 +95,13 @@ def test_ranks_of_a_host_read_a_checkpoint_once(rank_pool: RankPool, configure: 
     assert 0.98 * size(step, "model-*") < read <= 1.02 * size(step, "model-*")
 
 
-def test_a_rank_that_dies_in_a_load_ends_the_others(configure: Configure, tmp_path: Path) -> None:
+def test_a_rank_that_dies_in_a_load_ends_the_others(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
     config = configure(train={"steps": 1})
     Trainer(parse(config, TrainConfig, "test")).fit()
     config["parallel"] = {"tp": 2}
-    pool, start = RankPool(), time.monotonic()
-    try:
-        with pytest.raises(AssertionError) as failure:
-            pool.run(die_in_the_middle, 2, config=config, step=str(tmp_path / "run" / "step-00000001"))
-    finally:
-        pool.close()
+    start = time.monotonic()
+    with pytest.raises(AssertionError) as failure:
+        rank_pool.run(die_in_the_middle, 2, config=config, step=str(tmp_path / "run" / "step-00000001"))
     assert "ended with exit code -9" in str(failure.value)
     assert "rank 0:" in str(failure.value), "it was told, and did not wait"
     assert time.monotonic() - start < 120, "far less than the half hour after which gloo gives up"
