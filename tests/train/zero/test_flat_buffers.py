@@ -1,0 +1,131 @@
+"""Flat buffers: parameters and gradients are views of buckets, and what a rank keeps of them is as the stage says."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from tk.core.errors import TkError
+from tk.tests.train.zero.small_buffers import NUM_ELEMENTS, TABLE, make_buffers, make_module, rows
+from tk.train.zero.flat_buffers import FlatBuffers
+
+
+def put_together(ranks: list[FlatBuffers]) -> dict[str, torch.Tensor]:
+    """Each tensor's gradient out of the runs that the ranks own, a NaN where none does."""
+    found = {spec.name: torch.full(spec.shape, torch.nan) for spec in TABLE}
+    for buffers in ranks:
+        for shard, grads in buffers.own_runs():
+            place = found[shard.piece.tensor.name].view(-1)[slice(*shard.flat)]
+            assert place.isnan().all(), "two ranks own it"
+            place.copy_(grads)
+    return found
+
+
+def test_parameters_are_views_of_their_buckets_and_keep_their_values() -> None:
+    module, plain = make_module(), make_module()
+    buffers = make_buffers(module, zero=0)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, plain.get_parameter(name))
+    for bucket in buffers.buckets:
+        bucket.params.fill_(7.0)
+    assert all((parameter == 7.0).all() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("zero", "names", "decaying"),
+    [
+        (0, [["1.weight", "1.bias", "0.bias"], ["0.weight"]], [6, 12]),
+        (3, [["1.weight", "1.bias"], ["0.weight", "0.bias"]], [6, 12]),
+    ],
+)
+def test_backward_fills_the_first_bucket_first(zero: int, names: list[list[str]], decaying: list[int]) -> None:
+    """A bucket has at most 16 elements, at stage 3 of one layer; what takes weight decay comes first in it."""
+    plans = [bucket.plan for bucket in make_buffers(make_module(), zero).buckets]
+    assert [[param.name for param in plan.params] for plan in plans] == names
+    assert [plan.num_decay for plan in plans] == decaying
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_autograd_adds_up_in_the_buckets_below_stage_2(zero: int) -> None:
+    module, plain = make_module(), make_module()
+    buffers = make_buffers(module, zero)
+    for step in range(2):
+        module(rows(step)).square().sum().backward()
+        plain(rows(step)).square().sum().backward()
+    found = put_together([buffers])
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad)
+    buffers.zero_grads()
+    assert all(not bucket.grads.any() for bucket in buffers.buckets if bucket.grads is not None)
+
+
+@pytest.mark.parametrize(
+    ("zero", "params", "grads"),
+    [(0, "whole", "whole"), (1, "whole", "whole"), (2, "whole", "part"), (3, "none", "part")],
+)
+def test_what_a_rank_keeps_of_a_bucket(zero: int, params: str, grads: str) -> None:
+    buffers = make_buffers(make_module(), zero, size=4, rank=1)
+    for bucket in buffers.buckets:
+        part = bucket.plan.size // (1 if zero == 0 else 4)
+        assert bucket.own_grads.shape == bucket.own_params.shape == (part,)
+        assert bucket.own == slice(0, part) if zero == 0 else slice(part, 2 * part)
+        assert bucket.params.untyped_storage().size() == (0 if params == "none" else bucket.plan.size * 4)
+        assert (bucket.grads is None) == (grads == "part")
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_the_ranks_of_a_group_own_every_element_once(zero: int) -> None:
+    ranks = [make_buffers(make_module(), zero, size=3, rank=rank) for rank in range(3)]
+    for number, buffers in enumerate(ranks):
+        for bucket in buffers.buckets:
+            bucket.own_grads.fill_(number + 1.0)
+    found = put_together(ranks)
+    assert not any(values.isnan().any() for values in found.values())
+    squares = sum(float(buffers.owned_grad_square_sum()) for buffers in ranks)
+    expected = sum(float(values.square().sum()) for values in found.values())
+    assert squares == pytest.approx(expected, rel=1e-6), "padding counts nowhere"
+
+
+def test_at_stage_3_values_come_and_go_and_masters_stay_fp32() -> None:
+    module, plain = make_module(), make_module()
+    buffers = make_buffers(module, zero=3, size=1, dtype=torch.bfloat16)
+    first = buffers.buckets[1]
+    assert first.own_params.dtype == torch.float32
+    with pytest.raises(TkError, match=r"The values of 0\.weight are spread over the ranks"):
+        module.get_parameter("0.weight").sum()
+    assert module.get_parameter("0.weight").shape == (3, 4)
+    first.allocate()
+    first.params.copy_(first.own_params)
+    first.show()
+    assert torch.equal(module.get_parameter("0.weight"), plain.get_parameter("0.weight").bfloat16())
+    with pytest.raises(TkError, match=r"1\.weight"):
+        module.get_parameter("1.weight").sum()
+    first.free()
+    assert first.params.untyped_storage().size() == 0
+
+
+def test_frozen_parameters_stay_outside_the_buckets() -> None:
+    module = make_module()
+    weight = module.get_parameter("0.weight").requires_grad_(False)
+    table = (replace(TABLE[0], trainable=False), *TABLE[1:])
+    buffers = make_buffers(module, zero=3, size=2, table=table)
+    assert [local.name for local in buffers.frozen] == ["0.weight"]
+    assert [(local.name, tensor is weight) for local, tensor in buffers.held_whole()] == [("0.weight", True)]
+    names = {
+        shard.piece.tensor.name
+        for rank in range(2)
+        for shard in make_buffers(make_module(), 1, size=2, rank=rank, table=table).shards
+    }
+    assert names == {"0.bias", "1.weight", "1.bias"}
+
+
+def test_parameters_on_the_meta_device_get_memory_and_tied_ones_stay_one_object() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        module.register_parameter("tied", module.get_parameter("1.weight"))
+    make_buffers(module, zero=0)
+    for name, parameter in make_module().named_parameters():
+        assert torch.equal(module.get_parameter(name), parameter)
+    assert module.tied is module.get_parameter("1.weight")
+    assert sum(parameter.numel() for parameter in module.parameters()) == NUM_ELEMENTS

@@ -1,0 +1,143 @@
+"""ZeRO stage 3, one unit after the other: which parameters are there at each moment of forward and backward."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from tk.core.errors import TkError
+from tk.tests.train.zero.small_buffers import make_buffers, make_module, rows
+from tk.train.zero.flat_buffers import FlatBuffers
+from tk.train.zero.parameter_gather import ParameterGather, Unit
+
+
+class Stage:
+    """A module of two units on one rank, and what is there whenever one of them computes.
+
+    Attributes:
+        seen: at each call of a module's forward, the modules whose parameters have memory: both where the second one
+            is on its way while the first computes.
+    """
+
+    def __init__(self, prefetch: bool = False, chain: bool = True) -> None:
+        self.module = make_module()
+        self.buffers: FlatBuffers = make_buffers(self.module, zero=3)
+        later, earlier = self.buffers.buckets  # the last layer's bucket comes first
+        self.units = [Unit([earlier], [self.module[0]]), Unit([later], [self.module[1]])]
+        self.gather = ParameterGather(self.buffers, self.units, prefetch=prefetch, chain=chain)
+        self.seen: list[list[int]] = []
+        for layer in self.module:
+            layer.register_forward_pre_hook(lambda *_: self.seen.append(self.held()))
+
+    def held(self) -> list[int]:
+        """The units that have memory."""
+        return [
+            number
+            for number, unit in enumerate(self.units)
+            if all(bucket.params.untyped_storage().size() for bucket in unit.buckets)
+        ]
+
+    def forward(self) -> torch.Tensor:
+        """The output for a batch, [5, 2]."""
+        with self.gather.saved.hooks():
+            output: torch.Tensor = self.module(rows())
+        return output
+
+
+@pytest.mark.parametrize(("prefetch", "seen"), [(False, [[0], [1]]), (True, [[0, 1], [1]])])
+def test_forward_gathers_a_unit_before_its_call_and_frees_it_after(prefetch: bool, seen: list[list[int]]) -> None:
+    stage = Stage(prefetch)
+    assert stage.held() == []
+    output = stage.forward()
+    assert stage.seen == seen
+    assert stage.held() == []
+    assert torch.equal(output, make_module()(rows()))
+
+
+def gradients_seen(stage: Stage) -> tuple[dict[str, torch.Tensor], list[list[int]]]:
+    """The gradients by name, and what is there when each weight's is made, the last layer's first."""
+    found: dict[str, torch.Tensor] = {}
+    held: list[list[int]] = []
+
+    def take(name: str, gradient: torch.Tensor) -> None:
+        found[name] = gradient
+        if name.endswith("weight"):
+            held.append(stage.held())
+
+    for bucket in stage.buffers.buckets:
+        for local, parameter in zip(bucket.plan.params, bucket.parameters, strict=True):
+            parameter.register_hook(partial(take, local.name))
+    output = stage.forward()
+    stage.gather.begin_backward()
+    output.square().sum().backward()
+    return found, held
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_backward_gathers_again_and_the_gradients_are_those_of_the_plain_module(prefetch: bool) -> None:
+    stage, plain = Stage(prefetch), make_module()
+    grads, held = gradients_seen(stage)
+    assert 1 in held[0], "the last layer's weight takes part in its input's gradient"
+    stage.gather.end_pass()
+    assert stage.held() == []
+    plain(rows()).square().sum().backward()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(grads[name], parameter.grad)
+
+
+def test_in_a_chain_a_unit_is_freed_when_the_one_before_it_is_needed() -> None:
+    stage = Stage(chain=True)
+    _, held = gradients_seen(stage)
+    assert held[-1] == [0], "the first layer's gradients are made last, the second layer is gone by then"
+
+
+def test_outside_a_chain_a_unit_stays_until_all_its_gradients_are_there() -> None:
+    stage = Stage(chain=False)
+    gradients_seen(stage)
+    later, earlier = stage.buffers.buckets
+    assert stage.held() == [0, 1]
+    stage.gather.bucket_done(later)
+    assert stage.held() == [0]
+    stage.gather.bucket_done(earlier)
+    assert stage.held() == []
+
+
+def test_a_module_that_backward_calls_again_frees_nothing() -> None:
+    stage = Stage()
+    stage.gather.begin_backward()
+    stage.module[1](torch.ones(1, 3))
+    assert stage.held() == [1]
+    stage.gather.end_pass()
+    assert stage.held() == []
+
+
+def test_a_unit_that_is_used_all_along_is_there_from_the_start_of_backward_to_its_end() -> None:
+    stage = Stage()
+    stage.units[1].all_along = True
+    stage.gather.begin_backward()
+    assert stage.held() == [1]
+    stage.gather.end_pass()
+    assert stage.held() == []
+
+
+def test_held_units_stay_gathered_through_calls() -> None:
+    stage = Stage()
+    with stage.gather.hold():
+        assert stage.held() == [0, 1]
+        stage.forward()
+        assert stage.held() == [0, 1]
+        assert torch.equal(stage.module.get_parameter("0.weight"), make_module().get_parameter("0.weight"))
+    assert stage.held() == []
+    with pytest.raises(TkError, match=r"0\.weight"):
+        stage.module.get_parameter("0.weight").sum()
+
+
+def test_units_are_read_one_by_one() -> None:
+    stage = Stage()
+    held = []
+    for unit in stage.gather.one_by_one():
+        assert isinstance(unit.modules[0], nn.Linear)
+        held.append(stage.held())
+    assert held == [[0], [1]]
+    assert stage.held() == []

@@ -1,0 +1,97 @@
+"""Sharded AdamW: what the ranks of a group update, put together, is torch's AdamW on whole parameters."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tk.tests.train.zero.small_buffers import TABLE, make_buffers, make_module, rows
+from tk.train.config.train_config import OptimizerSection
+from tk.train.zero.sharded_adamw import ShardedAdamW
+
+OPTIONS = OptimizerSection(betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)
+LR, STEPS = 0.05, 3
+
+
+def gradients(step: int) -> dict[str, torch.Tensor]:
+    """A gradient of every tensor, small enough for eps to count."""
+    module = make_module()
+    (1e-3 * module(rows(step)).square().sum()).backward()
+    return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+
+
+def updated_by_torch(grad_scale: float) -> dict[str, Any]:
+    """The parameters after STEPS, and both averages."""
+    module = make_module()
+    decayed = [parameter for parameter in module.parameters() if parameter.dim() >= 2]
+    others = [parameter for parameter in module.parameters() if parameter.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.8, 0.9), eps=1e-6)
+    for step in range(STEPS):
+        for name, gradient in gradients(step).items():
+            module.get_parameter(name).grad = gradient * grad_scale
+        optimizer.step()
+    states = {name: optimizer.state[parameter] for name, parameter in module.named_parameters()}
+    return {"master": dict(module.named_parameters())} | {
+        slot: {name: state[slot] for name, state in states.items()} for slot in ("exp_avg", "exp_avg_sq")
+    }
+
+
+def update(module: nn.Module, zero: int, size: int, rank: int, dtype: torch.dtype, grad_scale: float) -> ShardedAdamW:
+    """One rank's optimizer after STEPS. Its peers are not there: the size of a group below stage 3 is 1."""
+    buffers = make_buffers(module, zero, size=size, rank=rank, dtype=dtype)
+    optimizer = ShardedAdamW(buffers, OPTIONS)
+    for step in range(STEPS):
+        found = gradients(step)
+        for shard, place in buffers.own_runs():
+            place.copy_(found[shard.piece.tensor.name].view(-1)[slice(*shard.flat)])
+        optimizer.step(LR, grad_scale)
+    return optimizer
+
+
+@pytest.mark.parametrize("grad_scale", [1.0, 0.25])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_ranks_together_are_torchs_adamw(size: int, grad_scale: float) -> None:
+    expected = updated_by_torch(grad_scale)
+    ranks = [update(make_module(), 3, size, rank, torch.float32, grad_scale) for rank in range(size)]
+    for slot, tensors in expected.items():
+        found = {spec.name: torch.full(spec.shape, torch.nan) for spec in TABLE}
+        for optimizer in ranks:
+            for shard, values in optimizer.runs(slot):
+                found[shard.piece.tensor.name].view(-1)[slice(*shard.flat)] = values
+        for name, values in tensors.items():
+            torch.testing.assert_close(found[name], values.detach(), rtol=1e-6, atol=1e-9, msg=f"{slot} of {name}")
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_below_stage_3_the_module_has_the_new_values_at_once(zero: int) -> None:
+    module = make_module()
+    optimizer = update(module, zero, 1, 0, torch.float32, 1.0)
+    assert set(optimizer.states) == {"exp_avg", "exp_avg_sq"}, "fp32 parameters are their own masters"
+    for name, values in updated_by_torch(1.0)["master"].items():
+        torch.testing.assert_close(module.get_parameter(name), values, rtol=1e-6, atol=1e-9)
+
+
+def test_low_precision_parameters_are_rounded_masters() -> None:
+    module = make_module()
+    optimizer = update(module, 1, 1, 0, torch.bfloat16, 1.0)
+    for shard, master in optimizer.runs("master"):
+        assert master.dtype == torch.float32
+        parameter = module.get_parameter(shard.piece.tensor.name)
+        assert torch.equal(parameter.view(-1)[slice(*shard.flat)], master.bfloat16())
+        assert not torch.equal(master, master.bfloat16().float()), "the master knows more digits"
+
+
+def test_what_a_user_changed_in_whole_parameters_becomes_the_masters() -> None:
+    module = make_module()
+    optimizer = update(module, 1, 1, 0, torch.bfloat16, 1.0)
+    before = {shard.piece.tensor.name: values.clone() for shard, values in optimizer.runs("master")}
+    with torch.no_grad():
+        module.get_parameter("0.weight")[1, 2] = 5.0
+    optimizer.take_over()
+    for shard, master in optimizer.runs("master"):
+        name = shard.piece.tensor.name
+        changed = master != before[name]
+        assert changed.nonzero().flatten().tolist() == ([1 * 4 + 2] if name == "0.weight" else [])
+        assert (master[changed] == 5.0).all()
