@@ -69,7 +69,7 @@ def test_what_a_rank_keeps_of_a_bucket(zero: int, params: str, grads: str) -> No
     for bucket in buffers.buckets:
         part = bucket.plan.size // (1 if zero == 0 else 4)
         assert bucket.own_grads.shape == bucket.own_params.shape == (part,)
-        assert bucket.own == slice(0, part) if zero == 0 else slice(part, 2 * part)
+        assert bucket.own_range == slice(0, part) if zero == 0 else slice(part, 2 * part)
         assert bucket.params.untyped_storage().size() == (0 if params == "none" else bucket.plan.size * 4)
         assert (bucket.grads is None) == (grads == "part")
 
@@ -97,7 +97,7 @@ def test_at_stage_3_values_come_and_go_and_masters_stay_fp32() -> None:
     assert module.get_parameter("0.weight").shape == (3, 4)
     first.allocate()
     first.params.copy_(first.own_params)
-    first.show()
+    first.attach_params()
     assert torch.equal(module.get_parameter("0.weight"), plain.get_parameter("0.weight").bfloat16())
     with pytest.raises(TkError, match=r"1\.weight"):
         module.get_parameter("1.weight").sum()
@@ -111,7 +111,7 @@ def test_frozen_parameters_stay_outside_the_buckets() -> None:
     table = (replace(TABLE[0], trainable=False), *TABLE[1:])
     buffers = make_buffers(module, zero=3, size=2, table=table)
     assert [local.name for local in buffers.frozen] == ["0.weight"]
-    assert [(local.name, tensor is weight) for local, tensor in buffers.held_whole()] == [("0.weight", True)]
+    assert [(local.name, tensor is weight) for local, tensor in buffers.unsharded_params()] == [("0.weight", True)]
     names = {
         shard.piece.tensor.name
         for rank in range(2)

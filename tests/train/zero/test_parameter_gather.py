@@ -97,9 +97,9 @@ def test_outside_a_chain_a_unit_stays_until_all_its_gradients_are_there() -> Non
     gradients_seen(stage)
     later, earlier = stage.buffers.buckets
     assert stage.held() == [0, 1]
-    stage.gather.bucket_done(later)
+    stage.gather.on_bucket_complete(later)
     assert stage.held() == [0]
-    stage.gather.bucket_done(earlier)
+    stage.gather.on_bucket_complete(earlier)
     assert stage.held() == []
 
 
@@ -114,7 +114,7 @@ def test_a_module_that_backward_calls_again_frees_nothing() -> None:
 
 def test_a_unit_that_is_used_all_along_is_there_from_the_start_of_backward_to_its_end() -> None:
     stage = Stage()
-    stage.units[1].all_along = True
+    stage.units[1].kept_for_backward = True
     stage.gather.begin_backward()
     assert stage.held() == [1]
     stage.gather.end_pass()
@@ -123,7 +123,7 @@ def test_a_unit_that_is_used_all_along_is_there_from_the_start_of_backward_to_it
 
 def test_held_units_stay_gathered_through_calls() -> None:
     stage = Stage()
-    with stage.gather.hold():
+    with stage.gather.hold_all():
         assert stage.held() == [0, 1]
         stage.forward()
         assert stage.held() == [0, 1]
@@ -133,10 +133,10 @@ def test_held_units_stay_gathered_through_calls() -> None:
         stage.module.get_parameter("0.weight").sum()
 
 
-def test_units_are_read_one_by_one() -> None:
+def test_units_are_read_each_unit() -> None:
     stage = Stage()
     held = []
-    for unit in stage.gather.one_by_one():
+    for unit in stage.gather.each_unit():
         assert isinstance(unit.modules[0], nn.Linear)
         held.append(stage.held())
     assert held == [[0], [1]]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tk.tests.train.zero.small_buffers import TABLE, make_buffers, make_module, rows
-from tk.train.config.train_config import OptimizerSection
+from tk.train.config.sections import OptimizerSection
 from tk.train.zero.sharded_adamw import ShardedAdamW
 
 OPTIONS = OptimizerSection(betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)
@@ -89,7 +89,7 @@ def test_what_a_user_changed_in_whole_parameters_becomes_the_masters() -> None:
     before = {shard.piece.tensor.name: values.clone() for shard, values in optimizer.runs("master")}
     with torch.no_grad():
         module.get_parameter("0.weight")[1, 2] = 5.0
-    optimizer.take_over()
+    optimizer.take_written_values()
     for shard, master in optimizer.runs("master"):
         name = shard.piece.tensor.name
         changed = master != before[name]
