@@ -4,15 +4,14 @@ import os
 import selectors
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 from ..core.errors import Cancelled, WorkerDied
+from ..core.process import start_module
 from .ipc import Frame, error_from, receive, send
 from .step_plan import SamplerOutput, StepPlan
 
@@ -117,13 +116,13 @@ class WorkerGroup:
     def _start_rank(self, rank: int, tp: int) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", f"{__package__}.worker_entry", str(theirs.fileno()), str(os.getpid())],
+            process = start_module(
+                f"{__package__}.worker_entry",
+                [str(theirs.fileno())],
+                environment=worker_environment(tp),
+                inherited=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is the command's own
-                pass_fds=[theirs.fileno()],
-                env=worker_environment(tp),
-                start_new_session=True,  # Ctrl-C is for the engine
             )
         self._processes.append(process)
         self._connections.append(ours)
@@ -152,17 +151,16 @@ class WorkerGroup:
 
 
 def worker_environment(tp: int) -> dict[str, str]:
-    """Variables of a worker: modules found where this process finds them, the cores shared out among the ranks."""
+    """Variables of a worker, where they are not set: the cores are shared out among the ranks."""
     cores = len(os.sched_getaffinity(0))
-    return {
+    defaults = {
         "OMP_NUM_THREADS": str(max(1, cores // tp)),
         # Threads that wait for one which has no core should not spin long: measured on 2 cores, this costs a fifth of
         # the speed of an idle machine and is several times faster on a busy one.
         "GOMP_SPINCOUNT": "5000",
         "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this machine
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
     }
+    return {name: value for name, value in defaults.items() if name not in os.environ}
 
 
 def _describe_exit(code: int) -> str:

@@ -8,7 +8,6 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..core.errors import TkError, WorkerDied, pack, unpack
+from ..core.process import start_module
 
-PARENT_VARIABLE: Final = "TK_PARITY_PARENT"  # process id of whoever started a rank
 GRACE_SECONDS: Final = 3.0  # that the peers of a failed rank get to answer
 LOG_TAIL: Final = 2000  # characters of a dead rank's output that its error shows
 
@@ -54,19 +53,14 @@ class RankProcess:
     """One process of the pool; its lines, and None when it ends, arrive in `inbox` with itself."""
 
     def __init__(self, module: str, log: Path, inbox: "queue.Queue[Line]") -> None:
-        paths = os.pathsep.join(path for path in sys.path if path)
-        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", PARENT_VARIABLE: str(os.getpid())}
         self.log = log
         with log.open("wb") as output:
-            # A session of its own keeps the terminal's Ctrl-C from it: whoever closes the pool ends it.
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
-                env=environment,
+            self.process = start_module(
+                module,
+                environment={"OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                text=True,
-                start_new_session=True,
             )
         self._reader = threading.Thread(target=self._read, args=(inbox,), daemon=True)
         self._reader.start()
@@ -80,7 +74,7 @@ class RankProcess:
         """One job for this rank; if it is dead, its end is in the inbox already."""
         try:
             if self.process.stdin is not None:
-                self.process.stdin.write(json.dumps(message) + "\n")
+                self.process.stdin.write(json.dumps(message).encode() + b"\n")
                 self.process.stdin.flush()
         except BrokenPipeError:
             return
@@ -100,7 +94,7 @@ class RankProcess:
         return f"its process ended with code {self.process.wait()}" + (f": {tail}" if tail else "")
 
 
-Line = tuple[RankProcess, str | None]
+Line = tuple[RankProcess, bytes | None]
 
 
 @dataclass
@@ -202,7 +196,7 @@ class Pool:
                 if self.ranks.get(place) is sender and lane.job is not None:
                     self._note(lane, rank, sender, line)
 
-    def _note(self, lane: Lane, rank: int, sender: RankProcess, line: str | None) -> None:
+    def _note(self, lane: Lane, rank: int, sender: RankProcess, line: bytes | None) -> None:
         lane.heard = time.monotonic()
         message = {"error": pack(WorkerDied(sender.last_words()))} if line is None else json.loads(line)
         if "error" in message:

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..core.errors import TkError, pack
 from ..core.process import die_with_parent
-from .pool import PARENT_VARIABLE
 
 Say = Callable[[Mapping[str, Any]], None]
 Work = Callable[[Mapping[str, Any], Say], Mapping[str, Any]]
@@ -22,7 +21,7 @@ def serve(load: Callable[[], Work]) -> None:
     Args:
         load: imports what takes time, and returns what does a job: given the job and a way to say something meanwhile.
     """
-    die_with_parent(int(os.environ[PARENT_VARIABLE]))
+    die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
 

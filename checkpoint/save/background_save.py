@@ -6,14 +6,13 @@ import os
 import select
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from ...core.casts import Array
 from ...core.errors import TkError, WorkerDied, unpack
 from ...core.layout import Owned
+from ...core.process import start_module
 from .save_job import Buffers, SaveJob
 
 WORKER: Final = f"{__package__}.save_worker"
@@ -120,11 +119,10 @@ class BackgroundSaver:
 
 def _start(worker: str, connection: int, memory: int, lock_fd: int) -> subprocess.Popen[bytes]:
     shared = [connection, memory] + ([lock_fd] if lock_fd >= 0 else [])
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", worker, str(connection), str(memory), str(os.getpid())],
+    return start_module(
+        worker,
+        [str(connection), str(memory)],
+        inherited=shared,
         stdin=subprocess.DEVNULL,
         stdout=2,  # standard output is the command's own
-        pass_fds=shared,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)},
-        start_new_session=True,  # a terminal's Ctrl-C is for the launcher
     )

@@ -1,6 +1,6 @@
 """The process that writes a rank's saves while the rank trains on.
 
-`python -m tk.checkpoint.save.save_worker SOCKET MEMORY PARENT`: two inherited descriptors and the rank's process id.
+`python -m tk.checkpoint.save.save_worker SOCKET MEMORY`: two inherited descriptors.
 
 It is started by exec, imports no torch, is deaf to a terminal's signals, and dies with its rank. Lines of JSON come and
 go over the socket: first the job, then for each save its step and resume state, answered by {} or an error. Values lie
@@ -27,8 +27,8 @@ _IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
 
 def main() -> int:
     """The process's entry. Returns when the rank closes the socket."""
-    connection, memory, parent = (int(word) for word in sys.argv[1:])
-    die_with_parent(parent)
+    connection, memory = (int(word) for word in sys.argv[1:])
+    die_with_parent()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)  # the rank decides when its writer ends
     with socket.socket(fileno=connection) as sock, sock.makefile("rw", encoding="utf-8") as stream:

@@ -19,6 +19,7 @@ import tk
 from tk.checkpoint import Checkpoint, reshard
 from tk.core.errors import InvalidRequest, ShapeMismatch, ShardCorrupt, TkError, WorkerDied
 from tk.core.layout import Layout
+from tk.core.process import PARENT_VARIABLE
 from tk.infer import LLM, SamplingParams
 from tk.infer.engine import Engine
 from tk.infer.events import Failed, Request
@@ -185,8 +186,8 @@ def test_a_worker_whose_engine_is_gone_ends_before_it_loads_anything() -> None:
     paths = os.pathsep.join(entry for entry in sys.path if entry)
     somebody_else = str(os.getppid())
     worker = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "tk.infer.worker_entry", "0", somebody_else],
-        env=os.environ | {"PYTHONPATH": paths},
+        [sys.executable, "-X", "importtime", "-m", "tk.infer.worker_entry", "0"],
+        env=os.environ | {"PYTHONPATH": paths, PARENT_VARIABLE: somebody_else},
         stderr=subprocess.PIPE,
         text=True,
     )

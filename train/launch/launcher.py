@@ -15,12 +15,12 @@ from pathlib import Path
 from types import FrameType
 
 from ...core.errors import WorkerDied
+from ...core.process import start_module
 from .heartbeat import HEARTBEATS_VARIABLE
 from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
 from .stall_detector import StallDetector, describe_places, name_flight_records
 
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
-LAUNCHER_VARIABLE = "TK_LAUNCHER"  # its process id
 FORK = "--fork"  # a rank's argument
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0  # that peers of a dead rank get to report what they saw
@@ -44,7 +44,8 @@ class Launcher:
         stop_timeout: float,
         stall_timeout: float,
     ) -> None:
-        self.command = [sys.executable, "-P", "-m", module, *arguments]  # -P: not what lies in the current folder
+        self.module = module
+        self.arguments = arguments
         self.num_ranks = num_ranks
         self.log_folder = log_folder
         self.stop_timeout = stop_timeout
@@ -94,26 +95,22 @@ class Launcher:
         for rank in range(self.num_ranks):
             if self.signal_seen is not None:
                 return
-            environment = os.environ | {
+            environment = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(self.num_ranks),
                 RENDEZVOUS_VARIABLE: f"file://{scratch / 'rendezvous'}",
                 ERROR_FOLDER_VARIABLE: str(scratch),
                 HEARTBEATS_VARIABLE: str(scratch),
-                LAUNCHER_VARIABLE: str(os.getpid()),
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             }
-            # A session of its own keeps the terminal's Ctrl-C from the ranks: it reaches them through us, once.
             if rank == 0:
-                process = subprocess.Popen(self.command, env=environment, start_new_session=True)
-            else:
-                with (self.log_folder / f"rank-{rank}.log").open("wb") as log:
-                    process = subprocess.Popen(
-                        self.command, env=environment, start_new_session=True, stdout=log, stderr=log
-                    )
-            self.ranks.append(process)
+                self.ranks.append(start_module(self.module, self.arguments, environment=environment))
+                continue
+            with (self.log_folder / f"rank-{rank}.log").open("wb") as log:
+                self.ranks.append(
+                    start_module(self.module, self.arguments, environment=environment, stdout=log, stderr=log)
+                )
 
     def _wait(self, detector: StallDetector) -> None:
         """Waits until all ranks have ended; once one has failed, its peers get a moment to report and are killed, and

@@ -18,7 +18,7 @@ from ..config.train_config import TrainConfig
 from ..trainer import Trainer
 from .flight_recorder import dump_flight_record, is_echo, start_flight_recorder
 from .heartbeat import HEARTBEATS_VARIABLE, Heartbeat
-from .launcher import FORK, LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE
+from .launcher import FORK, RENDEZVOUS_VARIABLE
 from .rank_report import write_error
 from .rendezvous import agents_keep_a_store, rendezvous_store
 from .stop import StopRequest
@@ -33,7 +33,7 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
     Raises:
         TkError: whatever ended training.
     """
-    launched = LAUNCHER_VARIABLE in os.environ
+    launched = RENDEZVOUS_VARIABLE in os.environ
     stop = StopRequest(0.0 if launched else ECHO_SECONDS)
     stop.install()
     rank, world = (_number(variable) for variable in ("RANK", "WORLD_SIZE"))

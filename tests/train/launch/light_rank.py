@@ -11,12 +11,11 @@ from pathlib import Path
 from tk.core.errors import WorkerDied
 from tk.core.process import die_with_parent
 from tk.train.launch.heartbeat import HEARTBEATS_VARIABLE, STARTING, Heartbeat, read_beats
-from tk.train.launch.launcher import LAUNCHER_VARIABLE
 from tk.train.launch.rank_report import write_error
 
 
 def main() -> int:
-    die_with_parent(int(os.environ[LAUNCHER_VARIABLE]))
+    die_with_parent()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     folder, faulty = Path(os.environ[HEARTBEATS_VARIABLE]), rank == int(sys.argv[1])
     heartbeat = Heartbeat(folder, rank)

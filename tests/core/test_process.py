@@ -1,0 +1,81 @@
+"""Processes that tk starts."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tk.core.process import PARENT_VARIABLE, start_module
+
+CHILD = """
+import json, os, sys
+from helper_beside import word
+from tk.core.process import die_with_parent
+die_with_parent()
+print(json.dumps([word, os.getsid(0) == os.getpid(), os.environ["EXTRA"], os.read(int(sys.argv[1]), 10).decode()]))
+"""
+PARENT = """
+import sys
+from tk.core.process import start_module
+print(start_module("waiting_child").pid, flush=True)
+sys.stdin.readline()
+"""
+WAITING = """
+import sys
+from tk.core.process import die_with_parent
+die_with_parent()
+print("ready", flush=True)
+while True: sys.stdin.read()
+"""
+
+
+def test_a_child_finds_what_its_starter_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "json.py").write_text("raise SystemExit('what lies in the current folder is not imported')")
+    (tmp_path / "modules" / "helper_beside.py").write_text("word = 'found'")
+    (tmp_path / "modules" / "some_child.py").write_text(CHILD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "path", ["modules", *(path for path in sys.path if path)]
+    )  # relative, as an uninstalled checkout's may be
+    ours, theirs = os.pipe()
+    os.write(theirs, b"inherited")
+    os.close(theirs)
+    child = start_module(
+        "some_child", [str(ours)], environment={"EXTRA": "x"}, inherited=[ours], stdout=subprocess.PIPE
+    )
+    os.close(ours)
+    output, _ = child.communicate(timeout=60)
+    assert json.loads(output) == ["found", True, "x", "inherited"]
+
+
+def test_a_child_ends_with_its_starter(tmp_path: Path) -> None:
+    (tmp_path / "waiting_child.py").write_text(WAITING)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])}
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        process_id, ready = int(starter.stdout.readline()), starter.stdout.readline()
+        assert ready == "ready\n"
+        pidfd = os.pidfd_open(process_id)
+        starter.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, starter.pid, os.WEXITED | os.WNOWAIT)
+    with os.fdopen(pidfd) as gone:
+        assert select.select([gone], [], [], 60)[0]
+
+
+def test_a_child_whose_starter_is_gone_already_ends_at_once() -> None:
+    code = "from tk.core.process import die_with_parent; die_with_parent(); print('went on')"
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        PARENT_VARIABLE: str(os.getppid()),
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
