@@ -22,7 +22,7 @@ class Passes:
 
     Args:
         weight_grads: the decoders' queue, for schedules that put weight gradients off.
-        tell: told what the rank does, whenever it begins something else.
+        on_phase: called with a description of the rank's activity whenever that changes.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class Passes:
         engine: TrainingEngine,
         config: TrainConfig,
         weight_grads: WeightGradQueue,
-        tell: Callable[[str], None],
+        on_phase: Callable[[str], None],
     ) -> None:
         self.engine = engine
         self.config = config
         self.mesh: Mesh = engine.mesh
         self.weight_grads = weight_grads
-        self.tell = tell
+        self.on_phase = on_phase
         self.stages = [StagePass(decoder, engine.device) for decoder in decoders]
         self._executors: dict[tuple[str, int], PipelineExecutor] = {}
 
@@ -95,7 +95,7 @@ class Passes:
             Boundary(shape, self.engine.buffers.dtype, self.engine.device),
             weight_grads=self.weight_grads,
             around=self._around,
-            tell=self.tell,
+            on_phase=self.on_phase,
         )
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""What a pipeline schedule is made of: plain values, so that it can be printed, checked and simulated before a run.
+"""The parts of a pipeline schedule, as plain values that can be printed, checked and simulated before a run.
 
-Stage s of pp x virtual_stages lives on pipeline rank s % pp (`core.layout.stages`). Sending and receiving are no
-actions: they follow from where stages live (`Schedule.transfer_of`), and communication.py says when they are posted.
+Stage s of pp x virtual_stages is on pipeline rank s % pp (`core.layout.stages`). Sends and receives are not actions:
+`Schedule.transfer_of` derives them from the stages' ranks, and communication.py plans when they are posted.
 """
 
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What is computed."""
+    """The computation of an action."""
 
     FORWARD = "F"
     BACKWARD = "B"  # the gradients of input and weights together
     BACKWARD_INPUT = "I"  # zero bubble: the gradient of the input, for which another rank waits
-    BACKWARD_WEIGHT = "W"  # zero bubble: the gradients of the weights, for which nobody waits
+    BACKWARD_WEIGHT = "W"  # zero bubble: the gradients of the weights, for which no rank waits
 
     @property
-    def words(self) -> str:
-        """The kind as an error or a progress report says it."""
+    def label(self) -> str:
+        """The kind's name in errors and progress reports."""
         return self.name.lower().replace("_", " ")
 
 
@@ -28,10 +28,11 @@ GRADIENT_SENDERS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One micro-batch through one stage, in one direction.
+    """The computation of one micro-batch in one stage, forward or backward.
 
     Attributes:
-        stage: global, of pp x virtual_stages.
+        stage: the global index of the stage, below pp x virtual_stages.
+        micro_batch: the index of the micro-batch in its step.
     """
 
     kind: Kind
@@ -39,15 +40,17 @@ class Action:
     micro_batch: int
 
     def __str__(self) -> str:
-        return f"{self.kind.words} stage {self.stage} micro-batch {self.micro_batch}"
+        return f"{self.kind.label} stage {self.stage} micro-batch {self.micro_batch}"
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A tensor that one rank computes and another one waits for: the activation or the gradient `producer` ends with.
+    """A tensor that one rank computes and another one waits for: an activation or its gradient.
 
     Attributes:
-        source, destination: pipeline ranks.
+        producer: the action that computes the tensor.
+        consumer: the action that needs it.
+        source, destination: their pipeline ranks.
     """
 
     producer: Action
@@ -56,16 +59,18 @@ class Transfer:
     destination: int
 
     def __str__(self) -> str:
-        what = "activation" if self.producer.kind is Kind.FORWARD else "gradient"
-        return f"the {what} of micro-batch {self.producer.micro_batch} from stage {self.producer.stage}"
+        tensor = "activation" if self.producer.kind is Kind.FORWARD else "gradient"
+        return f"the {tensor} of micro-batch {self.producer.micro_batch} from stage {self.producer.stage}"
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The actions of every pipeline rank, in their order.
+    """The actions of every pipeline rank, in the order in which it computes them.
 
     Attributes:
-        ranks: one tuple of actions per pipeline rank.
+        pp: the number of pipeline ranks.
+        virtual_stages: the number of stages per rank.
+        ranks: for each pipeline rank, its actions.
     """
 
     name: str
@@ -76,12 +81,12 @@ class Schedule:
 
     @property
     def num_stages(self) -> int:
-        """Stages of all ranks together."""
+        """The number of stages of all ranks together."""
         return self.pp * self.virtual_stages
 
     @property
     def forward_only(self) -> bool:
-        """Whether this is an evaluation."""
+        """Whether there is no backward, as in an evaluation."""
         return all(action.kind is Kind.FORWARD for actions in self.ranks for action in actions)
 
     @property
@@ -90,11 +95,14 @@ class Schedule:
         return any(action.kind is Kind.BACKWARD_WEIGHT for actions in self.ranks for action in actions)
 
     def rank_of(self, stage: int) -> int:
-        """The pipeline rank that a stage lives on."""
+        """Returns the pipeline rank of a stage."""
         return stage % self.pp
 
     def transfer_of(self, action: Action) -> Transfer | None:
-        """What the action sends on; None for the ends of the pipeline, weight gradients and one rank alone."""
+        """Returns the transfer of an action's result to another rank.
+
+        It is None for weight gradients, at the ends of the pipeline, and if the same rank has the next stage.
+        """
         if action.kind is Kind.FORWARD:
             kind, stage = Kind.FORWARD, action.stage + 1
         elif action.kind in GRADIENT_SENDERS:
@@ -106,8 +114,8 @@ class Schedule:
             return None
         return Transfer(action, Action(kind, stage, action.micro_batch), source, destination)
 
-    def needs(self, action: Action) -> Iterator[Action]:
-        """The actions that must be over before this one begins, the rank's own order aside."""
+    def dependencies(self, action: Action) -> Iterator[Action]:
+        """Yields the actions whose results this one needs. The order of its rank is not counted."""
         stage, micro_batch, last = action.stage, action.micro_batch, self.num_stages - 1
         if action.kind is Kind.FORWARD:
             if stage > 0:

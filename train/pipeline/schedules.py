@@ -1,4 +1,4 @@
-"""The schedules: pure functions from (pp, virtual stages, micro-batches) to every rank's actions.
+"""The pipeline schedules: pure functions from (pp, virtual stages, micro-batches) to the actions of every rank.
 
 gpipe         all forwards, then all backwards (arXiv 1811.06965); with virtual stages breadth-first, one model
               chunk after another (arXiv 2211.05953)
@@ -17,10 +17,10 @@ NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1")
 
 
 def make_schedule(name: str, pp: int, virtual_stages: int, num_micro_batches: int) -> Schedule:
-    """The schedule `name` (one of NAMES, or "forward-only") for any number of micro-batches.
+    """Returns the schedule `name` (one of NAMES, or "forward-only") for any number of micro-batches.
 
     Raises:
-        ParallelError: the combination does not exist; says which formula it breaks and what would fit.
+        ParallelError: the schedule does not exist, or not with these numbers; the message names numbers that fit.
     """
     _check(name, pp, virtual_stages, num_micro_batches)
     ranks = tuple(_GENERATORS[name](rank, pp, virtual_stages, num_micro_batches) for rank in range(pp))
@@ -35,17 +35,17 @@ def _check(name: str, pp: int, virtual_stages: int, num_micro_batches: int) -> N
             raise ParallelError(f"{key} = {value}; it must be 1 or more.")
     if virtual_stages > 1 and pp == 1:
         raise ParallelError(
-            f"virtual_stages = {virtual_stages} with pp = 1: virtual stages are dealt over 2 or more pipeline ranks. "
+            f"virtual_stages = {virtual_stages} with pp = 1: virtual stages need 2 or more pipeline ranks. "
             "Use virtual_stages = 1 or a larger pp."
         )
     if virtual_stages > 1 and name in ("1f1b", "zb-h1"):
         raise ParallelError(
-            f"schedule = {name!r} has one stage per rank, and virtual_stages = {virtual_stages}. "
+            f"schedule = {name!r} has one stage per rank, but virtual_stages = {virtual_stages}. "
             "Use virtual_stages = 1, or schedule = 'interleaved'."
         )
     if virtual_stages == 1 and name == "interleaved":
         raise ParallelError(
-            "schedule = 'interleaved' needs virtual_stages >= 2, and virtual_stages = 1. "
+            "schedule = 'interleaved' needs virtual_stages >= 2, but virtual_stages = 1. "
             "Use schedule = '1f1b', or virtual_stages = 2 (pp x virtual_stages <= num_hidden_layers)."
         )
 
@@ -72,8 +72,11 @@ def _interleaved(rank: int, pp: int, virtual_stages: int, num_micro_batches: int
 
 
 def _zb_h1(rank: int, pp: int, virtual_stages: int, num_micro_batches: int) -> tuple[Action, ...]:
-    """1f1b whose weight gradients come `rank` micro-batches late: then every rank has pp micro-batches in flight, as
-    1f1b's first rank has, and the late ones fill the bubble at its end."""
+    """1f1b whose weight gradients are computed `rank` micro-batches late.
+
+    Every rank then has pp micro-batches in flight, as the first rank of 1f1b has, and the late weight gradients fill
+    the bubble at the end of the rank's step.
+    """
     actions: list[Action] = []
     for action in _1f1b(rank, pp, virtual_stages, num_micro_batches):
         if action.kind is Kind.FORWARD:
@@ -96,14 +99,18 @@ Order = list[tuple[int, int]]  # (stage, micro-batch)
 
 
 def _group_sizes(pp: int, num_micro_batches: int) -> list[int]:
-    """Micro-batches that go through one model chunk before the next one's turn: pp, or a little more where pp does
-    not divide them; fewer than pp would leave ranks waiting in every group."""
+    """Returns the sizes of the groups of micro-batches that go through one model chunk before the next chunk's turn.
+
+    A group has pp micro-batches, or a few more if pp does not divide their number. With fewer than pp, ranks would wait
+    in every group.
+    """
     num_groups = max(1, num_micro_batches // pp)
     small, num_larger = divmod(num_micro_batches, num_groups)
     return [small + (index < num_larger) for index in range(num_groups)]
 
 
 def _by_groups(stages: range, sizes: list[int]) -> Order:
+    """Returns the order in which each group of micro-batches goes through all of a rank's stages."""
     order: Order = []
     first = 0
     for size in sizes:
@@ -113,7 +120,7 @@ def _by_groups(stages: range, sizes: list[int]) -> Order:
 
 
 def _one_forward_one_backward(forwards: Order, backwards: Order, num_warm_up: int) -> tuple[Action, ...]:
-    """`num_warm_up` forwards, then a forward and a backward by turns, then the backwards that are left."""
+    """Returns `num_warm_up` forwards, then a forward and a backward in turn, then the remaining backwards."""
     num_warm_up = min(num_warm_up, len(forwards))
     actions = [Action(Kind.FORWARD, *each) for each in forwards[:num_warm_up]]
     num_pairs = len(forwards) - num_warm_up

@@ -1,4 +1,4 @@
-"""A schedule played through without computing: how long it takes, what it keeps in memory, whether it ends at all."""
+"""Simulates a schedule: its duration, the activations that ranks keep in memory, and whether it deadlocks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,11 @@ from .actions import Action, Kind, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds (or any unit) that one micro-batch takes, per global stage.
+    """The time that one micro-batch takes in each global stage, in seconds or any other unit.
 
     Attributes:
-        communication: from a rank that is done to one that may begin with the result.
+        forward, backward_input, backward_weight: for each stage, the time of that computation.
+        communication: the time from the end of an action to the moment at which another rank has its result.
     """
 
     forward: Sequence[float]
@@ -28,13 +29,13 @@ class Costs:
         backward_weight: float = 1,
         communication: float = 0,
     ) -> "Costs":
-        """The same for every stage; by default each of the three takes 1, as for layers of matrix products."""
+        """Returns equal costs for all stages. By default each computation takes 1, as in a matrix product."""
         return Costs(
             [forward] * num_stages, [backward_input] * num_stages, [backward_weight] * num_stages, communication
         )
 
     def of(self, action: Action) -> float:
-        """How long an action takes."""
+        """Returns the duration of an action."""
         if action.kind is Kind.FORWARD:
             return self.forward[action.stage]
         if action.kind is Kind.BACKWARD_INPUT:
@@ -46,14 +47,15 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What came out.
+    """The result of a simulation.
 
     Attributes:
-        ends: when each action is over.
-        makespan: when the last one is.
-        busy: time that each rank computes.
-        peak_in_flight: per rank, the most micro-batches times stages whose forward has begun and whose last backward
-            is not over. One is one stage's activations of one micro-batch, 1 / (pp x virtual_stages) of the model's.
+        ends: the time at which each action ends.
+        makespan: the time at which the last action ends.
+        busy: for each rank, the time during which it computes.
+        peak_in_flight: for each rank, the largest number of (micro-batch, stage) pairs at one time whose forward has
+            begun and whose last backward has not ended. Each keeps one stage's activations of one micro-batch, which
+            are 1 / (pp x virtual_stages) of the model's.
     """
 
     ends: dict[Action, float]
@@ -63,20 +65,24 @@ class Simulation:
 
     @property
     def rank_bubbles(self) -> tuple[float, ...]:
-        """The share of the makespan in which each rank waits."""
+        """For each rank, the share of the makespan during which it waits."""
         return tuple(1 - busy / self.makespan for busy in self.busy)
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time that is spent waiting."""
+        """The share of the time of all ranks that they spend waiting."""
         return 1 - sum(self.busy) / (len(self.busy) * self.makespan)
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
-    """Plays a schedule; every action begins as soon as its rank and its inputs are ready. `Costs.uniform` if None.
+    """Simulates a schedule in which every action begins as soon as its rank and its inputs are ready.
+
+    Args:
+        schedule: the schedule.
+        costs: the durations of actions; None = `Costs.uniform`.
 
     Raises:
-        ParallelError: ranks wait for each other; says which rank, with which action, for which.
+        ParallelError: the schedule deadlocks. The message names each waiting rank, its action, and the missing one.
     """
     costs = costs or Costs.uniform(schedule.num_stages)
     ends: dict[Action, float] = {}
@@ -86,7 +92,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
     while moved:
         moved = False
         for rank, actions in enumerate(schedule.ranks):
-            while turns[rank] < len(actions) and all(need in ends for need in schedule.needs(actions[turns[rank]])):
+            while turns[rank] < len(actions) and all(
+                need in ends for need in schedule.dependencies(actions[turns[rank]])
+            ):
                 action = actions[turns[rank]]
                 ready[rank] = max([ready[rank], *_arrivals(schedule, action, ends, costs)]) + costs.of(action)
                 ends[action] = ready[rank]
@@ -99,16 +107,17 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
 
 
 def _arrivals(schedule: Schedule, action: Action, ends: dict[Action, float], costs: Costs) -> Iterator[float]:
+    """Yields the times at which the inputs of an action are on its rank."""
     rank = schedule.rank_of(action.stage)
-    for need in schedule.needs(action):
+    for need in schedule.dependencies(action):
         yield ends[need] + (costs.communication if schedule.rank_of(need.stage) != rank else 0)
 
 
 def _peak_in_flight(actions: tuple[Action, ...]) -> int:
-    """A rank computes one action at a time, so its order alone decides."""
+    """Returns a rank's peak from its order of actions alone, since it computes one action at a time."""
     over = Kind.BACKWARD_WEIGHT if any(a.kind is Kind.BACKWARD_WEIGHT for a in actions) else Kind.BACKWARD
     if all(action.kind is Kind.FORWARD for action in actions):
-        return min(1, len(actions))  # an evaluation keeps nothing
+        return min(1, len(actions))  # an evaluation keeps no activations after a stage
     now = peak = 0
     for action in actions:
         now += (action.kind is Kind.FORWARD) - (action.kind is over)
@@ -117,16 +126,17 @@ def _peak_in_flight(actions: tuple[Action, ...]) -> int:
 
 
 def _deadlock(schedule: Schedule, turns: list[int], ends: dict[Action, float]) -> str:
+    """Returns the message for a deadlock; `turns` are the indices of the actions at which ranks wait."""
     lines = []
     for rank, (turn, actions) in enumerate(zip(turns, schedule.ranks, strict=True)):
         if turn == len(actions):
             continue
-        missing = next(need for need in schedule.needs(actions[turn]) if need not in ends)
+        missing = next(each for each in schedule.dependencies(actions[turn]) if each not in ends)
         owner = schedule.rank_of(missing.stage)
-        why = f"of rank {owner}" if missing in schedule.ranks[owner] else f"which rank {owner} never does"
+        why = f"of rank {owner}" if missing in schedule.ranks[owner] else f"which rank {owner} lacks"
         lines.append(f"rank {rank}, at {actions[turn]}, waits for {missing} {why}")
     return (
         f"Schedule {schedule.name!r} (pp {schedule.pp}, virtual stages {schedule.virtual_stages}, "
-        f"{schedule.num_micro_batches} micro-batches) never ends: {'; '.join(lines)}. "
-        "A forward must come before its backward, and every rank must keep the same order of micro-batches."
+        f"{schedule.num_micro_batches} micro-batches) deadlocks: {'; '.join(lines)}. "
+        "A forward must come before its backward, and all ranks must have the same order of micro-batches."
     )

@@ -1,4 +1,4 @@
-"""Sends and receives, under the hardest rules that a backend may have: every exchange blocks until its peers join."""
+"""The plan of sends and receives, on the strictest backend: every exchange blocks until the other rank joins."""
 
 from dataclasses import dataclass
 
@@ -16,9 +16,9 @@ def _program(schedule: Schedule, rank: int, posts: Posts) -> list[Batch]:
 
 
 def blocked(programs: list[list[Batch]]) -> list[Batch]:
-    """The batches at which ranks stay when each posts one, and goes on only when every transfer in it is over.
+    """Returns the batches at which ranks block for ever, if every rank waits for the end of each batch that it posts.
 
-    A transfer is over when both of its ends have posted it.
+    A transfer ends once both of its ranks have posted it.
     """
     turns = [0] * len(programs)
     while True:
@@ -47,7 +47,7 @@ def test_blocking_exchanges_never_deadlock(schedule: Schedule) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(any_schedule())
-def test_everything_is_sent_after_it_is_computed_and_received_before_it_is_needed(schedule: Schedule) -> None:
+def test_tensors_are_sent_after_their_computation_and_received_before_their_use(schedule: Schedule) -> None:
     expected = {t for actions in schedule.ranks for action in actions if (t := schedule.transfer_of(action))}
     for rank, posts in enumerate(plan_communication(schedule)):
         turns = {action: turn for turn, action in enumerate(schedule.ranks[rank])}
@@ -62,7 +62,7 @@ def test_everything_is_sent_after_it_is_computed_and_received_before_it_is_neede
 
 @settings(max_examples=40, deadline=None)
 @given(any_schedule())
-def test_two_ranks_post_what_is_between_them_in_the_same_order(schedule: Schedule) -> None:
+def test_two_ranks_post_their_transfers_in_the_same_order(schedule: Schedule) -> None:
     programs = [_program(schedule, rank, posts) for rank, posts in enumerate(plan_communication(schedule))]
     flat = [[transfer for batch in program for transfer in batch] for program in programs]
     for a in range(schedule.pp):
@@ -95,13 +95,13 @@ def _receives(schedule: Schedule) -> _Count:
     return _Count(ahead, late)
 
 
-def test_receives_are_posted_ahead_where_the_order_leaves_room() -> None:
+def test_most_receives_are_posted_ahead() -> None:
     assert _receives(make_schedule("forward-only", 4, 1, 16)).late <= 3, "only the first of every rank"
     gpipe = _receives(make_schedule("gpipe", 4, 1, 16))
     assert gpipe.ahead > 0.8 * (gpipe.ahead + gpipe.late)
 
 
-def test_the_check_sees_a_deadlock() -> None:
+def test_the_check_of_this_file_finds_a_deadlock() -> None:
     schedule = make_schedule("1f1b", 2, 1, 2)
     there, back = (schedule.transfer_of(schedule.ranks[rank][turn]) for rank, turn in ((0, 1), (1, 1)))
     assert there is not None

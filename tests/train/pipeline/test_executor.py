@@ -1,4 +1,4 @@
-"""The executor against one process: loss and every gradient; what it keeps in memory; what a lost neighbour does."""
+"""The executor: loss and gradients of one process, the memory that it keeps, and errors if a neighbour is lost."""
 
 import os
 import re
@@ -32,7 +32,7 @@ MICRO_BATCHES = (1, 3, 4, 8)
 
 
 def check_equals_one_process(name: str, virtual_stages: int) -> None:
-    """Loss and gradients of two steps on end are one process's bits."""
+    """Loss and gradients of two successive steps have the bits of one process."""
     pp = whole_group()
     for count in MICRO_BATCHES:
         executor, mine = executor_of(name, virtual_stages, count, pp)
@@ -77,7 +77,7 @@ def test_evaluation_goes_through_the_pipeline(rank_pool: RankPool) -> None:
 
 
 def check_bf16() -> None:
-    """bf16 activations and gradients travel as they are."""
+    """bf16 activations and gradients are sent as bf16."""
     executor, mine = executor_of("1f1b", 1, 4, whole_group(), torch.bfloat16)
     reference, _ = build(executor.schedule.num_stages, 4, torch.bfloat16)
     loss, expected = executor.run(), one_process(reference, 4)
@@ -94,7 +94,7 @@ def test_bf16(rank_pool: RankPool) -> None:
 
 
 def check_frozen() -> None:
-    """A first stage in which nothing learns takes part all the same."""
+    """A first stage without trainable parameters takes part in the pipeline."""
     executor, mine = executor_of("1f1b", 1, 3, whole_group())
     reference, _ = build(executor.schedule.num_stages, 3)
     for stage in (mine.get(0), reference[0]):
@@ -113,7 +113,7 @@ def test_a_frozen_first_stage(rank_pool: RankPool) -> None:
 
 
 def check_hooks(name: str, virtual_stages: int) -> list[str]:
-    """When a stage's gradients are complete, by the executor's word; and that they are."""
+    """Returns the announcements that a stage's gradients are complete, and checks that they are complete then."""
     events: list[str] = []
     complete: dict[int, list[torch.Tensor]] = {}
     incomplete: dict[int, list[torch.Tensor]] = {}
@@ -152,7 +152,7 @@ def test_the_last_backward_of_every_stage_is_announced(rank_pool: RankPool) -> N
     ]
 
 
-class _Watched:
+class _MemoryProbe:
     """A stage that counts which of its inputs and outputs are still in memory when it is called again."""
 
     def __init__(self, stage: ToyStage) -> None:
@@ -172,7 +172,7 @@ class _Watched:
 
 
 def alive(storages: list[StorageWeakRef]) -> int:
-    """How many are not freed."""
+    """Returns the number of storages that are not freed."""
     return sum(not storage.expired() for storage in storages)
 
 
@@ -180,19 +180,19 @@ def check_memory(name: str) -> None:
     """Inputs live until their backward, outputs until they are sent, and nothing beyond the step."""
     pp = whole_group()
     executor, mine = executor_of(name, 1, 12, pp)
-    watched = _Watched(mine[pp.rank])
+    watched = _MemoryProbe(mine[pp.rank])
     executor.stages = {pp.rank: watched}
     executor.run()
     in_flight = simulate(executor.schedule).peak_in_flight[pp.rank]
     assert watched.most_inputs == (in_flight if pp.rank else 0)
     if pp.rank < pp.size - 1:
-        assert watched.most_outputs <= MAX_SENDING + 2, "this one, one to be sent, and those under way"
+        assert watched.most_outputs <= MAX_SENDING + 2, "the current one, one to be sent, and the sends under way"
     assert alive(watched.inputs) == 0
     assert alive(watched.outputs) == 0
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "forward-only"])
-def test_memory_is_what_the_simulator_says(rank_pool: RankPool, name: str) -> None:
+def test_memory_is_that_of_the_simulation(rank_pool: RankPool, name: str) -> None:
     rank_pool.run(check_memory, 4, name=name)
 
 
@@ -212,7 +212,7 @@ def check_silence() -> str:
 def test_a_silent_neighbour_ends_in_an_error_that_names_it(rank_pool: RankPool) -> None:
     message = rank_pool.run(check_silence, 2)[0]
     assert "Rank 0 of the pipeline, at backward stage 0 micro-batch 0, waiting for rank 1 of the pipeline" in message
-    assert "the gradient of micro-batch 0 from stage 1 did not come from rank 1" in message
+    assert "the gradient of micro-batch 0 from stage 1 did not arrive from rank 1" in message
     assert message.endswith("waiting for rank 1 of the pipeline")
 
 
@@ -227,5 +227,5 @@ def check_death() -> None:
 def test_a_dead_neighbour_ends_in_an_error_not_a_hang(rank_pool: RankPool) -> None:
     with pytest.raises(AssertionError) as raised:
         rank_pool.run(check_death, 2)
-    assert re.search(r"WorkerDied: Rank 0 of the pipeline, at (for|back)ward stage 0 .*rank is gone", str(raised.value))
+    assert re.search(r"WorkerDied: Rank 0 of the pipeline, at (for|back)ward stage 0 .*has died", str(raised.value))
     assert "the rank's process ended with exit code 9" in str(raised.value)

@@ -1,4 +1,4 @@
-"""Schedules as values: every micro-batch once through every stage, and the orders that PyTorch has for them."""
+"""Schedules: every micro-batch goes once through every stage, and orders equal those of PyTorch's schedules."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from tk.train.pipeline.schedules import NAMES, make_schedule
 
 @st.composite
 def any_schedule(draw: st.DrawFn, names: tuple[str, ...] = (*NAMES, "forward-only")) -> Schedule:
-    """Any valid combination of up to 8 ranks, 4 virtual stages and 24 micro-batches."""
+    """Draws any valid combination of up to 8 ranks, 4 virtual stages and 24 micro-batches."""
     name = draw(st.sampled_from(names))
     pp = draw(st.integers(2 if name == "interleaved" else 1, 8))
     low, high = {"interleaved": (2, 4), "1f1b": (1, 1), "zb-h1": (1, 1)}.get(name, (1, 4 if pp > 1 else 1))
@@ -48,7 +48,7 @@ def test_every_micro_batch_goes_once_through_every_stage_in_order(schedule: Sche
 @settings(max_examples=60, deadline=None)
 @given(any_schedule())
 def test_every_stage_takes_micro_batches_in_order(schedule: Schedule) -> None:
-    """So that gradients add up in the order of one process."""
+    """Gradients are then summed in the order of one process."""
     for actions in schedule.ranks:
         turns: dict[tuple[Kind, int], list[int]] = {}
         for action in actions:
@@ -57,7 +57,7 @@ def test_every_stage_takes_micro_batches_in_order(schedule: Schedule) -> None:
 
 
 def _executed(schedule_class: Any, rank: int, pp: int, num_micro_batches: int) -> list[Action]:
-    """What a schedule of PyTorch does on a rank, from its own loop over a stage that only takes notes."""
+    """Returns the actions of a PyTorch schedule on a rank, recorded by a mock stage in PyTorch's own loop."""
     done: list[Action] = []
     step = MagicMock(_n_microbatches=num_micro_batches, _num_stages=pp)
     step._check_inputs.return_value = ([()] * num_micro_batches, [{}] * num_micro_batches)
@@ -72,7 +72,7 @@ def _executed(schedule_class: Any, rank: int, pp: int, num_micro_batches: int) -
 
 
 def _planned(schedule_class: Any, rank: int, pp: int, virtual_stages: int, num_micro_batches: int) -> list[Action]:
-    """What a schedule of PyTorch with several stages per rank plans for a rank."""
+    """Returns the actions that a PyTorch schedule with several stages per rank plans for a rank."""
     groups = max(1, num_micro_batches // pp)
     plan = SimpleNamespace(
         rank=rank,
@@ -91,7 +91,7 @@ def _planned(schedule_class: Any, rank: int, pp: int, virtual_stages: int, num_m
 
 
 @pytest.mark.parametrize("pp", [2, 4])
-def test_one_stage_per_rank_does_what_torch_does(pp: int) -> None:
+def test_one_stage_per_rank_has_the_order_of_torch(pp: int) -> None:
     for name, schedule_class, low in (("gpipe", torchs.ScheduleGPipe, 1), ("1f1b", torchs.Schedule1F1B, pp)):
         for count in range(low, 12):
             ours = make_schedule(name, pp, 1, count)
@@ -122,7 +122,7 @@ def test_planned_orders_are_those_of_torch(name: str, schedule_class: Any, virtu
         (("1f1b", 2, 1, 0), "num_micro_batches = 0; it must be 1 or more"),
         (("gpipe", 1, 2, 4), "virtual_stages = 2 with pp = 1: .* Use virtual_stages = 1 or a larger pp"),
         (("zb-h1", 2, 2, 4), "virtual_stages = 2. Use virtual_stages = 1, or schedule = 'interleaved'"),
-        (("interleaved", 4, 1, 4), "virtual_stages >= 2, and virtual_stages = 1. Use schedule = '1f1b'"),
+        (("interleaved", 4, 1, 4), "virtual_stages >= 2, but virtual_stages = 1. Use schedule = '1f1b'"),
     ],
 )
 def test_what_does_not_exist_is_refused_with_what_does(arguments: tuple[str, int, int, int], message: str) -> None:

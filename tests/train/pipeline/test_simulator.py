@@ -1,4 +1,4 @@
-"""Times, bubbles and memory of the schedules: the papers' formulas, exactly; and what can never end is seen."""
+"""The simulator: times, bubbles and memory equal the papers' formulas exactly, and deadlocks are reported."""
 
 import re
 from dataclasses import replace
@@ -30,9 +30,9 @@ def test_no_schedule_deadlocks_and_no_rank_does_two_things_at_once(
         for action in actions:
             begin = result.ends[action] - costs.of(action)
             assert begin >= end
-            for need in schedule.needs(action):
-                away = communication if schedule.rank_of(need.stage) != rank else 0
-                assert begin >= result.ends[need] + away
+            for dependency in schedule.dependencies(action):
+                away = communication if schedule.rank_of(dependency.stage) != rank else 0
+                assert begin >= result.ends[dependency] + away
             end = result.ends[action]
     assert 0 <= result.bubble < 1
     assert result.makespan == max(result.ends.values())
@@ -52,7 +52,7 @@ def test_gpipe_and_1f1b_have_the_known_bubble(pp: int, m: int, forward: int, bac
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 8), st.integers(2, 4), st.integers(0, 20))
 def test_interleaving_divides_the_bubble_by_the_virtual_stages(pp: int, v: int, more: int) -> None:
-    """Where pp does not divide the micro-batches too: what is lost is pp - 1 times a chunk's forward and backward."""
+    """The time lost is pp - 1 times a chunk's forward and backward, also if pp does not divide the micro-batches."""
     m = pp + more
     result = simulate(make_schedule("interleaved", pp, v, m))
     assert result.makespan - result.busy[0] == (pp - 1) * 3
@@ -61,7 +61,7 @@ def test_interleaving_divides_the_bubble_by_the_virtual_stages(pp: int, v: int, 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 8), st.integers(0, 20), st.integers(1, 9))
-def test_zero_bubble_h1_loses_what_its_paper_says(pp: int, more: int, cost: int) -> None:
+def test_zero_bubble_h1_loses_the_time_of_its_paper(pp: int, more: int, cost: int) -> None:
     """(pp - 1)(F + I - W) (arXiv 2401.10241, section 2.3), where F = I = W and there are pp micro-batches or more."""
     result = simulate(make_schedule("zb-h1", pp, 1, pp + more), Costs.uniform(pp, cost, cost, cost))
     assert result.makespan - result.busy[0] == (pp - 1) * cost
@@ -111,18 +111,18 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
     )
     with pytest.raises(ParallelError, match=re.escape(message)):
         simulate(stuck)
-    assert simulate(swapped).makespan > simulate(schedule).makespan, "an odd order alone is no deadlock"
+    assert simulate(swapped).makespan > simulate(schedule).makespan, "an unusual order alone is no deadlock"
 
 
-def test_an_action_that_nobody_does_is_named() -> None:
+def test_an_action_that_no_rank_has_is_named() -> None:
     schedule = make_schedule("gpipe", 2, 1, 1)
     nothing: tuple[Action, ...] = ()
     lost = replace(schedule, ranks=(nothing, schedule.ranks[1]))
-    with pytest.raises(ParallelError, match="waits for forward stage 0 micro-batch 0 which rank 0 never does"):
+    with pytest.raises(ParallelError, match="waits for forward stage 0 micro-batch 0 which rank 0 lacks"):
         simulate(lost)
 
 
-def test_the_documented_figures_are_the_simulators() -> None:
+def test_the_documented_figures_are_those_of_the_simulator() -> None:
     """docs/pipeline.md: schedule, virtual stages, and for 8 and 32 micro-batches bubble and memory, on 4 ranks."""
     text = (Path(__file__).resolve().parents[3] / "docs" / "pipeline.md").read_text()
     rows = re.findall(r"^\| (gpipe|1f1b|interleaved|zb-h1) \| (\d) \| (.*) \|$", text, re.MULTILINE)

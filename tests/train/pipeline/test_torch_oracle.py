@@ -1,4 +1,4 @@
-"""The executor against PyTorch's own pipeline over the same stages: every gradient."""
+"""The executor has the gradients of PyTorch's own pipeline over the same stages."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tk.tests.train.pipeline.toy_model import ToyStage, build, executor_of, grad
 
 
 class _ForTorch(nn.Module):
-    """A stage as PyTorch's pipeline wants it: without micro-batch, the loss apart."""
+    """A stage in the form that PyTorch's pipeline needs: without micro-batch index, and without the loss."""
 
     def __init__(self, stage: ToyStage) -> None:
         super().__init__()

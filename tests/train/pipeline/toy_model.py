@@ -39,7 +39,7 @@ class _Linear(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """x + W tanh(norm * x): a weight that can be put off, and one that cannot."""
+    """x + W tanh(norm * x): the gradient of W can be put off, that of norm cannot."""
 
     def __init__(self, queue: WeightGradQueue, generator: torch.Generator) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def loss_sum(prediction: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def build(
     num_stages: int, num_micro_batches: int, dtype: torch.dtype = torch.float32
 ) -> tuple[list[ToyStage], WeightGradQueue]:
-    """The whole model in stages, the same in every process, with its data: ROWS rows per micro-batch."""
+    """Builds all stages of the model, the same in every process, with ROWS rows of data per micro-batch."""
     generator = torch.Generator().manual_seed(7)
     queue = WeightGradQueue()
     layers = [Layer(queue, generator) for _ in range(NUM_LAYERS)]
@@ -102,7 +102,7 @@ def build(
 
 
 def one_process(stages: list[ToyStage], num_micro_batches: int) -> torch.Tensor:
-    """Runs all stages here, micro-batch after micro-batch; leaves gradients in the parameters and returns the loss."""
+    """Runs all stages in this process, one micro-batch after another; leaves gradients in `grad`, returns the loss."""
     total = torch.zeros((), dtype=torch.float64)
     for index in range(num_micro_batches):
         x: torch.Tensor | None = None
@@ -115,19 +115,19 @@ def one_process(stages: list[ToyStage], num_micro_batches: int) -> torch.Tensor:
 
 
 def gradients(stage: ToyStage) -> list[torch.Tensor]:
-    """Of every parameter."""
+    """Returns the gradients of every parameter."""
     grads = [parameter.grad for parameter in stage.parameters()]
     assert all(grad is not None for grad in grads)
     return [grad for grad in grads if grad is not None]
 
 
 def weight_gradients(stage: ToyStage) -> list[torch.Tensor]:
-    """Copies, of the weights whose gradients can be put off."""
+    """Returns copies of the gradients that can be put off."""
     return [p.grad.clone() for name, p in stage.named_parameters() if name.endswith("weight") and p.grad is not None]
 
 
 def whole_group(process_group: dist.ProcessGroup | None = None) -> Group:
-    """All ranks of a process group (of the default one if None) as a pipeline."""
+    """Returns all ranks of a process group (None = the default one) as a pipeline."""
     group = process_group or dist.group.WORLD
     return Group(group, dist.get_rank(group), dist.get_world_size(group))
 
@@ -135,7 +135,7 @@ def whole_group(process_group: dist.ProcessGroup | None = None) -> Group:
 def executor_of(
     name: str, virtual_stages: int, num_micro_batches: int, pp: Group, dtype: torch.dtype = torch.float32, **hooks: Any
 ) -> tuple[PipelineExecutor, dict[int, ToyStage]]:
-    """This rank's executor over the toy model, and its stages."""
+    """Returns this rank's executor over the toy model, and this rank's stages."""
     schedule = make_schedule(name, pp.size, virtual_stages, num_micro_batches)
     stages, queue = build(schedule.num_stages, num_micro_batches, dtype)
     mine = {index: stages[index] for index in range(pp.rank, schedule.num_stages, pp.size)}

@@ -161,7 +161,7 @@ def test_every_problem_is_listed_at_once(configure: Configure) -> None:
         make_plan(config, 7)
     text = str(error.value)
     for part in (
-        "(1) ranks % (tp x pp) = 7 % (3 x 5) = 7 must be 0",
+        "(1) [parallel]: the number of ranks % (tp x pp) = 7 % (3 x 5) = 7 must be 0",
         "num_attention_heads % tp = 4 % 3 = 1",
         "num_key_value_heads % tp = 2 % 3 = 2",
         "pp x num_virtual_stages = 5 x 1 = 5 stages",
