@@ -1,1 +1,1 @@
-"""Text to rows of tokens: sources, tokenizer training, token files, and the packed rows of a training run. No torch."""
+"""From text to rows of tokens: sources, tokenizer training, token files and the packed rows of a run. No torch."""

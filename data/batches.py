@@ -1,4 +1,4 @@
-"""A global batch, dealt over data-parallel ranks and micro-batches: the same rows for any of their numbers."""
+"""A global batch, split over data-parallel ranks and micro-batches: the same rows for any number of either."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -11,22 +11,27 @@ from .row import IGNORED, Row
 
 
 class RowSource(Protocol):
-    """What a batch is made of; `PackedDataset` is one."""
+    """A source of the rows of a batch; `PackedDataset` is one.
+
+    Attributes:
+        seq_len: the number of inputs per row.
+    """
 
     seq_len: int
 
     def row(self, index: int) -> Row:
-        """Row `index`."""
+        """Returns row `index` of the run."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one rank computes at once: all that a forward pass needs, on whichever stage.
+    """The rows that one rank computes at once: the input of a forward pass, on any stage.
 
     Attributes:
         inputs: int64 [micro_batch_size, seq_len].
-        targets: int64 [micro_batch_size, seq_len]: the token after each input, `IGNORED` where it does not count.
-        documents: lengths of the documents, row after row, together micro_batch_size x seq_len; () = a row is one text.
+        targets: int64 [micro_batch_size, seq_len], the token after each input, or `IGNORED` if it does not count.
+        documents: the lengths of the documents, row after row, micro_batch_size x seq_len in sum; () if every row is
+            one text.
     """
 
     inputs: NDArray[np.int64]
@@ -35,12 +40,12 @@ class MicroBatch:
 
     @property
     def num_valid(self) -> int:
-        """Targets that count."""
+        """The number of targets that count."""
         return int(np.count_nonzero(self.targets != IGNORED))
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """int64 [micro_batch_size, seq_len]: of each input within its document, or within its row."""
+        """The position of each input in its document, or in its row: int64 [micro_batch_size, seq_len]."""
         num_rows, seq_len = self.inputs.shape
         lengths = np.array(self.documents or (seq_len,) * num_rows)
         starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -51,10 +56,18 @@ class MicroBatch:
 def global_batch(
     dataset: RowSource, first: int, num_rows: int, dp_rank: int, dp: int, micro_batch_size: int
 ) -> list[MicroBatch]:
-    """The micro-batches of one data-parallel rank, as many on every rank.
+    """Returns the micro-batches of one data-parallel rank; every rank has the same number of them.
 
-    The batch is `num_rows` rows from `first` on. Micro-batch m of all ranks together is the m-th piece of dp *
-    micro_batch_size rows; where the last piece is short, rows that are masked as a whole fill it.
+    The batch is cut into runs of dp x micro_batch_size rows, and each rank takes its micro_batch_size rows of every
+    run. If the last run is short, fully masked rows fill it.
+
+    Args:
+        dataset: the source of rows.
+        first: the index of the batch's first row.
+        num_rows: the number of rows in the global batch.
+        dp_rank: this rank's index among the data-parallel ranks.
+        dp: the number of data-parallel ranks.
+        micro_batch_size: rows per micro-batch and rank.
     """
     rows_at_once = dp * micro_batch_size
     return [
@@ -75,5 +88,5 @@ def _micro_batch(dataset: RowSource, indexes: range, end: int) -> MicroBatch:
         inputs[place], targets[place] = row.inputs, row.targets
     documents = [row.documents or (dataset.seq_len,) for row in rows]
     documents += [(dataset.seq_len,)] * (len(indexes) - len(rows))
-    apart = any(row.documents for row in rows)
-    return MicroBatch(inputs, targets, tuple(chain.from_iterable(documents)) if apart else ())
+    separated = any(row.documents for row in rows)
+    return MicroBatch(inputs, targets, tuple(chain.from_iterable(documents)) if separated else ())

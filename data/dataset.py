@@ -1,4 +1,4 @@
-"""Packed rows: row `index` of a training run is a pure function of (seed, data, index), whoever asks, in any order."""
+"""Packed rows: row `index` of a training run is a pure function of (seed, data, index)."""
 
 import hashlib
 import json
@@ -22,11 +22,13 @@ MIXTURE_BLOCK: Final = 4096
 
 
 class PackedSource:
-    """One split of one source as rows.
+    """One split of one source, as rows.
 
     Attributes:
-        start, stop: the split's tokens.
-        rows: how they become rows.
+        tokens: the source.
+        start, stop: the range of the split's tokens.
+        rows: the split's tokens cut or packed into rows.
+        num_rows: the number of rows.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class PackedSource:
                 f"row of seq_len + 1 = {seq_len + 1}: use more data, a shorter seq_len, or another eval_fraction "
                 f"(now {eval_fraction:g})."
                 if packing == "concat"
-                else f"The {split} split of {tokens.path} has no document of which anything is learned within seq_len "
+                else f"The {split} split of {tokens.path} has no document with a token to learn within seq_len "
                 f"= {seq_len}: use more data, a longer seq_len, or another eval_fraction (now {eval_fraction:g})."
             )
 
@@ -52,19 +54,19 @@ class PackedDataset:
     """An endless sequence of rows, drawn from one or more token folders by weight, epoch after epoch.
 
     Args:
-        sources: token folders, or Megatron's files (see `open_tokens`), and their weights (any positive numbers); a
-            source's rows are that share of all rows, to 1/4096.
-        seq_len: inputs per row.
-        seed: of the order of rows. The eval split has one order for all seeds.
-        split: "train", or "eval" for what is held out.
-        eval_fraction: share of each source's tokens that is held out.
-        packing: "concat" cuts the stream of all documents; "documents" keeps them whole and apart.
-        tokenizer: of sources that do not say which was theirs.
+        sources: token folders, or Megatron's files (see `open_tokens`), and their weights, any positive numbers; a
+            source's share of the rows is its share of the weights, rounded to 1/4096.
+        seq_len: the number of inputs per row.
+        seed: determines the order of rows. The eval split has one order for all seeds.
+        split: "train", or "eval" for the held-out tokens.
+        eval_fraction: the share of each source's tokens that is held out.
+        packing: "concat" cuts the stream of all documents into rows; "documents" keeps documents whole and separate.
+        tokenizer: the tokenizer of the sources that do not name theirs.
 
     Attributes:
-        num_rows: rows in one epoch of all sources.
-        vocab_size: of the tokenizer that all sources share.
-        fingerprint: identifies sources, weights, tokenizer, seq_len, packing and held-out share.
+        num_rows: the number of rows in one epoch of all sources.
+        vocab_size: the vocabulary size of the tokenizer that all sources share.
+        fingerprint: a hash of sources, weights, tokenizer, seq_len, packing and held-out share.
 
     Raises:
         ConfigError: a source cannot be read or is shorter than one row, or tokenizers differ.
@@ -99,7 +101,7 @@ class PackedDataset:
         self.fingerprint = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def row(self, index: int) -> Row:
-        """Row `index` >= 0 of the run."""
+        """Returns row `index` >= 0 of the run."""
         number, ordinal = self._choose(index)
         source = self.sources[number]
         epoch, place = divmod(ordinal, source.num_rows)
@@ -107,16 +109,16 @@ class PackedDataset:
         return source.rows.read_row(permute(place, source.num_rows, key))
 
     def notes(self) -> list[str]:
-        """What of the sources' documents is not as it was: a line for each source that has such."""
+        """Returns a line for each source of which documents were split, truncated or left out."""
         rows = (source.rows for source in self.sources)
         notes = [each.note() for each in rows if isinstance(each, DocumentRows)]
         return [f"{self.split} split of {note}" for note in notes if note]
 
     def _choose(self, index: int) -> tuple[int, int]:
-        """The source of row `index`, and how many rows that source gave before it (but for the order within a block).
+        """Returns the number of the source of row `index`, and the ordinal of the row among that source's rows.
 
-        Every block of `MIXTURE_BLOCK` rows has each source's quota of rows, in an order of its own, so that no row has
-        to know of those before it.
+        Every block of `MIXTURE_BLOCK` rows holds each source's quota of rows in a shuffled order, so that a row can be
+        computed without those before it.
         """
         if len(self.sources) == 1:
             return 0, index
@@ -131,12 +133,12 @@ def _check_same_tokenizer(files: Sequence[TokenStream]) -> None:
     for file in files[1:]:
         if file.tokenizer_sha256 != files[0].tokenizer_sha256:
             raise ConfigError(
-                f"{file.path} and {files[0].path} were made with different tokenizers; prepare both with one."
+                f"{file.path} and {files[0].path} were made with different tokenizers; prepare both with the same one."
             )
 
 
 def _quotas(weights: Sequence[float]) -> list[int]:
-    """Rows of each source in a block, by largest remainder; every source has at least one."""
+    """Returns the number of rows of each source per block, by largest remainder and at least one."""
     if not 1 <= len(weights) <= MIXTURE_BLOCK or not all(0 < weight < float("inf") for weight in weights):
         raise ConfigError(f"Weights {list(weights)}: give 1 to {MIXTURE_BLOCK} sources, each with a weight above 0.")
     shares = [weight / sum(weights) * MIXTURE_BLOCK for weight in weights]

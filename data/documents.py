@@ -1,4 +1,4 @@
-"""The two ways in which the documents of one source become rows: one stream, cut; or whole documents, packed."""
+"""The two ways to make rows from the documents of one source: cut one stream of tokens, or pack whole documents."""
 
 from typing import Final, Literal
 
@@ -14,9 +14,10 @@ SPLITS: Final[tuple[Split, Split]] = ("train", "eval")
 
 
 class StreamRows:
-    """Tokens [start, stop) cut into rows of seq_len inputs that each overlap the next by one token.
+    """The tokens [start, stop), cut into rows of seq_len inputs that each overlap the next by one token.
 
-    Every token but the first, and less than a row at the end, is a target exactly once. A row attends as one text.
+    Every token is a target exactly once, except the first one and an incomplete row at the end. Attention treats a row
+    as one text.
     """
 
     def __init__(self, tokens: TokenStream, seq_len: int, start: int, stop: int) -> None:
@@ -24,21 +25,23 @@ class StreamRows:
         self.num_rows = max(0, (stop - start - 1) // seq_len)
 
     def read_row(self, number: int) -> Row:
-        """Row `number` in the order of the file."""
+        """Returns row `number` in the order of the file."""
         start = self.start + number * self.seq_len
         return Row(*_read(self.tokens, start, start + self.seq_len + 1))
 
 
 class DocumentRows:
-    """The documents in [start, stop), packed whole into rows wherever they fit into one.
+    """The documents in [start, stop), packed whole into rows.
 
-    A document of n tokens takes n - 1 places: its last token is only a target. Of text, a document above seq_len is
-    split into as few pieces as hold it, each token but the first a target exactly once. Of fine-tuning data it is
-    truncated, for an answer without its question teaches the wrong thing. Pieces without a target are left out.
+    A document of n tokens takes n - 1 places, since its last token is only a target. A text that is too long for a row
+    is split into as few pieces as possible, so that each token but the first is a target exactly once. A fine-tuning
+    example that is too long is truncated, because an answer without its question would teach the wrong thing.
+    Documents without a target are left out.
 
     Attributes:
-        num_long: documents that were split or truncated.
-        num_empty: documents left out because nothing of them is learned.
+        num_long: the number of documents that were split or truncated.
+        num_empty: the number of documents that were left out because they have no token to learn.
+        num_rows: the number of rows.
     """
 
     def __init__(self, tokens: TokenStream, seq_len: int, start: int, stop: int) -> None:
@@ -57,17 +60,17 @@ class DocumentRows:
         self.num_rows = len(self._packing.ends)
 
     def note(self) -> str:
-        """What of the documents is not as it was, in words; "" if all of them are whole."""
+        """Returns a sentence on the documents that were split, truncated or left out; "" if all of them are whole."""
         if not self.num_long and not self.num_empty:
             return ""
         done = "truncated" if self.tokens.masked else "split"
         return (
             f"{self.tokens.path}: {self.num_long} documents are longer than seq_len = {self.seq_len} and {done}; "
-            f"{self.num_empty} are left out, nothing of them is learned"
+            f"{self.num_empty} are left out because they have no token to learn"
         )
 
     def read_row(self, number: int) -> Row:
-        """Row `number` in the order of the file; places that no document takes are one more, of zeros."""
+        """Returns row `number` in the order of the file; one more document, of zeros, fills the free places."""
         inputs, targets = np.zeros(self.seq_len, np.int64), np.full(self.seq_len, IGNORED, np.int64)
         lengths: list[int] = []
         end = 0
@@ -81,10 +84,10 @@ class DocumentRows:
 
 
 def split_range(tokens: TokenStream, split: Split, eval_fraction: float) -> tuple[int, int]:
-    """The tokens of a split.
+    """Returns the range [start, stop) of a split's tokens.
 
-    The eval split is the tail of the documents, `eval_fraction` of the tokens or up to half of that less, so that no
-    document is in both splits; only where the documents are too long for that, one is cut in two.
+    The eval split is the end of the source: `eval_fraction` of the tokens, or as little as half of that so that it
+    begins with a document. If the documents are too long for that, one document is cut in two.
     """
     wanted = round(tokens.num_tokens * eval_fraction)
     boundary = tokens.num_tokens - wanted
@@ -95,20 +98,20 @@ def split_range(tokens: TokenStream, split: Split, eval_fraction: float) -> tupl
 
 
 def _read(tokens: TokenStream, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Inputs and targets of the tokens [start, stop)."""
+    """Returns inputs and targets of the tokens [start, stop)."""
     ids = tokens.read(start, stop)
     targets = np.where(tokens.learned(start + 1, stop), ids[1:], IGNORED) if tokens.masked else ids[1:]
     return ids[:-1], targets
 
 
 def _edges(offsets: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
-    """`start`, `stop` and the document offsets between them."""
+    """Returns `start`, the document offsets between `start` and `stop`, and `stop`."""
     inside = offsets[np.searchsorted(offsets, start, "right") : np.searchsorted(offsets, stop, "left")]
     return np.concatenate(([start], inside, [stop])).astype(np.int64)
 
 
 def _count_learned(tokens: TokenStream, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Targets that count in each of the ranges, whose first tokens are no targets."""
+    """Returns the number of targets to learn in each range [start, stop); a range's first token is no target."""
     before = np.concatenate(([0], np.cumsum(tokens.learned(int(starts[0]), int(stops[-1])), dtype=np.int64)))
     result: NDArray[np.int64] = before[stops - starts[0]] - before[np.minimum(starts + 1, stops) - starts[0]]
     return result
@@ -117,7 +120,7 @@ def _count_learned(tokens: TokenStream, starts: NDArray[np.int64], stops: NDArra
 def _split(
     starts: NDArray[np.int64], stops: NDArray[np.int64], seq_len: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ranges in pieces of at most seq_len + 1 tokens, each beginning with the token on which the one before ends."""
+    """Splits ranges into pieces of at most seq_len + 1 tokens; a piece begins with the last token of the one before."""
     counts = -(-(stops - starts - 1) // seq_len)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     firsts = np.repeat(starts, counts) + number * seq_len

@@ -1,8 +1,8 @@
-"""What a line of JSON holds: a text, a prompt with its response, or a conversation; and how the latter two are learned.
+"""Lines of JSON and their loss masks: a text, a prompt with its response, or a conversation.
 
-{"text": "..."}                                                  all of it is learned
-{"prompt": "...", "response": "..."}                             the response and the end of text are
-{"messages": [{"role": "user", "content": "..."}, ...]}          what the assistant says is, ends of turns included
+{"text": "..."}                                                  every token is learned
+{"prompt": "...", "response": "..."}                             the response and the end of text are learned
+{"messages": [{"role": "user", "content": "..."}, ...]}          the assistant's turns are learned, their ends included
 """
 
 import json
@@ -17,27 +17,32 @@ from ..text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class PromptResponse:
-    """What is asked, and what should be answered."""
+    """A fine-tuning example: a prompt and the response to learn."""
 
     prompt: str
     response: str
 
     @property
     def text(self) -> str:
-        """All of it, without special tokens."""
+        """Prompt and response, without special tokens."""
         return self.prompt + self.response
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation: messages as the chat template takes them, each with at least a `role`; `where` it was read."""
+    """A conversation to fine-tune on.
+
+    Attributes:
+        messages: the messages as the chat template takes them, each with at least a `role`.
+        where: the file and line that the conversation was read from, for errors.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
     where: str
 
     @property
     def text(self) -> str:
-        """All that is said, without special tokens."""
+        """The contents of all messages, without special tokens."""
         contents = (message.get("content") for message in self.messages)
         return "\n".join(content for content in contents if isinstance(content, str))
 
@@ -47,14 +52,22 @@ Document = str | Example
 
 
 def parse_line(line: bytes, where: str) -> Document:
-    """What one line of JSON holds; ConfigError, which begins with `where`, if it is none of the three."""
+    """Parses one line of JSON.
+
+    Args:
+        line: the line.
+        where: the file and line number, with which errors begin.
+
+    Raises:
+        ConfigError: the line is no JSON, or holds no text, prompt and response, or conversation.
+    """
     try:
         data = json.loads(line)
         json.dumps(data, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{where}: a text is not valid Unicode: {error}.") from error
+        raise ConfigError(f"{where}: the line has text that is not valid Unicode: {error}.") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not a line of JSON: {error}.") from error
+        raise ConfigError(f"{where}: the line is not valid JSON: {error}.") from error
     if isinstance(data, dict):
         prompt, response, text = data.get("prompt"), data.get("response"), data.get("text")
         if isinstance(prompt, str) and isinstance(response, str):
@@ -79,25 +92,30 @@ def _messages(found: object, where: str) -> tuple[Mapping[str, Any], ...]:
 
 
 class ExampleEncoder:
-    """Examples to tokens, and which of them are learned."""
+    """Encodes examples as tokens with a loss mask.
+
+    Args:
+        tokenizer: the tokenizer, in a folder that also has the chat template.
+        start: the tokens that precede every text.
+        eos_token_id: the token that ends a response.
+    """
 
     def __init__(self, tokenizer: Tokenizer, start: list[int], eos_token_id: int) -> None:
-        """`start`: the tokens before every text."""
         self._tokenizer = tokenizer
         self._start, self._eos = start, eos_token_id
         self._template: ChatTemplate | None = None
 
     def encode(self, example: Example) -> tuple[list[int], list[bool]]:
-        """Token ids, and for each whether the loss counts it.
+        """Returns the token ids of an example, and for each whether the loss counts it.
 
         Raises:
-            ConfigError: the chat template does not take these messages.
-            CheckpointError: there is no chat template.
+            ConfigError: the chat template refuses these messages.
+            CheckpointError: the tokenizer's folder has no chat template.
         """
         return self._chat(example) if isinstance(example, Chat) else self._prompt_response(example)
 
     def _prompt_response(self, example: PromptResponse) -> tuple[list[int], list[bool]]:
-        """Prompt as a request's would be encoded; tokens never join it and the response, which no server could do."""
+        """Encodes the prompt as a server encodes it: no token spans the end of the prompt and the response."""
         prompt = self._tokenizer.encode(example.prompt, special_tokens=False)
         both = self._tokenizer.encode(example.text, special_tokens=False)
         if both[: len(prompt)] != prompt:

@@ -1,4 +1,4 @@
-"""Documents into rows, whole where they fit: a pure function of their lengths, made once when data is opened."""
+"""The packing of documents into rows: a pure function of their lengths, computed once when data is opened."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
@@ -7,35 +7,35 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-OPEN_ROWS: Final = 256  # rows that still take documents: what follows is never put into a row far back
+OPEN_ROWS: Final = 256  # rows that still take documents; the bound keeps the documents of a row close in the file
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Which pieces each row has: row r has pieces[ends[r - 1] : ends[r]], in the order of the file.
+    """The pieces of each row: row r has pieces[ends[r - 1] : ends[r]], in the order of the file.
 
     Attributes:
-        pieces: int64, every piece once.
-        ends: int64 [rows].
+        pieces: int64 [pieces], the number of every piece once, sorted by row.
+        ends: int64 [rows], the end of each row in `pieces`.
     """
 
     pieces: NDArray[np.int64]
     ends: NDArray[np.int64]
 
     def row(self, number: int) -> NDArray[np.int64]:
-        """The pieces of a row."""
+        """Returns the numbers of the pieces in a row."""
         return self.pieces[self.ends[number - 1] if number else 0 : self.ends[number]]
 
 
 def pack(lengths: NDArray[np.int64], room: int) -> Packing:
-    """Best fit in one pass: each piece goes where the least room is left that takes it, else into a new row.
+    """Packs pieces by best fit, in one pass: each goes into the fullest open row that has room, or into a new row.
 
-    At most `OPEN_ROWS` rows are open; the fullest is closed for a new one. (Best fit without the bound: Johnson et al.,
+    At most `OPEN_ROWS` rows are open; beyond that the fullest is closed. (Best fit without the bound: Johnson et al.,
     "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974.)
 
     Args:
-        lengths: of the pieces, each from 1 to `room`.
-        room: of a row.
+        lengths: int64 [pieces], each from 1 to `room`.
+        room: the number of places in a row.
     """
     open_rows: list[tuple[int, int]] = []  # (room left, row), rising
     row_of = np.empty(len(lengths), np.int64)

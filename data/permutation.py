@@ -1,4 +1,4 @@
-"""Permutations of any size, evaluated one index at a time in no memory, the same on every machine and numpy version."""
+"""Permutations of any size, computed index by index without a table, the same on every machine and numpy version."""
 
 import hashlib
 from typing import Final
@@ -8,15 +8,15 @@ _MASK: Final = (1 << 64) - 1
 
 
 def derive_key(*parts: object) -> int:
-    """A 64-bit key from anything with a stable `str`."""
+    """Returns a 64-bit key, a hash of parts that must have a stable `str`."""
     return int.from_bytes(hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()[:8], "little")
 
 
 def permute(index: int, size: int, key: int) -> int:
-    """Where `index` goes in the permutation of range(size) that `key` picks.
+    """Returns the image of `index` under the permutation of range(size) that `key` selects.
 
-    A Feistel network over the next even number of bits (Luby and Rackoff, 1988), walked until it lands inside (Black
-    and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    It is a Feistel network over the next even number of bits (Luby and Rackoff, 1988), applied again until the result
+    is below `size` (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
@@ -30,7 +30,7 @@ def permute(index: int, size: int, key: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): 64 bits to 64 well mixed bits."""
+    """Mixes 64 bits with the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
     value &= _MASK
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK

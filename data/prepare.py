@@ -1,4 +1,4 @@
-"""Documents and a tokenizer make a token folder, in flat memory and on all cores."""
+"""The preparation of a token folder from documents and a tokenizer, in constant memory and on all cores."""
 
 import shutil
 from collections.abc import Collection, Iterable, Iterator
@@ -16,7 +16,13 @@ BATCH_CHARACTERS: Final = 1 << 21
 
 
 class TextPiece(NamedTuple):
-    """A part of a text."""
+    """A piece of a text, short enough to be tokenized at once.
+
+    Attributes:
+        text: the piece.
+        is_first: whether the text begins with it.
+        is_last: whether the text ends with it.
+    """
 
     text: str
     is_first: bool
@@ -26,20 +32,26 @@ class TextPiece(NamedTuple):
 def prepare_tokens(
     documents: Iterable[Document], tokenizer: Tokenizer, out: Path, replaceable: Collection[str] = ()
 ) -> TokenFile:
-    """Tokenizes documents into the new token folder `out`, which gets the tokenizer's files too.
+    """Tokenizes documents into the new token folder `out`, with a copy of the tokenizer's files.
 
-    Each text is encoded as the prompt of a request would be (bos where the tokenizer adds one) and ends with eos. One
+    Each text is encoded like the prompt of a request (with bos if the tokenizer adds one) and ends with eos. A text
     above `PIECE_CHARACTERS` is encoded in pieces that end with a line. Examples get a mask (see data/examples.py).
 
+    Args:
+        documents: texts and examples.
+        tokenizer: the tokenizer, with the folder that it was read from.
+        out: the folder to make.
+        replaceable: the names that an existing folder `out` may hold and still be replaced.
+
     Raises:
-        ConfigError: no text at all, `out` is taken, the tokenizer names no end-of-text token, or its chat template
-            refuses a conversation.
-        CheckpointError: there are conversations and no chat template.
+        ConfigError: the documents have no text, `out` exists, the tokenizer names no end-of-text token, or its chat
+            template refuses a conversation.
+        CheckpointError: a document is a conversation, but the tokenizer has no chat template.
     """
     eos = tokenizer.eos_token_id
     if eos is None:
         raise ConfigError(
-            f"The tokenizer in {tokenizer.folder} names no token that ends a document; add "
+            f"The tokenizer in {tokenizer.folder} names no token that ends a document: add "
             '"eos_token": "..." to its tokenizer_config.json.'
         )
     start = _start_of_document(tokenizer, eos)
@@ -59,7 +71,7 @@ def prepare_tokens(
 
 
 def _start_of_document(tokenizer: Tokenizer, eos: int) -> list[int]:
-    """What the tokenizer's post-processor puts before a text."""
+    """Returns the tokens that the tokenizer's post-processor puts before a text."""
     added = tokenizer.encode("")
     return added[:-1] if added[-1:] == [eos] else added
 
@@ -72,7 +84,7 @@ def _append_texts(writer: TokenFileWriter, tokenizer: Tokenizer, start: list[int
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[TextPiece] | Example]:
-    """In order: pieces of texts, some `BATCH_CHARACTERS` at a time, and examples."""
+    """Yields the documents in order: batches of about `BATCH_CHARACTERS` of text, and single examples."""
     batch: list[TextPiece] = []
     size = 0
     for document in documents:

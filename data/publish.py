@@ -1,4 +1,4 @@
-"""Token folders and tokenizers appear whole or not at all."""
+"""The publication of token folders and tokenizers, which appear whole or not at all."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -12,30 +12,39 @@ from ..core.errors import ConfigError
 
 
 def refuse_existing(path: Path, replaceable: Collection[str] = ()) -> tuple[str, ...]:
-    """Raises ConfigError unless `path` is free, an empty folder, or one that holds only files of `replaceable` names.
+    """Checks that a new folder may take the place of `path`.
 
-    Also where no folder can get that name, see `check_place`.
+    Args:
+        path: the folder to make; it may not exist, be empty, or hold only files of `replaceable` names.
+        replaceable: the names of files that an existing folder may hold and still be replaced.
 
     Returns:
-        The files that a new folder replaces.
+        The names of the files that a new folder replaces.
+
+    Raises:
+        ConfigError: `path` is taken, or no folder can be made there (see `check_place`).
     """
     check_place(path)
     names = lookup.list_names(path)
     foreign = [name for name in names if name not in replaceable or lookup.is_dir(path / name)]
     if foreign and replaceable:
-        raise ConfigError(f"{path} holds {foreign[0]!r}, which was not written by this command: it is left as it is.")
+        raise ConfigError(
+            f"{path} was not replaced: it holds {foreign[0]!r}, which this command did not write. Name another folder, "
+            "or move that file away."
+        )
     if foreign:
-        raise ConfigError(f"{path} exists already; name another folder, or pass --force to replace it.")
+        raise ConfigError(f"{path} exists already: name another folder, or pass --force to replace it.")
     return tuple(names)
 
 
 @contextmanager
 def new_folder(path: Path, replaceable: Collection[str] = ()) -> Iterator[Path]:
-    """A folder to write into, which becomes `path` when the block ends well and is gone when it does not.
+    """Yields a folder to write into, which becomes `path` at the end of the block, or is removed if the block fails.
 
     Args:
-        path: its name at the end.
-        replaceable: names of files that an existing folder may hold to be replaced; none = only an empty one is.
+        path: the folder to make.
+        replaceable: the names of files that an existing folder may hold and still be replaced; () replaces only an
+            empty folder.
 
     Raises:
         ConfigError: `path` is taken or cannot be made.

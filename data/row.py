@@ -1,4 +1,4 @@
-"""One row of training: what goes in, what should come out, and which of its positions see each other."""
+"""One row of training data: its inputs, its targets and the documents in it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,13 +11,13 @@ IGNORED: Final = -100  # the target of a position that does not count, as in tor
 
 @dataclass(frozen=True)
 class Row:
-    """A row.
+    """One row of training data.
 
     Attributes:
         inputs: int64 [seq_len].
-        targets: int64 [seq_len]: the token after each input, `IGNORED` where it does not count.
-        documents: lengths of the documents in the row, in order, together seq_len: attention and positions stay inside
-            of each. What fills up a row is its last document. () = the row is one text.
+        targets: int64 [seq_len], the token after each input, or `IGNORED` if it does not count.
+        documents: the lengths of the documents in the row, in order, seq_len in sum; attention and positions do not
+            cross from one into another. Padding counts as a last document. () if the row is one text.
     """
 
     inputs: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Where text comes from: files, folders, JSON lines, and the Python standard library as found on this machine."""
+"""The sources of text: files, folders, JSON lines, and the Python standard library of this machine."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from ..core.errors import ConfigError
 from .examples import Document, parse_line
 
 STDLIB: Final = "stdlib"
-# Tests, other people's packages, and tables that a script wrote: not the Python that people write.
+# Folders of tests, installed packages and generated tables, which are not the Python that people write.
 STDLIB_EXCLUDED: Final = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "lib-dynload"}
 )
@@ -24,7 +24,13 @@ def _ignore(_num_bytes: int) -> None:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a corpus; `named` by the user rather than found in a folder, it must be readable."""
+    """One file of a corpus.
+
+    Attributes:
+        path: the file.
+        num_bytes: its size.
+        named: whether the user named the file; it must then be readable, unlike a file that was found in a folder.
+    """
 
     path: Path
     num_bytes: int
@@ -33,11 +39,11 @@ class SourceFile:
 
 @dataclass
 class Corpus:
-    """Files to read documents from.
+    """The files from which documents are read.
 
     Attributes:
-        files: in the order of reading.
-        skipped: files found in folders that turned out to be no text; filled by `documents`.
+        files: the files, in the order of reading.
+        skipped: the files of folders that are no UTF-8 text; `documents` fills it.
     """
 
     files: tuple[SourceFile, ...]
@@ -45,18 +51,21 @@ class Corpus:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files."""
+        """The size of all files."""
         return sum(file.num_bytes for file in self.files)
 
     def texts(self, advance: Callable[[int], None] = _ignore) -> Iterator[str]:
-        """The texts of all documents; see `documents`."""
+        """Yields the texts of all documents; see `documents`."""
         return (each if isinstance(each, str) else each.text for each in self.documents(advance))
 
     def documents(self, advance: Callable[[int], None] = _ignore) -> Iterator[Document]:
-        """The documents, one file at a time; `advance` is told of bytes as they are read.
+        """Yields the documents, file by file.
+
+        Args:
+            advance: a function that is called with the number of bytes of each read.
 
         Raises:
-            ConfigError: a named file cannot be read, or a JSON line is no document.
+            ConfigError: a named file cannot be read, or a line of JSON is no document.
         """
         self.skipped.clear()
         for file in self.files:
@@ -79,13 +88,13 @@ class Corpus:
 
 
 def find_corpus(inputs: Sequence[str | Path]) -> Corpus:
-    """The files behind the words of a command line: "stdlib", files, and folders (with all files below them).
+    """Returns the corpus of the inputs of a command line: "stdlib", files, and folders with all files below them.
 
-    The files of a folder come in an order that is always the same and mixes them, so that the tail of a corpus, which
-    is held out for evaluation, is a fair sample of it. Hidden files and folders are left out.
+    The files of a folder are shuffled in a fixed order, so that the end of the corpus, which is held out for
+    evaluation, is a fair sample of it. Hidden files and folders are left out.
 
     Raises:
-        ConfigError: an input does not exist, is a pipe or a device, is Parquet, or there is no file at all.
+        ConfigError: an input does not exist, is a pipe or a device or Parquet, or the inputs have no file.
     """
     files: list[SourceFile] = []
     for item in inputs:
@@ -100,15 +109,15 @@ def find_corpus(inputs: Sequence[str | Path]) -> Corpus:
             problem = "is neither a regular file nor a folder" if path.exists() else "does not exist"
             raise ConfigError(f"{path} {problem}; an input is a file, a folder, or the word {STDLIB!r}.")
     if not files:
-        raise ConfigError(f"No files in {', '.join(map(str, inputs))}; name text files, .jsonl files, or folders.")
+        raise ConfigError(f"No files in {', '.join(map(str, inputs))}: name text files, .jsonl files, or folders.")
     return Corpus(tuple(files))
 
 
 def stdlib_corpus() -> Corpus:
-    """The Python sources of the running interpreter's standard library: several hundred documents, about 10 MB.
+    """Returns the Python sources of this interpreter's standard library: several hundred documents, about 10 MB.
 
     Raises:
-        ConfigError: this Python came without its sources.
+        ConfigError: this Python was installed without its sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
     paths = [
@@ -126,7 +135,8 @@ def stdlib_corpus() -> Corpus:
 def _source(path: Path, named: bool = False) -> SourceFile:
     if path.suffix.lower() == ".parquet":
         raise ConfigError(
-            f'{path}: Parquet is not read; convert it to JSON lines, each {{"text": ...}}, in a file named *.jsonl.'
+            f'{path}: Parquet files are not supported; convert it to JSON lines of the form {{"text": ...}}, in a file '
+            "whose name ends in .jsonl."
         )
     return SourceFile(path, path.stat().st_size, named)
 

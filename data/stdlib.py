@@ -1,4 +1,4 @@
-"""The corpus that needs no network: the standard library's sources, a tokenizer trained on them, and their tokens."""
+"""A corpus that needs no network: Python's standard library, a tokenizer trained on its sources, and their tokens."""
 
 import platform
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from .tokenizer_training import train_byte_level_bpe
 
 
 class PreparedStdlib(NamedTuple):
-    """Folders made by `prepare_stdlib`."""
+    """The folders that `prepare_stdlib` makes."""
 
     tokenizer: Path
     tokens: Path
@@ -24,12 +24,17 @@ class PreparedStdlib(NamedTuple):
 def prepare_stdlib(
     out: Path, vocab_size: int, progress: Callable[[str, int, int], None] = lambda phase, done, total: None
 ) -> PreparedStdlib:
-    """Trains a tokenizer on the standard library and tokenizes it, below `out`; what is there already is used.
+    """Trains a tokenizer on the standard library and tokenizes it, below `out`, unless an earlier call did so.
 
-    Takes about 8 seconds on two cores. `progress` is called with what is being done, bytes done and bytes in all.
+    It takes about 8 seconds on two cores.
+
+    Args:
+        out: the folder of the cache.
+        vocab_size: the size of the tokenizer's vocabulary.
+        progress: a function that is called with the phase ("tokenizer" or "tokens"), bytes done and bytes in all.
 
     Raises:
-        ConfigError: no library sources, a vocabulary that cannot be, or a damaged folder from before.
+        ConfigError: this Python has no library sources, `vocab_size` is out of range, or an earlier result is damaged.
     """
     home = out / f"python-{platform.python_version()}-vocab-{vocab_size}"
     prepared = PreparedStdlib(home / "tokenizer", home / "tokens")
@@ -38,13 +43,13 @@ def prepare_stdlib(
             with new_folder(home) as folder:
                 _build(folder, vocab_size, progress)
         except ConfigError:
-            if not home.exists():  # else somebody else made the same at the same time
+            if not home.exists():  # otherwise another process made the same folder at the same time
                 raise
     try:
         Tokenizer.from_folder(prepared.tokenizer)
         TokenFile(prepared.tokens).verify()
     except (CheckpointError, ConfigError) as error:
-        raise ConfigError(f"{error} ({home} is a cache and can be deleted.)") from error
+        raise ConfigError(f"{error} {home} is a cache and can be deleted.") from error
     return prepared
 
 

@@ -1,10 +1,10 @@
-"""Token files: the tokens of many documents, one after another, memory-mapped.
+"""Token folders: the tokens of many documents in memory-mapped files.
 
 folder/tokens.bin    token ids, uint16 (vocabularies up to 65536) or uint32, little endian; eos ends each text
 folder/index.bin     num_documents + 1 offsets into tokens, int64, little endian: 0 first, num_tokens last
-folder/mask.bin      only of fine-tuning data: a byte per token, 1 where the loss counts it as a target, else 0
-folder/meta.json     what the others hold, and their SHA-256
-folder/tokenizer.json ...   the tokenizer they were made with, so that the folder serves as its folder too
+folder/mask.bin      fine-tuning data only: a byte per token, 1 if the loss counts it as a target, else 0
+folder/meta.json     the sizes of the other files and their SHA-256
+folder/tokenizer.json ...   the tokenizer that made the tokens, so that the folder is a tokenizer's folder too
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _HASH_CHUNK: Final = 1 << 24
 
 @dataclass(frozen=True)
 class TokenMeta:
-    """What meta.json says; `fingerprint` is a function of all the rest."""
+    """The content of meta.json; `fingerprint` is a hash of the other fields."""
 
     vocab_size: int
     dtype: str
@@ -39,13 +39,13 @@ class TokenMeta:
     tokenizer_sha256: str
     tokens_sha256: str
     index_sha256: str
-    mask_sha256: str = ""  # "": there is none, and meta.json does not name it
+    mask_sha256: str = ""  # "" if the folder has no mask.bin; meta.json then lacks the field
     format: str = FORMAT
     version: int = VERSION
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the content: equal if and only if tokens, documents and tokenizer are."""
+        """A hash of the content: equal if and only if tokens, documents and tokenizer are equal."""
         return hashlib.sha256(json.dumps(self._stored(), sort_keys=True).encode()).hexdigest()
 
     def _stored(self) -> dict[str, Any]:
@@ -53,50 +53,60 @@ class TokenMeta:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads meta.json; ConfigError if it is missing, damaged or of another format."""
+        """Reads meta.json.
+
+        Raises:
+            ConfigError: it is missing, damaged or of another format.
+        """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise ConfigError(
-                f"{path.parent} is no token folder: it has no {path.name}; make one with `tk data prepare`."
+                f"{path.parent} is not a token folder: it has no {path.name}. Make one with `tk data prepare`."
             ) from error
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}; prepare the data again.") from error
+            raise ConfigError(f"{path} cannot be read: {error}. Prepare the data again.") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise ConfigError(
-                f"{path} does not describe token files (format {FORMAT!r}); make some with `tk data prepare`."
+                f"{path} does not describe a token folder (format {FORMAT!r}): make one with `tk data prepare`."
             )
         if document.get("version") != VERSION:
-            raise ConfigError(f"{path}: version {document.get('version')!r} is not {VERSION}; prepare the data again.")
+            raise ConfigError(
+                f"{path} has version {document.get('version')!r}, but this tk reads version {VERSION}: prepare the "
+                "data again."
+            )
         fingerprint = document.pop("fingerprint", None)
         document = {"mask_sha256": "", **document}
         kinds = cls.__annotations__
         if set(document) != set(kinds) or any(type(document[name]) is not kind for name, kind in kinds.items()):
-            raise ConfigError(f"{path} lacks some of {', '.join(kinds)}, or has others; prepare the data again.")
+            raise ConfigError(
+                f"{path} is damaged: it must have exactly the fields {', '.join(kinds)}, each of its type. Prepare the "
+                "data again."
+            )
         meta = cls(**document)
         if meta.fingerprint != fingerprint or meta.dtype not in ("uint16", "uint32"):
-            raise ConfigError(f"{path} is damaged: its fingerprint does not fit the rest; prepare the data again.")
+            raise ConfigError(f"{path} is damaged: its fingerprint does not match its fields. Prepare the data again.")
         return meta
 
     def to_json(self) -> dict[str, Any]:
-        """The content of meta.json."""
+        """Returns the content of meta.json."""
         return {**self._stored(), "fingerprint": self.fingerprint}
 
 
 class TokenFile:
-    """A token folder opened for reading.
+    """A token folder, opened for reading.
 
     Attributes:
-        path: its folder.
-        meta: sizes and hashes.
+        path: the folder.
+        meta: the sizes and hashes of its files.
         document_offsets: int64 [num_documents + 1], memory-mapped.
     """
 
     def __init__(self, folder: Path | str) -> None:
-        """Opens and checks sizes and offsets; `verify` checks every byte.
+        """Opens a folder and checks sizes and offsets; `verify` checks every byte.
 
         Raises:
-            ConfigError: the folder is no token folder, or a file is missing, truncated or contradicts meta.json.
+            ConfigError: the folder is not a token folder, or a file is missing, truncated or contradicts meta.json.
         """
         self.path = Path(folder)
         self.meta = TokenMeta.read(self.path / "meta.json")
@@ -105,33 +115,34 @@ class TokenFile:
         offsets = self.document_offsets
         if offsets[0] != 0 or offsets[-1] != self.meta.num_tokens or bool(np.any(offsets[1:] <= offsets[:-1])):
             raise ConfigError(
-                f"{self.path / 'index.bin'} is damaged: offsets must rise from 0 to {self.meta.num_tokens}."
+                f"{self.path / 'index.bin'} is damaged: its offsets must rise from 0 to {self.meta.num_tokens}. "
+                "Prepare the data again."
             )
         self._mask = self._map("mask.bin", np.dtype("u1"), self.meta.num_tokens) if self.masked else None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents."""
+        """The number of tokens in all documents."""
         return self.meta.num_tokens
 
     @property
     def vocab_size(self) -> int:
-        """Of the tokenizer."""
+        """The vocabulary size of the tokenizer."""
         return self.meta.vocab_size
 
     @property
     def tokenizer_sha256(self) -> str:
-        """Of the tokenizer.json."""
+        """The SHA-256 of tokenizer.json."""
         return self.meta.tokenizer_sha256
 
     @property
     def fingerprint(self) -> str:
-        """Of the content."""
+        """A hash of the content."""
         return self.meta.fingerprint
 
     @property
     def masked(self) -> bool:
-        """Whether some tokens are read but not learned: fine-tuning data."""
+        """Whether the folder has a mask: fine-tuning data, of which some tokens are not learned."""
         return self.meta.mask_sha256 != ""
 
     def _map(self, name: str, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
@@ -139,35 +150,41 @@ class TokenFile:
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise ConfigError(f"Cannot read {path}: {error.strerror}; prepare the data again.") from error
+            raise ConfigError(f"Cannot read {path}: {error.strerror}. Prepare the data again.") from error
         if size != expected or size == 0:
-            raise ConfigError(f"{path} has {size} bytes; meta.json promises {expected}. Prepare the data again.")
+            raise ConfigError(
+                f"{path} has {size} bytes, but by meta.json it must have {expected}. Prepare the data again."
+            )
         return np.memmap(path, dtype=dtype, mode="r", shape=(length,))
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Tokens [start, stop) as int64.
+        """Returns the tokens [start, stop) as int64.
 
         Raises:
-            ConfigError: an id is outside the vocabulary: the file is damaged.
+            ConfigError: an id is outside of the vocabulary: the file is damaged.
         """
         tokens = self._tokens[start:stop].astype(np.int64)
         highest = int(tokens.max(initial=0))
         if highest >= self.meta.vocab_size:
             raise ConfigError(
                 f"{self.path / 'tokens.bin'} is damaged: token {int(tokens.argmax()) + start} is {highest}, but the "
-                f"vocabulary has {self.meta.vocab_size}. Prepare the data again."
+                f"vocabulary has {self.meta.vocab_size} ids. Prepare the data again."
             )
         return tokens
 
     def learned(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of the tokens [start, stop) the loss counts as targets: all, where there is no mask."""
+        """Returns for each of the tokens [start, stop) whether the loss counts it; all True if there is no mask."""
         if self._mask is None:
             return np.ones(stop - start, np.bool_)
         learned: NDArray[np.bool_] = self._mask[start:stop] != 0
         return learned
 
     def verify(self) -> None:
-        """Reads every byte; ConfigError naming the file that does not match its SHA-256."""
+        """Reads every byte and checks it.
+
+        Raises:
+            ConfigError: a file does not match its SHA-256 in meta.json.
+        """
         hashes = {"tokens.bin": self.meta.tokens_sha256, "index.bin": self.meta.index_sha256}
         if self.masked:
             hashes["mask.bin"] = self.meta.mask_sha256
@@ -178,12 +195,18 @@ class TokenFile:
                     digest.update(chunk)
             if digest.hexdigest() != expected:
                 raise ConfigError(
-                    f"{self.path / name} is damaged: its SHA-256 is not meta.json's. Prepare the data again."
+                    f"{self.path / name} is damaged: its SHA-256 is not the one in meta.json. Prepare the data again."
                 )
 
 
 class TokenFileWriter:
-    """Writes the files of a token folder into a folder that exists; use as a context, then call `finish`."""
+    """Writes the files of a token folder into an existing folder; a context in which `finish` is called at the end.
+
+    Args:
+        folder: the folder.
+        tokenizer: the tokenizer that made the tokens.
+        eos_token_id: the token that ends each text.
+    """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, eos_token_id: int) -> None:
         self.folder, self.tokenizer, self.eos_token_id = folder, tokenizer, eos_token_id
@@ -203,7 +226,12 @@ class TokenFileWriter:
         self._stack.close()
 
     def add_example(self, ids: Sequence[int], learned: Sequence[bool]) -> None:
-        """Adds a whole document of fine-tuning data, `learned` saying which of its tokens count as targets."""
+        """Adds a whole document of fine-tuning data.
+
+        Args:
+            ids: the token ids.
+            learned: for each token, whether the loss counts it as a target.
+        """
         if "mask.bin" not in self._digests:
             self._begin_mask()
         self._write_tokens(ids)
@@ -222,7 +250,7 @@ class TokenFileWriter:
         self._end()
 
     def _begin_mask(self) -> None:
-        """From the first example on there is a mask; the texts before it count as a whole."""
+        """Creates the mask at the first example, with ones for all tokens of the texts before it."""
         self._files["mask.bin"] = self._stack.enter_context((self.folder / "mask.bin").open("wb"))
         self._digests["mask.bin"] = hashlib.sha256()
         for start in range(0, self.num_tokens, _HASH_CHUNK):
@@ -242,13 +270,13 @@ class TokenFileWriter:
         self._digests[name].update(data)
 
     def finish(self) -> TokenMeta:
-        """Writes meta.json; call it after the last document.
+        """Writes meta.json after the last document and returns its content.
 
         Raises:
-            ConfigError: there was no document.
+            ConfigError: no document was added.
         """
         if not self.num_documents:
-            raise ConfigError("The inputs have no text: nothing was written.")
+            raise ConfigError("The inputs have no text, so nothing was written.")
         meta = TokenMeta(
             vocab_size=self.tokenizer.vocab_size,
             dtype="uint16" if self.dtype.itemsize == 2 else "uint32",

@@ -1,4 +1,4 @@
-"""What rows are cut from: tokens of many documents, one after another, however they lie on disk."""
+"""The interface of a source of tokens, whichever format it is stored in."""
 
 from pathlib import Path
 from typing import Protocol
@@ -13,51 +13,55 @@ from .token_file import TokenFile
 
 
 class TokenStream(Protocol):
-    """Tokens of many documents."""
+    """The tokens of many documents, one after another."""
 
     @property
     def path(self) -> Path:
-        """What the user calls it."""
+        """The path that the user gave, for messages."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents."""
+        """The number of tokens in all documents."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids are below it."""
+        """The vocabulary size, above every token id."""
 
     @property
     def tokenizer_sha256(self) -> str:
-        """Of the tokenizer.json that they were made with."""
+        """The SHA-256 of the tokenizer.json that made the tokens."""
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the content."""
+        """A hash of the content."""
 
     @property
     def masked(self) -> bool:
-        """Whether some tokens are read but not learned: fine-tuning data."""
+        """Whether some tokens may not be learned: fine-tuning data."""
 
     @property
     def document_offsets(self) -> NDArray[np.int64]:
-        """int64 [documents + 1], rising from 0 to num_tokens."""
+        """The first token of each document, and num_tokens: int64 [documents + 1], rising."""
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Tokens [start, stop)."""
+        """Returns the tokens [start, stop) as int64."""
 
     def learned(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of the tokens [start, stop) the loss counts as targets."""
+        """Returns for each of the tokens [start, stop) whether the loss counts it as a target."""
 
 
 def open_tokens(path: Path, tokenizer: Tokenizer | None) -> TokenStream:
-    """A token folder, or Megatron's pair of files PATH.bin and PATH.idx, which says nothing of its tokenizer.
+    """Opens a token folder, or the pair PATH.bin and PATH.idx of Megatron-LM.
+
+    Args:
+        path: the folder, or the common prefix of the two files.
+        tokenizer: the tokenizer of Megatron-LM's files, which do not name theirs.
 
     Raises:
-        ConfigError: there is neither, it is damaged, or Megatron's files come without a tokenizer.
+        ConfigError: neither exists, the files are damaged, or Megatron-LM's files come without a tokenizer.
     """
     if path.is_dir() or not is_megatron(path):
         return TokenFile(path)
     if tokenizer is None:
-        raise ConfigError(f"{path}.bin does not say which tokenizer it was made with: name it as [data] tokenizer.")
+        raise ConfigError(f"{path}.bin does not say which tokenizer it was made with: set [data] tokenizer.")
     return MegatronFile(path, tokenizer)

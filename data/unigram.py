@@ -1,4 +1,4 @@
-"""The loss of a model that knows only how often each token occurs: what training has to beat."""
+"""The loss of a model that knows only the frequency of each token: the baseline that training has to beat."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ _CHUNK: Final = 1 << 22
 
 
 def unigram_entropy(dataset: PackedDataset) -> float:
-    """Entropy of the token frequencies of a split, all sources together: nats per token."""
+    """Returns the entropy of the token frequencies in a split of all sources, in nats per token."""
     counts = np.zeros(dataset.vocab_size, np.int64)
     for source in dataset.sources:
         for start in range(source.start, source.stop, _CHUNK):

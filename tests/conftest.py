@@ -1,4 +1,4 @@
-"""Fixtures for every room."""
+"""Fixtures of all tests."""
 
 import signal
 from collections.abc import Iterator
@@ -7,20 +7,22 @@ import pytest
 
 from tk.tests.rank_pool import RankPool
 
-# Background jobs of a script begin with Ctrl-C ignored, and so does all that they start: tests could not interrupt it.
-# A handler of Python's own is not inherited: what is started from here begins with the system's default.
+pytest_plugins = ("tk.tests.tokenizer_fixtures",)  # used in data/, text/ and cli/
+
+# Background jobs of a script ignore SIGINT, and so do the processes that they start: tests could not interrupt those.
+# A handler of Python is not inherited, so that processes started from here have the system's default action.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with what takes long, so that at the end no worker waits for another's long test."""
+    """Sorts slow tests first, so that at the end no worker waits for another one's slow test."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[RankPool]:
-    """Processes for distributed tests, shared by the session."""
+    """Processes for distributed tests, which all tests of the session share."""
     pool = RankPool()
     yield pool
     pool.close()

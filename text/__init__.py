@@ -1,1 +1,1 @@
-"""Tokenizers and chat templates: between text and token ids. No torch."""
+"""Tokenizers and chat templates, which turn text into token ids and back. No torch."""

@@ -1,7 +1,7 @@
-"""A tokenizer's chat template: messages to the text that the model was, or will be, trained on. Imports no torch.
+"""A tokenizer's chat template, which renders messages as the text that a model is trained on. Imports no torch.
 
-Rendered in a sandbox, by the rules that `transformers` has made the standard: blocks trimmed, `raise_exception`,
-`strftime_now`, a plain `tojson`, loop controls, and `{% generation %}` around what the assistant says.
+Templates run in a sandbox with the same features as in `transformers`: trimmed blocks, `raise_exception`,
+`strftime_now`, a plain `tojson`, loop controls, and `{% generation %}` around the assistant's turns.
 """
 
 import json
@@ -22,21 +22,26 @@ from ..core.errors import CheckpointError, ConfigError
 from .tokenizer import CONFIG_FILE, TEMPLATE_FILE, read_json
 
 Message = Mapping[str, Any]
-_MARK: Final = "tk_generation"  # the variable by which a template's generation blocks report
+_MARK: Final = "tk_generation"  # the function that a template's generation blocks call
 _HAS_MARKS: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text; `spans` are the [start, stop) characters that the assistant says, ends of turns too."""
+    """A conversation as text.
+
+    Attributes:
+        text: the whole conversation.
+        spans: the [start, stop) ranges of characters of the assistant's turns, ends of turns included.
+    """
 
     text: str
     spans: tuple[tuple[int, int], ...]
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %} ... {% endgeneration %}`: a call of the render's own `_MARK` with the block as its caller."""
+    """Compiles `{% generation %} ... {% endgeneration %}` into a call of `_MARK`, which each rendering defines."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -48,12 +53,15 @@ class _GenerationBlocks(Extension):
 
 
 class ChatTemplate:
-    """One template with the special tokens that it may name.
+    """A chat template, with the special tokens that it may name.
 
     Args:
-        source: Jinja.
-        variables: `bos_token` and such.
-        ends: special tokens: white space that follows one of them is not the assistant's.
+        source: the template, in Jinja.
+        variables: the special tokens by the name that the template may use, `bos_token` for example.
+        ends: the special tokens; white space that follows one of them is not part of the assistant's turn.
+
+    Raises:
+        CheckpointError: `source` is not valid Jinja.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str], ends: Sequence[str] = ()) -> None:
@@ -65,17 +73,21 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise CheckpointError(f"The chat template is no valid Jinja: {error}.") from error
+            raise CheckpointError(f"The chat template is not valid Jinja: {error}.") from error
         self._variables = dict(variables)
         self._ends = tuple(ends)
         self._marked = _HAS_MARKS.search(source) is not None
 
     @classmethod
     def from_folder(cls, folder: Path, ends: Sequence[str] = ()) -> Self:
-        """Reads chat_template.jinja, or where there is none, `chat_template` of tokenizer_config.json.
+        """Reads chat_template.jinja, or if it does not exist, `chat_template` of tokenizer_config.json.
+
+        Args:
+            folder: the tokenizer's folder.
+            ends: the special tokens; see `ChatTemplate`.
 
         Raises:
-            CheckpointError: there is neither, or it is no valid template.
+            CheckpointError: neither exists, or the template is not valid Jinja.
         """
         config = read_json(folder / CONFIG_FILE)
         source = _source(folder, config)
@@ -84,13 +96,13 @@ class ChatTemplate:
         return cls(source, {name: token for name, token in variables.items() if isinstance(token, str)}, ends)
 
     def render(self, messages: Sequence[Message]) -> Rendered:
-        """A whole conversation and where the assistant speaks in it.
+        """Renders a whole conversation and finds the assistant's turns in it.
 
-        Where the template does not mark that with `{% generation %}`, a turn is what its message adds to the prompt for
-        it, less white space after a special token.
+        If the template does not mark the turns with `{% generation %}`, a turn is the text that its message adds to
+        the prompt for it, without white space after a special token.
 
         Raises:
-            ConfigError: the template refuses the messages, or shows a turn otherwise once more follow.
+            ConfigError: the template refuses the messages, or renders a turn differently once other messages follow.
         """
         text, marks = self._run(messages, False)
         spans = marks if self._marked else self._turns(messages, text)
@@ -105,8 +117,8 @@ class ChatTemplate:
             so_far, _ = self._run(messages[: number + 1], False)
             if not (so_far.startswith(prompt) and text.startswith(so_far)):
                 raise ConfigError(
-                    f"the chat template shows message {number + 1} in another way once others follow, so what the "
-                    "assistant says cannot be told from the text; mark it in the template with {% generation %}"
+                    f"the chat template renders message {number + 1} differently once other messages follow, so the "
+                    "assistant's turns cannot be found in the text; mark them in the template with {% generation %}"
                 )
             said = so_far[len(prompt) :]
             bare = said.rstrip()
@@ -152,8 +164,8 @@ def _source(folder: Path, config: Mapping[str, Any]) -> str:
         found = named.get("default")
     if not isinstance(found, str):
         raise CheckpointError(
-            f"{folder} has no chat template, neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}: put one there "
-            "to use messages, or prepare prompt and response."
+            f"{folder} has no chat template, neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}: add one to "
+            'use "messages", or use "prompt" and "response".'
         )
     return found
 

@@ -1,6 +1,6 @@
-"""Text to token ids and back, over Hugging Face `tokenizers`: one reading of tokenizer.json for training and serving.
+"""Tokenizers, built on Hugging Face `tokenizers`, for training and for serving.
 
-Imports no torch: clients, data preparation and the server's own process use it.
+The module imports no torch, since clients, data preparation and the server's process use it.
 """
 
 import codecs
@@ -16,7 +16,7 @@ import tokenizers
 
 from ..core.errors import CheckpointError, InvalidRequest
 
-# What belongs to a tokenizer in a model folder and goes along with every copy of it; only the first must be there.
+# The files of a tokenizer in a model folder, which every copy of the model gets too; only the first must exist.
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -24,7 +24,7 @@ SIDE_FILES: Final = (TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", TEM
 
 
 def _byte_alphabet() -> Mapping[str, int]:
-    """The characters by which byte-level BPE writes bytes (GPT-2): printable ones as themselves, others from U+0100."""
+    """Returns the byte of each character of GPT-2's byte-level BPE: printable ones, and others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(256) if byte not in printable)
     table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -36,12 +36,12 @@ _BYTE_OF: Final = _byte_alphabet()
 
 @dataclass(frozen=True)
 class _Spelling:
-    """How the vocabulary writes bytes and spaces, as the decoder in tokenizer.json reads them.
+    """The vocabulary's spelling of bytes and spaces, as the decoder in tokenizer.json reads them.
 
     Attributes:
-        byte_level: every character of a token stands for one byte.
-        byte_fallback: "<0x0A>" is the byte 10.
-        space: the character that stands for a space ("▁"), "" if none.
+        byte_level: whether every character of a token stands for one byte.
+        byte_fallback: whether a token like "<0x0A>" stands for a byte, here 10.
+        space: the character that stands for a space ("▁"), or "" if there is none.
     """
 
     byte_level: bool = False
@@ -62,7 +62,7 @@ class _Spelling:
         return cls("ByteLevel" in kinds, "ByteFallback" in kinds, spaces[0] if spaces else "")
 
     def fallback_byte(self, token: str) -> bytes | None:
-        """The byte that a token like "<0x0A>" stands for, None for any other token."""
+        """Returns the byte that a token like "<0x0A>" stands for, or None for any other token."""
         if not (self.byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">")):
             return None
         try:
@@ -71,7 +71,7 @@ class _Spelling:
             return None
 
     def to_bytes(self, token: str) -> bytes:
-        """The bytes of the text that the decoder makes of a token of the vocabulary."""
+        """Returns the bytes of the text that the decoder makes of a token of the vocabulary."""
         if self.byte_level:
             spelled = [_BYTE_OF.get(char, -1) for char in token]
             return token.encode() if -1 in spelled else bytes(spelled)
@@ -82,15 +82,15 @@ class _Spelling:
 
 
 class Tokenizer:
-    """A tokenizer.json with the special ids of the model folder it lies in.
+    """A tokenizer.json, with the special ids of its model folder.
 
     Attributes:
-        folder: where it was read from; `SIDE_FILES` are its files.
-        sha256: of tokenizer.json.
-        vocab_size: highest token id + 1.
-        eos_token_id: the token that ends a document, from tokenizer_config.json; None if it names none.
-        eos_token_ids: the tokens that end generation: the union of config.json and generation_config.json; where
-            neither says, `eos_token_id` alone.
+        folder: the folder that it was read from; `SIDE_FILES` are its files.
+        sha256: the SHA-256 of tokenizer.json.
+        vocab_size: the highest token id + 1.
+        eos_token_id: the token that ends a document, from tokenizer_config.json, or None if it names none.
+        eos_token_ids: the tokens that end generation: those of config.json and generation_config.json, or
+            `eos_token_id` alone if neither names any.
     """
 
     def __init__(self, folder: Path, text: str) -> None:
@@ -110,23 +110,25 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> Self:
-        """Reads `folder`/tokenizer.json and the configs beside it.
+        """Reads tokenizer.json and the configs in its folder.
 
         Raises:
-            CheckpointError: there is no tokenizer.json, or one of the files is damaged.
+            CheckpointError: tokenizer.json does not exist, or one of the files is damaged.
         """
         path = Path(folder) / TOKENIZER_FILE
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise CheckpointError(f"Cannot read the tokenizer {path}: {reason}.") from error
         try:
             return cls(path.parent, text)
         except CheckpointError:
             raise
-        except Exception as error:  # `tokenizers` raises bare Exception for whatever it cannot read
-            raise CheckpointError(f"{path} is damaged, or no tokenizer that this version reads: {error}.") from error
+        except Exception as error:  # `tokenizers` raises bare Exception for every file that it cannot read
+            raise CheckpointError(
+                f"{path} is damaged, or of a kind that this version of `tokenizers` cannot read: {error}."
+            ) from error
 
     def _document_end(self) -> int | None:
         path = self.folder / CONFIG_FILE
@@ -137,11 +139,15 @@ class Tokenizer:
             return None
         token_id = self._backend.token_to_id(token) if isinstance(token, str) else None
         if token_id is None:
-            raise CheckpointError(f"{path}: eos_token {token!r} is no token of the tokenizer.json beside it.")
+            raise CheckpointError(f"{path}: eos_token {token!r} is not a token of {TOKENIZER_FILE} in the same folder.")
         return token_id
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with what tokenizer.json's post-processor adds if `special_tokens`.
+        """Returns the token ids of a text.
+
+        Args:
+            text: the text.
+            special_tokens: whether tokenizer.json's post-processor adds its special tokens.
 
         Raises:
             InvalidRequest: the text is not valid Unicode.
@@ -152,9 +158,11 @@ class Tokenizer:
             raise InvalidRequest("The text has a lone surrogate; it must be valid Unicode.", field="text") from error
 
     def encode_spans(self, text: str, spans: Iterable[tuple[int, int]]) -> tuple[list[int], list[bool]]:
-        """Token ids of a text that spells its special tokens out, and which of them reach into the [start, stop) spans.
+        """Returns the token ids of a text that spells out its special tokens, and for each whether it overlaps a span.
 
-        Spans are of characters.
+        Args:
+            text: the text.
+            spans: ranges [start, stop) of characters.
         """
         encoding = self._backend.encode(text, add_special_tokens=False)
         inside = bytearray(len(text))
@@ -168,26 +176,26 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """How the special tokens are spelled."""
+        """The special tokens as text, by rising id."""
         return tuple(self._added[token_id] for token_id in sorted(self._special))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text without added special tokens, on all cores."""
+        """Returns the token ids of each text, without added special tokens; it runs on all cores."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids; incomplete bytes become U+FFFD, unknown ids give nothing."""
+        """Returns the text of token ids; incomplete bytes become U+FFFD, and unknown ids are skipped."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to the text: perhaps part of a character; b"" for an unknown id."""
+        """Returns the bytes of one token, perhaps a part of a character, or b"" for an unknown id."""
         if token_id in self._added:
             return self._added[token_id].encode()
         token = self._backend.id_to_token(token_id)
         return b"" if token is None else self._spelling.to_bytes(token)
 
     def visible(self, ids: Iterable[int], keep_special_tokens: bool) -> list[int]:
-        """The ids that have a text: known ones, without special tokens unless they are kept."""
+        """Returns the ids that have a text: known ones, without special tokens unless they are kept."""
         return [
             token_id
             for token_id in ids
@@ -196,31 +204,34 @@ class Tokenizer:
         ]
 
     def ends_complete(self, ids: Sequence[int]) -> bool:
-        """Whether no later token can change the text of `ids` (visible ones, at least one)."""
+        """Returns whether no later token can change the text of `ids`, which are visible and at least one."""
         tokens = [self._backend.id_to_token(token_id) or "" for token_id in ids[-4:]]
-        if self._spelling.byte_level:  # no character has more than 4 bytes, no token fewer than 1
+        if self._spelling.byte_level:  # 4 tokens suffice: a character has at most 4 bytes, a token at least 1
             tail = codecs.getincrementaldecoder("utf-8")("replace")
             tail.decode(b"".join(self._spelling.to_bytes(token) for token in tokens))
             return not tail.getstate()[0]
-        # A run of byte tokens is decoded as a whole: if all of it is no UTF-8, every byte becomes U+FFFD.
+        # A run of byte tokens is decoded as a whole: if it is not valid UTF-8, each of its bytes becomes U+FFFD.
         return self._spelling.fallback_byte(tokens[-1]) is None
 
 
 class DetokenizerStream:
-    """Turns token ids, as they come, into pieces of text that together are the text of all of them.
+    """Turns a stream of token ids into pieces of text, whose concatenation is the text of all ids.
 
-    Text lags its tokens while a later token could still change it (half a character). Special tokens are dropped unless
-    `keep_special_tokens`.
+    Text is held back while a later token could still change it (half a character).
+
+    Args:
+        tokenizer: the tokenizer.
+        keep_special_tokens: whether special tokens appear in the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, keep_special_tokens: bool = False) -> None:
         self._tokenizer = tokenizer
         self._keep_special_tokens = keep_special_tokens
-        self._context: list[int] = []  # the last token decoded: decoders strip the space of a first token only
+        self._context: list[int] = []  # the last decoded token: decoders strip the leading space of a first token
         self._pending: list[int] = []
 
     def push(self, ids: Iterable[int]) -> str:
-        """Takes the next tokens; returns the text that is certain by now, valid UTF-8, perhaps empty."""
+        """Takes the next tokens and returns the text that they complete, perhaps none; it is valid UTF-8."""
         known_incomplete = len(self._pending)
         self._pending += self._tokenizer.visible(ids, self._keep_special_tokens)
         for end in range(len(self._pending), known_incomplete, -1):
@@ -229,7 +240,7 @@ class DetokenizerStream:
         return ""
 
     def flush(self) -> str:
-        """The text held back, its incomplete bytes as U+FFFD. Ends the stream."""
+        """Ends the stream and returns the text that was held back, with incomplete bytes as U+FFFD."""
         return self._take(len(self._pending))
 
     def _take(self, count: int) -> str:
@@ -243,10 +254,10 @@ class DetokenizerStream:
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
-    """The ids that end generation: the union of config.json's and generation_config.json's `eos_token_id`.
+    """Returns the ids that end generation, the `eos_token_id` of config.json and of generation_config.json.
 
     Raises:
-        CheckpointError: one of the two is damaged, or its value is neither an id, a list of ids, nor null.
+        CheckpointError: a file is damaged, or its value is neither an id, a list of ids, nor null.
     """
     found: set[int] = set()
     for path in (folder / "config.json", folder / "generation_config.json"):
@@ -259,7 +270,11 @@ def read_eos_token_ids(folder: Path) -> frozenset[int]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; {} if there is no such file."""
+    """Reads a JSON object; {} if the file does not exist.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds no JSON object.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

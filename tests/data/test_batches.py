@@ -1,4 +1,4 @@
-"""Dealing: any dp and micro-batch size see the same rows, and what fills up does not count."""
+"""Global batches: any dp and micro-batch size see the same rows, and rows that fill up a batch do not count."""
 
 import numpy as np
 from hypothesis import given
@@ -9,7 +9,7 @@ from tk.data.row import IGNORED, Row
 
 
 class CountedRows:
-    """Row i is i * 1000, i * 1000 + 1, ..."""
+    """A source of rows: row i is i * 1000, i * 1000 + 1, ..."""
 
     seq_len = 3
 

@@ -1,4 +1,4 @@
-"""Rows: every token a target once per epoch, splits apart, and each row a pure function of (seed, data, index)."""
+"""Rows: every token is a target once per epoch, splits do not overlap, and rows depend on seed, data and index only."""
 
 import math
 import os
@@ -29,7 +29,7 @@ def dataset(*folders: Path, seed: int = 0, split: Split = "train", seq_len: int 
 
 
 def _bytes(row: Row) -> bytes:
-    """The seq_len + 1 tokens of a row."""
+    """Returns the seq_len + 1 tokens of a row."""
     return np.append(row.inputs, row.targets[-1]).tobytes()
 
 
@@ -39,7 +39,7 @@ def test_a_permutation_takes_every_place_once(size: int, key: int) -> None:
 
 
 def test_permutations_are_even() -> None:
-    """Each of 5 items comes to each of 5 places equally often over keys (chi-squared, 16 degrees of freedom)."""
+    """Over many keys each of 5 items must take each of 5 places equally often (chi-squared, 16 degrees of freedom)."""
     num_keys = 4000
     counts = Counter((index, permute(index, 5, derive_key(key))) for key in range(num_keys) for index in range(5))
     expected = num_keys / 5
@@ -173,7 +173,7 @@ def test_unusable_data_is_refused(
 
     with pytest.raises(ConfigError, match="fewer than one row of seq_len"):
         dataset(make_tokens(["few words"]))
-    with pytest.raises(ConfigError, match="no token folder"):
+    with pytest.raises(ConfigError, match="not a token folder"):
         dataset(tmp_path)
     prepare_tokens(["some text"], Tokenizer.from_folder(byte_fallback_folder), tmp_path / "foreign")
     with pytest.raises(ConfigError, match="different tokenizers"):

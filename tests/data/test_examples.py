@@ -1,4 +1,4 @@
-"""Fine-tuning data: what is learned of it, with `transformers`' chat templates and assistant masks as the oracle."""
+"""Fine-tuning data and its masks, with `transformers`' chat templates and assistant masks as the oracle."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from tk.text.chat_template import ChatTemplate
 from tk.text.tokenizer import Tokenizer
 
 SPECIAL = ["<|start|>", "<|end|>"]
-# Marked and unmarked, the two ways to find what the assistant says; each pair renders the same text.
+# The two ways to find the assistant's turns, with marks and without; each pair of templates renders the same text.
 MARK, DONE = "{% generation %}", "{% endgeneration %}"
 TEMPLATES = {
     "a header and an end that is a special token, then a new line": (
@@ -58,7 +58,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def chat_folder(byte_level_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The byte-level tokenizer with the tokens of turns."""
+    """The folder of the byte-level tokenizer, with special tokens for turns."""
     folder = tmp_path_factory.mktemp("chat") / "tokenizer"
     shutil.copytree(byte_level_folder, folder)
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -122,7 +122,7 @@ def test_any_words_in_any_number_of_turns(ours: Tokenizer, theirs: Any, contents
 
 
 def test_a_character_of_several_tokens_is_learned_whole(ours: Tokenizer) -> None:
-    """Where the assistant's turn ends inside of one token's character, `transformers` loses the rest of it."""
+    """`transformers` does not count the later tokens of a character."""
     template = f"{{{{ messages[0]['content'] }}}}{MARK}{{{{ messages[1]['content'] }}}}{DONE}"
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "☃"}]
     ids, learned = _encode(ours, template, messages)
@@ -142,7 +142,7 @@ def test_where_templates_are_found(chat_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("from its own file")
     assert ChatTemplate.from_folder(tmp_path).render(MESSAGES[:2]).text == "from its own file"
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
-    with pytest.raises(CheckpointError, match="no valid Jinja"):
+    with pytest.raises(CheckpointError, match="not valid Jinja"):
         ChatTemplate.from_folder(tmp_path)
 
 
@@ -154,10 +154,10 @@ def test_where_templates_are_found(chat_folder: Path, tmp_path: Path) -> None:
         ("{{ messages.__class__.__mro__ }}", "refuses these messages"),
         ("{% set _ = messages.append(1) %}", "refuses these messages"),
         ("{{ 1 // 0 }}", "refuses these messages"),
-        ("{{ messages | length }}", "mark it in the template"),
+        ("{{ messages | length }}", "mark them in the template"),
     ],
 )
-def test_what_a_template_cannot_do_is_said(source: str, said: str) -> None:
+def test_a_refused_template_is_named(source: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ChatTemplate(source, {}).render(MESSAGES)
 
@@ -167,12 +167,12 @@ def test_a_response_and_its_end_are_learned(byte_level: Tokenizer, byte_fallback
         encoder = ExampleEncoder(tokenizer, start, eos)
         ids, learned = encoder.encode(PromptResponse("def f(x):", " return x"))
         num_read = learned.index(True)
-        assert ids[:num_read] == tokenizer.encode("def f(x):"), "as a request's prompt"
+        assert ids[:num_read] == tokenizer.encode("def f(x):"), "the prompt must be encoded like a request's"
         assert learned == [False] * num_read + [True] * (len(ids) - num_read)
         assert ids[-1] == eos
         assert tokenizer.decode(ids) == "def f(x): return x"
     prompt = byte_level.encode("ret")
-    assert byte_level.encode("return")[: len(prompt)] != prompt, "else this shows nothing"
+    assert byte_level.encode("return")[: len(prompt)] != prompt, "otherwise the test proves nothing"
     ids, learned = ExampleEncoder(byte_level, [], 0).encode(PromptResponse("ret", "urn"))
     assert ids[: learned.index(True)] == prompt
 
@@ -225,7 +225,7 @@ def test_lines_of_all_kinds_become_tokens_and_a_mask(
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "not valid Unicode"),
     ],
 )
-def test_lines_that_are_none_are_named(tmp_path: Path, line: object, said: str) -> None:
+def test_bad_lines_are_named(tmp_path: Path, line: object, said: str) -> None:
     path = _lines(tmp_path / "bad.jsonl", {"prompt": "a", "response": "b"}, line)
     with pytest.raises(ConfigError, match=said) as refusal:
         list(find_corpus([path]).documents())
@@ -241,7 +241,7 @@ def test_a_refused_conversation_is_named(chat_folder: Path, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_for_a_tokenizer_are_all_that_is_said(tmp_path: Path) -> None:
+def test_texts_for_a_tokenizer_are_the_contents_of_examples(tmp_path: Path) -> None:
     path = _lines(tmp_path / "all.jsonl", {"text": "a"}, {"prompt": "b", "response": "c"}, {"messages": MESSAGES[1:3]})
     texts = list(find_corpus([path]).texts())
     assert texts[:2] == ["a", "bc"]

@@ -1,4 +1,4 @@
-"""Megatron's .bin and .idx, written here from the format's description: read as they are, and every damage named."""
+"""Megatron-LM's .bin and .idx, written from the format's description: they are read, and every damage is named."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Documents = Sequence[Sequence[Sequence[int]]]
 
 
 def write(prefix: Path, documents: Documents, code: int = 8, modes: bool = False) -> Path:
-    """Documents of sequences of token ids as PREFIX.bin and PREFIX.idx; returns PREFIX."""
+    """Writes documents, lists of sequences of token ids, as PREFIX.bin and PREFIX.idx; returns PREFIX."""
     dtype = np.dtype(f"<{CODES[code]}")
     sequences = [sequence for document in documents for sequence in document]
     lengths = [len(sequence) for sequence in sequences]
@@ -97,18 +97,21 @@ def _set(place: int, content: bytes) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_set(0, b"MMIDIDY"), "is no index of Megatron's"),
-        (lambda data: data[:20], "is no index of Megatron's"),
-        (_set(9, struct.pack("<Q", 2)), "version 2 is not 1"),
-        (_set(17, b"\x07"), "float32, which are no token ids"),
-        (_set(17, b"\x63"), "dtype code 99"),
+        (_set(0, b"MMIDIDY"), "is not an index file of Megatron-LM"),
+        (lambda data: data[:20], "is not an index file of Megatron-LM"),
+        (_set(9, struct.pack("<Q", 2)), "has version 2 of Megatron-LM's format"),
+        (_set(17, b"\x07"), "float32, not integer token ids"),
+        (_set(17, b"\x63"), "dtype code 99 is not one of"),
         (_set(18, struct.pack("<Q", 2**61)), "2305843009213693952 sequences"),
-        (_set(26, struct.pack("<Q", 2**63)), "but it has 114"),
-        (lambda data: data[:-3], "but it has 111"),
+        (_set(26, struct.pack("<Q", 2**63)), "but the file has 114"),
+        (lambda data: data[:-3], "but the file has 111"),
         (_set(HEADER, struct.pack("<i", -1)), "sequence 0 has -1 tokens"),
-        (_set(HEADER + 4, struct.pack("<i", 2**30)), "sequence 2 has 2 tokens from byte"),
-        (_set(HEADER + 12, struct.pack("<i", 6)), r"corpus\.bin has 24 bytes; corpus\.idx promises 26"),
-        (_set(HEADER + 24, struct.pack("<q", 2**60)), "sequence 1 has 2 tokens from byte 1152921504606846976"),
+        (_set(HEADER + 4, struct.pack("<i", 2**30)), "sequence 2 has 2 tokens and begins at byte"),
+        (
+            _set(HEADER + 12, struct.pack("<i", 6)),
+            r"corpus\.bin has 24 bytes, but the sequences in corpus\.idx take 26",
+        ),
+        (_set(HEADER + 24, struct.pack("<q", 2**60)), "sequence 1 has 2 tokens and begins at byte 1152921504606846976"),
         (_set(HEADER + 48, struct.pack("<q", 1)), "document indices must rise from 0 to 4"),
         (_set(HEADER + 56, struct.pack("<q", -5)), "document indices must rise"),
         (_set(HEADER + 72, struct.pack("<q", 5)), "document indices must rise"),
@@ -124,7 +127,7 @@ def test_a_damaged_index_is_named(
         MegatronFile(prefix, byte_level)
 
 
-def test_other_things_that_are_wrong_are_named(byte_level: Tokenizer, token_folder: Path, tmp_path: Path) -> None:
+def test_other_damage_is_named(byte_level: Tokenizer, token_folder: Path, tmp_path: Path) -> None:
     prefix = write(tmp_path / "corpus", [[[5, 999, 1000]]])
     with pytest.raises(ConfigError, match="token 2 is 1000, but the vocabulary of"):
         MegatronFile(prefix, byte_level).read(0, 3)
@@ -138,7 +141,7 @@ def test_other_things_that_are_wrong_are_named(byte_level: Tokenizer, token_fold
     (tmp_path / "corpus.bin").unlink()
     with pytest.raises(ConfigError, match=r"Cannot read .*corpus\.bin"):
         MegatronFile(prefix, byte_level)
-    with pytest.raises(ConfigError, match="no token folder"):
+    with pytest.raises(ConfigError, match="not a token folder"):
         open_tokens(tmp_path / "nothing", byte_level)
 
 

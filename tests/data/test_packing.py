@@ -1,4 +1,4 @@
-"""Whole documents in rows: each piece once, nothing above a row, targets that count, and rows as pure functions."""
+"""Packing of whole documents: each piece once, no row too long, the right targets, and rows as pure functions."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def packed(folder: Path, seed: int = 0, split: Split = "train", seq_len: int = L
 
 
 def documents_of(row: Row) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(inputs, targets) of each document in a row."""
+    """Returns (inputs, targets) of each document in a row."""
     ends = np.cumsum(row.documents).tolist()
     pieces = [slice(end - length, end) for end, length in zip(ends, row.documents, strict=True)]
     return [(tuple(row.inputs[piece].tolist()), tuple(row.targets[piece].tolist())) for piece in pieces]
@@ -42,7 +42,7 @@ def test_every_piece_is_in_one_row_and_no_row_is_too_full(lengths: list[int], ro
     assert all(row and row == sorted(row) for row in rows)
     filled = [sum(lengths[piece] for piece in row) for row in rows]
     assert all(size <= room for size in filled)
-    # A piece opens a row only where no open one takes it; none was closed here, so no two rows would fit in one.
+    # A piece opens a row only if no open row has room; no row was closed here, so no two rows would fit in one.
     assert all(a + b > room for i, a in enumerate(filled) for b in filled[i + 1 :])
 
 
@@ -88,8 +88,8 @@ def _bounds(tokens: TokenFile, end: int) -> list[tuple[int, int]]:
 def test_sample_order_is_a_function_of_seed_and_samples_consumed(
     make_tokens: Callable[[Sequence[str]], Path], packing: Packing
 ) -> None:
-    """Whatever ran before and on whatever layout: resume neither repeats nor skips a sample."""
-    random = Random(0)  # a library has the same lines in many files; here no two rows are alike
+    """On any layout, a resumed run must neither repeat nor skip a row."""
+    random = Random(0)  # random rows, because files of a library share lines; here no two rows are equal
     texts = [" ".join(f"{random.getrandbits(60):x}" for _ in range(random.randint(2, 40))) for _ in range(300)]
     folder = make_tokens(texts)
     whole = PackedDataset([(folder, 1.0)], LENGTH, 3, "train", 0.1, packing)
@@ -122,7 +122,7 @@ def test_splits_share_no_document(token_folder: Path) -> None:
 
 @pytest.fixture
 def make_examples(byte_level: Tokenizer, tmp_path: Path) -> Callable[[Sequence[tuple[int, int]]], Path]:
-    """A token folder of examples (tokens of the question, tokens of the answer); ids count up from 1."""
+    """A function that makes a token folder of examples, given as (question tokens, answer tokens); ids rise from 1."""
 
     def make(examples: Sequence[tuple[int, int]]) -> Path:
         with TokenFileWriter(tmp_path, byte_level, 0) as writer:
@@ -147,7 +147,7 @@ def test_examples_are_truncated_and_empty_ones_left_out(
     found = [piece for number in range(source.num_rows) for piece in documents_of(source.read_row(number))]
     answers = [[token for token in targets if token != IGNORED] for _, targets in found]
     assert sorted(answer for answer in answers if answer)[:3] == [[3, 4, 5, 6], [4, 5], [6, 7, 8, 9, 10]]
-    assert [LENGTH, LENGTH + 1] in answers, "what is left of the long answer"
+    assert [LENGTH, LENGTH + 1] in answers, "the rest of the long answer"
 
 
 def test_a_mask_holds_in_a_stream_too(make_examples: Callable[[Sequence[tuple[int, int]]], Path]) -> None:
@@ -198,5 +198,5 @@ def test_the_mask_is_part_of_the_fingerprint(byte_level: Tokenizer, tmp_path: Pa
 
 
 def test_nothing_to_learn_is_refused(make_examples: Callable[[Sequence[tuple[int, int]]], Path]) -> None:
-    with pytest.raises(ConfigError, match="no document of which anything is learned within seq_len = 32"):
+    with pytest.raises(ConfigError, match="no document with a token to learn within seq_len = 32"):
         packed(make_examples([(40, 3)] * 20))

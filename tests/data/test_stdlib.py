@@ -1,4 +1,4 @@
-"""The embedded corpus, whole: made in the time that the demo has for it, used again, and honest about damage."""
+"""The standard library's corpus: it is made within the demo's time, it is used again, and damage is reported."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ from tk.text.tokenizer import Tokenizer
 
 def test_prepare_stdlib(tmp_path: Path) -> None:
     phases: dict[str, tuple[int, int]] = {}
-    start = time.process_time()  # of all threads: what else the machine does is not counted
+    start = time.process_time()  # all threads of this process, so that other load on the machine does not count
     prepared = prepare_stdlib(tmp_path, 2048, lambda phase, done, total: phases.update({phase: (done, total)}))
     assert time.process_time() - start < 25, "the demo's share for data; about 6 s of CPU, 5 s on 2 cores"
     assert list(phases) == ["tokenizer", "tokens"]

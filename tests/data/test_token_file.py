@@ -1,4 +1,4 @@
-"""Token folders: round trip through preparation, and every kind of damage found and named."""
+"""Token folders: a round trip through preparation; every kind of damage is found and named."""
 
 import json
 import shutil
@@ -123,10 +123,10 @@ def test_ids_outside_the_vocabulary_are_refused_when_read(copy: Path) -> None:
     ("change", "said"),
     [
         ({"num_tokens": 7}, "fingerprint"),
-        ({"num_tokens": "7"}, "lacks some"),
-        ({"num_tokens": True}, "lacks some"),
-        ({"more": 1}, "lacks some"),
-        ({"version": 2}, "version 2 is not 1"),
+        ({"num_tokens": "7"}, "must have exactly the fields"),
+        ({"num_tokens": True}, "must have exactly the fields"),
+        ({"more": 1}, "must have exactly the fields"),
+        ({"version": 2}, "has version 2, but this tk reads version 1"),
         ({"format": "other"}, "does not describe"),
     ],
 )
@@ -137,7 +137,9 @@ def test_a_changed_description_is_refused(copy: Path, change: dict[str, object],
         TokenFile(copy)
 
 
-def test_what_is_there_is_kept_unless_it_is_ours(token_folder: Path, byte_level: Tokenizer, tmp_path: Path) -> None:
+def test_an_existing_folder_is_kept_unless_tk_wrote_it(
+    token_folder: Path, byte_level: Tokenizer, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     prepare_tokens(["first"], byte_level, out)
     with pytest.raises(ConfigError, match="exists already"):
@@ -150,7 +152,7 @@ def test_what_is_there_is_kept_unless_it_is_ours(token_folder: Path, byte_level:
     (out / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match=r"thesis\.tex"):
         prepare_tokens(["third"], byte_level, out, FILES)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"], "nothing is left aside"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "no temporary folder must remain"
 
 
 def test_a_folder_appears_only_when_it_is_whole(tmp_path: Path) -> None:

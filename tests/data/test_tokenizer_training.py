@@ -1,4 +1,4 @@
-"""Training: the same text gives the same files, readable by `transformers`."""
+"""Tokenizer training: the same text gives the same files, which `transformers` can read."""
 
 import os
 import subprocess

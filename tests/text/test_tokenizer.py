@@ -31,7 +31,7 @@ def theirs(byte_level_folder: Path, byte_fallback_folder: Path) -> dict[str, Any
 
 
 def streamed(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int], keep: bool) -> list[str]:
-    """The pieces of text for `ids` pushed in pieces that end at `cuts`."""
+    """Returns the pieces of text when `ids` are pushed in pieces that end at `cuts`."""
     stream = DetokenizerStream(tokenizer, keep)
     ends = sorted({min(cut, len(ids)) for cut in cuts} | {0, len(ids)})
     return [*(stream.push(ids[start:stop]) for start, stop in itertools.pairwise(ends)), stream.flush()]
@@ -51,7 +51,7 @@ def test_any_ids_in_any_pieces_give_the_text_of_the_whole(
     ours: dict[str, Tokenizer], theirs: dict[str, Any], family: str, data: st.DataObject
 ) -> None:
     tokenizer = ours[family]
-    some_bytes = st.integers(0, 300)  # where both vocabularies keep special tokens and single bytes
+    some_bytes = st.integers(0, 300)  # the ids of special tokens and single bytes in both vocabularies
     ids = data.draw(st.lists(some_bytes | st.integers(0, tokenizer.vocab_size + 5), max_size=12))
     cuts = data.draw(st.lists(st.integers(0, 12), max_size=6))
     for keep in (False, True):
@@ -82,7 +82,7 @@ def test_text_comes_as_soon_as_it_is_certain(byte_level: Tokenizer, byte_fallbac
         if tokenizer is byte_level:
             assert [stream.push([i]) for i in ids] == ["a", "", "", "☃"]
             assert stream.flush() == ""
-        else:  # a later byte could still break the run
+        else:  # a later byte could still make the run invalid
             assert "".join(stream.push([i]) for i in ids) == ""
             assert stream.push(tokenizer.encode("x", special_tokens=False)) == "a☃ x"
 
