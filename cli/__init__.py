@@ -1,1 +1,1 @@
-"""The command line: thin commands over the rooms below. Importing this package loads nothing."""
+"""The command line: thin commands over the other packages. Importing this package loads none of them."""

@@ -1,4 +1,4 @@
-"""What commands share: JSON output, sizes as options. Progress and words for sizes: core/progress.py."""
+"""JSON output and sizes as options, shared by commands. core/progress.py has progress bars and formatted sizes."""
 
 import json
 import re
@@ -20,25 +20,31 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on stdout. Non-finite floats are no JSON: pass None in their place."""
+    """Prints one JSON document on stdout.
+
+    Raises:
+        ValueError: `document` has a float that is not finite, which JSON cannot express; None can take its place.
+    """
     click.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
 def parse_bytes(text: str) -> int:
-    """A size in bytes from words: "2GiB", "512 MiB", "1.5G" (binary, as GiB), "10MB" (decimal), "4096".
+    """Returns the bytes of a size: "2GiB", "512 MiB", "1.5G" (binary, like GiB), "10MB" (decimal), "4096".
 
     Raises:
-        ConfigError: if the text is no size.
+        ConfigError: the text is not a size.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise ConfigError(f"{text!r} is no size; write a number of bytes or a unit, as in 4096, 512MiB, 2GiB or 10MB")
+        raise ConfigError(
+            f"{text!r} is not a size: write a number of bytes, or one with a unit, as in 4096, 512MiB, 2GiB or 10MB."
+        )
     return round(float(match[1]) * factor)
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
-    """An option value like 2GiB, given to the command as a number of bytes."""
+    """The type of an option with a value like 2GiB, which the command receives as a number of bytes."""
 
     name = "size"
 

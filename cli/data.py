@@ -1,4 +1,4 @@
-"""`tk data`: text into token files."""
+"""`tk data`: the preparation of token folders from text."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ from ..core.progress import format_bytes, format_seconds, progress_bar
 
 @click.group(epilog="Example: tk data prepare books/ more.jsonl --tokenizer tokenizer --out tokens")
 def data() -> None:
-    """Turn text into token files."""
+    """Turn text into token folders."""
 
 
 @data.command()
@@ -21,10 +21,10 @@ def data() -> None:
 def prepare(inputs: tuple[str, ...], tokenizer_folder: str, out: Path, force: bool) -> None:
     """Tokenize INPUTs into one token folder for `tk train`.
 
-    An INPUT is a text file (one document), a .jsonl file (a document per line), a folder of such files, or the word
-    stdlib: the sources of Python's standard library. A line is {"text": ...}, or for fine-tuning {"prompt": ...,
-    "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}, of which only the response and what the
-    assistant says are learned; messages go through the tokenizer's chat template.
+    An INPUT is a text file (one document), a .jsonl file (one document per line), a folder of text and .jsonl files,
+    or the word stdlib for the sources of Python's standard library. A line is {"text": ...}, or for fine-tuning
+    {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}. Training on the latter two
+    learns only the response and the assistant's turns; the tokenizer's chat template renders messages.
 
     \b
     Example:
@@ -45,10 +45,13 @@ def prepare(inputs: tuple[str, ...], tokenizer_folder: str, out: Path, force: bo
     with progress_bar("tokenizing", corpus.num_bytes, show=format_bytes) as bar:
         tokens = prepare_tokens(corpus.documents(bar.advance), tokenizer, out, replaceable)
     if corpus.skipped:
-        click.echo(f"skipped {len(corpus.skipped)} files that are no UTF-8 text, {corpus.skipped[0]} first", err=True)
+        click.echo(
+            f"skipped {len(corpus.skipped)} files that are not UTF-8 text, the first: {corpus.skipped[0]}", err=True
+        )
     meta = tokens.meta
     if tokens.masked:
-        click.echo(f"learned: {int(tokens.learned(0, meta.num_tokens).sum()):,} tokens", err=True)
+        num_learned = int(tokens.learned(0, meta.num_tokens).sum())
+        click.echo(f"learned: {num_learned:,} of {meta.num_tokens:,} tokens", err=True)
     click.echo(
         f"{out}: {meta.num_tokens:,} tokens of {meta.num_documents:,} documents ({format_bytes(corpus.num_bytes)}) "
         f"in {format_seconds(time.monotonic() - start)}"

@@ -1,4 +1,4 @@
-"""`tk demo`: the whole story on this machine, with the commands and files that a user would have."""
+"""`tk demo`: trains, reshards, verifies and serves a small model on this machine, by the commands of a user."""
 
 import json
 import shutil
@@ -20,9 +20,9 @@ PROMPTS = ("def read_lines(path):\n", "class Stack:\n    def __init__(self", "im
 NEW_TOKENS = 100
 CONFIG_FILE = "demo.toml"
 MADE = frozenset({CONFIG_FILE, "run", "tp1", "hugging-face"})
-TK = (sys.executable, "-P", "-m", "tk")  # -P: what lies in the current folder is not what we import
+TK = (sys.executable, "-P", "-m", "tk")  # -P: modules in the current folder must not shadow installed ones
 CONFIG = """\
-# What `tk demo` trains: Python's own library on two local ranks, tensor parallel, ZeRO-1. Change it and run
+# The run of `tk demo`: Python's standard library on two local ranks, tensor parallel, ZeRO-1. Change it and run
 #   tk train {file}
 [model]
 architecture = "llama"
@@ -70,16 +70,20 @@ dir = {run}
     type=click.Path(path_type=Path),
     default=Path("runs/demo"),
     show_default=True,
-    help="Folder for everything that the demo makes; an earlier demo's is replaced.",
+    help="Folder for all files of the demo; those of an earlier demo are replaced.",
 )
 @click.option(
-    "--steps", type=click.IntRange(min=1), default=400, show_default=True, help="Fewer are quicker, learn less."
+    "--steps",
+    type=click.IntRange(min=1),
+    default=400,
+    show_default=True,
+    help="Training steps; with fewer, the demo is faster and the model worse.",
 )
 def demo(out: Path, steps: int) -> None:
-    """Trains a small model on this machine's Python library, reshards its checkpoint, serves it and streams text.
+    """Train a small model on this machine's Python library, reshard its checkpoint, serve it and stream text.
 
-    Two tensor-parallel training ranks with ZeRO-1, then one inference rank with an int8 KV cache behind gRPC on a free
-    loopback port. Takes about two minutes on two cores with AVX-512 and needs no network.
+    Training runs on two tensor-parallel ranks with ZeRO-1, inference on one rank with an int8 KV cache, behind gRPC on
+    a free loopback port. The demo takes about two minutes on two cores with AVX-512 and needs no network.
     """
     start = time.monotonic()
     config = _fresh_folder(out, steps)
@@ -105,11 +109,15 @@ def _title(text: str) -> None:
 
 
 def _fresh_folder(out: Path, steps: int) -> Path:
-    """The demo's configuration in `out`, what an earlier demo made there removed and nothing else touched."""
+    """Removes the files of an earlier demo from `out`, and nothing else; writes the configuration, returns its path.
+
+    Raises:
+        ConfigError: `out` holds files that no demo made.
+    """
     found = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if found and (CONFIG_FILE not in found or not found <= MADE):  # any folder may have a run in it
+    if found and (CONFIG_FILE not in found or not found <= MADE):  # a folder with a run in it may not be a demo's
         foreign = sorted(found - MADE or found)[0]
-        raise ConfigError(f"{out} holds {foreign}, which no demo made; name another folder with --out.")
+        raise ConfigError(f"{out} holds {foreign}, which no demo made: name another folder with --out.")
     for name in found & {"run", "tp1", "hugging-face"}:
         shutil.rmtree(out / name)
     out.mkdir(parents=True, exist_ok=True)
@@ -120,13 +128,13 @@ def _fresh_folder(out: Path, steps: int) -> Path:
 
 
 def _run(*arguments: str) -> None:
-    """Runs a tk command as a user would, its output on ours."""
+    """Runs a tk command as a user would; its output appears with that of the demo."""
     click.echo(f"$ tk {' '.join(arguments)}")
     done = subprocess.run([*TK, *arguments], check=False)
     if done.returncode == 130:
         raise KeyboardInterrupt
     if done.returncode:
-        raise TkError(f"`tk {' '.join(arguments)}` failed with exit code {done.returncode}; its message is above.")
+        raise TkError(f"`tk {' '.join(arguments)}` failed with exit code {done.returncode}; its error is above.")
 
 
 def _timed_run(*arguments: str) -> float:
@@ -137,18 +145,18 @@ def _timed_run(*arguments: str) -> float:
 
 @contextmanager
 def _server(checkpoint: Path) -> Iterator[str]:
-    """A `tk serve` process; yields its HOST:PORT and drains it at the end."""
+    """Starts `tk serve` in a process, yields its HOST:PORT, and drains it at the end."""
     arguments = ["serve", str(checkpoint), "--kv-dtype", "int8", "--port", "0", "--max-model-len", "512"]
     click.echo(f"$ tk {' '.join(arguments)}")
     process = subprocess.Popen([*TK, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         ready = process.stdout.readline() if process.stdout else ""
         if not ready.startswith("ready "):
-            raise TkError(f"The server ended with exit code {process.wait()} before it was ready; see above.")
+            raise TkError(f"`tk serve` ended with exit code {process.wait()} before it was ready; its error is above.")
         yield ready.split()[1]
         process.terminate()
         if process.wait(timeout=60) != 0:
-            raise TkError(f"The server did not drain: exit code {process.returncode}.")
+            raise TkError(f"`tk serve` did not drain on SIGTERM: it ended with exit code {process.returncode}.")
     finally:
         if process.poll() is None:
             process.kill()
@@ -163,7 +171,9 @@ def _check_health(address: str) -> None:
         request = health_pb2.HealthCheckRequest(service="tk.v1.Generation")
         answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        raise TkError(f"The server at {address} says it is not ready: health status {answer.status}.")
+        raise TkError(
+            f"The server at {address} is not healthy: its gRPC health status is {answer.status}, not SERVING."
+        )
 
 
 def _stream_all(address: str) -> list[Stream]:

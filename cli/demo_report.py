@@ -1,4 +1,4 @@
-"""What `tk demo` closes with: one table of what was seen, and what to try next."""
+"""The report at the end of `tk demo`: a table of results, and commands to try next."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stream:
-    """What a client saw of one prompt: seconds to the first token and for the rest."""
+    """The stream of one prompt, as a client saw it.
+
+    Attributes:
+        prompt: the prompt.
+        text: the generated text.
+        num_tokens: the number of generated tokens.
+        first_token_seconds: the seconds from the request to the first token.
+        decode_seconds: the seconds from the first token to the last.
+    """
 
     prompt: str
     text: str
@@ -24,7 +32,14 @@ class Stream:
 
 
 def report(out: Path, reshard_seconds: float, streams: Sequence[Stream], seconds: float) -> str:
-    """The closing words of a demo in folder `out`."""
+    """Returns the report of a demo in folder `out`.
+
+    Args:
+        out: the folder of the demo.
+        reshard_seconds: the time of the reshard.
+        streams: the streams of all prompts.
+        seconds: the time of the whole demo.
+    """
     rows = _training_rows(out) | _checkpoint_rows(out, reshard_seconds) | _serving_rows(out, streams)
     rows["whole demo"] = format_seconds(seconds)
     width = max(map(len, rows))
@@ -52,7 +67,7 @@ def _training_rows(out: Path) -> dict[str, str]:
 
 
 def _unigram_entropy(out: Path) -> float:
-    """Of the held-out tokens: the loss of a model that knows only how often each token occurs."""
+    """Returns the loss, on held-out tokens, of a model that knows only how often each token occurs."""
     from ..core.config import load_toml
     from ..data.dataset import PackedDataset
     from ..data.stdlib import prepare_stdlib

@@ -1,4 +1,4 @@
-"""`tk diff`: whether two checkpoints hold the same values."""
+"""`tk diff`: the comparison of two checkpoints."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,15 +15,18 @@ if TYPE_CHECKING:
 MAX_LINES: Final = 50
 
 
-@click.command(epilog="Example: tk diff runs/demo/step-00001000 runs/demo-tp4. Exit codes as diff(1): 0 same, 1 not.")
+@click.command(
+    epilog="Example: tk diff runs/demo/step-00001000 runs/demo-tp4. Exit codes as of diff(1): 0 equal, 1 different."
+)
 @click.argument("a", metavar="A", type=click.Path(path_type=Path))
 @click.argument("b", metavar="B", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def diff(ctx: click.Context, a: Path, b: Path, as_json: bool) -> None:
-    """Compare the tensors of two checkpoints bit by bit, whatever layout each was saved at.
+    """Compare the tensors of two checkpoints bit by bit, also across layouts.
 
-    Where dtypes differ, both are cast to fp32. Memory does not grow with the model, and every byte read is checked.
+    If the dtypes of a tensor differ, both sides are cast to fp32. Memory use does not grow with the model, and every
+    byte is checked against its checksum.
     """
     from ..checkpoint.convert.diff import compare, compared_bytes
 
@@ -44,6 +47,6 @@ def _show(found: "Comparison") -> None:
     for line in lines[:MAX_LINES]:
         click.echo(line)
     if len(lines) > MAX_LINES:
-        click.echo(f"... and {len(lines) - MAX_LINES} more; --json has all")
+        click.echo(f"... and {len(lines) - MAX_LINES} more; --json prints all")
     verdict = "the same" if found.same else f"{len(lines)} differences"
     click.echo(f"{verdict}: {found.num_equal} slots of tensors are bit-equal")

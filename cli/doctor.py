@@ -1,4 +1,4 @@
-"""`tk doctor`: what this machine has, what tk will use, and what is missing."""
+"""`tk doctor`: a report on this machine's hardware, limits and software, with remedies for what is missing."""
 
 from dataclasses import asdict
 from itertools import groupby
@@ -19,9 +19,9 @@ _SECTIONS = ("machine", "limits", "software", "tk uses")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Show what this machine has, what tk will use of it, and what is missing and how to get it.
+    """Show this machine's hardware, limits and software, the parts that tk will use, and how to get missing ones.
 
-    Exits 1 if something that tk cannot do without is broken, such as a torch that is too old.
+    Exits with 1 if a part that tk needs is missing or broken, for example if torch is too old.
     """
     from .machine import examine
 
@@ -35,7 +35,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 def _table(facts: "list[Fact]") -> list[str]:
-    """One block per section; what needs a look is marked, with what to do below it."""
+    """Returns one block of lines per section; a fact with a problem is marked and followed by its remedy."""
     width = max(len(fact.name) for fact in facts)
     blocks = []
     for section, members in groupby(facts, key=lambda fact: fact.section):

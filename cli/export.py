@@ -1,4 +1,4 @@
-"""`tk export`: a checkpoint's weights as a Hugging Face folder."""
+"""`tk export`: writes a checkpoint's weights as a Hugging Face folder."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ from .reshard import open_checkpoint, run_or_show
 @click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
 @click.argument("target", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--plain", is_flag=True, help="Leave out tk's manifest, COMMIT and checksums.")
-@click.option("--link", is_flag=True, help="Hard-link SRC's weight files; their checksums are carried over unread.")
+@click.option("--link", is_flag=True, help="Hard-link SRC's weight files, and copy their checksums without a check.")
 @click.option("--dry-run", is_flag=True, help="Print the files that would be written, and stop.")
 @click.option("--force", is_flag=True, help="Replace a checkpoint at DST, once the new one is complete.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def export(source: Path, target: Path, plain: bool, link: bool, dry_run: bool, force: bool, as_json: bool) -> None:
-    """Write the weights of SRC as the folder DST, which transformers and other safetensors readers load as it is.
+    """Write the weights of SRC as the folder DST, which transformers and other readers of safetensors can load.
 
-    Without --plain the folder is a tk checkpoint too, with checksums.
+    Without --plain, DST is also a tk checkpoint with checksums.
     """
     from ..checkpoint import export_links, prepare_export
 
@@ -28,9 +28,11 @@ def export(source: Path, target: Path, plain: bool, link: bool, dry_run: bool, f
         run_or_show(prepare_export(checkpoint, target, plain=plain, force=force), "export", dry_run, as_json)
         return
     if plain or dry_run:
-        raise click.UsageError("--link goes with neither --plain nor --dry-run: linked files keep tk's mark.")
+        raise click.UsageError(
+            "--link cannot be combined with --plain or --dry-run: linked files keep tk's metadata in their headers."
+        )
     export_links(checkpoint, target, force=force)
     if as_json:
         print_json({"source": str(checkpoint.path), "target": str(target), "linked": True})
         return
-    click.echo(f"{target}: files linked; their checksums were carried over unread (tk verify {target} reads them)")
+    click.echo(f"{target}: files were linked, their checksums copied without a check (tk verify {target} checks them)")

@@ -1,4 +1,4 @@
-"""`tk generate`: text from a server or straight from a checkpoint."""
+"""`tk generate`: the continuation of a prompt, from a server or from a checkpoint."""
 
 import re
 import sys
@@ -25,16 +25,22 @@ _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):\d{1,5}")
 @click.command(epilog='Example: tk generate runs/demo "def main(" --max-new-tokens 50')
 @click.argument("source", metavar="CKPT|HOST:PORT")
 @click.argument("prompt", required=False)
-@click.option("--max-new-tokens", type=click.IntRange(1), help="At most so many; as many as fit if not given.")
+@click.option("--max-new-tokens", type=click.IntRange(1), help="Most tokens to generate; default: as many as fit.")
 @click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=click.IntRange(0), default=0, help="Keep the K most probable tokens; 0: all.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Keep the top share of mass.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="The same seed gives the same text.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with what was served.")
+@click.option("--top-k", type=click.IntRange(0), default=0, help="Sample from the K most probable tokens; 0: from all.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    help="Sample from the most probable tokens that together have probability P.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of sampling; the same seed gives the same text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, which describes the model too.")
 def generate(source: str, prompt: str | None, as_json: bool, **sampling: Any) -> None:
-    """Continue PROMPT, or stdin without one, and stream the text to stdout.
+    """Continue PROMPT, or the text on stdin, and stream the continuation to stdout.
 
-    The model is the one served at HOST:PORT, or CKPT: a step folder, a run folder or a Hugging Face folder.
+    The model is the one that a server at HOST:PORT serves, or CKPT: a step folder, a run folder or a Hugging Face
+    folder.
     """
     from ..infer.sampling_params import SamplingParams
 
@@ -51,20 +57,24 @@ def generate(source: str, prompt: str | None, as_json: bool, **sampling: Any) ->
 
 
 def _read_stdin() -> str:
-    """The prompt, less the newline that `echo` puts at its end."""
+    """Reads the prompt from stdin, without the newline that `echo` adds.
+
+    Raises:
+        ConfigError: stdin is closed or empty.
+    """
     if sys.stdin is None:
-        raise ConfigError("There is no prompt, and stdin is closed: pass it as an argument or on stdin.")
+        raise ConfigError("There is no prompt, and stdin is closed: pass the prompt as an argument or on stdin.")
     if sys.stdin.isatty():
         click.echo("prompt (end with Ctrl-D):", err=True)
     text = sys.stdin.read().removesuffix("\n")
     if not text:
-        raise ConfigError("There is no prompt: pass it as an argument or on stdin.")
+        raise ConfigError("The prompt is empty: pass it as an argument or on stdin.")
     return text
 
 
 @contextmanager
 def _opened(source: str) -> "Iterator[Client | LLM]":
-    """A client for an address, an engine of our own for a path; a path that exists is a path."""
+    """Yields a client for an address, or an engine for a path; a path that exists wins over an address."""
     if not Path(source).exists() and _ADDRESS.fullmatch(source):
         from ..infer.client import Client
 

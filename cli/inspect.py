@@ -1,4 +1,4 @@
-"""`tk inspect`: what a checkpoint holds."""
+"""`tk inspect`: a summary of a checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def _head(summary: dict[str, Any]) -> list[str]:
 
 
 def _tree(tensors: dict[str, dict[str, Any]]) -> list[str]:
-    """One line per tensor under the dotted prefixes it shares with the line before."""
+    """Returns a tree of the tensors' dotted names: one line per tensor, and one per prefix that it begins."""
     lines: list[str] = []
     before: list[str] = []
     for name, tensor in tensors.items():

@@ -1,6 +1,6 @@
-"""What this machine has, what a run will use of it, and what is missing: facts for `tk doctor`.
+"""The facts that `tk doctor` reports: this machine's parts, those that a run uses, and those that are missing.
 
-torch is imported only inside the functions that ask it, so that a broken torch is a finding and not a crash.
+Functions import torch themselves, so that a broken torch is reported and does not break the report.
 """
 
 import importlib.metadata
@@ -37,8 +37,11 @@ class Fact:
     """One line of the report.
 
     Attributes:
-        state: "note" is worth a look, with `broken` nothing runs.
-        hint: what to do about it.
+        section: the heading that the line belongs under.
+        name: the part of the machine.
+        value: its size, version or state.
+        state: "ok"; "note" if something may be slow or unavailable; "broken" if tk cannot run.
+        hint: the remedy, if the state is not "ok".
     """
 
     section: str
@@ -49,7 +52,7 @@ class Fact:
 
 
 def examine(folder: Path = Path()) -> list[Fact]:
-    """Everything that can be said; `folder` is where runs would be written."""
+    """Returns all facts about this machine; `folder` is the place where runs would be written."""
     return [*_hardware(), *_storage(folder), *_network(), *_limits(), *_software(), *_accelerators(), *_use()]
 
 
@@ -58,7 +61,7 @@ def _hardware() -> Iterator[Fact]:
     model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
     have = _cpu_flags()
     usable, installed = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    cores = str(usable) if usable == installed else f"{usable} of {installed} may be used"
+    cores = str(usable) if usable == installed else f"{usable} of {installed} are usable by this process"
     yield Fact("machine", "CPU", model[1] if model else platform.machine())
     yield Fact("machine", "cores", cores)
     yield Fact("machine", "instructions", ", ".join(name for name in _INSTRUCTIONS if name in have) or "baseline only")
@@ -83,10 +86,10 @@ def _storage(folder: Path) -> Iterator[Fact]:
     if shared.is_dir():
         size = shutil.disk_usage(shared).total
         small = size < _SMALL_SHM
-        hint = "NCCL and data loaders want 1 GiB or more: docker run --shm-size 8g, or an emptyDir with medium: Memory"
+        hint = "NCCL and data loaders need 1 GiB or more: docker run --shm-size 8g, or an emptyDir with medium: Memory"
         yield Fact("machine", "/dev/shm", format_bytes(size), "note" if small else "ok", hint if small else "")
     else:
-        yield Fact("machine", "/dev/shm", "none", "note", "mount a tmpfs there; NCCL needs it")
+        yield Fact("machine", "/dev/shm", "missing", "note", "NCCL needs it: mount a tmpfs there")
     yield Fact("machine", "disk", f"{format_bytes(shutil.disk_usage(folder).free)} free in {folder.absolute()}")
 
 
@@ -106,7 +109,7 @@ def _network() -> Iterator[Fact]:
 def _limits() -> Iterator[Fact]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = 0 <= files < _FEW_FILES
-    hint = f"every connection between ranks is one: ulimit -n {_FEW_FILES * 16}"
+    hint = f"every connection between ranks is an open file: ulimit -n {_FEW_FILES * 16}"
     yield Fact("limits", "open files", _limit(files), "note" if few else "ok", hint if few else "")
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     yield Fact("limits", "locked memory", "unlimited" if locked < 0 else format_bytes(locked))
@@ -126,12 +129,12 @@ def _software() -> Iterator[Fact]:
         if importlib.util.find_spec(name):
             yield Fact("software", name, importlib.metadata.version(name))
         else:
-            yield Fact("software", name, "not installed", "note", f"only for {purpose}: {command}")
+            yield Fact("software", name, "not installed", "note", f"needed only for {purpose}: {command}")
 
 
 def _compiler() -> Fact:
     missing = missing_for_compile()
-    hint = "only for [train] compile = true: apt install g++ python3-dev, or CXX=PATH"
+    hint = "needed only for [train] compile = true: apt install g++ python3-dev, or set CXX=PATH"
     return Fact("software", "torch.compile", missing or "ready", "note" if missing else "ok", hint if missing else "")
 
 
@@ -140,7 +143,7 @@ def _torch() -> Fact:
     hint = f"tk needs {wanted} or newer: pip install 'torch>={wanted}'"
     try:
         import torch
-    except (ImportError, OSError) as error:  # OSError: a library that it links to
+    except (ImportError, OSError) as error:  # OSError: a shared library of torch cannot be loaded
         return Fact("software", "torch", f"cannot be imported: {error}", "broken", hint)
     version = str(torch.__version__)
     if not is_new_enough(version):
@@ -150,7 +153,7 @@ def _torch() -> Fact:
 
 
 def is_new_enough(version: str) -> bool:
-    """Whether a version of torch, such as "2.13.0+cpu", is one that tk supports."""
+    """Returns whether tk supports a version of torch, for example "2.13.0+cpu"."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= OLDEST_TORCH
 
@@ -170,18 +173,18 @@ def _accelerators() -> Iterator[Fact]:
             yield Fact("machine", "driver", version[0] if version else "unknown")
         yield Fact("software", "NCCL", ".".join(map(str, torch.cuda.nccl.version())))
     elif driver.exists():
-        hint = "torch sees none of them: install its CUDA build, or look at CUDA_VISIBLE_DEVICES"
-        yield Fact("machine", "GPUs", "there is a driver, but no usable GPU", "note", hint)
+        hint = "install torch's CUDA build, or check CUDA_VISIBLE_DEVICES"
+        yield Fact("machine", "GPUs", "an NVIDIA driver is installed, but torch finds no usable GPU", "note", hint)
     else:
         yield Fact("machine", "GPUs", "none")
     yield _gloo()
 
 
 def _gloo() -> Fact:
-    """Starts a group of one rank, which needs a network interface and a name that resolves."""
+    """Starts a process group of one rank, for which gloo needs a network interface and a host name that resolves."""
     import torch.distributed as dist
 
-    hint = "ranks on the CPU talk over gloo: name an interface by GLOO_SOCKET_IFNAME=lo, or mend /etc/hosts"
+    hint = "CPU ranks need gloo: name a network interface by GLOO_SOCKET_IFNAME=lo, or add the host name to /etc/hosts"
     try:
         with tempfile.TemporaryDirectory() as folder:
             dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
@@ -192,7 +195,7 @@ def _gloo() -> Fact:
 
 
 def _use() -> Iterator[Fact]:
-    """What `tk train` will take."""
+    """Yields the defaults of `tk train` on this machine."""
     if _torch().state == "broken":
         return
     import torch
@@ -200,8 +203,10 @@ def _use() -> Iterator[Fact]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     yield Fact("tk uses", "device", f"cuda, a GPU per rank, {count} ranks on this machine" if count else "cpu")
     yield Fact("tk uses", "backend", "nccl" if count else "gloo")
-    low = "bf16 is fast here" if count or _FAST_BF16 & _cpu_flags() else "bf16 halves memory, not time, here"
-    yield Fact("tk uses", "dtype", f"[precision] params, fp32 unless set; {low}")
+    fast = bool(count or _FAST_BF16 & _cpu_flags())
+    low = "bf16 saves memory and time on this machine" if fast else "bf16 saves memory but no time on this machine"
+    yield Fact("tk uses", "dtype", f"[precision] params, fp32 by default; {low}")
     chosen = os.environ.get("OMP_NUM_THREADS")
     cores = len(os.sched_getaffinity(0))
-    yield Fact("tk uses", "threads", f"{chosen}, by OMP_NUM_THREADS" if chosen else f"{cores} cores / local ranks")
+    threads = f"{chosen} per rank, by OMP_NUM_THREADS" if chosen else f"{cores} cores divided by the local ranks"
+    yield Fact("tk uses", "threads", threads)

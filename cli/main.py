@@ -1,7 +1,7 @@
-"""The command `tk`: finds the command's module, runs it, and turns errors into one paragraph and an exit code.
+"""The program `tk`: imports a command's module, runs it, and turns errors into one paragraph and an exit code.
 
-Commands are listed from a table and imported only when used, so that `tk --help` answers at once and loads no torch.
-A command returns nothing, or leaves with another exit code by `ctx.exit(code)`.
+Commands are listed in a table and imported only when they run, so that `tk --help` is fast and loads no torch. A
+command that returns exits with 0; `ctx.exit(code)` exits with another code.
 """
 
 import traceback
@@ -22,17 +22,21 @@ EXIT_INTERRUPTED: Final = 130
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """Where a command lives ("module:function") and what its line in `tk --help` says.
+    """A command that is not imported yet.
 
     Attributes:
-        unwinds: whether SIGTERM and SIGHUP unwind it as Ctrl-C does; else it decides on signals itself.
+        target: the click command, "module:function".
+        summary: the command's line in `tk --help`.
+        exits_on_signals: whether SIGTERM and SIGHUP end the command as Ctrl-C does, with its clean-up; if not, the
+            command handles signals itself.
     """
 
     target: str
     summary: str
-    unwinds: bool = True
+    exits_on_signals: bool = True
 
     def load(self) -> click.Command:
+        """Imports the command."""
         module, function = self.target.split(":")
         command: click.Command = getattr(import_module(module), function)
         return command
@@ -40,17 +44,19 @@ class CommandEntry:
 
 COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
     {
-        "demo": CommandEntry("tk.cli.demo:demo", "The whole story on this machine, from text to a served model."),
-        "train": CommandEntry("tk.cli.train:train", "Train a model, on one rank or many.", unwinds=False),
-        "data": CommandEntry("tk.cli.data:data", "Turn text into token files."),
-        "tokenizer": CommandEntry("tk.cli.tokenizer:tokenizer", "Train a byte-level BPE tokenizer.", unwinds=False),
-        "plan": CommandEntry("tk.cli.plan:plan", "Show the memory, waiting and traffic of a run before it starts."),
-        "plot": CommandEntry("tk.cli.plot:plot", "Draw the loss, rate, gradient norm and speed of runs."),
-        "doctor": CommandEntry("tk.cli.doctor:doctor", "Show what this machine has and what is missing."),
-        "parity": CommandEntry("tk.cli.parity:parity", "Compare every layout with one process."),
+        "demo": CommandEntry("tk.cli.demo:demo", "Train, reshard and serve a small model on this machine."),
+        "train": CommandEntry("tk.cli.train:train", "Train a model, on one rank or many.", exits_on_signals=False),
+        "data": CommandEntry("tk.cli.data:data", "Turn text into token folders."),
+        "tokenizer": CommandEntry(
+            "tk.cli.tokenizer:tokenizer", "Train a byte-level BPE tokenizer.", exits_on_signals=False
+        ),
+        "plan": CommandEntry("tk.cli.plan:plan", "Show the memory, idle time and traffic of a run before it starts."),
+        "plot": CommandEntry("tk.cli.plot:plot", "Draw loss, learning rate, gradient norm and speed of runs."),
+        "doctor": CommandEntry("tk.cli.doctor:doctor", "Check this machine's hardware, limits and software."),
+        "parity": CommandEntry("tk.cli.parity:parity", "Compare training at many layouts with one process."),
         "reshard": CommandEntry("tk.cli.reshard:reshard", "Rewrite a checkpoint for another parallel layout."),
         "export": CommandEntry("tk.cli.export:export", "Write a checkpoint as a Hugging Face folder."),
-        "inspect": CommandEntry("tk.cli.inspect:inspect", "Show what a checkpoint holds."),
+        "inspect": CommandEntry("tk.cli.inspect:inspect", "Show the step, layout, files and tensors of a checkpoint."),
         "verify": CommandEntry("tk.cli.verify:verify", "Check every byte of a checkpoint."),
         "diff": CommandEntry("tk.cli.diff:diff", "Compare the tensors of two checkpoints."),
         "serve": CommandEntry("tk.cli.serve:serve", "Serve a checkpoint over gRPC."),
@@ -61,7 +67,11 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
 
 @dataclass
 class Invocation:
-    """What the whole invocation shares; `debug` asks for tracebacks."""
+    """The state of one run of `tk`.
+
+    Attributes:
+        debug: whether errors print a traceback.
+    """
 
     debug: bool = False
 
@@ -72,14 +82,19 @@ def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None
 
 
 def debug_option() -> click.Option:
-    """`--debug`, accepted by `tk` itself and by every command below it."""
+    """Returns the option `--debug`, which `tk` and every command of it accept."""
     return click.Option(
-        ["--debug"], is_flag=True, expose_value=False, is_eager=True, callback=_set_debug, help="Tracebacks on errors."
+        ["--debug"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_set_debug,
+        help="Print a traceback on errors.",
     )
 
 
 def _accept_debug(command: click.Command) -> None:
-    """Add `--debug` to a command and to the commands inside it, once."""
+    """Adds `--debug` to a command and to the commands inside it, once."""
     if any(param.name == "debug" for param in command.params):
         return
     command.params.append(debug_option())
@@ -89,7 +104,7 @@ def _accept_debug(command: click.Command) -> None:
 
 
 class LazyGroup(click.Group):
-    """A click group over a table of commands, importing one only to run it or to show its own help."""
+    """A click group over a table of commands, which imports a command only to run it or to show its help."""
 
     def __init__(self, table: Mapping[str, CommandEntry], **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -115,10 +130,10 @@ class LazyGroup(click.Group):
             hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Commands: {', '.join(self.table)}."
             raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
         found = super().resolve_command(ctx, args)
-        if name in self.table and self.table[name].unwinds:
-            from .signals import signals_unwind
+        if name in self.table and self.table[name].exits_on_signals:
+            from .signals import exit_on_signals
 
-            ctx.with_resource(signals_unwind())
+            ctx.with_resource(exit_on_signals())
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -127,7 +142,7 @@ class LazyGroup(click.Group):
 
 
 def command_group(table: Mapping[str, CommandEntry] = COMMANDS) -> LazyGroup:
-    """The group `tk` over `table`."""
+    """Returns the group `tk` over a table of commands."""
     version = click.version_option(__version__, prog_name="tk", message="%(prog)s %(version)s")
     group = LazyGroup(
         table,
@@ -136,27 +151,27 @@ def command_group(table: Mapping[str, CommandEntry] = COMMANDS) -> LazyGroup:
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Train a language model over many devices, reshard its checkpoint, serve it over gRPC.",
         epilog="Example: tk demo --out demo\n\n"
-        "Exit codes: 0 done, 1 failed or ended by SIGTERM or SIGHUP, 2 wrong usage or config, 3 checkpoint unusable, "
-        "130 interrupted.",
+        "Exit codes: 0 success, 1 failure or end by SIGTERM or SIGHUP, 2 wrong usage or configuration, 3 unusable "
+        "checkpoint, 130 interrupted.",
     )
     return version(group)
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """The paragraph and the exit code for an error that ended a command."""
+    """Returns the message and the exit code for an error that ended a command."""
     if isinstance(error, TkError):
         return str(error), error.exit_code
     if isinstance(error, OSError):
         return (f"{error.strerror}: {error.filename}" if error.filename else str(error)), 1
-    return f"{type(error).__name__}: {error}\nThis is a fault in tk; --debug shows where.", 1
+    return f"{type(error).__name__}: {error}\nThis is a bug in tk: run the command with --debug for a traceback.", 1
 
 
 def main(args: Sequence[str] | None = None, group: click.Group | None = None) -> int:
-    """Run one command line and return its exit code; the epilog of `tk --help` lists them.
+    """Runs one command line and returns its exit code; the epilog of `tk --help` lists the codes.
 
     Args:
-        args: the words after `tk`; the process's own if None.
-        group: the commands to choose from; those of `COMMANDS` if None.
+        args: the words after `tk`, or None for those of this process.
+        group: the group of commands, or None for `COMMANDS`.
     """
     invocation = Invocation()
     try:

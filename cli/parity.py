@@ -1,4 +1,4 @@
-"""`tk parity`: every layout against one process."""
+"""`tk parity`: the comparison of training at many layouts with training in one process."""
 
 import sys
 import tempfile
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     default="default",
     show_default=True,
     metavar="FILE|default|all",
-    help="default: a choice in which any three axes' values meet; all: every combination; or a TOML or JSON list.",
+    help="default: a selection that covers every combination of three axes' values; all; or a TOML or JSON list.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Training steps of each layout.")
-@click.option("--nproc", type=click.IntRange(1), default=8, show_default=True, help="Processes, started once.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="fp32, or what CONFIG says.")
+@click.option("--nproc", type=click.IntRange(1), default=8, show_default=True, help="Processes to run in.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="Default: as in CONFIG, or fp32 without one.")
 @click.option(
     "--resume",
     "results",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Keep results there, and go on with it.",
+    help="Store results in FILE, and skip the layouts whose results it has.",
 )
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write a page in Markdown.")
-@click.option("--dry-run", is_flag=True, help="Say which layouts there are, and stop.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write a report in Markdown.")
+@click.option("--dry-run", is_flag=True, help="List the layouts, and stop.")
 @click.pass_context
 def parity(
     ctx: click.Context,
@@ -56,8 +56,8 @@ def parity(
     out: Path | None,
     dry_run: bool,
 ) -> None:
-    """Train a small model (or CONFIG's) at many layouts, and compare loss, gradient norm and first gradients with one
-    process. Exit code 1 where a layout differs by more than rounding.
+    """Train a small model (or CONFIG's) at many layouts, and compare loss, gradient norm and first gradients with those
+    of one process. Exits with 1 if a layout differs by more than rounding.
     """
     with tempfile.TemporaryDirectory(prefix="tk-parity-") as scratch:
         subject = _subject(config, Path(scratch), steps, precision)
@@ -80,7 +80,7 @@ def parity(
 
 
 def _words(ctx: click.Context) -> list[str]:
-    """The command as it was given."""
+    """Returns the words of the command line that started this command."""
     words = ["tk", "parity"]
     for param in ctx.command.params:
         name = str(param.name)
@@ -103,7 +103,10 @@ def _subject(config: Path | None, scratch: Path, steps: int, precision: str | No
 
 
 def _choose(layouts: str, subject: "Subject", nproc: int, complete: bool) -> tuple[Sequence["ParityLayout"], str]:
-    """The layouts to compare, and words about the matrix that they are from (with every reason if `complete`)."""
+    """Returns the layouts to compare, and a sentence on the matrix that they are from.
+
+    If `complete`, the sentence is followed by every reason for which combinations were left out.
+    """
     from ..parity.layouts import matrix, read_layouts
 
     if layouts not in ("default", "all"):
@@ -114,9 +117,9 @@ def _choose(layouts: str, subject: "Subject", nproc: int, complete: bool) -> tup
 
 
 def _describe(matrix: "Matrix", num_chosen: int, complete: bool) -> str:
-    words = f"{len(matrix.layouts)} of {matrix.num_combinations} combinations are layouts of their own"
+    words = f"{len(matrix.layouts)} of {matrix.num_combinations} combinations are valid, distinct layouts"
     if num_chosen < len(matrix.layouts):
-        words += f"; {num_chosen} of them, in which any three axes' values meet, are compared"
+        words += f"; {num_chosen} of them, which cover every combination of three axes' values, are compared"
     if complete:
         words += "".join(f"\n  left out {count}: {reason}" for reason, count in matrix.left_out.most_common())
     return words + "."
@@ -163,7 +166,7 @@ def _show(report: "ParityReport") -> None:
         for row in [head, *rows]:
             click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if len(rows) < len(report.results):
-        click.echo(f"... and {len(report.results) - len(rows)} that differ less; --json has all")
+        click.echo(f"... and {len(report.results) - len(rows)} layouts that differ less; --json prints all")
     for line in report.remarks():
         click.echo(line)
     click.echo(report.verdict)

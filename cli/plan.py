@@ -1,4 +1,4 @@
-"""`tk plan`: what a run, or serving a checkpoint, will take, before anything is allocated."""
+"""`tk plan`: the memory, idle time and traffic that a run needs, or the memory that serving a checkpoint needs."""
 
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ SERVING_TPS = (1, 2, 4, 8)
 @click.command(epilog="Example: tk plan examples/llama-1b.toml --nproc 8 --set zero.stage=3")
 @click.argument("path", metavar="CONFIG.toml|CKPT", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Overrides one key of the file.")
-@click.option("--nproc", type=click.IntRange(1), help="Ranks in all; as many as the layout asks for if not given.")
+@click.option("--nproc", type=click.IntRange(1), help="Number of ranks; default: as many as the layout needs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def plan(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> None:
-    """Show memory per rank by part, the pipeline's waiting and the bytes on the wire of a training run.
+    """Show a training run's memory per rank, the idle time of its pipeline, and its network traffic.
 
-    Nothing is started; whatever does not fit is listed at once. For a checkpoint: what serving it takes per rank.
+    No rank is started, and every problem is listed. For a checkpoint, show the memory per rank that serving it needs.
     """
     if path.suffix == ".toml":
         _training(path, overrides, nproc, as_json)
     elif overrides or nproc is not None:
-        raise click.UsageError("--set and --nproc are for a CONFIG.toml, not for a checkpoint.")
+        raise click.UsageError(f"--set and --nproc apply to a CONFIG.toml, and {path} is taken as a checkpoint.")
     else:
         _serving(path, as_json)
 

@@ -1,4 +1,4 @@
-"""`tk plot`: loss, learning rate, gradient norm and throughput of runs, as a picture."""
+"""`tk plot`: a chart of loss, learning rate, gradient norm and throughput of runs."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import click
 
 @click.command(epilog="Example: tk plot runs/tiny runs/other -o runs.svg")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="FILE.svg or FILE.png; RUN/curves.svg if not given.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="FILE.svg or FILE.png; default: RUN/curves.svg.")
 def plot(runs: tuple[Path, ...], out: Path | None) -> None:
     """Draw loss (evaluations dashed), learning rate, gradient norm and tokens per second of one or more run folders."""
     from ..train.config.extras import require_extra
@@ -15,7 +15,7 @@ def plot(runs: tuple[Path, ...], out: Path | None) -> None:
 
     target = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "curves.svg"
     if target.suffix not in (".svg", ".png"):
-        raise click.UsageError(f"-o {target}: the name must end in .svg or .png.")
+        raise click.UsageError(f"-o {target}: the name of the file must end in .svg or .png.")
     if target.suffix == ".png":
         require_extra("resvg_py", "plot", f"{target}: a PNG", "FILE.svg needs nothing, and every browser shows it.")
     svg = draw([read_run(run) for run in runs])

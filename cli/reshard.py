@@ -1,4 +1,4 @@
-"""`tk reshard`: a checkpoint rewritten for another layout."""
+"""`tk reshard`: rewrites a checkpoint for another layout."""
 
 import time
 from pathlib import Path
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--tp", type=click.IntRange(1), required=True, help="Tensor-parallel ranks of the target.")
 @click.option("--pp", type=click.IntRange(1), default=1, show_default=True, help="Pipeline ranks of the target.")
-@click.option("--dtype", type=click.Choice(COMPUTE_NAMES), help="Of the weights; as stored if not given.")
-@click.option("--weights-only", is_flag=True, help="Leave out optimizer state and what a run needs to resume.")
+@click.option("--dtype", type=click.Choice(COMPUTE_NAMES), help="Dtype of the weights; default: as stored.")
+@click.option("--weights-only", is_flag=True, help="Leave out optimizer state and the state that a run resumes from.")
 @click.option("--dry-run", is_flag=True, help="Print the files that would be written, and stop.")
 @click.option("--force", is_flag=True, help="Replace a checkpoint at DST, once the new one is complete.")
-@click.option("--link", is_flag=True, help="Hard-link files that do not change, their checksums unread.")
+@click.option("--link", is_flag=True, help="Hard-link unchanged files, and copy their checksums without a check.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def reshard(
     source: Path,
@@ -42,8 +42,8 @@ def reshard(
 ) -> None:
     """Rewrite SRC (a step folder, a run folder or a Hugging Face folder) as the step folder DST.
 
-    Weights and optimizer state are kept bit for bit unless --dtype changes the weights. Memory does not grow with the
-    model; DST appears complete or not at all.
+    Weights and optimizer state keep their bits unless --dtype changes the weights. Memory use does not grow with the
+    model. DST appears complete or not at all.
     """
     from ..checkpoint import Options, prepare_reshard
     from ..core.dtypes import by_name
@@ -57,14 +57,21 @@ def reshard(
 
 
 def open_checkpoint(path: Path) -> "Checkpoint":
-    """Opens a CKPT argument."""
+    """Opens the checkpoint that a command line names."""
     from ..checkpoint import Checkpoint
 
     return Checkpoint.open(path)
 
 
 def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -> None:
-    """Carries out a prepared copy with a progress bar, or shows its plan."""
+    """Runs a prepared copy with a progress bar, or only shows its plan.
+
+    Args:
+        prepared: the copy.
+        verb: the name of the progress bar.
+        dry_run: whether to show the plan and write nothing.
+        as_json: whether to print JSON.
+    """
     plan = prepared.plan
     summary: dict[str, Any] = {
         "source": str(prepared.source.path),
@@ -98,8 +105,8 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
     )
     if prepared.links:
         click.echo(
-            f"{len(prepared.links)} files are linked; their checksums were carried over unread (tk verify "
-            f"{prepared.target} reads them)"
+            f"{len(prepared.links)} files were linked, their checksums copied without a check (tk verify "
+            f"{prepared.target} checks them)"
         )
 
 
@@ -116,7 +123,10 @@ def _show_plan(summary: dict[str, Any], as_json: bool) -> None:
 
 
 def _architecture_table(checkpoint: "Checkpoint", layout: "Layout") -> "Table | None":
-    """How a Hugging Face folder's tensors may be cut; None where they are not, and tk does not run the model."""
+    """Returns how a Hugging Face folder's tensors may be sharded.
+
+    It is None for a model that tk does not know, if the target has one rank and nothing has to be sharded.
+    """
     from ..model.registry import architectures, tensor_table
     from ..model.stored_config import stored_config
 

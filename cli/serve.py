@@ -1,4 +1,4 @@
-"""`tk serve`: a checkpoint behind a gRPC port."""
+"""`tk serve`: serves a checkpoint over gRPC."""
 
 import logging
 from contextlib import closing
@@ -22,24 +22,37 @@ EXIT_INTERRUPTED = 130
 @click.argument("checkpoint", metavar="CKPT", type=click.Path(path_type=Path))
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="0 takes a free port.")
-@click.option("--dtype", type=click.Choice(["auto", *COMPUTE_NAMES]), default="auto", help="auto: as stored.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="Port to listen on; 0: a free one."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", *COMPUTE_NAMES]),
+    default="auto",
+    help="Dtype of the computation; auto: as stored.",
+)
 @click.option(
     "--kv-dtype",
     type=click.Choice(["auto", *KV_DTYPES]),
     default="auto",
-    help="Of the KV cache; auto: the compute dtype.",
+    help="Dtype of the KV cache; auto: that of the computation.",
 )
-@click.option("--kv-memory", type=ByteSize(), help="Size of the KV cache per rank, as 512MiB.")
-@click.option("--kv-blocks", type=click.IntRange(1), help="The same in blocks.")
-@click.option("--max-model-len", type=click.IntRange(1), help="Most tokens of prompt and output together.")
-@click.option("--max-running", type=click.IntRange(1), help="Most sequences computed at the same time.")
+@click.option("--kv-memory", type=ByteSize(), help="Size of the KV cache per rank, for example 512MiB.")
+@click.option("--kv-blocks", type=click.IntRange(1), help="Size of the KV cache in blocks.")
+@click.option("--max-model-len", type=click.IntRange(1), help="Most tokens of a request, prompt and output together.")
+@click.option("--max-running", type=click.IntRange(1), help="Most sequences that are computed at the same time.")
 @click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
 @click.option(
-    "--drain-timeout", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish in."
+    "--drain-timeout",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds that live requests have to finish after SIGTERM.",
 )
-@click.option("--default-max-new-tokens", type=click.IntRange(1), help="For requests that set none.")
-@click.option("--insecure", is_flag=True, help="Allow a --host that other machines reach, without any protection.")
+@click.option("--default-max-new-tokens", type=click.IntRange(1), help="Limit for requests that set none.")
+@click.option(
+    "--insecure", is_flag=True, help="Allow a --host that other machines can reach, without encryption or a password."
+)
 def serve(
     checkpoint: Path,
     host: str,
@@ -51,8 +64,8 @@ def serve(
 ) -> None:
     """Serve CKPT (a step folder, a run folder or a Hugging Face folder) as tk.v1.Generation over gRPC.
 
-    Prints `ready HOST:PORT` on stdout once requests are taken. SIGTERM or Ctrl-C lets the live requests finish and
-    exits 0; a second one ends at once.
+    Prints `ready HOST:PORT` on stdout once the server accepts requests. On SIGTERM or Ctrl-C it finishes the live
+    requests and exits with 0; a second signal ends it at once.
     """
     from ..infer.engine import Engine
     from ..infer.options import EngineOptions

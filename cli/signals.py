@@ -1,4 +1,4 @@
-"""Ended by a signal: a command cleans up after itself as after Ctrl-C."""
+"""The end of a command by a signal, with the same clean-up as after Ctrl-C."""
 
 import signal
 import sys
@@ -13,11 +13,11 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def signals_unwind() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP unwind the command as Ctrl-C does, which cleans up, and end it with exit code 1.
+def exit_on_signals() -> Iterator[None]:
+    """A context in which SIGTERM and SIGHUP raise SystemExit(1), so that clean-up runs as after Ctrl-C.
 
-    The first one counts; more of them do not disturb the cleaning. A signal that is ignored, as under nohup, stays so,
-    and so does one that somebody else handles.
+    After the first signal, others are ignored, so that they do not disturb the clean-up. A signal that is ignored, as
+    under nohup, or that has a handler already, is left alone.
     """
     ours = []
     if threading.current_thread() is threading.main_thread():

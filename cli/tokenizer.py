@@ -1,4 +1,4 @@
-"""`tk tokenizer`: a vocabulary from text."""
+"""`tk tokenizer`: the training of tokenizers."""
 
 import time
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ..core.progress import format_bytes, format_seconds, progress_bar
-from .signals import signals_unwind
+from .signals import exit_on_signals
 
 
 @click.group(epilog="Example: tk tokenizer train books/ --vocab-size 8192 --out tokenizer")
@@ -16,15 +16,15 @@ def tokenizer() -> None:
 
 @tokenizer.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("--vocab-size", required=True, type=int, metavar="N", help="Tokens in all, 257 to 1048576.")
+@click.option("--vocab-size", required=True, type=int, metavar="N", help="Number of tokens, 257 to 1048576.")
 @click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Tokenizer folder to make.")
 @click.option("--force", is_flag=True, help="Replace DIR if it is a tokenizer folder.")
 def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> None:
     """Train a byte-level BPE tokenizer on INPUTs.
 
-    An INPUT is a text file, a .jsonl file (a document per line, {"text": ...}), a folder of such files, or the word
-    stdlib: the sources of Python's standard library. DIR gets tokenizer.json and tokenizer_config.json, which
-    transformers reads too.
+    An INPUT is a text file, a .jsonl file (one document per line, {"text": ...}), a folder of text and .jsonl files,
+    or the word stdlib for the sources of Python's standard library. DIR gets tokenizer.json and tokenizer_config.json,
+    which transformers reads too.
 
     \b
     Example:
@@ -41,10 +41,14 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> N
     start = time.monotonic()
     with progress_bar("training the tokenizer", corpus.num_bytes, show=format_bytes) as bar:
         learned = learn_byte_level_bpe(corpus.texts(bar.advance), vocab_size)
-    with signals_unwind():  # learning makes nothing to clean up and hears no signal that Python handles
+    with exit_on_signals():  # only here: training runs in native code, where Python cannot handle a signal
         trained = write_byte_level_bpe(learned, out, replaceable)
     if corpus.skipped:
-        click.echo(f"skipped {len(corpus.skipped)} files that are no UTF-8 text, {corpus.skipped[0]} first", err=True)
+        click.echo(
+            f"skipped {len(corpus.skipped)} files that are not UTF-8 text, the first: {corpus.skipped[0]}", err=True
+        )
     click.echo(f"{out}: {trained.vocab_size:,} tokens, in {format_seconds(time.monotonic() - start)}")
     if trained.vocab_size < vocab_size:
-        click.echo(f"the text has no more than that to learn: {vocab_size:,} were asked for", err=True)
+        click.echo(
+            f"the text is too short for {vocab_size:,} tokens: use more text, or a smaller --vocab-size", err=True
+        )

@@ -1,4 +1,4 @@
-"""`tk train`: one training run, on local ranks of its own or inside torchrun."""
+"""`tk train`: one training run, on local ranks that it starts or as one rank of a torchrun job."""
 
 import json
 import os
@@ -18,23 +18,27 @@ if TYPE_CHECKING:
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Overrides one key of the file.")
 @click.option(
-    "--nproc", type=click.IntRange(1), help="Local ranks to start; tp x dp of the configuration if not given."
+    "--nproc", type=click.IntRange(1), help="Local ranks to start; default: as many as the configuration's layout has."
 )
 @click.option(
     "--resume",
     default="auto",
     show_default=True,
     metavar="auto|never|CKPT",
-    help="auto: from the run folder's newest good step; never: only in a folder without steps; or a checkpoint.",
+    help="auto: from the newest good step of the run folder; never: start anew, in a folder without steps; or CKPT.",
 )
-@click.option("--fork", is_flag=True, help="With --resume CKPT: move newer steps to forked-*/ instead of refusing.")
+@click.option(
+    "--fork",
+    is_flag=True,
+    help="With --resume CKPT: move the run folder's newer steps to forked-*/ instead of failing.",
+)
 @click.option(
     "--deepspeed",
     type=click.Path(path_type=Path),
     metavar="FILE.json",
-    help="A DeepSpeed configuration whose settings join CONFIG's; --set goes over both.",
+    help="DeepSpeed configuration whose settings are added to CONFIG; --set overrides both.",
 )
-@click.option("--dry-run", is_flag=True, help="Check everything that needs no rank, print the plan, and stop.")
+@click.option("--dry-run", is_flag=True, help="Check the configuration without starting a rank, print the plan, stop.")
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -46,24 +50,24 @@ def train(
     deepspeed: Path | None,
     dry_run: bool,
 ) -> None:
-    """Trains the model that CONFIG (TOML) describes and saves checkpoints in its run folder.
+    """Train the model that CONFIG (TOML) describes, and save checkpoints in its run folder.
 
-    The first Ctrl-C ends the running step, saves and exits 130; the second ends at once. Under torchrun (RANK and
-    WORLD_SIZE set) this process joins that job as one rank.
+    The first Ctrl-C finishes the current step, saves and exits with 130; the second ends the run at once. Under
+    torchrun (RANK and WORLD_SIZE are set) this process joins that job as one rank.
     """
     from ..train.config.initial_model import resolve
     from ..train.launch.launcher import FORK, Launcher
     from ..train.planning.plan import describe, make_plan
 
     if fork and resume in ("auto", "never"):
-        raise click.UsageError(f"--fork needs a checkpoint to fork from: --resume CKPT, not {resume}.")
+        raise click.UsageError(f"--fork needs a checkpoint to fork from: pass --resume CKPT instead of {resume!r}.")
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     loaded = _load(config, overrides, deepspeed, int(os.environ["WORLD_SIZE"]) if joined else nproc)
     if joined:
         from ..train.launch.worker import run_rank
 
         ctx.exit(run_rank(loaded, resume, fork))
-    plan = make_plan(resolve(loaded, resume), nproc)  # refuses what does not fit, before any process is started
+    plan = make_plan(resolve(loaded, resume), nproc)  # raises on a layout that does not fit, before ranks are started
     if dry_run:
         click.echo(describe(plan))
         return
@@ -86,7 +90,7 @@ def train(
 
 
 def _load(config: Path, overrides: tuple[str, ...], deepspeed: Path | None, num_ranks: int | None) -> "TrainConfig":
-    """The configuration: the TOML file, the DeepSpeed file's settings in it, and overrides over both."""
+    """Returns the configuration: the TOML file, with the DeepSpeed file's settings, and with overrides of both."""
     from ..core.config import apply_overrides, load_toml, parse, read_toml
     from ..train.config.deepspeed.config import map_deepspeed, merge, read_deepspeed
     from ..train.config.train_config import TrainConfig
@@ -106,7 +110,12 @@ def _load(config: Path, overrides: tuple[str, ...], deepspeed: Path | None, num_
 
 
 def _check_surroundings(config: "TrainConfig", resume: str) -> None:
-    """What can be seen to be missing before any process is started."""
+    """Checks, before any rank is started, that the files and packages that the run needs exist.
+
+    Raises:
+        ConfigError: a token folder or an optional package is missing.
+        CheckpointError: the checkpoint to resume from cannot be opened.
+    """
     from ..checkpoint import Checkpoint
     from ..core.errors import ConfigError
     from ..data.megatron_file import is_megatron
@@ -117,15 +126,15 @@ def _check_surroundings(config: "TrainConfig", resume: str) -> None:
     for source in () if config.data.sources == "stdlib" else config.data.sources:
         if not Path(source.path).is_dir() and not is_megatron(Path(source.path)):
             raise ConfigError(
-                f"[data] sources: there is no folder {source.path}, which `tk data prepare` would make, nor Megatron's "
-                f"files {source.path}.bin and .idx."
+                f"[data] sources: {source.path} does not exist: it must be a token folder, which `tk data prepare` "
+                f"makes, or the prefix of Megatron-LM's files {source.path}.bin and {source.path}.idx."
             )
     if resume not in ("auto", "never"):
         Checkpoint.open(resume)
 
 
 def _clear_leftovers(run: Path) -> None:
-    """A save that failed leaves its half-written folder, perhaps on a full disk: whoever takes the lock removes it."""
+    """Removes the incomplete folder that a failed save leaves, perhaps on a full disk, by taking the run's lock."""
     from ..checkpoint.run.run_folder import RunFolder
     from ..train.records.run_files import REPLACED
 

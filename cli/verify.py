@@ -1,4 +1,4 @@
-"""`tk verify`: every byte of a checkpoint checked."""
+"""`tk verify`: checks every byte of a checkpoint."""
 
 import time
 from pathlib import Path
@@ -19,8 +19,8 @@ EXIT_DAMAGED = 3
 def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Read every byte of CKPT and compare it with the checksums taken when it was written.
 
-    Exits with 3 if anything is wrong, naming tensor, file and block, or if another weight file lies there that
-    transformers would load instead. Other files that are none of CKPT's are named.
+    Exits with 3 if a byte is wrong, and names tensor, file and block; also if the folder has another weight file that
+    transformers would load instead. Other files that are not part of CKPT are named in notes.
     """
     checkpoint = open_checkpoint(path)
     total = sum(chunk.nbytes for chunks in checkpoint.chunks.values() for chunk in chunks)
@@ -36,7 +36,10 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
         for note in report.notes:
             click.echo(f"note: {note}", err=True)
         if not report.has_checksums:
-            click.echo(f"{report.path}: headers and sizes of {report.num_files} files are right; it has no checksums")
+            click.echo(
+                f"{report.path}: headers and sizes of {report.num_files} files are correct; the checkpoint has no "
+                "checksums, so their data was not checked"
+            )
         elif report.ok:
             speed = report.num_bytes / 1e9 / max(seconds, 1e-6)
             click.echo(

@@ -1,4 +1,4 @@
-"""Memory of a process and everything it starts, sampled while it runs."""
+"""The memory of a process and of all processes that it starts, sampled while it runs."""
 
 import threading
 from pathlib import Path
@@ -8,10 +8,10 @@ SAMPLE_SECONDS = 0.2
 
 
 class PeakMemory:
-    """A context that watches the proportional set size of a process tree.
+    """A context that samples the proportional set size of a process tree.
 
     Attributes:
-        peak_bytes: the most that was seen at once; pages that processes share count once.
+        peak_bytes: the largest sum of one sample; pages that processes share count once.
     """
 
     def __init__(self, pid: int) -> None:

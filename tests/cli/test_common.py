@@ -1,4 +1,4 @@
-"""Sizes, durations, JSON and progress as every command shows them."""
+"""Sizes, durations, JSON and progress, as all commands show them."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def test_sizes_are_read(text: str, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "2 X", "1e9", "2GiB free"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_other_text_is_not_a_size(text: str) -> None:
     with pytest.raises(ConfigError, match="2GiB or 10MB"):
         parse_bytes(text)
 
@@ -81,7 +81,7 @@ def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -121,7 +121,7 @@ def test_work_that_fails_claims_no_end() -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that reports to be a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""`tk tokenizer train` and `tk data prepare`: from text files to a token folder, and refusals in one paragraph."""
+"""`tk tokenizer train` and `tk data prepare`: from text files to a token folder; refusals are one paragraph."""
 
 import os
 import signal
@@ -46,9 +46,13 @@ def test_text_to_tokens(text: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (["tokenizer", "train", "TEXT", "--vocab-size", "100", "--out", "NEW"], 2, "257"),
         (["tokenizer", "train", "MISSING", "--vocab-size", "300", "--out", "NEW"], 2, "does not exist"),
-        (["tokenizer", "train", "TEXT", "--vocab-size", "300", "--out", "TEXT", "--force"], 2, "left as it is"),
+        (
+            ["tokenizer", "train", "TEXT", "--vocab-size", "300", "--out", "TEXT", "--force"],
+            2,
+            "was not replaced: it holds",
+        ),
         (["tokenizer", "train", "--vocab-size", "300", "--out", "NEW"], 2, "INPUT"),
-        (["tokenizer", "train", "TEXT", "--vocab-size", "99999999999", "--out", "NEW"], 2, "1048576 or less"),
+        (["tokenizer", "train", "TEXT", "--vocab-size", "99999999999", "--out", "NEW"], 2, "1048576 or fewer"),
         (["tokenizer", "train", "EMPTY", "--vocab-size", "300", "--out", "NEW"], 2, "no text"),
         (["tokenizer", "train", "TEXT", "--vocab-size", "300", "--out", "EMPTY/x/y"], 2, "empty.txt is a file"),
         (["tokenizer", "train", "PIPE", "--vocab-size", "300", "--out", "NEW"], 2, "neither a regular file nor a"),
@@ -78,7 +82,7 @@ def test_a_signal_leaves_nothing_behind(byte_level_folder: Path, tmp_path: Path,
         [sys.executable, "-m", "tk", *words],
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # under nohup it is ignored
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup would ignore it
     )
     try:
         deadline = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, and what must hold of what it leaves: the whole promise, on real text."""
+"""The demo as a newcomer runs it, on real text, and its results: the model, the checkpoints and the memory."""
 
 import json
 import keyword
@@ -24,7 +24,8 @@ from tk.tests.infer.server.serving import Serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMPTS = ("def main(", "class Node:\n", "import os\n", "    def run(self")
-CODE = (  # where code follows and not prose: of real text, too, a quarter of such samples has fewer than three keywords
+# Prompts that code follows, not prose. Even of real text a quarter of such samples has fewer than three keywords.
+CODE = (
     "def read(self, path):\n    if not ",
     "    def __init__(self, name=None):\n        ",
     "    for line in lines:\n        if ",
@@ -37,7 +38,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.p
 
 @dataclass(frozen=True)
 class Demo:
-    """A finished demo: its folder, what it printed, and the most memory that all its processes had at once."""
+    """A finished demo: its steps, its folder, its output, and the peak memory of all its processes together."""
 
     steps: int
     folder: Path
@@ -47,7 +48,7 @@ class Demo:
 
 @pytest.fixture(scope="module", params=[24, pytest.param(FULL, marks=pytest.mark.matrix)])
 def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    """With few steps it shows that all parts work together; with all of them, what the model has learnt."""
+    """A demo of few steps shows that all parts work together, one of all steps that the model learns."""
     steps: int = request.param
     folder = tmp_path_factory.mktemp("demo") / "run"
     options = [] if steps == FULL else ["--steps", str(steps)]
@@ -102,7 +103,7 @@ def test_transformers_generates_the_same_tokens_from_the_export(demo: Demo) -> N
     assert main(["export", str(demo.folder / "run"), str(exported)]) == 0
     tokenizer = AutoTokenizer.from_pretrained(exported)
     reference = LlamaForCausalLM.from_pretrained(exported, dtype=torch.float32)
-    # The export and not the run, whose fp32 masters are not the bf16 weights that the export has.
+    # It serves the export instead of the run, whose fp32 masters are not the bf16 weights of the export.
     serving = Serving(str(exported), "--dtype", "fp32", "--kv-dtype", "fp32").wait_ready()
     try:
         with Client(serving.target) as client:

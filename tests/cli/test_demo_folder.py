@@ -1,4 +1,4 @@
-"""`tk demo` replaces what an earlier demo made, and nothing else."""
+"""`tk demo` replaces the files of an earlier demo, and no others."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tk.cli.main import main
 def test_a_folder_that_no_demo_made_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], names: list[str]
 ) -> None:
-    """Any folder may have a run in it: only the demo's own configuration says that it is the demo's."""
+    """A folder is a demo's only if it has the demo's configuration, since any folder may have a run in it."""
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "work").write_text("years")

@@ -1,4 +1,4 @@
-"""`tk doctor`: a table for people, JSON for scripts, 1 where something required is broken."""
+"""`tk doctor`: a table for people, JSON for scripts, exit code 1 if a required part is broken."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def test_it_describes_this_machine() -> None:
     assert {"memory", "/dev/shm", "disk", "network", "open files", "device", "backend", "threads"} <= set(facts)
 
 
-def test_what_is_broken_is_marked_told_how_to_mend_and_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_part_is_marked_with_its_remedy_and_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     facts = examine()
     assert [fact.name for fact in facts if fact.state == "broken"] == ["torch"]
@@ -40,7 +40,7 @@ def test_a_gloo_that_cannot_start_is_broken(monkeypatch: pytest.MonkeyPatch) -> 
     assert "GLOO_SOCKET_IFNAME" in gloo.hint
 
 
-def test_small_shared_memory_is_noted_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_shared_memory_is_noted_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_SMALL_SHM", 1 << 60)
     shared: Fact = next(fact for fact in examine() if fact.name == "/dev/shm")
     assert shared.state == "note"

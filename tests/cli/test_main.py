@@ -1,4 +1,4 @@
-"""`tk` itself: help at once, the nearest command, and every error as one paragraph with its exit code."""
+"""`tk` itself: fast help, the nearest command, and every error as one paragraph with its exit code."""
 
 import json
 import os
@@ -69,9 +69,12 @@ def test_errors_become_one_paragraph_and_a_code(fault: str, code: int, capsys: p
         assert err == f"error: {FAULTS[fault]}\n"
 
 
-def test_a_bug_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_is_reported_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     run("probe", "bug")
-    assert "KeyError: 'exp_avg'\nThis is a fault in tk; --debug shows where." in capsys.readouterr().err
+    assert (
+        "KeyError: 'exp_avg'\nThis is a bug in tk: run the command with --debug for a traceback."
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ ours = sorted(name for name in sys.modules if name.split(".")[0] == "tk")
 tops = sorted({name.split(".")[0] for name in sys.modules} - sys.stdlib_module_names)
 print(json.dumps([ours, tops]))
 """
-# Loaded by the interpreter itself on behalf of an environment, before any line of ours.
+# Modules that the interpreter loads for an environment, before any line of tk runs.
 START_UP = ("__editable__", "__main__", "_distutils_hack", "_virtualenv", "sitecustomize", "usercustomize")
 
 

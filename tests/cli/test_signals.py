@@ -1,4 +1,4 @@
-"""Ended by a signal, a command leaves nothing half-made behind."""
+"""A command that a signal ends leaves no incomplete files."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tk.cli.main import COMMANDS
-from tk.cli.signals import signals_unwind
+from tk.cli.signals import exit_on_signals
 from tk.core.layout import Layout
 from tk.tests.checkpoint.saving import llama_table, save_step
 
@@ -40,7 +40,7 @@ sys.exit(main(sys.argv[1:]))
     ],
 )
 def test_a_target_in_the_making_is_removed(tmp_path: Path, number: signal.Signals, code: int, command: str) -> None:
-    """Also where a second signal comes while it is."""
+    """A second signal during the removal must not stop it."""
     save_step(tmp_path / "run", llama_table(layers=1), Layout(tp=2))
     name, *options = command.split()
     words = [name, str(tmp_path / "run"), str(tmp_path / "new"), *options]
@@ -67,10 +67,10 @@ def test_a_target_in_the_making_is_removed(tmp_path: Path, number: signal.Signal
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:
-    """As under nohup."""
+    """nohup ignores signals."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals_unwind():
+        with exit_on_signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             with pytest.raises(SystemExit, match="1"):
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -79,6 +79,6 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_every_command_unwinds_but_those_that_hear_signals_themselves() -> None:
-    """`tk train` saves on them; nothing is there to clean up while a tokenizer learns, and nothing would hear them."""
-    assert {name for name, entry in COMMANDS.items() if not entry.unwinds} == {"train", "tokenizer"}
+def test_every_command_exits_on_signals_except_those_that_handle_them() -> None:
+    """`tk train` saves on a signal; `tk tokenizer` runs native code, which Python could not interrupt."""
+    assert {name for name, entry in COMMANDS.items() if not entry.exits_on_signals} == {"train", "tokenizer"}
