@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from ..model.attention import Attending
+from ..model.attention import AttendingLayer
 from .kv_cache import KVCache
 from .options import ATTENTION_TILE
 from .step_plan import TokenSpan
@@ -93,7 +93,9 @@ class PagedAttention:
         self.spans = tuple(spans)
         self._plans: dict[int | None, _Plan] = {}
 
-    def __call__(self, at: Attending, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKE: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, at: AttendingLayer, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKE: torch.Tensor
+    ) -> torch.Tensor:
         """Appends the keys and values, then attends; returns [T, H, E] in the queries' dtype."""
         layer, window = at.layer, at.window
         plan = self._plans.get(window) or self._plans.setdefault(window, self._plan(window))

@@ -1,1 +1,1 @@
-"""The decoder language model, written once for training and inference. Importing this package imports no torch."""
+"""The decoder language model, shared by training and inference. Importing this package imports no torch."""

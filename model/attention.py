@@ -1,4 +1,4 @@
-"""Grouped-query attention (arXiv 2305.13245) between its projections; which keys are read is the caller's affair.
+"""Grouped-query attention (arXiv 2305.13245): the projections; the caller passes the attention over keys in.
 
 Letters: N any leading dims ([B, L] in training, packed [T] in inference), D hidden size, H query heads and K kv heads
 of this rank, E head dim.
@@ -14,12 +14,12 @@ from .recompute import recomputed
 from .rope import Rotation, rotate
 
 
-class Attending(Protocol):
-    """The layer that attends.
+class AttendingLayer(Protocol):
+    """The attention layer that calls an `Attend`.
 
     Attributes:
-        layer: its number in the model.
-        window: how many positions a query sees, its own included; None = all before it.
+        layer: the number of the layer in the model.
+        window: the number of positions that a query sees, its own included; None for all before it.
     """
 
     layer: int
@@ -27,14 +27,19 @@ class Attending(Protocol):
 
 
 class Attend(Protocol):
-    """Causal attention of one layer, however keys and values are kept. Rotary embedding is already applied."""
+    """The causal attention of one layer, over keys and values that training or inference keeps in its own way."""
 
-    def __call__(self, at: Attending, q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, /) -> torch.Tensor:
-        """Returns [..., H, E]."""
+    def __call__(
+        self, at: AttendingLayer, q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, /
+    ) -> torch.Tensor:
+        """Returns the outputs [..., H, E] of all heads; queries and keys are rotated already."""
 
 
 class Attention(nn.Module):
-    """One fused q, k, v projection, norms of heads and rotation where the model has them, output projection."""
+    """The attention block of a layer: a fused q, k, v projection, attention, and the output projection.
+
+    Norms of heads and rotary embedding are applied if the model has them.
+    """
 
     def __init__(self, layer: int, place: Placement) -> None:
         super().__init__()
@@ -51,20 +56,20 @@ class Attention(nn.Module):
         self.k_norm = place.head_norm(f"{prefix}.k_norm")
         self.o_proj = place.row(f"{prefix}.o_proj")
 
-    def forward(self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
+    def forward(self, x_ND: torch.Tensor, rotary: Rotation | None, attend: Attend) -> torch.Tensor:
+        """Maps hidden states [..., D] to [..., D]."""
         qkv_NF = self.qkv_proj(x_ND)
         if self.recompute_core:
-            return self.o_proj(recomputed(self._core, qkv_NF, turns, attend))  # type: ignore[no-any-return]
-        return self.o_proj(self._core(qkv_NF, turns, attend))  # type: ignore[no-any-return]
+            return self.o_proj(recomputed(self._core, qkv_NF, rotary, attend))  # type: ignore[no-any-return]
+        return self.o_proj(self._core(qkv_NF, rotary, attend))  # type: ignore[no-any-return]
 
-    def _core(self, qkv_NF: torch.Tensor, turns: Rotation | None, attend: Attend) -> torch.Tensor:
-        """From the first projection's output to the last one's input."""
+    def _core(self, qkv_NF: torch.Tensor, rotary: Rotation | None, attend: Attend) -> torch.Tensor:
+        """Maps the output of the first projection to the input of the last one."""
         qkv = qkv_NF.unflatten(-1, (-1, self.head_dim))
         q_NHE, k_NKE, v_NKE = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q_NHE, k_NKE = self.q_norm(q_NHE), self.k_norm(k_NKE)
-        if turns is not None:
-            q_NHE, k_NKE = rotate(q_NHE, turns), rotate(k_NKE, turns)
+        if rotary is not None:
+            q_NHE, k_NKE = rotate(q_NHE, rotary), rotate(k_NKE, rotary)
         out_NHE = attend(self, q_NHE, k_NKE, v_NKE)
         return out_NHE.flatten(-2)

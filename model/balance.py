@@ -1,7 +1,7 @@
 """The load-balancing loss of routers (Switch Transformers, arXiv 2101.03961, section 2.2) in a training forward pass.
 
-Its gradient enters backward by itself where hidden states leave a layer, so that neither recomputation nor pipeline
-stages carry a second output: whoever trains adds nothing to the loss, and reads the value off afterwards.
+Its gradient joins backward at the output of each mixture of experts, so that neither recomputation nor pipeline stages
+carry a second output. The trainer adds nothing to its loss, and reads the value of this one after the forward pass.
 
 Letters: B sequences, L length, E experts, K of them per token.
 """
@@ -12,58 +12,64 @@ import torch
 
 
 class RouterBalance:
-    """Handed to `Decoder.forward` of one micro-batch; collects what its routers' loss is, over the stage's own layers.
+    """The load-balancing loss of the routers of one stage in one micro-batch; an argument of `Decoder.forward`.
 
-    The loss of a sequence is the mean over all mixture-of-experts layers of the model of E * sum over experts of
-    (share of the sequence's tokens sent there, times mean probability there); perfectly balanced it is K. It is taken
-    per sequence, unlike in `transformers`, which it equals for one layer and one sequence: so it is a sum over the
-    global batch, whatever the layout.
+    The loss of a sequence is E * sum over experts of (the share of the sequence's tokens that the expert gets * its
+    mean probability), averaged over all mixture-of-experts layers of the model; perfectly balanced it is K. It is
+    computed per sequence, so that it is a sum over the global batch on every layout. `transformers` computes it over
+    a whole batch; for one layer and one sequence the two are equal.
 
     Args:
-        weight: what a unit of the loss of a sequence counts in what backward differentiates: `router_aux_loss_coef` /
-            (sequences of the global batch), times the scale of the loss where it is scaled. 0 = measured only.
-        counted_BL: bool, the tokens that count; None = all. A sequence without any has loss 0.
-        watch: also take down where tokens are sent, see `routing`.
+        weight: the factor of a sequence's loss in the training loss: `router_aux_loss_coef` / (sequences of the
+            global batch), times the loss scale if there is one; 0 only measures the loss.
+        counted_BL: bool, the tokens that count; None for all. A sequence without such tokens has loss 0.
+        record_routing: whether to compute the checksum that `routing` returns.
     """
 
-    def __init__(self, weight: float, counted_BL: torch.Tensor | None = None, watch: bool = False) -> None:
+    def __init__(self, weight: float, counted_BL: torch.Tensor | None = None, record_routing: bool = False) -> None:
         self.weight = weight
         self.counted_BL = counted_BL
-        self.watch = watch
+        self.record_routing = record_routing
         self._losses: dict[int, torch.Tensor] = {}
         self._routing: dict[int, torch.Tensor] = {}
 
-    def take_down(self, layer: int, chosen_BLK: torch.Tensor) -> None:
-        """Is told by a layer which experts tokens are sent to."""
-        if self.watch:
+    def on_routing(self, layer: int, chosen_BLK: torch.Tensor) -> None:
+        """Records the experts that a layer chose for its tokens, if routing is recorded."""
+        if self.record_routing:
             self._routing[layer] = routing_checksum(layer, chosen_BLK, self.counted_BL)
 
     def attach(
         self, layer: int, y_ND: torch.Tensor, loss: torch.Tensor, num_layers: int, num_ranks: int
     ) -> torch.Tensor:
-        """Returns `y_ND`, the output of a mixture of experts, whose backward also sends `weight` back through `loss`.
+        """Returns `y_ND` unchanged, with a backward that also computes the gradient of `weight` * `loss`.
 
         Args:
-            loss: from `balancing_loss`, the same on all tensor-parallel ranks.
-            num_layers: mixture-of-experts layers of the whole model.
-            num_ranks: tensor-parallel ranks, over which gradients of routers are summed: each contributes its share.
+            layer: the number of the layer.
+            y_ND: the output of its mixture of experts.
+            loss: the result of `balancing_loss`, the same on all tensor-parallel ranks.
+            num_layers: the number of mixture-of-experts layers in the whole model.
+            num_ranks: the number of tensor-parallel ranks; the gradients of routers are summed over them, so each
+                rank contributes an equal share.
         """
-        self._losses[layer] = loss.detach().double() / num_layers  # by layer: recomputation comes here twice
+        self._losses[layer] = loss.detach().double() / num_layers  # by layer, since recomputation sets it again
         attached: torch.Tensor = _Attach.apply(y_ND, loss, self.weight / num_layers / num_ranks)  # type: ignore[no-untyped-call]
         return attached
 
     def total(self) -> torch.Tensor | float:
-        """The loss summed over sequences, an fp64 scalar without gradient, the same on all tensor-parallel ranks; over
-        pipeline stages and data-parallel ranks it adds up. `weight` times it is the share of the training loss."""
+        """Returns the loss summed over sequences and this stage's layers, an fp64 scalar without a gradient.
+
+        It is the same on all tensor-parallel ranks. Its sum over pipeline stages and data-parallel ranks, times
+        `weight`, is its part of the training loss.
+        """
         return sum(self._losses.values())
 
     def routing(self) -> torch.Tensor | float:
-        """With `watch`, a checksum of where tokens are sent, an fp64 scalar; it adds up as `total` does."""
+        """Returns a checksum of the recorded routing, an fp64 scalar, which is summed over ranks like `total`."""
         return sum(self._routing.values())
 
 
 class _Attach(torch.autograd.Function):
-    """Leaves `y_ND` and its gradient as they are, replicated or split; the loss's gradient is a partial one."""
+    """The identity on `y_ND` and its gradient, replicated or split; `loss` gets a gradient, which is a partial sum."""
 
     @staticmethod
     def forward(ctx: Any, y_ND: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:
@@ -79,12 +85,12 @@ class _Attach(torch.autograd.Function):
 def balancing_loss(
     probabilities_BLE: torch.Tensor, chosen_BLK: torch.Tensor, counted_BL: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """One layer's loss, summed over sequences, fp32.
+    """Returns one layer's loss, summed over sequences, fp32.
 
     Args:
-        probabilities_BLE: fp32, of all experts.
-        chosen_BLK: int64, the experts that tokens were sent to.
-        counted_BL: as in RouterBalance.
+        probabilities_BLE: fp32, the probabilities of all experts.
+        chosen_BLK: int64, the experts that were chosen for each token.
+        counted_BL: bool, the tokens that count; None for all.
     """
     num_experts = probabilities_BLE.shape[-1]
     counted_BL = chosen_BLK.new_ones(chosen_BLK.shape[:-1]) if counted_BL is None else counted_BL
@@ -92,16 +98,16 @@ def balancing_loss(
     num_counted_B1 = counted_BL.sum(dim=-1, keepdim=True).clamp_min(1)
     sent_BE = chosen_BLK.new_zeros(len(chosen_BLK), num_experts).scatter_add_(
         1, chosen_BLK.flatten(1), counted_BL.repeat_interleave(chosen_BLK.shape[-1], dim=-1)
-    )  # whole numbers: a sum of many small shares would drift
+    )  # counts in whole numbers, since a sum of many small shares would lose precision
     sums_BE = (probabilities_BLE * counted_BL.unsqueeze(-1)).sum(dim=1)
     return num_experts * ((sent_BE / num_counted_B1) * (sums_BE / num_counted_B1)).sum()
 
 
 def routing_checksum(layer: int, chosen_BLK: torch.Tensor, counted_BL: torch.Tensor | None = None) -> torch.Tensor:
-    """An fp64 scalar, a whole number, that is another one (but for rare chance) where a token is sent elsewhere.
+    """Returns a checksum of the experts that a layer chose, a whole number as an fp64 scalar.
 
-    It is a sum over tokens and their experts of 20 bits mixed from layer, position and expert: exact, and so the same
-    however sequences and layers are dealt out, up to 2^33 of them.
+    It is the sum over tokens and their experts of a 20-bit hash of layer, position and expert. The sum is exact up to
+    2^33 terms, and so the same on every layout.
     """
     positions_L1 = torch.arange(chosen_BLK.shape[1], device=chosen_BLK.device).unsqueeze(-1)
     mixed_BLK = chosen_BLK * 0x9E3779B1 + positions_L1 * 0x85EBCA77 + layer * 0xC2B2AE3D  # odd constants of xxHash

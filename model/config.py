@@ -1,7 +1,7 @@
-"""A model's configuration: the `[model]` section of a training run and a checkpoint's config.json both end here.
+"""A model's configuration, read from the `[model]` section of a training run or from a checkpoint's config.json.
 
-One class holds the options of every architecture; which of them an architecture has, and what its config.json calls
-them, its own file says (see `spec.Architecture`). An option that is not its own is refused.
+One class holds the options of all architectures. An architecture's file names those that it has, and their keys in
+config.json (see `spec.Architecture`); other options are refused.
 """
 
 import json
@@ -20,11 +20,11 @@ from .spec import Architecture
 _SHARED = frozenset(
     {"architecture", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
     | {"max_position_embeddings", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", "dtype"}
-)  # fields of every architecture; the others belong to those that name them
+)  # the fields that every architecture has
 
 
 class ModelConfig(ModelShape):
-    """A decoder's shape whose options are those of its architecture."""
+    """A decoder's shape, checked to have no options that its architecture lacks."""
 
     @model_validator(mode="after")
     def _refuse_foreign_options(self) -> "ModelConfig":
@@ -35,15 +35,19 @@ class ModelConfig(ModelShape):
         }
         for name, field in ModelConfig.model_fields.items():
             if name not in own and getattr(self, name) != unset.get(name, field.default):
-                raise ValueError(f"{name} = {getattr(self, name)!r} is no option of {self.architecture}")
+                raise ValueError(f"{name} = {getattr(self, name)!r} is not an option of {self.architecture}")
         return self
 
     @staticmethod
     def from_json(data: Mapping[str, Any], where: str = "config.json") -> "ModelConfig":
-        """Reads a Hugging Face config.json, ignoring keys that do not shape the model.
+        """Parses a Hugging Face config.json and ignores keys that do not shape the model.
+
+        Args:
+            data: the content of config.json.
+            where: the file's name, for errors.
 
         Raises:
-            ManifestError: an architecture or an option that tk does not implement.
+            ManifestError: the architecture or an option of it is not supported.
         """
         try:
             known = _translate(data)
@@ -55,7 +59,11 @@ class ModelConfig(ModelShape):
 
     @staticmethod
     def from_folder(folder: Path) -> "ModelConfig":
-        """Reads `folder`/config.json. Raises ManifestError if there is none or it is not JSON."""
+        """Reads config.json in a folder.
+
+        Raises:
+            ManifestError: the file does not exist, is not JSON, or describes a model that is not supported.
+        """
         path = folder / "config.json"
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -64,11 +72,11 @@ class ModelConfig(ModelShape):
         except ValueError as error:
             raise ManifestError(f"{path} is not valid JSON: {error}.") from error
         if not isinstance(data, dict):
-            raise ManifestError(f"{path} must hold a JSON object.")
+            raise ManifestError(f"{path} must hold a JSON object, not {type(data).__name__}.")
         return ModelConfig.from_json(data, str(path))
 
     def to_json(self) -> dict[str, Any]:
-        """The config.json that `transformers` reads."""
+        """Returns the content of a config.json that `transformers` can read."""
         architecture = _architecture(self.architecture, "architecture")
         own = (_SHARED | architecture.options) - {"architecture", "dtype", "rope_scaling"}
         values = self.model_dump(mode="json", include=set(own))
@@ -91,18 +99,22 @@ class ModelConfig(ModelShape):
 def _architecture(name: object, key: str) -> Architecture:
     known = architectures()
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{key} {name!r} is not supported; tk knows {', '.join(known)}")
+        raise ValueError(f"{key} {name!r} is not supported; supported are {', '.join(known)}")
     return known[name]
 
 
 def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json's keys as ModelConfig's fields; raises ValueError for what tk does not implement."""
+    """Translates the keys of a config.json into ModelConfig's fields.
+
+    Raises:
+        ValueError: the architecture or an option of it is not supported.
+    """
     architecture = _architecture(data.get("model_type"), "model_type")
     for key, value in architecture.requires.items():
         if data.get(key) is not None and data[key] != value:
-            raise ValueError(f"{key} = {data[key]!r} is not supported for {architecture.name}, only {value!r} is")
+            raise ValueError(f"{key} = {data[key]!r} is not supported for {architecture.name}; it must be {value!r}")
     names = {key: name for name, keys in architecture.keys.items() for key in keys}
-    found = {**architecture.absent, **{names.get(key, key): value for key, value in data.items()}}
+    found = {**architecture.defaults, **{names.get(key, key): value for key, value in data.items()}}
     found |= _rope(found, architecture)
     found = architecture.read(found)
     own = _SHARED | architecture.options
@@ -125,5 +137,6 @@ def _rope(data: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]
     if kind == "llama3" and "rope_scaling" in architecture.options:
         result["rope_scaling"] = {name: rope[name] for name in RopeScaling.model_fields if name in rope}
     elif kind != "default":
-        raise ValueError(f"rope_type = {kind!r} is not supported for {architecture.name}")
+        supported = "'default' or 'llama3'" if "rope_scaling" in architecture.options else "'default'"
+        raise ValueError(f"rope_type = {kind!r} is not supported for {architecture.name}; it must be {supported}")
     return result

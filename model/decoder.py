@@ -1,7 +1,7 @@
-"""The decoder, written once for every architecture, for training and for inference.
+"""The decoder of every architecture, for training and for inference.
 
-An architecture's file says what it is made of (`spec.DecoderSpec`); what training and inference do differently,
-attention over which keys, is passed in.
+An architecture's file describes its parts (`spec.DecoderSpec`). Training and inference differ only in the attention
+over keys, which the caller passes in.
 
 Letters: N any leading dims ([B, L] in training, packed [T] in inference), D hidden size, V padded vocabulary rows of
 this rank.
@@ -28,7 +28,7 @@ from .spec import POSITIONS, ExpertsSpec
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm residual block."""
+    """A pre-norm residual layer: attention, then a feed-forward block."""
 
     def __init__(self, layer: int, place: Placement) -> None:
         super().__init__()
@@ -39,18 +39,18 @@ class DecoderLayer(nn.Module):
         self.mlp = _feed_forward(layer, place)
 
     def forward(
-        self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend, balance: RouterBalance | None = None
+        self, x_ND: torch.Tensor, rotary: Rotation | None, attend: Attend, balance: RouterBalance | None = None
     ) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
+        """Maps hidden states [..., D] to [..., D]."""
         if self.recompute_all:
-            return recomputed(self.compute, x_ND, turns, attend, balance)
-        return self.compute(x_ND, turns, attend, balance)
+            return recomputed(self.compute, x_ND, rotary, attend, balance)
+        return self.compute(x_ND, rotary, attend, balance)
 
     def compute(
-        self, x_ND: torch.Tensor, turns: Rotation | None, attend: Attend, balance: RouterBalance | None
+        self, x_ND: torch.Tensor, rotary: Rotation | None, attend: Attend, balance: RouterBalance | None
     ) -> torch.Tensor:
-        """As `forward`, everything kept for backward."""
-        x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), turns, attend)
+        """Computes `forward` without recomputation of the whole layer."""
+        x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), rotary, attend)
         routed = (balance,) if isinstance(self.mlp, MixtureOfExperts) else ()
         return x_ND + self.mlp(self.post_attention_layernorm(x_ND), *routed)  # type: ignore[no-any-return]
 
@@ -71,14 +71,14 @@ class PositionEmbedding(nn.Module):
         self.weight = place.empty(POSITIONS)
 
     def forward(self, positions_N: torch.Tensor) -> torch.Tensor:
-        """int64 positions [...], all of them on every rank -> [..., D] replicated (or split along dim -2)."""
+        """Maps int64 positions [...], the same on every rank, to [..., D], replicated (or split along dim -2)."""
         if self.sequence_parallel:
             positions_N = positions_N.chunk(self.tp.size, dim=-1)[self.tp.rank]
         return embedding(positions_N, self.weight)
 
 
 class Trunk(nn.Module):
-    """Embeddings, layers and final norm, as far as the stage has them: the `model.` of the parameters' names."""
+    """The embeddings, layers and final norm of a stage: the `model.` in the names of parameters."""
 
     def __init__(self, place: Placement) -> None:
         super().__init__()
@@ -90,24 +90,27 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A rank's part of the language model, or of one pipeline stage of it, its weights uninitialised.
+    """A rank's part of the language model, or of one pipeline stage of it, with uninitialised weights.
 
-    Parameters keep their names in the whole model: layer 7 is `model.layers.7` on every stage. A head tied to the
-    embedding is its very parameter, `model.embed_tokens.weight`, except on a last stage that is not also the first: a
-    parameter `lm_head.weight` there, whose gradient the two stages add.
+    Parameters have the names of the whole model: layer 7 is `model.layers.7` on every stage. A head that is tied to
+    the embedding is the same parameter, `model.embed_tokens.weight`. If the first and the last stage are different
+    ones, the last has its own parameter `lm_head.weight`, and the two stages add their gradients.
 
-    Gradients that are partial sums over `tp`: those of tensors with `partial_grad`, and under sequence parallelism of
-    every tensor whose `split` is None, for it has seen this rank's part of the sequence only.
+    Some gradients are partial sums over `tp`: those of tensors with `partial_grad`, and under sequence parallelism
+    those of every tensor whose `split` is None, since a rank has seen only its part of the sequence.
 
     Args:
-        tp: tensor-parallel group.
-        stage: what to build; None = the whole model.
-        sequence_parallel: splits hidden states over `tp` along the sequence wherever no tensor-parallel block needs
-            them whole (arXiv 2205.05198); not together with `num_slices`.
-        weight_grads: where the gradients of linear layers' weights go while it is enabled, the head's among them;
-            those of norms, biases, embeddings and experts never do.
-        recompute: what backward computes again instead of keeping it: "full" whole layers; "selective" what is large
-            and cheap, attention between its projections and the activations of feed-forward blocks.
+        config: the shape of the model.
+        tp: the tensor-parallel group.
+        dtype: the dtype of the parameters.
+        device: the device of the parameters.
+        stage: the layers to build; None for the whole model.
+        sequence_parallel: whether hidden states are split over `tp` along the sequence outside of tensor-parallel
+            blocks (arXiv 2205.05198); it excludes `num_slices`.
+        weight_grads: the queue that takes the weight gradients of linear layers and the head while it is enabled;
+            gradients of norms, biases, embeddings and experts are not deferred.
+        recompute: the activations that backward computes again: "none"; "selective" for large but cheap ones,
+            attention between its projections and the activations of feed-forward blocks; "full" for whole layers.
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
 
@@ -155,21 +158,22 @@ class Decoder(nn.Module):
     def forward(
         self, x_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend, balance: RouterBalance | None = None
     ) -> torch.Tensor:
-        """From what enters the stage to what leaves it.
+        """Computes this stage's layers.
+
+        Under sequence parallelism the hidden states, given and returned, are this rank's part [..., L / tp, D]; tokens
+        and positions are whole, [..., L].
 
         Args:
-            x_N: int64 tokens [...] on the first stage, the hidden states [..., D] of the one before on the others.
-            positions_N: int64 [...].
-            balance: adds the load-balancing loss of the stage's routers to what backward differentiates.
+            x_N: int64 tokens [...] on the first stage; on others the hidden states [..., D] of the stage before.
+            positions_N: int64 [...], the position of each token.
+            attend: the attention over keys.
+            balance: the load-balancing loss of the stage's routers, whose gradient joins backward; None without one.
 
         Returns:
-            Hidden states [..., D]; those of the last stage have gone through the last norm.
-
-        Under sequence parallelism hidden states, entering and leaving, are this rank's [..., L / tp, D]; tokens and
-        positions are all [..., L].
+            Hidden states [..., D]; on the last stage they are normed.
 
         Raises:
-            ParallelError: tp does not divide the sequence under sequence parallelism.
+            ParallelError: under sequence parallelism, tp does not divide the length of the sequence.
         """
         if self.sequence_parallel:
             self._check_length(positions_N.shape[-1])
@@ -178,29 +182,29 @@ class Decoder(nn.Module):
         if trunk.embed_positions is not None:
             x_ND = x_ND + trunk.embed_positions(positions_N)
         rope = self.spec.rope
-        turns = None if rope is None else rotation(positions_N, self.spec.head_dim, rope, x_ND.dtype)
+        rotary = None if rope is None else rotation(positions_N, self.spec.head_dim, rope, x_ND.dtype)
         for layer in trunk.layers.values():
-            x_ND = layer(x_ND, turns, attend, balance)
+            x_ND = layer(x_ND, rotary, attend, balance)
         return x_ND if trunk.norm is None else trunk.norm(x_ND)
 
     def logits(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> this rank's columns of the logits [..., V]; columns beyond the vocabulary mean nothing.
+        """Maps hidden states [..., D] to this rank's columns of the logits [..., V]; the last stage only.
 
-        Only the last stage has a head. Under sequence parallelism it takes [..., L / tp, D], not flattened, and
-        gives [..., L, V].
+        Columns beyond the vocabulary are padding. Under sequence parallelism the hidden states are [..., L / tp, D],
+        not flattened, and the logits [..., L, V].
         """
         assert self.lm_head is not None
         return self.lm_head(x_ND)  # type: ignore[no-any-return]
 
     def local_params(self) -> tuple[LocalParam, ...]:
-        """What the stage's parameters on this rank hold, in forward order (`core.layout`)."""
+        """Returns the stage's parameters on this rank with the parts of tensors that they hold, in forward order."""
         return self._params
 
     def _check_length(self, length: int) -> None:
         size = self.tp.size
         if length % size:
             raise ParallelError(
-                f"sequence_parallel splits sequences over tp: length % tp = {length} % {size} = {length % size}, and "
-                f"it must be 0. Use a length (train.seq_len) that {size} divides, such as "
-                f"{length + size - length % size}, or parallel.sequence_parallel = false."
+                f"sequence_parallel splits sequences over tp ranks, so tp must divide their length, but "
+                f"length % tp = {length} % {size} = {length % size}. Use a length (train.seq_len) that {size} divides, "
+                f"for example {length + size - length % size}, or parallel.sequence_parallel = false."
             )

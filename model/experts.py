@@ -1,7 +1,7 @@
-"""Mixture of experts (arXiv 1701.06538, 2401.04088) whose experts are each split over tensor-parallel ranks.
+"""A mixture of experts (arXiv 1701.06538, 2401.04088), each of which is split over tensor-parallel ranks.
 
-The router is replicated, so every rank sends the same tokens to the same experts, and no token is dropped. Everything
-after `enter_block` is a partial sum, the gradient of the router among it (`TensorSpec.partial_grad`).
+The router is replicated, so every rank sends the same tokens to the same experts; no token is dropped. Outputs and
+gradients after `enter_block` are partial sums, the router's gradient too (`TensorSpec.partial_grad`).
 
 Letters: T tokens, D hidden size, I intermediate size of an expert on this rank, E experts, K of them per token,
 S slices of I (see RowParallelLinear).
@@ -24,7 +24,7 @@ from .spec import ExpertsSpec
 
 
 class Router(nn.Module):
-    """Scores of every expert for every token."""
+    """The linear layer that scores every expert for every token."""
 
     def __init__(self, name: str, place: Placement) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class Router(nn.Module):
         self.weight = place.empty(f"{name}.weight")
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """[T, D] -> [T, E]."""
+        """Maps tokens [T, D] to scores [T, E]."""
         return linear(x_TD, self.weight)
 
 
 class Experts(nn.Module):
-    """The weights of all experts of a layer, each kind in one parameter of stacked rows."""
+    """The weights of all experts of a layer, stacked along dim 0 in one parameter per kind."""
 
     def __init__(self, name: str, num_experts: int, place: Placement) -> None:
         super().__init__()
@@ -46,17 +46,17 @@ class Experts(nn.Module):
         self.down_proj = place.empty(f"{name}.down_proj")
 
     def forward(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each expert's gate and up [2I, D] and down [D, I]."""
+        """Returns each expert's gate and up [2I, D] and down [D, I]."""
         stacked = (weight.unflatten(0, (self.num_experts, -1)) for weight in (self.gate_up_proj, self.down_proj))
         gate_ups, downs = (weight.unbind() for weight in stacked)
         return list(zip(gate_ups, downs, strict=True))
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token goes through the top K experts, weighted by their probabilities.
+    """A feed-forward block in which each token passes its top K experts, weighted by their probabilities.
 
-    `Placement.row_tile` > 0 multiplies an expert's tokens so many rows at a time, padded: how many there are then
-    changes no bit of any (inference). 0 multiplies them all at once.
+    If `Placement.row_tile` > 0, an expert multiplies that many rows at a time, padded, so that the bits of a token do
+    not depend on the number of tokens (inference). 0 multiplies all of an expert's tokens at once.
     """
 
     def __init__(self, layer: int, experts: ExpertsSpec, place: Placement) -> None:
@@ -73,16 +73,18 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(f"{prefix}.experts", experts.num_experts, place)
 
     def forward(self, x_ND: torch.Tensor, balance: RouterBalance | None = None) -> torch.Tensor:
-        """[..., D] -> [..., D]; router and experts see all tokens, whether hidden states are split or not.
+        """Maps hidden states [..., D] to [..., D]; router and experts see all tokens, also of split hidden states.
 
         Args:
-            balance: takes the router's load-balancing loss, of [B, L, D].
+            x_ND: hidden states; [B, L, D] if `balance` is given.
+            balance: the load-balancing loss to compute; None without one.
         """
         x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
         x_TD = x_ND.flatten(0, -2)
         probabilities_TE = self.gate(x_TD).float().softmax(dim=-1)
         weights_TK, chosen_TK = self._choose(probabilities_TE)
         partial_STD = torch.zeros(self.num_local_slices, *x_TD.shape, dtype=torch.float32, device=x_TD.device)
+        # Pairs (token, expert) sorted by expert, stably: each expert adds its tokens in their order on every layout.
         by_expert = chosen_TK.flatten().argsort(stable=True)
         counts = chosen_TK.flatten().bincount(minlength=self.experts.num_experts).tolist()
         for (gate_up, down), places in zip(self.experts(), by_expert.split(counts), strict=True):
@@ -94,7 +96,7 @@ class MixtureOfExperts(nn.Module):
         if balance is None:
             return y_ND
         probabilities_BLE, chosen_BLK = (x.unflatten(0, x_ND.shape[:-1]) for x in (probabilities_TE, chosen_TK))
-        balance.take_down(self.layer, chosen_BLK)
+        balance.on_routing(self.layer, chosen_BLK)
         loss = balancing_loss(probabilities_BLE, chosen_BLK, balance.counted_BL)
         return balance.attach(self.layer, y_ND, loss, self.num_sparse_layers, self.tp.size)
 
@@ -105,7 +107,7 @@ class MixtureOfExperts(nn.Module):
         return weights_TK, chosen_TK
 
     def _expert(self, x_TD: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        """One expert's tokens [T, D] -> [S, T, D]."""
+        """Maps one expert's tokens [T, D] to partial outputs [S, T, D]."""
         size = self.row_tile or len(x_TD)
         padded_TD = F.pad(x_TD, (0, 0, 0, -len(x_TD) % size))
         downs = down.chunk(self.num_local_slices, dim=-1)

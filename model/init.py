@@ -1,4 +1,4 @@
-"""Initial weights as a function of (logical name, seed) alone: every layout starts from the same model."""
+"""Initial weights, a function of logical name and seed alone, so that every layout starts from the same model."""
 
 import hashlib
 import math
@@ -10,19 +10,21 @@ from ..core.layout import LocalParam
 from ..core.tensors import TensorSpec
 from .decoder import Decoder
 
-BLOCK = 2**20  # elements drawn from one generator
+BLOCK = 2**20  # the number of elements that one generator draws
 
 
 def initialize_weights(decoder: Decoder, seed: int) -> None:
-    """Fills every parameter in place: norms with ones, biases with zeros, the rest with normal noise of std
-    `initializer_range`."""
+    """Fills every parameter in place: norms with ones, biases with zeros, others with normal noise.
+
+    The standard deviation of the noise is `initializer_range`.
+    """
     with torch.no_grad():
         for local in decoder.local_params():
             fill_initial(local, decoder.get_parameter(local.name), seed, decoder.config.initializer_range)
 
 
 def fill_initial(local: LocalParam, parameter: torch.Tensor, seed: int, std: float) -> None:
-    """Fills one parameter in place; its padding with zeros."""
+    """Fills one parameter in place, and its padding with zeros."""
     flat = parameter.view(-1).zero_()
     for piece in local.pieces:
         values = initial_values(piece.tensor, piece.box, seed, std)
@@ -30,10 +32,10 @@ def fill_initial(local: LocalParam, parameter: torch.Tensor, seed: int, std: flo
 
 
 def initial_values(spec: TensorSpec, box: Box, seed: int, std: float) -> torch.Tensor:
-    """The box's initial values, fp32 on the CPU.
+    """Returns the initial values of a box of a tensor, fp32 on the CPU.
 
-    The tensor's row-major elements are drawn in blocks of 2^20, each from a generator seeded by (seed, name, block), so
-    a box costs the rows it touches and no rank needs to talk to another. An alias draws its original's values.
+    The tensor's row-major elements are drawn in blocks of 2^20, each from a generator seeded by (seed, name, block).
+    A rank draws only the rows that its box touches, without communication. An alias gets its original's values.
     """
     if spec.init != "normal":
         return torch.full(box.shape, 1.0 if spec.init == "ones" else 0.0)

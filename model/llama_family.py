@@ -1,6 +1,7 @@
-"""The tensors that Llama and its many relatives share; their files in architectures/ say only what differs.
+"""The decoder that Llama and its relatives share; their files in architectures/ list only the differences.
 
-Grouped-query attention (arXiv 2305.13245) between RMSNorms, then SwiGLU or a mixture of experts (arXiv 2401.04088).
+A layer is grouped-query attention (arXiv 2305.13245), then SwiGLU or a mixture of experts (arXiv 2401.04088), each
+after an RMSNorm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,12 @@ _VOCAB = Split(0, 1, "pad", of="vocab_size")
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What relatives call their tensors: feed-forward block, and gate, up and down of an expert."""
+    """The stored names of an architecture's mixture of experts.
+
+    Attributes:
+        block: the name of the feed-forward block.
+        gate, up, down: the names of an expert's projections.
+    """
 
     block: str = "mlp"
     gate: str = "gate_proj"
@@ -33,12 +39,12 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One relative of Llama.
+    """The differences of one architecture from Llama.
 
     Attributes:
         qkv_bias: whether q, k and v have biases.
-        head_norms: whether every query and key head goes through an RMSNorm before it is turned.
-        expert_names: where a mixture of experts is stored.
+        head_norms: whether every query and key head passes an RMSNorm before it is rotated.
+        expert_names: the stored names of a mixture of experts.
     """
 
     qkv_bias: bool = False
@@ -46,7 +52,7 @@ class Family:
     expert_names: Names = Names()
 
     def decoder(self, config: ModelShape, layers: Sequence[LayerSpec] = ()) -> DecoderSpec:
-        """The decoder with those layers; none given: all dense, all attending within `sliding_window`."""
+        """Returns the decoder with the given layers, or by default with dense ones that attend in `sliding_window`."""
         dense = LayerSpec(DenseSpec(config.intermediate_size), config.sliding_window)
         layers = tuple(layers) or (dense,) * config.num_hidden_layers
         return DecoderSpec(
@@ -61,7 +67,7 @@ class Family:
         )
 
     def _table(self, config: ModelShape, layers: Sequence[LayerSpec]) -> Iterator[TensorSpec]:
-        """Every tensor, in forward order; q, k, v and gate, up share a parameter as stacked rows."""
+        """Yields every tensor in forward order; q, k, v, and gate, up are stacked along dim 0 in one parameter."""
         hidden = config.hidden_size
         yield TensorSpec(EMBEDDING, (config.vocab_size, hidden), _VOCAB)
         for index, layer in enumerate(layers):
@@ -118,7 +124,7 @@ def _swiglu(
 
 
 def windows(config: ModelShape) -> list[int | None]:
-    """Each layer's window, where the first `max_window_layers` attend to everything."""
+    """Returns each layer's window; the first `max_window_layers` layers have none."""
     return [
         config.sliding_window if layer >= config.max_window_layers else None
         for layer in range(config.num_hidden_layers)
@@ -126,17 +132,24 @@ def windows(config: ModelShape) -> list[int | None]:
 
 
 def read_windows(data: dict[str, Any]) -> dict[str, Any]:
-    """Qwen's spelling of a sliding window: it counts only with `use_sliding_window`."""
+    """Resolves Qwen's keys of config.json for a sliding window, which counts only with `use_sliding_window`.
+
+    Raises:
+        ValueError: `layer_types` has sliding windows elsewhere than from `max_window_layers` on.
+    """
     if not data.pop("use_sliding_window", False) or data.get("sliding_window") is None:
         return data | {"sliding_window": None, "max_window_layers": None}
     kinds, full = data.get("layer_types") or [], data.get("max_window_layers") or 0
     if not isinstance(kinds, list) or not isinstance(full, int):
         raise ValueError(f"layer_types = {kinds!r} must be a list, max_window_layers = {full!r} a number")
     if any((kind == "sliding_attention") != (layer >= full) for layer, kind in enumerate(kinds)):
-        raise ValueError(f"layer_types = {kinds} is supported only where the layers from max_window_layers on slide")
+        raise ValueError(
+            f"layer_types = {kinds} is not supported: exactly the layers from max_window_layers = {full} on must be "
+            "'sliding_attention'"
+        )
     return data
 
 
 def write_windows(config: ModelShape) -> dict[str, Any]:
-    """The reverse of `read_windows`."""
+    """Returns Qwen's keys of config.json that `read_windows` resolves."""
     return {"use_sliding_window": config.sliding_window is not None}

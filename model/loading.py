@@ -1,4 +1,4 @@
-"""From a checkpoint of any layout into a rank's parameters."""
+"""The load of a rank's parameters from a checkpoint of any layout."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,11 +14,11 @@ from ..parallel.collectives import gather_bytes
 from ..parallel.mesh import Group
 from ..parallel.torch_dtypes import format_of
 from .decoder import Decoder
-from .stored_config import stored_apart
+from .stored_config import stores_both
 
 
 def peers(group: Group) -> Peers:
-    """The ranks of a group as a load knows them; all of them must be on one host."""
+    """Returns the ranks of a group, all on one host, as ranks that load a checkpoint together."""
     return Peers(group.rank, group.size, partial(gather_bytes, group=group))
 
 
@@ -28,14 +28,15 @@ def load_weights(
     on_bytes: Callable[[int], None] = lambda _: None,
     peers: Peers = ALONE,
 ) -> None:
-    """Copies this rank's boxes of every weight into the decoder, casting to its dtype; padding becomes zero. An alias
-    is read from its original.
+    """Copies this rank's boxes of every weight into the decoder, cast to its dtype; padding becomes zero.
 
-    A target in fp32 takes the fp32 masters where the checkpoint has them.
+    An alias is read from its original. A decoder in fp32 takes the fp32 masters if the checkpoint has them.
 
     Args:
-        on_bytes: told the bytes of each tensor as it has been read.
-        peers: ranks of this host that load now, too: each block is read once between them.
+        decoder: the decoder to fill.
+        checkpoint: the checkpoint to read.
+        on_bytes: a function that is called with the number of bytes of each box after its read.
+        peers: the ranks of this host that load at the same time; together they read each block once.
 
     Raises:
         ShapeMismatch: the checkpoint's tensors are not this model's.
@@ -59,24 +60,31 @@ def load_weights(
 
 
 def check_ties(table: Table, checkpoint: Checkpoint) -> None:
-    """Raises ShapeMismatch where the checkpoint stores a tensor that the model ties to another, with other values."""
+    """Checks that tensors which the model ties have equal values if the checkpoint stores both.
+
+    Raises:
+        ShapeMismatch: two tied tensors differ.
+    """
     for spec in table:
-        if stored_apart(checkpoint, spec.name, spec.alias) and not equal_tensors(checkpoint, spec.name, spec.alias):
+        if stores_both(checkpoint, spec.name, spec.alias) and not equal_tensors(checkpoint, spec.name, spec.alias):
             raise ShapeMismatch(
-                f"{checkpoint.path} stores {spec.name}, which is not {spec.alias}: a model that ties the two would "
-                f"lose it. Say tie_word_embeddings = false."
+                f"{checkpoint.path} stores {spec.name} with other values than {spec.alias}, and a model that ties the "
+                "two would lose them: set tie_word_embeddings = false."
             )
 
 
 def check_tensors(specs: Sequence[TensorSpec], checkpoint: Checkpoint) -> None:
-    """Raises ShapeMismatch naming the first tensor that the checkpoint lacks or has in another shape."""
+    """Checks that the checkpoint has every tensor in its shape.
+
+    Raises:
+        ShapeMismatch: a tensor is missing or has another shape.
+    """
     for spec in specs:
         name = spec.alias or spec.name
         found = checkpoint.tensors.get(name)
         if found is None:
-            raise ShapeMismatch(f"{checkpoint.path} has no tensor {name}, which its config.json calls for.")
+            raise ShapeMismatch(f"{checkpoint.path} has no tensor {name}, which its config.json requires.")
         if tuple(found.shape) != spec.shape:
             raise ShapeMismatch(
-                f"{checkpoint.path}: {name} has shape {list(found.shape)}; its config.json calls for "
-                f"{list(spec.shape)}."
+                f"{checkpoint.path}: {name} has shape {list(found.shape)}, but config.json requires {list(spec.shape)}."
             )

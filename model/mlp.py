@@ -1,4 +1,4 @@
-"""Feed-forward blocks that every token goes through. Letters: N any leading dims, D hidden size."""
+"""The dense feed-forward blocks, which every token passes. Letters: N any leading dims, D hidden size."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from .placement import Placement
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), gate and up fused."""
+    """A gated block, down(silu(gate(x)) * up(x)), with gate and up fused."""
 
     def __init__(self, layer: int, place: Placement) -> None:
         super().__init__()
@@ -16,12 +16,12 @@ class GatedMLP(nn.Module):
         self.down_proj = place.row(f"model.layers.{layer}.mlp.down_proj")
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
+        """Maps hidden states [..., D] to [..., D]."""
         return self.down_proj(self.gate_up_proj(x_ND), swiglu)  # type: ignore[no-any-return]
 
 
 class PlainMLP(nn.Module):
-    """down(gelu(up(x)))."""
+    """A block without a gate, down(gelu(up(x)))."""
 
     def __init__(self, layer: int, place: Placement) -> None:
         super().__init__()
@@ -29,5 +29,5 @@ class PlainMLP(nn.Module):
         self.down_proj = place.row(f"model.layers.{layer}.mlp.down_proj")
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
+        """Maps hidden states [..., D] to [..., D]."""
         return self.down_proj(self.up_proj(x_ND), gelu_new)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Norms, computed in fp32 whatever the weights are kept in: RMSNorm (arXiv 1910.07467), LayerNorm (1607.06450)."""
+"""Norms, computed in fp32 for weights of any dtype: RMSNorm (arXiv 1910.07467) and LayerNorm (1607.06450)."""
 
 from typing import Any
 
@@ -10,8 +10,10 @@ from ..parallel.wide_sums import layer_norm
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Its own backward, over blocks of rows: composed operators would keep and pass over several fp32 copies of the
-    input."""
+    """RMSNorm with a backward of its own, block of rows by block of rows.
+
+    Composed of torch's operators, it would keep several fp32 copies of the input and pass over each of them.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_ND: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
@@ -41,7 +43,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dim; the weight is replicated over tensor-parallel ranks."""
+    """RMSNorm, x / sqrt(mean(x^2) + eps) * weight over the last dim; tensor-parallel ranks hold equal weights."""
 
     def __init__(self, features: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -49,12 +51,15 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(features, dtype=dtype, device=device))
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D], same dtype."""
+        """Maps [..., D] to [..., D] of the same dtype."""
         return _RMSNorm.apply(x_ND, self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class LayerNorm(nn.Module):
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim; replicated over tensor-parallel ranks."""
+    """LayerNorm, (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim.
+
+    Tensor-parallel ranks hold equal weights.
+    """
 
     def __init__(self, features: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -63,5 +68,5 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(features, dtype=dtype, device=device))
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D], same dtype."""
+        """Maps [..., D] to [..., D] of the same dtype."""
         return layer_norm(x_ND, self.weight, self.bias, self.eps)

@@ -1,4 +1,4 @@
-"""Where and how a rank builds its part of a decoder: group, shapes of its parameters, dtype, device."""
+"""The construction of a rank's part of a decoder: layers with the shapes that the rank holds."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,12 +16,18 @@ from .spec import EMBEDDING, HEAD, DecoderSpec
 
 @dataclass(frozen=True)
 class Placement:
-    """One rank's part. Layers are asked for by name, without ".weight"; a bias comes with them if the table has one.
+    """One rank's place in the layout, which builds the rank's layers.
+
+    Layers are built by name, without ".weight"; they have a bias if the table has one.
 
     Attributes:
-        stage: the layers and ends that are built.
-        sequence_parallel: whether hidden states are split over `tp` between its blocks (see parallel/layers.py).
-        weight_grads: where linear layers may put off their weights' gradients to.
+        spec: the description of the decoder.
+        tp: the tensor-parallel group.
+        dtype: the dtype of the parameters.
+        device: the device of the parameters.
+        stage: the layers of this pipeline stage.
+        sequence_parallel: whether hidden states are split over `tp` between blocks (see parallel/layers.py).
+        weight_grads: the queue that takes linear layers' weight gradients while it is enabled.
         recompute: see Decoder.
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
@@ -40,7 +46,7 @@ class Placement:
 
     @cached_property
     def params(self) -> tuple[LocalParam, ...]:
-        """What the stage's parameters on this rank hold, in forward order (`core.layout`).
+        """The stage's parameters on this rank with the parts of tensors that they hold, in forward order.
 
         Raises:
             ParallelError: tp does not divide the model.
@@ -50,11 +56,11 @@ class Placement:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the parameters, by name."""
+        """The shapes of the parameters, by name."""
         return {param.name: param.shape for param in self.params}
 
     def column(self, name: str) -> ColumnParallelLinear:
-        """A column-parallel layer on hidden states."""
+        """Builds a column-parallel layer, whose input are hidden states."""
         rows, columns = self.shapes[f"{name}.weight"]
         hidden = self.spec.hidden_size
         num_transposed = rows // hidden if self.spec.transposed else 0
@@ -71,7 +77,7 @@ class Placement:
         )
 
     def row(self, name: str) -> RowParallelLinear:
-        """A row-parallel layer that gives hidden states."""
+        """Builds a row-parallel layer, whose output are hidden states."""
         rows, columns = self.shapes[f"{name}.weight"]
         return RowParallelLinear(
             rows if self.spec.transposed else columns,
@@ -88,18 +94,18 @@ class Placement:
         )
 
     def norm(self) -> RMSNorm | LayerNorm:
-        """A norm over the hidden size."""
+        """Builds a norm over the hidden size."""
         kind = RMSNorm if self.spec.norm == "rms" else LayerNorm
         return kind(self.spec.hidden_size, self.spec.norm_eps, dtype=self.dtype, device=self.device)
 
     def head_norm(self, name: str) -> RMSNorm | None:
-        """A norm over each head, if there is one of that name."""
+        """Builds a norm over each head, or returns None if the table has none of that name."""
         if f"{name}.weight" not in self.shapes:
             return None
         return RMSNorm(self.spec.head_dim, self.spec.norm_eps, dtype=self.dtype, device=self.device)
 
     def embedding(self) -> VocabParallelEmbedding:
-        """The token embedding."""
+        """Builds the token embedding."""
         rows, features = self.shapes[EMBEDDING]
         return VocabParallelEmbedding(
             rows,
@@ -111,8 +117,10 @@ class Placement:
         )
 
     def head(self, embedding: VocabParallelEmbedding | None) -> ColumnParallelLinear:
-        """The output head, which no architecture transposes; on the weight of `embedding` where it is tied to it and
-        they are on one stage."""
+        """Builds the output head, which no architecture transposes.
+
+        It has the weight of `embedding` if the two are tied and on one stage.
+        """
         tied = None if HEAD in self.shapes or embedding is None else embedding.weight
         rows, features = self.shapes[HEAD] if tied is None else tied.shape
         device = self.device if tied is None else torch.device("meta")
@@ -129,5 +137,5 @@ class Placement:
         return head
 
     def empty(self, name: str) -> torch.nn.Parameter:
-        """The uninitialised parameter of that full name."""
+        """Creates the uninitialised parameter of a full name."""
         return torch.nn.Parameter(torch.empty(self.shapes[name], dtype=self.dtype, device=self.device))

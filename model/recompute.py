@@ -1,5 +1,7 @@
-"""Activation recomputation: parts of the model keep only their inputs for backward and are computed again there
-(arXiv 1604.06174; what selective recomputation picks: 2205.05198, section 5)."""
+"""Activation recomputation (arXiv 1604.06174): parts of the model keep only their inputs, and backward runs them again.
+
+Selective recomputation follows arXiv 2205.05198, section 5.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -12,7 +14,10 @@ T = TypeVar("T")
 
 
 def recomputed(function: Callable[..., T], *args: Any) -> T:
-    """function(*args), without randomness; backward computes it again from `args`, which is all that is kept."""
+    """Returns function(*args), keeps only `args` for backward, and computes the function again there.
+
+    The function must not draw random numbers.
+    """
     if not torch.is_grad_enabled():
         return function(*args)
     result: T = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)

@@ -1,4 +1,4 @@
-"""From a config to its architecture's decoder and tensors; plain data, so that checkpoint tools need no torch."""
+"""The architectures by name, and the decoder and tensors of a config; plain data for checkpoint tools without torch."""
 
 import math
 import pkgutil
@@ -15,29 +15,32 @@ from .spec import EMBEDDING, POSITIONS, Architecture, DecoderSpec, ExpertsSpec
 
 @cache
 def architectures() -> Mapping[str, Architecture]:
-    """Every architecture by name: the modules in architectures/, each with its `ARCHITECTURE`."""
+    """Returns every architecture by name: the `ARCHITECTURE` of each module in architectures/."""
     names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
     found: list[Architecture] = [import_module(f"{folder.__name__}.{name}").ARCHITECTURE for name in names]
     return MappingProxyType({architecture.name: architecture for architecture in found})
 
 
 def decoder_spec(config: ModelShape) -> DecoderSpec:
-    """The decoder that `config` describes."""
+    """Returns the description of the decoder of a config."""
     return architectures()[config.architecture].decoder(config)
 
 
 def tensor_table(config: ModelShape) -> tuple[TensorSpec, ...]:
-    """The tensors of `config.architecture`, in forward order."""
+    """Returns the tensors of a config's model, in forward order."""
     return decoder_spec(config).table
 
 
 def count_parameters(config: ModelShape) -> int:
-    """Parameters of the model; a tied head counts once."""
+    """Returns the number of parameters of the model; a tied head counts once."""
     return sum(math.prod(spec.shape) for spec in tensor_table(config) if not spec.alias)
 
 
 def count_multiplied(config: ModelShape) -> float:
-    """Parameters that a token is multiplied by: no embedding tables, the head though tied, its own experts only."""
+    """Returns the number of parameters in the matrix products of one token.
+
+    Embedding tables do not count; a head counts even if it is tied; of experts, only those of the token count.
+    """
     decoder = decoder_spec(config)
     total = 0.0
     for tensor in decoder.table:

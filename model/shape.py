@@ -1,6 +1,6 @@
-"""A decoder's shape as plain numbers, with the key names of Hugging Face's config.json, in both of their spellings.
+"""A decoder's shape in plain numbers, with the key names of Hugging Face's config.json.
 
-An architecture's file makes its decoder from it. Which options an architecture has is for `ModelConfig` to check.
+An architecture's file makes its decoder from it. `ModelConfig` checks that the architecture has the options.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,15 @@ from ..core.dtypes import COMPUTE_DTYPES
 
 
 class RopeScaling(Section):
-    """Llama 3's stretching of slow rotations beyond the context of pretraining (The Llama 3 herd, arXiv 2407.21783)."""
+    """Llama 3's scaling of slow rotations for contexts beyond that of pretraining (arXiv 2407.21783).
+
+    Attributes:
+        rope_type: the name of the scaling.
+        factor: the factor by which slow rotations are slowed.
+        low_freq_factor: rotations with fewer turns per context of pretraining are slow.
+        high_freq_factor: rotations with more turns per context of pretraining are kept.
+        original_max_position_embeddings: the length of the context of pretraining.
+    """
 
     rope_type: Literal["llama3"] = "llama3"
     factor: float
@@ -23,20 +31,21 @@ class RopeScaling(Section):
 
 
 class ModelShape(Section):
-    """Shape of a decoder: the options of every architecture.
+    """The shape of a decoder, with the options of all architectures.
 
     Attributes:
-        head_dim: 0 = hidden_size / num_attention_heads.
-        num_key_value_heads: 0 = num_attention_heads.
-        eos_token_id: ids that end a text.
-        dtype: of the stored weights, as config.json spells it.
-        rope_scaling: Llama 3's; None = none.
-        sliding_window: positions that a query sees, its own included; None = all before it.
-        max_window_layers: so many layers, the first ones, have no sliding window.
-        moe_intermediate_size: of each expert, where dense layers have another.
+        head_dim: the size of a head; 0 for hidden_size / num_attention_heads.
+        num_key_value_heads: the number of kv heads; 0 for num_attention_heads.
+        eos_token_id: the ids that end a text.
+        dtype: the dtype of the stored weights, as config.json spells it.
+        rope_scaling: Llama 3's scaling of rotary embedding; None without it.
+        sliding_window: the number of positions that a query sees, its own included; None for all before it.
+        max_window_layers: the number of layers, from the first on, that have no sliding window.
+        moe_intermediate_size: the intermediate size of an expert, if dense layers have another.
         norm_topk_prob: whether the chosen experts' probabilities are scaled to sum to 1.
-        decoder_sparse_step: every so many layers have experts, but never those in `mlp_only_layers`.
-        router_aux_loss_coef: weight of the routers' load-balancing loss in training (see balance.py).
+        decoder_sparse_step: every layer whose number (from 1) it divides has experts, except `mlp_only_layers`.
+        mlp_only_layers: the layers without experts.
+        router_aux_loss_coef: the weight of the routers' load-balancing loss in training (see balance.py).
     """
 
     architecture: str = "llama"
@@ -72,7 +81,7 @@ class ModelShape(Section):
     @classmethod
     def _fill(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
-            return data  # refused by what follows
+            return data  # pydantic's own validation refuses it
         data = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
         eos = data.get("eos_token_id")
         if not isinstance(eos, tuple):
@@ -85,7 +94,7 @@ class ModelShape(Section):
             if not data.get("head_dim"):
                 if hidden % heads:
                     raise ValueError(
-                        f"hidden_size % num_attention_heads = {hidden} % {heads} must be 0 where head_dim is unset"
+                        f"num_attention_heads = {heads} must divide hidden_size = {hidden} if head_dim is not set"
                     )
                 data["head_dim"] = hidden // heads
         return data
@@ -94,13 +103,16 @@ class ModelShape(Section):
     def _check(self) -> "ModelShape":
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads % num_key_value_heads = {self.num_attention_heads} % {self.num_key_value_heads} "
-                "must be 0"
+                f"num_key_value_heads = {self.num_key_value_heads} must divide num_attention_heads = "
+                f"{self.num_attention_heads}"
             )
         if self.head_dim % 2:
-            raise ValueError(f"head_dim = {self.head_dim} must be even (rotary embedding turns pairs)")
+            raise ValueError(f"head_dim = {self.head_dim} must be even, since rotary embedding rotates pairs")
         if self.num_experts_per_tok > self.num_local_experts:
-            raise ValueError(f"num_experts_per_tok = {self.num_experts_per_tok} of {self.num_local_experts} experts")
+            raise ValueError(
+                f"num_experts_per_tok = {self.num_experts_per_tok} must not exceed num_local_experts = "
+                f"{self.num_local_experts}"
+            )
         dtypes = [dtype.torch for dtype in COMPUTE_DTYPES]
         if self.dtype not in dtypes:
             raise ValueError(f"dtype = {self.dtype!r} must be one of {', '.join(dtypes)}")
@@ -108,5 +120,5 @@ class ModelShape(Section):
 
     @property
     def dtype_name(self) -> str:
-        """The stored dtype as the command line calls it: fp32, bf16 or fp16."""
+        """The stored dtype by its name on the command line: fp32, bf16 or fp16."""
         return next(dtype.name for dtype in COMPUTE_DTYPES if dtype.torch == self.dtype)

@@ -1,7 +1,7 @@
-"""What an architecture's file hands to the decoder and to `ModelConfig`: plain data without torch.
+"""The description of an architecture for the decoder and for `ModelConfig`: plain data without torch.
 
-The table says which parameters there are (a bias, a norm of heads, a position table exist if the table has them); the
-other fields say how they are used.
+The table lists the parameters: a bias, a norm of heads or a position table exists if the table has it. The other
+fields describe their use.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,14 +12,19 @@ from typing import Any, Literal
 from ..core.tensors import TensorSpec
 from .shape import ModelShape, RopeScaling
 
-EMBEDDING = "model.embed_tokens.weight"  # parameter names of the decoder's own
+EMBEDDING = "model.embed_tokens.weight"  # names of the decoder's parameters, which may be stored under others
 POSITIONS = "model.embed_positions.weight"
 HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding of every query and key head."""
+    """The rotary position embedding of every query and key head.
+
+    Attributes:
+        theta: the base of the wavelengths.
+        scaling: Llama 3's scaling of slow rotations; None without it.
+    """
 
     theta: float
     scaling: RopeScaling | None = None
@@ -27,11 +32,11 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class DenseSpec:
-    """A feed-forward block that every token goes through.
+    """A dense feed-forward block.
 
     Attributes:
-        inner: its intermediate size, which tensor parallelism splits.
-        activation: "swiglu" gates one half of the first product by the other, "gelu_new" is GELU's tanh form.
+        inner: the intermediate size, which tensor parallelism splits.
+        activation: "swiglu", which gates one half of the first product by the other, or "gelu_new", GELU's tanh form.
     """
 
     inner: int
@@ -40,11 +45,12 @@ class DenseSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """A mixture of SwiGLU experts; no token is dropped.
+    """A mixture of SwiGLU experts, which drops no token.
 
     Attributes:
-        inner: intermediate size of each expert, which tensor parallelism splits.
-        top_k: experts per token.
+        inner: the intermediate size of each expert, which tensor parallelism splits.
+        num_experts: the number of experts.
+        top_k: the number of experts per token.
         normalize: whether the probabilities of the chosen experts are scaled to sum to 1.
     """
 
@@ -59,7 +65,8 @@ class LayerSpec:
     """One decoder layer.
 
     Attributes:
-        window: positions that a query sees, its own included; None = all before it.
+        feed_forward: the feed-forward block.
+        window: the number of positions that a query sees, its own included; None for all before it.
     """
 
     feed_forward: DenseSpec | ExpertsSpec
@@ -68,12 +75,15 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A decoder: its tensors and how they are used.
+    """A decoder: its tensors and their use.
 
     Attributes:
-        norm: "rms", or "layer" for LayerNorm with bias.
-        rope: None where positions are learned (the table then holds `POSITIONS`).
-        transposed: whether linear weights are stored [in, out], as GPT-2's are.
+        table: the tensors, in forward order.
+        layers: the decoder layers.
+        norm_eps: the epsilon of norms.
+        norm: "rms" for RMSNorm, or "layer" for LayerNorm with bias.
+        rope: the rotary embedding, or None if positions are learned (the table then has `POSITIONS`).
+        transposed: whether linear weights are stored [in, out], as in GPT-2.
     """
 
     table: tuple[TensorSpec, ...]
@@ -93,16 +103,16 @@ class Architecture:
     """One supported architecture, as its file declares it.
 
     Attributes:
-        name: `model_type` of config.json and `architecture` of `[model]`.
-        hugging_face_class: `architectures` of config.json.
-        options: fields of ModelShape that it has beyond those of every architecture.
-        decoder: from a config to the decoder.
-        requires: keys of config.json and the only value that tk implements; absent or null is that value.
-        absent: what a key means that config.json lacks, where ModelShape's default is another.
-        keys: config.json's names of ModelShape's fields, where they differ; the first is the one that is written.
-        read: config.json, keys translated -> the same with this architecture's particularities resolved. Raises
-            ValueError for what tk does not implement.
-        write: keys of config.json beyond the fields and `requires`.
+        name: the `model_type` in config.json and the `architecture` in `[model]`.
+        hugging_face_class: the class in config.json's `architectures`.
+        options: the fields of ModelShape that the architecture has beyond those of every architecture.
+        decoder: a function that makes the decoder's description from a config.
+        requires: keys of config.json with the only value that tk implements; a key that is missing or null has it.
+        defaults: the values of keys that config.json lacks, if they are not the defaults of ModelShape.
+        keys: the names in config.json of ModelShape's fields, if they differ; the first one is written.
+        read: a function that resolves the architecture's own keys of config.json, after `keys` were translated; it
+            raises ValueError for values that tk does not implement.
+        write: a function that returns keys of config.json beyond the fields and `requires`.
     """
 
     name: str
@@ -110,7 +120,7 @@ class Architecture:
     options: frozenset[str]
     decoder: Callable[[ModelShape], DecoderSpec]
     requires: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    absent: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     read: Callable[[dict[str, Any]], dict[str, Any]] = dict
     write: Callable[[ModelShape], dict[str, Any]] = lambda config: {}

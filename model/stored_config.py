@@ -1,4 +1,4 @@
-"""A checkpoint's model: its config.json, and where the weights beside it say otherwise, the weights."""
+"""The model configuration of a checkpoint: its config.json, corrected by its weights."""
 
 import logging
 from typing import Final
@@ -12,27 +12,27 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def stored_config(checkpoint: Checkpoint) -> ModelConfig:
-    """The shape of a checkpoint's model.
+    """Returns the configuration of a checkpoint's model.
 
-    Where config.json ties the head to the embedding and both are stored, they are compared, as `transformers` does:
-    if they differ, they are not tied. Equal ones are read once.
+    If config.json ties the head to the embedding and the checkpoint stores both, the two are compared, as in
+    `transformers`: if they differ, they are not tied.
 
     Raises:
-        ManifestError: config.json describes what tk does not implement.
-        CheckpointError: there is no config.json, or the two tensors cannot be read.
+        ManifestError: config.json describes a model that is not supported.
+        CheckpointError: config.json does not exist, or the two tensors cannot be read.
     """
     where = str(checkpoint.path / "config.json")
     config = ModelConfig.from_json(checkpoint.config(), where)
     for spec in tensor_table(config):
-        if stored_apart(checkpoint, spec.name, spec.alias) and not equal_tensors(checkpoint, spec.name, spec.alias):
+        if stores_both(checkpoint, spec.name, spec.alias) and not equal_tensors(checkpoint, spec.name, spec.alias):
             _LOG.warning(
-                "%s: %s is stored and is not %s, though tie_word_embeddings is true; they are not tied.",
-                where, spec.name, spec.alias,
+                "%s has tie_word_embeddings = true, but the checkpoint stores %s with other values than %s: the two "
+                "are not tied.", where, spec.name, spec.alias,
             )  # fmt: skip
             return config.model_copy(update={"tie_word_embeddings": False})
     return config
 
 
-def stored_apart(checkpoint: Checkpoint, name: str, alias: str) -> bool:
-    """Whether a checkpoint stores both a tied tensor and its original."""
+def stores_both(checkpoint: Checkpoint, name: str, alias: str) -> bool:
+    """Returns whether a checkpoint stores both a tied tensor and its original."""
     return all(tensor in checkpoint.tensors and tensor not in checkpoint.aliases for tensor in (name, alias))

@@ -1,4 +1,4 @@
-"""One small file per architecture: its tensors, named and oriented as its Hugging Face files have them.
+"""One small file per architecture: its tensors, with the names and orientations of its Hugging Face files.
 
-Every module here declares one `ARCHITECTURE`; the registry finds it by being here.
+Every module of this package declares one `ARCHITECTURE`, which the registry finds.
 """

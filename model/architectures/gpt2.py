@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al., 2019): learned positions, LayerNorm, biases everywhere, weights stored [in, out].
 
-c_attn holds the columns of q, k and v side by side; a tensor-parallel rank owns one box of each.
+c_attn has the columns of q, k and v side by side, and a tensor-parallel rank holds one box of each.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def _layer(config: ModelShape, layer: int) -> Iterator[TensorSpec]:
         yield TensorSpec(f"{stored}.{name}.bias", (hidden,), None, layer, f"{own}.{ours}.bias", init="zeros")
 
     def linear(name: str, ours: str, shape: tuple[int, int], unit: int, of: str, cut: int) -> Iterator[TensorSpec]:
-        """`cut`: sections that the columns consist of; 0 where the rows are split instead, and the bias is not."""
+        """`cut` is the number of sections of the columns; 0 splits the rows instead, and not the bias."""
         split = Split(1, unit, of=of, sections=cut) if cut else Split(0, unit, of=of)
         bias = Split(0, unit, of=of, sections=cut) if cut else None
         yield TensorSpec(f"{stored}.{name}.weight", shape, split, layer, f"{own}.{ours}.weight")
@@ -81,7 +81,7 @@ ARCHITECTURE = Architecture(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    absent={"tie_word_embeddings": True},
+    defaults={"tie_word_embeddings": True},
     keys={
         "hidden_size": ("n_embd",),
         "intermediate_size": ("n_inner",),

@@ -1,4 +1,4 @@
-"""Mistral (arXiv 2310.06825): Llama whose queries see a sliding window of keys."""
+"""Mistral (arXiv 2310.06825): Llama with a sliding window of keys."""
 
 from ..llama_family import OPTIONS, REQUIRES, Family
 from ..spec import Architecture
@@ -9,5 +9,5 @@ ARCHITECTURE = Architecture(
     options=OPTIONS | {"sliding_window"},
     decoder=Family().decoder,
     requires=REQUIRES,
-    absent={"sliding_window": 4096},
+    defaults={"sliding_window": 4096},
 )

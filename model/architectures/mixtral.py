@@ -17,6 +17,6 @@ ARCHITECTURE = Architecture(
     options=OPTIONS | EXPERT_OPTIONS | {"sliding_window"},
     decoder=_decoder,
     requires=REQUIRES,
-    absent={"rope_theta": 1e6},
+    defaults={"rope_theta": 1e6},
     keys=EXPERT_KEYS,
 )

@@ -16,7 +16,7 @@ ARCHITECTURE = Architecture(
     options=OPTIONS | WINDOW_OPTIONS,
     decoder=_decoder,
     requires=REQUIRES,
-    absent={"max_window_layers": 28},
+    defaults={"max_window_layers": 28},
     read=read_windows,
     write=write_windows,
 )

@@ -16,7 +16,7 @@ ARCHITECTURE = Architecture(
     options=OPTIONS | WINDOW_OPTIONS,
     decoder=_decoder,
     requires=REQUIRES | {"attention_bias": False},
-    absent={"head_dim": 128, "max_window_layers": 28},
+    defaults={"head_dim": 128, "max_window_layers": 28},
     read=read_windows,
     write=write_windows,
 )

@@ -1,4 +1,4 @@
-"""Qwen3's mixtures of experts (arXiv 2505.09388), some of whose layers may be dense."""
+"""Qwen3 with mixtures of experts (arXiv 2505.09388), in which some layers may be dense."""
 
 from ..llama_family import EXPERT_KEYS, EXPERT_OPTIONS, OPTIONS, REQUIRES, Family, read_windows, write_windows
 from ..shape import ModelShape

@@ -1,4 +1,4 @@
-"""The test entries: one small random model per architecture and option, made by `transformers`."""
+"""The models of the tests: one small random model per architecture and option, made by `transformers`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,20 +24,20 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-VOCAB = 101  # not divisible by tp
+VOCAB = 101  # no tp divides it
 LENGTH = 33
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model to compare with: its classes and what its config says beyond the shape that all share."""
+    """A reference model: its classes, and its config beyond the shape that all models share."""
 
     model: type[PreTrainedModel]
     config: type[PreTrainedConfig]
     options: dict[str, Any]
 
     def make_config(self) -> PreTrainedConfig:
-        """Its config."""
+        """Returns the config of the model."""
         return self.config(
             vocab_size=VOCAB,
             hidden_size=64,
@@ -51,7 +51,7 @@ class Entry:
         )
 
     def make(self, folder: Path) -> PreTrainedModel:
-        """The model with random weights, norms and biases among them, saved in `folder`."""
+        """Saves the model in `folder`, with random weights, also of norms and biases, and returns it."""
         torch.manual_seed(0)
         model: PreTrainedModel = self.model(self.make_config()).eval()
         with torch.no_grad():

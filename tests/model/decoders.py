@@ -1,4 +1,4 @@
-"""Decoders of every architecture with initial weights, and their gradients by logical tensor, to compare with."""
+"""Decoders of every architecture with initial weights, and their gradients by logical tensor, for comparisons."""
 
 from typing import Any
 
@@ -23,25 +23,25 @@ Gradients = dict[tuple[str, Box], torch.Tensor]
 
 
 def config_of(name: str, **changes: Any) -> ModelConfig:
-    """The config of an entry, changed."""
+    """Returns the config of an entry, with changes."""
     return ModelConfig.from_json(ENTRIES[name].make_config().to_dict() | changes)
 
 
 def build(config: ModelConfig, tp: Group, **options: Any) -> Decoder:
-    """A decoder with the initial weights of seed 3."""
+    """Builds a decoder with the initial weights of seed 3."""
     decoder = Decoder(config, tp, dtype=torch.float32, device=CPU, **options)
     initialize_weights(decoder, seed=3)
     return decoder
 
 
 def tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inputs, their positions and targets, [B, L] each."""
+    """Returns inputs, their positions and targets, [B, L] each."""
     drawn = torch.randint(0, VOCAB, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     return drawn[:, :-1], torch.arange(LENGTH).expand(BATCH, LENGTH), drawn[:, 1:]
 
 
 def loss_of(decoder: Decoder, hidden_BLD: torch.Tensor) -> torch.Tensor:
-    """The mean loss on the targets, from the last stage's hidden states."""
+    """Returns the mean loss on the targets, from the last stage's hidden states."""
     logits = decoder.logits(hidden_BLD).flatten(0, 1)
     return vocab_parallel_cross_entropy(logits, tokens()[2].flatten(), VOCAB, decoder.tp).mean()
 
@@ -49,14 +49,14 @@ def loss_of(decoder: Decoder, hidden_BLD: torch.Tensor) -> torch.Tensor:
 def whole_loss(
     decoder: Decoder, tokens_BL: torch.Tensor, targets_BL: torch.Tensor, documents: tuple[int, ...] = ()
 ) -> torch.Tensor:
-    """The summed loss of a micro-batch as training computes it, on a decoder of one stage."""
+    """Returns the summed loss of a micro-batch as training computes it, on a decoder of one stage."""
     stage = StagePass(decoder, CPU)
     stage.micro_batches = [MicroBatch(tokens_BL.numpy(), targets_BL.numpy(), documents)]
     return stage.forward(0, None)
 
 
 def backward(decoder: Decoder, balance: RouterBalance | None = None) -> torch.Tensor:
-    """Forward and backward of a whole decoder; the loss."""
+    """Runs forward and backward of a whole decoder; returns the loss."""
     inputs, positions, _ = tokens()
     loss = loss_of(decoder, decoder(inputs, positions, causal_attention, balance))
     loss.backward()
@@ -64,9 +64,9 @@ def backward(decoder: Decoder, balance: RouterBalance | None = None) -> torch.Te
 
 
 def gradients(decoder: Decoder, mesh: Mesh | None = None) -> Gradients:
-    """This rank's gradient of every piece of every parameter, by tensor and box.
+    """Returns this rank's gradient of every piece of every parameter, by tensor and box.
 
-    With `mesh`, summed over the ranks that hold the same values but saw different parts, as the decoder states.
+    With a mesh, partial gradients are summed over its ranks, as `Decoder` documents.
     """
     found = {}
     for local in decoder.local_params():
@@ -84,7 +84,7 @@ def gradients(decoder: Decoder, mesh: Mesh | None = None) -> Gradients:
 
 
 def compare_with_one_process(mesh: Mesh, name: str, balance_weight: float = 0.0, **options: Any) -> None:
-    """Loss and every gradient of this rank, of a decoder with those options, against a plain one on one process."""
+    """Compares loss and gradients of a decoder with options, on this rank, with a plain decoder on one process."""
     whole, mine = build(config_of(name), ALONE), build(config_of(name), mesh.tp, **options)
     balances = [RouterBalance(balance_weight) for _ in range(2)]
     torch.testing.assert_close(backward(mine, balances[0]), backward(whole, balances[1]), rtol=1e-6, atol=1e-6)
@@ -92,5 +92,5 @@ def compare_with_one_process(mesh: Mesh, name: str, balance_weight: float = 0.0,
     expected = {tensor: gradient for (tensor, _), gradient in gradients(whole).items()}
     for (tensor, box), gradient in gradients(mine, mesh).items():
         wanted = expected[tensor][box.slices]
-        off = (gradient - wanted).norm() / (wanted.norm() + 1e-2)  # of biases of keys it is 0
+        off = (gradient - wanted).norm() / (wanted.norm() + 1e-2)  # + 1e-2, since the gradient of a key's bias is 0
         assert off < 2e-5, f"{name}: {tensor} {box}: {off}"

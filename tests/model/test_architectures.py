@@ -1,4 +1,4 @@
-"""Every architecture against `transformers` on the same random weights, fp32: logits, gradients, there and back.
+"""Every architecture against `transformers` on the same random weights, fp32: logits, gradients, and round trips.
 
 What an entry of `architectures.ENTRIES` says is all that a new architecture needs here.
 """
@@ -53,8 +53,10 @@ def _expected(model: PreTrainedModel) -> torch.Tensor:
 
 
 def compare_at_tp(folder: str, expected: str) -> list[float]:
-    """Largest |difference| / (1 + |logit|) of the gathered logits from `transformers`' and, with fixed sums as served,
-    largest difference from one rank's."""
+    """Returns the largest |difference| / (1 + |logit|) of the gathered logits from those of `transformers`.
+
+    The second result is the largest difference from one rank's logits, with fixed sums as in inference.
+    """
     size = torch.distributed.get_world_size()
     mesh = Mesh.build(Layout(tp=size), size)
     reference = load_file(expected)
@@ -71,7 +73,7 @@ def test_logits_equal_transformers_and_survive_the_way_there_and_back(
     source, sharded, exported = (tmp_path / part for part in ("source", "sharded", "exported"))
     model = ENTRIES[name].make(source)
     expected = _expected(model)
-    assert expected.abs().max() > 1, "logits too flat to show a difference"
+    assert expected.abs().max() > 1, "the logits must be large enough to show a difference"
     torch.testing.assert_close(_logits(_load(source, ALONE)), expected, rtol=1e-5, atol=1e-5)
 
     fixed = _logits(_load(source, ALONE, num_slices=8, row_tile=16)).contiguous()
@@ -100,7 +102,7 @@ def test_gradients_equal_transformers(tmp_path: Path, name: str) -> None:
     loss = whole_loss(decoder, tokens[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
     loss.backward()
     model(tokens, labels=tokens).loss.backward()
-    # transformers holds experts as one tensor in memory; what it saves is named as our table is.
+    # transformers stacks experts into one tensor in memory, and saves them under the names of our table.
     gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -119,7 +121,7 @@ def test_gradients_equal_transformers(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_config_survives_there_and_back(tmp_path: Path, name: str) -> None:
-    """Ours from transformers', and from what we write; and what we write is what transformers reads."""
+    """tk must read the config of transformers and its own, and transformers must read that of tk."""
     model = ENTRIES[name].make(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
     assert ModelConfig.from_json(config.to_json()) == config

@@ -60,7 +60,7 @@ def test_the_loss_of_a_sequence_is_the_one_of_transformers(padded: bool) -> None
 
 
 def test_the_shares_of_a_long_sequence_do_not_drift() -> None:
-    """100,003 tokens that all go to expert 0 of 2: its share is 1, whatever 100,003 times 1 / 100,003 is in fp32."""
+    """All of 100,003 tokens go to expert 0 of 2: its share must be exactly 1, though fp32 cannot hold 1 / 100,003."""
     length = 100_003
     probabilities = torch.tensor([1.0, 0.0]).expand(1, length, 2)
     chosen = torch.zeros(1, length, 1, dtype=torch.int64)
@@ -95,11 +95,13 @@ def test_gradients_equal_transformers(tmp_path: Path, name: str) -> None:
     backward(plain)
     routed = [key for key in expected if key.endswith(".gate.weight")]
     without = {tensor: gradient for (tensor, _), gradient in gradients(plain).items()}
-    assert all((without[key] - expected[key]).abs().max() > 1e-3 for key in routed), "too little to be seen"
+    assert all((without[key] - expected[key]).abs().max() > 1e-3 for key in routed), (
+        "the loss must be large enough to be seen"
+    )
 
 
 def _as_stored(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
-    """The gradients under the names of stored tensors: transformers stacks experts in memory."""
+    """Returns the gradients by the names of stored tensors, since transformers stacks experts in memory."""
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.grad is not None
@@ -124,7 +126,7 @@ def test_recomputation_counts_nothing_twice(recompute: str) -> None:
 
 
 def test_rows_that_do_not_count_change_nothing() -> None:
-    """A padding row has no loss and sends no gradient to the routers."""
+    """A padding row must have no loss and send no gradient to the routers."""
     config = config_of("mixtral")
     inputs, positions, _ = tokens()
     alone, padded = build(config, ALONE), build(config, ALONE)
@@ -161,7 +163,7 @@ def test_a_routing_checksum_is_that_of_tokens_and_their_experts() -> None:
     chosen_BLK = torch.rand(4, 9, 6).argsort(dim=-1)[..., :2]
     whole = routing_checksum(3, chosen_BLK)
     assert whole == int(whole) > 0
-    assert whole == routing_checksum(3, chosen_BLK.flip(-1)), "the order of a token's experts is none"
+    assert whole == routing_checksum(3, chosen_BLK.flip(-1)), "the order of a token's experts must not count"
     assert whole == routing_checksum(3, chosen_BLK[:1]) + routing_checksum(3, chosen_BLK[1:])
     counted_BL = torch.tensor([True, False, True, True]).unsqueeze(-1).expand(4, 9)
     assert routing_checksum(3, chosen_BLK, counted_BL) == routing_checksum(3, chosen_BLK[[0, 2, 3]])

@@ -1,4 +1,4 @@
-"""config.json as the hub's models have it, old spellings among them, and `[model]`, which knows its options exactly."""
+"""config.json as models on the hub have it, with old spellings, and `[model]` with exactly its options."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from tk.model.registry import count_multiplied, count_parameters, decoder_spec, 
 from tk.model.shape import RopeScaling
 from tk.tests.model.architectures import ENTRIES
 
-# The keys that shape a model in the config.json of the model named, as it lies on the hub.
+# The keys that shape a model, from the config.json of the named model on the hub.
 HUB: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-8B": {
         "attention_bias": False,
@@ -106,7 +106,7 @@ HUB: dict[str, dict[str, Any]] = {
         "vocab_size": 50257,
     },
 }
-PARAMETERS = {  # in all, and those that a token meets beyond the tables of embeddings
+PARAMETERS = {  # the number of all parameters, and of those in the matrix products of a token
     "meta-llama/Llama-3.1-8B": (8_030_261_248, 7_504_924_672),
     "mistralai/Mixtral-8x7B-v0.1": (46_702_792_704, 12_748_853_248),
     "Qwen/Qwen3-30B-A3B": (30_532_122_624, 3_041_867_776),
@@ -150,11 +150,14 @@ def test_a_sliding_window_counts_as_its_architecture_says() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"architecture": "mamba"}, "architecture 'mamba' is not supported; tk knows gpt2, llama"),
-        ({"sliding_window": 8}, "sliding_window = 8 is no option of llama"),
-        ({"architecture": "gpt2", "num_key_value_heads": 2}, "num_key_value_heads = 2 is no option of gpt2"),
-        ({"architecture": "gpt2", "rope_theta": 5e5}, "rope_theta = 500000.0 is no option of gpt2"),
-        ({"architecture": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
+        ({"architecture": "mamba"}, "architecture 'mamba' is not supported; supported are gpt2, llama"),
+        ({"sliding_window": 8}, "sliding_window = 8 is not an option of llama"),
+        ({"architecture": "gpt2", "num_key_value_heads": 2}, "num_key_value_heads = 2 is not an option of gpt2"),
+        ({"architecture": "gpt2", "rope_theta": 5e5}, "rope_theta = 500000.0 is not an option of gpt2"),
+        (
+            {"architecture": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3},
+            "= 3 must not exceed num_local_experts = 2",
+        ),
         ({"architecture": "mixtral", "num_expert": 2}, r"unknown key 'num_expert'; did you mean 'num_local_experts'"),
         ({"rope_scaling": {"factor": 8.0}}, r"'rope_scaling\.low_freq_factor' is missing"),
         ({"dtype": "float8"}, "dtype = 'float8' must be one of float32"),
@@ -166,7 +169,7 @@ def test_a_model_section_is_refused_by_name(section: dict[str, Any], message: st
 
 
 def test_gpt2_as_the_hub_stores_it(tmp_path: Path) -> None:
-    """Without the base model's prefix, and with the causal mask among the tensors."""
+    """The hub's files lack the base model's prefix, and hold the causal mask as a tensor."""
     source = tmp_path / "source"
     ENTRIES["gpt2"].make(source)
     file = source / "model.safetensors"

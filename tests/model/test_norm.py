@@ -1,4 +1,4 @@
-"""RMSNorm's own backward against torch's, where its gradient is shared with others."""
+"""The backward of tk's RMSNorm against torch's, also if other operators share its gradient."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Recomputation changes what is kept for backward, and no bit of any gradient."""
+"""Recomputation keeps less for backward, and changes no bit of any gradient."""
 
 from typing import Any
 
@@ -36,10 +36,10 @@ def _same_gradients(name: str, tp: Group, **options: Any) -> None:
 
 
 def _kept_bytes(decoder: Decoder) -> int:
-    """Storage that one forward pass keeps for backward, parameters left out."""
+    """Returns the bytes that one forward pass keeps for backward, without parameters."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
     kept: dict[int, int] = {}
-    held: list[torch.Tensor] = []  # so that no storage is freed and its address used again
+    held: list[torch.Tensor] = []  # keeps every storage alive, so that no address is used twice
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()

@@ -23,7 +23,7 @@ def compare(names: list[str], sequence_parallel: bool) -> None:
 
 
 def check_stages() -> list[int]:
-    """Hidden states between stages are this rank's part, and the stages are the whole; the part's shape."""
+    """Compares two stages with the whole decoder; returns the shape of this rank's hidden states between them."""
     tp = _mesh().tp
     config = config_of("llama3")
     inputs, positions, _ = tokens()
@@ -37,7 +37,7 @@ def check_stages() -> list[int]:
 
 
 def refused() -> str:
-    """What is said of a sequence that tp does not divide."""
+    """Returns the error for a sequence that tp does not divide."""
     decoder = build(config_of("llama3"), _mesh().tp, sequence_parallel=True)
     inputs, positions, _ = tokens()
     with pytest.raises(ParallelError) as error:
@@ -61,5 +61,5 @@ def test_hidden_states_between_stages_are_split(rank_pool: RankPool) -> None:
 
 def test_a_sequence_that_tp_does_not_divide_is_refused(rank_pool: RankPool) -> None:
     for message in rank_pool.run(refused, 2):
-        assert "length % tp = 15 % 2 = 1, and it must be 0" in message
-        assert "such as 16" in message
+        assert "tp must divide their length, but length % tp = 15 % 2 = 1" in message
+        assert "for example 16" in message

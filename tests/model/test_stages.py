@@ -21,7 +21,7 @@ from tk.train.engine.loss import causal_attention
 
 
 def _run(parts: Sequence[Decoder]) -> tuple[torch.Tensor, float]:
-    """Forward and backward with hidden states and their gradients handed over as between ranks.
+    """Runs forward and backward, with hidden states and their gradients passed on as between ranks.
 
     Returns the logits and the load-balancing loss of all stages.
     """
@@ -39,7 +39,7 @@ def _run(parts: Sequence[Decoder]) -> tuple[torch.Tensor, float]:
 
 
 def _compare(name: str, tied: bool, tp: Group) -> None:
-    """4 layers on stages of 1, 1 and 2."""
+    """Returns stages of 1, 1 and 2 layers."""
     config = config_of(name, tie_word_embeddings=tied, num_hidden_layers=4)
     whole = build(config, tp)
     cuts = [stages(whole.spec.table, Layout(pp=3), rank)[0] for rank in range(3)]
@@ -87,7 +87,7 @@ def test_a_stage_has_its_own_parameters_under_their_global_names() -> None:
 
 
 def test_a_tied_head_of_its_own_stage_starts_from_the_embedding(tmp_path: Path) -> None:
-    """Drawn or loaded."""
+    """A stage's weights are those of the whole model, both drawn and loaded."""
     ENTRIES["qwen2"].make(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
     first = build(config, ALONE, stage=Stage(range(1), last=False))
@@ -102,7 +102,7 @@ def test_a_tied_head_of_its_own_stage_starts_from_the_embedding(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["llama3", "mixtral", "gpt2"])
 def test_deferred_weight_gradients_are_the_same(name: str) -> None:
-    """B and W of a zero-bubble schedule are one backward pass."""
+    """B and W of a zero-bubble schedule together must equal one backward pass."""
     queue = WeightGradQueue()
     at_once, deferred = (build(config_of(name), ALONE, weight_grads=queue) for _ in range(2))
     backward(at_once)

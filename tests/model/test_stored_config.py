@@ -1,4 +1,4 @@
-"""A head that config.json ties and the files hold all the same is compared, and kept where it differs."""
+"""A tied head that the files hold too is compared with the embedding, and kept if it differs."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ def tokens() -> torch.Tensor:
 
 
 def with_head(folder: Path, name: str, change: float) -> Path:
-    """A tied model whose file holds the head as well: the embedding, and something added to its last row."""
+    """Writes a tied model whose file has the head too: the embedding, with `change` added to its last row."""
     ENTRIES[name].make(folder)
     tensors = load_file(folder / "model.safetensors")
     [embedding] = [tensor for key, tensor in tensors.items() if key.endswith(("embed_tokens.weight", "wte.weight"))]
@@ -58,7 +58,7 @@ def ours(folder: Path, config: ModelConfig) -> torch.Tensor:
 
 
 def shape_of_a_run(folder: Path, runs: Path) -> ModelConfig:
-    """What `[model] init` makes of it."""
+    """Returns the shape of a run whose `[model] init` is `folder`."""
     config = {"model": {"init": str(folder)}, "train": {"seq_len": 8}, "checkpoint": {"dir": str(runs)}}
     return resolve(parse(config, TrainConfig, "test"), "never").model
 
@@ -71,7 +71,7 @@ def test_a_head_that_differs_is_used_kept_and_trained(
     wanted = expected(source)
     with caplog.at_level(logging.WARNING):
         config = stored_config(Checkpoint.open(source))
-    assert "they are not tied" in caplog.text
+    assert "the two are not tied" in caplog.text
     assert not config.tie_word_embeddings
     torch.testing.assert_close(ours(source, config), wanted, rtol=1e-4, atol=1e-4)
     assert not shape_of_a_run(source, tmp_path / "runs").tie_word_embeddings
@@ -86,7 +86,7 @@ def test_a_head_that_differs_is_used_kept_and_trained(
 
     tied = ModelConfig.from_folder(source)
     assert tied.tie_word_embeddings
-    with pytest.raises(ShapeMismatch, match=r"stores lm_head\.weight, which is not"):
+    with pytest.raises(ShapeMismatch, match=r"stores lm_head\.weight with other values than"):
         ours(source, tied)
     with pytest.raises(ShapeMismatch, match=r"lm_head\.weight, which is not .* it would be lost"):
         reshard(source, tmp_path / "lost", layout=Layout(tp=2), table=tensor_table(tied))
@@ -108,5 +108,5 @@ def test_a_head_that_is_missing_is_tied_only_where_config_json_says_so(tmp_path:
     path = tmp_path / "tied" / "config.json"
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "tie_word_embeddings"}))
     assert HEAD not in Checkpoint.open(tmp_path / "tied").tensors
-    with pytest.raises(ShapeMismatch, match=r"has no tensor lm_head\.weight, which its config\.json calls for"):
+    with pytest.raises(ShapeMismatch, match=r"has no tensor lm_head\.weight, which its config\.json requires"):
         ours(tmp_path / "tied", stored_config(Checkpoint.open(tmp_path / "tied")))

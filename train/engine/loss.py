@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from ...model.attention import Attend, Attending
+from ...model.attention import Attend, AttendingLayer
 from ...model.decoder import Decoder
 from ...parallel.cross_entropy import vocab_parallel_cross_entropy
 
 
-def causal_attention(at: Attending, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> torch.Tensor:
+def causal_attention(
+    at: AttendingLayer, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor
+) -> torch.Tensor:
     """Causal attention over the rows themselves, or the layer's window of them: [B, L, H, E] -> [B, L, H, E]."""
     window, length, grouped = at.window, q_BLHE.shape[1], q_BLHE.shape[-2] > k_BLKE.shape[-2]
     seen = None
@@ -31,7 +33,7 @@ def attention_within(documents: Sequence[int]) -> Attend:
     if not documents:
         return causal_attention
 
-    def attend(at: Attending, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> torch.Tensor:
+    def attend(at: AttendingLayer, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> torch.Tensor:
         pieces = (x.flatten(0, 1).unsqueeze(0).split(list(documents), 1) for x in (q_BLHE, k_BLKE, v_BLKE))
         out = [causal_attention(at, q, k, v) for q, k, v in zip(*pieces, strict=True)]
         return torch.cat(out, 1).view_as(q_BLHE)
