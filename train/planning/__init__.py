@@ -1,1 +1,1 @@
-"""What a run will be, from its configuration alone: memory by part, bubble, traffic, problems. No torch."""
+"""`tk plan`: memory, bubble, traffic and problems of a run, from its configuration alone (no torch)."""

@@ -1,20 +1,20 @@
-"""What autograd keeps of a forward pass until its backward, by formula: bytes per micro-batch on one rank. No torch.
+"""The memory that autograd keeps from a forward pass for its backward, by formula, in bytes per micro-batch (no torch).
 
-Letters, all of this rank (divided by tp where tensor parallelism splits them): T tokens of a micro-batch, t of them
-where hidden states are split along the sequence, D hidden size, H query and K kv heads of E each, I intermediate size,
-V padded vocabulary; b bytes of a parameter. What a layer keeps, in elements (fp32 statistics apart):
+All sizes are those of one rank, divided by tp if tensor parallelism splits them: T tokens of a micro-batch, t of them
+if hidden states are split along the sequence, D hidden size, H query and K kv heads of size E, I intermediate size,
+V padded vocabulary, b bytes of a parameter. A layer keeps these elements, besides fp32 statistics:
 
-    norm, twice      2 t D     its input            and 2 T D its output, the linear layer's input (t under sequence
-                                                    parallelism, where it is gathered again)
+    2 norms          2 t D     their inputs         and 2 T D, their outputs, which are inputs of linear layers (2 t D
+                                                    under sequence parallelism: backward gathers them again)
     q, k, v          T (H + 2 K) E                  one product; v is a view of it
-    rotated q, k     T (H + K) E                    where positions are rotated
-    attention        T H E     its output           and T H fp32 of log-sum-exp
-    SwiGLU           T 5 I     gate and up (2 I), the gate in a row, silu(gate), the product
+    rotated q, k     T (H + K) E                    with rotary position embeddings
+    attention        T H E     its output           and T H log-sum-exp values in fp32
+    SwiGLU           T 5 I     gate and up (2 I), the contiguous gate, silu(gate), the product
     GELU             T 2 I     its input and its output
     experts          k T (5 I + D) for k experts per token, and 2 k T D in fp32 before and after weighting
 
-"selective" recomputes rotation, attention (but for its output) and the activations' inner values; "full" keeps a
-layer's input alone, and one layer's whole share while that one is in its backward.
+"selective" recomputes the rotation, attention except its output, and the inner values of activations. "full" keeps
+only the input of each layer, and all values of the one layer that is in its backward.
 """
 
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ from ...core.layout import Stage
 from ...model.spec import DecoderSpec, ExpertsSpec
 
 INDEX = 8  # int64
-LOSS_BLOCK = 2**18  # elements, on a CPU; on a GPU up to 64 MiB in fp32: parallel/row_blocks.py
+LOSS_BLOCK = 2**18  # elements on a CPU; on a GPU up to 64 MiB in fp32, see parallel/row_blocks.py
 Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """What a forward pass is made of.
+    """The sizes that determine the memory of a forward pass.
 
     Attributes:
-        tokens: of a micro-batch.
+        tokens: the number of tokens of a micro-batch.
         itemsize: bytes of a parameter and of an activation.
-        vocab_rows: of the embedding and the head on this rank, padding included.
+        vocab_rows: rows of the embedding and of the head on this rank, padding included.
     """
 
     spec: DecoderSpec
@@ -49,12 +49,12 @@ class PassShape:
 
     @property
     def split_tokens(self) -> int:
-        """Tokens whose hidden states this rank keeps between blocks."""
+        """The number of tokens whose hidden states this rank keeps between blocks."""
         return self.tokens // self.tp if self.sequence_parallel else self.tokens
 
 
 def stage_bytes(shape: PassShape, stage: Stage) -> int:
-    """What one stage keeps of one micro-batch, the logits apart."""
+    """Returns the bytes that one stage keeps for one micro-batch, without the logits."""
     total = sum(layer_bytes(shape, layer, shape.recompute) for layer in stage.layers)
     hidden = shape.split_tokens * shape.spec.hidden_size * shape.itemsize
     if stage.first:
@@ -65,16 +65,16 @@ def stage_bytes(shape: PassShape, stage: Stage) -> int:
 
 
 def layer_bytes(shape: PassShape, layer: int, recompute: Recompute) -> int:
-    """What one layer keeps of one micro-batch."""
+    """Returns the bytes that one layer keeps for one micro-batch."""
     hidden = shape.split_tokens * shape.spec.hidden_size * shape.itemsize
     if recompute == "full":
         return hidden
-    normed = 2 * hidden  # both norms' inputs; their outputs are what the blocks keep
-    return 2 * _norm_bytes(shape) + normed + 2 * hidden + _attention(shape, recompute) + _mlp(shape, layer, recompute)
+    inputs, outputs = 2 * hidden, 2 * hidden  # of both norms
+    return 2 * _norm_bytes(shape) + inputs + outputs + _attention(shape, recompute) + _mlp(shape, layer, recompute)
 
 
 def _norm_bytes(shape: PassShape) -> int:
-    """Statistics of one norm."""
+    """Returns the bytes of the statistics of one norm."""
     return shape.split_tokens * FP32.itemsize * (1 if shape.spec.norm == "rms" else 2)
 
 
@@ -103,14 +103,16 @@ def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
 
 
 def logits_bytes(shape: PassShape) -> int:
-    """The most that head and loss take at once: the logits, in backward their gradient, and a block of it in fp32."""
+    """Returns the peak of head and loss: the logits, their gradient in backward, and a block of it in fp32."""
     values = shape.tokens * shape.vocab_rows
     return 2 * values * shape.itemsize + min(values, LOSS_BLOCK) * FP32.itemsize
 
 
 def backward_bytes(shape: PassShape, stage: Stage) -> int:
-    """The most that one layer's backward takes beside what forward kept: gradients of its widest block, and under
-    recomputation what it computes again."""
+    """Returns the peak of one layer's backward beside the memory that forward kept.
+
+    It holds the gradients of the layer's widest block, and with recomputation the values that are computed again.
+    """
     if not stage.layers:
         return 0
     widest = max(

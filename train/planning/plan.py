@@ -1,4 +1,4 @@
-"""What a run will be, from its configuration alone: memory by part, bubble, traffic. No torch, no processes."""
+"""The plan of a run from its configuration alone: memory by part, bubble, traffic (no torch, no processes)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,17 +24,19 @@ from .problems import notes, problems, refuse
 from .save_copy import save_copy_bytes
 from .traffic import StepWork, Traffic, traffic
 
-IN_FLIGHT = 3  # buckets of gradients at once: one fills while two are exchanged
+IN_FLIGHT = 3  # buckets of gradients in memory: one is filled while two are exchanged
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run's cost.
+    """The shape and the cost of a run.
 
     Attributes:
-        memory: per pipeline rank, part -> bytes; ranks of other axes take the same.
-        in_flight: per pipeline rank, the most micro-batches times stages whose activations it keeps.
-        traffic: of the pipeline rank with most parameters.
+        memory: for each pipeline rank, the bytes by part. Ranks along other axes need no more.
+        in_flight: for each pipeline rank, the largest number of (micro-batch, stage) pairs whose activations it keeps.
+        bubble: the share of the time of all ranks that they wait in the pipeline.
+        traffic: the communication of the pipeline rank with the most parameters.
+        notes: sentences on settings that waste computation.
     """
 
     model: ModelConfig
@@ -53,7 +55,7 @@ class Plan:
     run_folder: Path
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; bytes and shares as numbers."""
+        """Returns the plan as plain data, with bytes and shares as numbers."""
         return {
             "model": {"architecture": self.model.architecture, "parameters": self.num_parameters}
             | {"vocab_size": self.model.vocab_size},
@@ -71,15 +73,15 @@ class Plan:
 
 
 def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
-    """Works everything out.
+    """Plans a run.
 
     Args:
-        config: with the model's shape, see `initial_model.resolve`.
-        num_ranks: that are to be started; None = as many as the layout asks for.
+        config: the configuration, with the model's shape (see `initial_model.resolve`).
+        num_ranks: the number of ranks of the job; None = as many as the layout needs.
 
     Raises:
-        ParallelError: the run cannot start; lists every reason.
-        ConfigError: `train.freeze` names nothing that is there.
+        ParallelError: the run cannot start; the message lists every reason.
+        ConfigError: a pattern of `train.freeze` matches no parameter.
     """
     assert config.model.is_known
     model = config.model.model_copy(update={"vocab_size": _vocab_size(config)})
@@ -87,15 +89,15 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
     table = without_frozen(spec.table, config.train.freeze)
     refuse(problems(config, table, num_ranks))
     layout = config.layout(num_ranks)
-    at_once = layout.dp * config.train.micro_batch_size
-    num_micro_batches = -(-config.train.global_batch_size // at_once)
+    rows = layout.dp * config.train.micro_batch_size
+    num_micro_batches = -(-config.train.global_batch_size // rows)
     schedule = make_schedule(config.parallel.schedule, layout.pp, layout.virtual_stages, num_micro_batches)
-    played = simulate(schedule)
+    simulation = simulate(schedule)
     ranks = [local_params(table, layout, pp, 0) for pp in range(layout.pp)]
     shape = _pass_shape(config, model, spec)
     memory = [
         model_state_bytes(config, layout, params)
-        | _pass_bytes(shape, stages(table, layout, pp), played.peak_in_flight[pp])
+        | _pass_bytes(shape, stages(table, layout, pp), simulation.peak_in_flight[pp])
         | _save_bytes(config, table, layout, pp)
         for pp, params in enumerate(ranks)
     ]
@@ -108,8 +110,8 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
         schedule=config.parallel.schedule,
         num_micro_batches=num_micro_batches,
         memory=tuple(memory),
-        in_flight=played.peak_in_flight,
-        bubble=played.bubble,
+        in_flight=simulation.peak_in_flight,
+        bubble=simulation.bubble,
         traffic=tuple(traffic(layout, _work(config, layout, shape, fullest, num_micro_batches))),
         tokens_per_step=tokens,
         flops_per_step=flops_per_token(model, config.train.seq_len) * tokens,
@@ -120,7 +122,7 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
 
 
 def _vocab_size(config: TrainConfig) -> int:
-    """The model's, else the tokenizer's where there is one already, else that of the one to be trained."""
+    """Returns the vocabulary size of the model, or of its tokenizer, or of the tokenizer that will be trained."""
     if config.model.vocab_size or config.data.sources == "stdlib":
         return config.model.vocab_size or config.data.vocab_size
     folder = Path(config.data.tokenizer or config.data.sources[0].path)
@@ -128,11 +130,14 @@ def _vocab_size(config: TrainConfig) -> int:
 
 
 def model_state_bytes(config: TrainConfig, layout: Layout, params: Sequence[LocalParam]) -> dict[str, int]:
-    """What lives from step to step, and the buckets and gathered parameters that come and go; padding included.
+    """Returns the bytes of model states, which live as long as the run, and of buckets and gathered parameters.
 
-    g = 4 bytes of an fp32 gradient, N ranks per ZeRO group; per parameter in low precision (fp32: without masters):
+    Padding is included. Per low-precision parameter, with g = 4 bytes of an fp32 gradient, 12 bytes of fp32 master and
+    two moments, and N ranks per ZeRO group:
 
-        stage 0: 2 + g + 12     1: 2 + g + 12 / N     2: 2 + (g + 12) / N     3: (g + 12) / N, fp32 shards alone
+        stage 0: 2 + g + 12     1: 2 + g + 12 / N     2: 2 + (g + 12) / N     3: (g + 12) / N, only fp32 shards
+
+    fp32 parameters need no masters.
     """
     itemsize, zero, group = by_name(config.precision.params).itemsize, layout.zero, layout.group_size
     sizes = sorted((bucket.size for bucket in buckets(params, layout)), reverse=True)
@@ -143,16 +148,16 @@ def model_state_bytes(config: TrainConfig, layout: Layout, params: Sequence[Loca
         "gradients": total * FP32.itemsize // (group if zero >= 2 else 1),
         "optimizer": total * (2 * FP32.itemsize + masters) // group,
     }
-    at_once = sizes[:IN_FLIGHT] if config.zero.overlap else sizes
+    exchanged = sizes[:IN_FLIGHT] if config.zero.overlap else sizes
     if zero >= 2:
-        result["buckets"] = sum(at_once) * FP32.itemsize
+        result["buckets"] = sum(exchanged) * FP32.itemsize
     if zero == 3:
         result["gathered parameters"] = _gathered(params, config.zero.overlap) * itemsize
     return result
 
 
 def _gathered(params: Sequence[LocalParam], prefetch: bool) -> int:
-    """The most elements that are whole at once: a layer, and the next one where that is gathered ahead."""
+    """Returns the most elements that are gathered at once: a layer, and the next one if it is prefetched."""
     sizes = [
         sum(param.size for param in unit if param.trainable) for _, unit in groupby(params, lambda param: param.unit)
     ]
@@ -172,7 +177,7 @@ def _pass_shape(config: TrainConfig, model: ModelConfig, spec: DecoderSpec) -> P
 
 
 def _pass_bytes(shape: PassShape, held: Sequence[Stage], in_flight: int) -> dict[str, int]:
-    """Activations of all micro-batches in flight, and what head, loss and backward take beside them."""
+    """Returns the bytes of the activations of all micro-batches in flight, and the peaks of head, loss and backward."""
     kept = max(stage_bytes(shape, stage) for stage in held)
     logits = logits_bytes(shape) if any(stage.last for stage in held) else 0
     backward = max(backward_bytes(shape, stage) for stage in held)
@@ -204,7 +209,7 @@ def _work(
 
 
 def describe(plan: Plan) -> str:
-    """The plan in words and two tables."""
+    """Returns the plan as text with two tables."""
     layout = plan.layout
     axes = [("tp", layout.tp), *([("pp", layout.pp)] if layout.pp > 1 else []), ("dp", layout.dp)]
     lines = [

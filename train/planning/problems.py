@@ -1,4 +1,4 @@
-"""What does not fit together in a configuration, all of it at once, each with its formula, values and a fix."""
+"""Finds all problems of a configuration at once; each names its formula, its values and a fix."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,12 @@ from ..config.train_config import TrainConfig
 
 
 def problems(config: TrainConfig, table: Table, num_ranks: int | None) -> list[str]:
-    """One sentence per problem, none if the run can start.
+    """Returns one sentence per problem; none if the run can start.
 
     Args:
-        num_ranks: that are to be started; None = as many as the layout asks for.
+        config: the configuration.
+        table: the model's tensors.
+        num_ranks: the number of ranks of the job; None = as many as the layout needs.
     """
     found = [*_axes(config, num_ranks), *_tensors(config, table), *_pipeline(config, table)]
     return list(dict.fromkeys(found))
@@ -34,7 +36,7 @@ def _axes(config: TrainConfig, num_ranks: int | None) -> Iterator[str]:
 
 
 def _tensors(config: TrainConfig, table: Table) -> Iterator[str]:
-    """Whatever tp does not divide, once per reason."""
+    """Yields a sentence for each size of the model that tp does not divide; several tensors may share a size."""
     reasons: set[tuple[str, int]] = set()
     for spec in table:
         if spec.split is None:
@@ -60,7 +62,7 @@ def _pipeline(config: TrainConfig, table: Table) -> Iterator[str]:
 
 
 def notes(config: TrainConfig, layout: Layout) -> list[str]:
-    """What works and wastes something."""
+    """Returns one sentence for each setting that works but wastes computation."""
     rows, at_once = config.train.global_batch_size, layout.dp * config.train.micro_batch_size
     if rows % at_once == 0:
         return []
@@ -68,5 +70,5 @@ def notes(config: TrainConfig, layout: Layout) -> list[str]:
     return [
         f"[train] global_batch_size % (dp x micro_batch_size) = {rows} % ({layout.dp} x "
         f"{config.train.micro_batch_size}) = {rows % at_once}: {computed - rows} of {computed} rows are empty. "
-        f"A multiple of {at_once} wastes none."
+        f"A multiple of {at_once} has no empty rows."
     ]

@@ -1,4 +1,4 @@
-"""The copy of a rank's share of a checkpoint, from which a save in the background is written: its size. No torch."""
+"""The size of the copy from which a save in the background is written (no torch)."""
 
 from types import MappingProxyType
 from typing import Final
@@ -12,10 +12,10 @@ _CODES: Final = MappingProxyType({"fp32": "F32", "bf16": "BF16", "fp16": "F16"})
 
 
 def save_copy_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) -> int:
-    """Bytes that the copy takes on the rank of pipeline rank `pp` that writes most, from the first save on; 0 where
-    every save is waited for.
+    """Returns the bytes of the copy, on the rank of pipeline rank `pp` that writes most; 0 if no save needs a copy.
 
-    The first rank writes most: it saves the tensors that tp replicates, and the odd one of those that are dealt out.
+    The copy is allocated at the first save and stays. The first rank writes most: it also saves the tensors that are
+    equal on all tp ranks, and a remainder if tensors cannot be distributed evenly.
     """
     every = config.checkpoint.every
     if not config.checkpoint.async_save or not 0 < every < config.train.steps:

@@ -1,6 +1,6 @@
-"""What a rank sends and receives in one optimizer step, by mesh axis and collective. No torch.
+"""The messages of a rank in one optimizer step, by mesh axis and collective (no torch).
 
-Wire bytes are those of the ring algorithms: an all-reduce of n bytes over N ranks moves 2 n (N - 1) / N per rank, a
+Bytes on the wire are those of ring algorithms: an all-reduce of n bytes over N ranks moves 2 n (N - 1) / N per rank, a
 reduce-scatter or an all-gather half of that.
 """
 
@@ -16,12 +16,15 @@ Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """One kind of communication.
+    """The calls of one collective for one purpose.
 
     Attributes:
-        message_bytes: of one call, all ranks' parts together.
-        calls: per optimizer step.
-        ranks: that take part.
+        axis: the mesh axis.
+        collective: the collective.
+        what: the tensors that are sent.
+        ranks: the number of ranks that take part.
+        calls: the number of calls per optimizer step.
+        message_bytes: the size of the tensor of one call, the parts of all ranks together.
     """
 
     axis: str
@@ -33,7 +36,7 @@ class Traffic:
 
     @property
     def wire_bytes(self) -> int:
-        """That each rank sends per optimizer step."""
+        """The bytes that each rank sends per optimizer step."""
         share = (self.ranks - 1) / self.ranks
         factor = {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share, "send": 1.0}
         return round(self.calls * self.message_bytes * factor[self.collective])
@@ -41,14 +44,17 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a rank does per optimizer step, as far as communication depends on it.
+    """The numbers of a rank's optimizer step that communication depends on.
 
     Attributes:
-        num_params: elements of this rank's buckets.
-        num_gathered_twice: those of them that ZeRO stage 3 gathers for backward too.
-        hidden_bytes: of one micro-batch's hidden states, not split.
-        num_layers: on this rank.
-        recompute_full: layers run forward a second time.
+        num_params: the number of elements of this rank's buckets.
+        num_gathered_twice: the number of those that ZeRO stage 3 also gathers for backward.
+        itemsize: bytes of a parameter.
+        hidden_bytes: the size of one micro-batch's hidden states, not split.
+        num_layers: the number of layers on this rank.
+        num_micro_batches: the number of micro-batches of this rank.
+        sequence_parallel: whether hidden states are split over tp along the sequence.
+        recompute_full: whether backward runs the forward of every layer again.
     """
 
     num_params: int
@@ -62,7 +68,7 @@ class StepWork:
 
 
 def traffic(layout: Layout, work: StepWork) -> list[Traffic]:
-    """All that takes more than one rank and grows with the model or the batch."""
+    """Returns all communication that grows with the model or the batch; none for a single rank."""
     return [*_tensor_parallel(layout, work), *_pipeline(layout, work), *_data_parallel(layout, work)]
 
 
@@ -74,8 +80,8 @@ def _tensor_parallel(layout: Layout, work: StepWork) -> Iterator[Traffic]:
     if not work.sequence_parallel:
         yield Traffic("tp", "all_reduce", "hidden states", layout.tp, passes * blocks, work.hidden_bytes)
         return
-    # Into each block a gather in forward, again in backward for the weight's gradient, and a scatter of its gradient;
-    # out of it a scatter, and a gather of its gradient.
+    # At the input of each block: a gather in forward and another one in backward for the weight's gradient, and a
+    # scatter of the input's gradient. At its output: a scatter, and a gather of the output's gradient.
     yield Traffic("tp", "all_gather", "hidden states", layout.tp, (passes + 1) * blocks, work.hidden_bytes)
     yield Traffic("tp", "reduce_scatter", "hidden states", layout.tp, passes * blocks, work.hidden_bytes)
 

@@ -1,4 +1,4 @@
-"""What a rank really holds, traced at the allocator, beside what `tk plan` says before anything is allocated."""
+"""The memory of a rank, traced at the allocator, equals the memory that `tk plan` computes."""
 
 import gc
 from typing import Any
@@ -28,7 +28,7 @@ MODEL = {
 
 
 def _levels(traced: profile) -> list[int]:
-    """Bytes allocated since the trace began, after each allocation and release."""
+    """Returns the bytes allocated since the trace began, after each allocation and release."""
     recorded: Any = traced.profiler
     events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
     level, levels = 0, [0]
@@ -39,11 +39,11 @@ def _levels(traced: profile) -> list[int]:
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any]:
-    """This rank's bytes: between steps, and at the peak of the second; and its plan."""
+    """Returns this rank's bytes between steps, at the peak of the second step, of the copy for saves, and its plan."""
     parsed = parse(config, TrainConfig, "test")
     world = torch.distributed.get_world_size()
     mesh = Mesh.build(parsed.layout(world), 2)
-    gc.collect()  # what an earlier test left is not to be released while we count
+    gc.collect()  # so that garbage of an earlier test is not released during the trace
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as building:
         trainer = Trainer(parsed, mesh)
     trainer.step()
@@ -80,7 +80,7 @@ SIMILAR = ("zero 0", "zero 3", "zero 1 bf16", "tp")  # to others, which `make te
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.matrix if name in SIMILAR else ()) for name in LAYOUTS]
 )
-def test_a_rank_holds_what_the_plan_says(rank_pool: RankPool, configure: Configure, name: str) -> None:
+def test_a_rank_has_the_memory_of_the_plan(rank_pool: RankPool, configure: Configure, name: str) -> None:
     config = configure(
         "memory",
         **{

@@ -1,4 +1,4 @@
-"""`tk plan`: memory by part against what torch keeps, the formulas of ZeRO, traffic, and problems listed at once."""
+"""`tk plan`: activations that torch keeps, ZeRO's formulas, traffic, and a list of all problems at once."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ MODELS = {
 
 
 def _kept_by_autograd(config: ModelConfig, dtype: torch.dtype, rows: int, length: int) -> int:
-    """Bytes of the distinct memory that autograd keeps of a forward pass, parameters apart."""
+    """Returns the bytes of distinct memory that autograd keeps of a forward pass, without parameters."""
     decoder = Decoder(config, ALONE, dtype=dtype, device=torch.device("cpu"))
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
@@ -56,7 +56,7 @@ def _kept_by_autograd(config: ModelConfig, dtype: torch.dtype, rows: int, length
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage  # alive, so that its address is not used again
+            kept[storage.data_ptr()] = storage  # kept alive, so that its address is not used again
         return tensor
 
     tokens = torch.randint(0, config.vocab_size, (rows, length + 1))
@@ -67,7 +67,7 @@ def _kept_by_autograd(config: ModelConfig, dtype: torch.dtype, rows: int, length
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_activations_are_what_autograd_keeps(name: str, dtype: str) -> None:
+def test_activations_are_those_that_autograd_keeps(name: str, dtype: str) -> None:
     config, itemsize = ModelConfig(**MODELS[name]), 4 if dtype == "fp32" else 2
     measured = _kept_by_autograd(config, torch.float32 if itemsize == 4 else torch.bfloat16, 4, 48)
     spec = decoder_spec(config)
@@ -106,7 +106,7 @@ def test_model_states_follow_the_formulas_of_zero(
     assert states == pytest.approx(per_param * count_parameters(plan.model), rel=0.05)
 
 
-def test_the_copy_for_saves_is_counted_where_a_save_goes_on_beside_training(configure: Configure) -> None:
+def test_the_copy_for_saves_is_counted_if_a_save_is_in_the_background(configure: Configure) -> None:
     def copies(every: int, background: bool, steps: int = 10) -> list[int | None]:
         saving = {"every": every, "async_save": background}
         config = configure(train={"steps": steps}, checkpoint=saving, parallel={"dp": 2}, zero={"stage": 1})
@@ -116,10 +116,10 @@ def test_the_copy_for_saves_is_counted_where_a_save_goes_on_beside_training(conf
     (size,) = copies(5, True)
     assert size
     parameters = make_plan(parse(configure(), TrainConfig, "test"), None).num_parameters
-    assert size == pytest.approx(12 * parameters / 2, rel=0.1), "fp32: weights and two states, shared out over dp"
+    assert size == pytest.approx(12 * parameters / 2, rel=0.1), "fp32: weights and two states, divided over dp"
 
 
-def test_whole_buckets_live_only_while_they_are_exchanged(configure: Configure) -> None:
+def test_whole_buckets_are_counted_only_while_they_are_exchanged(configure: Configure) -> None:
     configs = {overlap: _config(configure, zero={"stage": 3, "overlap": overlap}) for overlap in (True, False)}
     layout = configs[True].layout(4)
     params = local_params(decoder_spec(make_plan(configs[True], 4).model).table, layout, 0, 0)
@@ -180,13 +180,13 @@ def test_the_command_prints_one_json_document(configure: Configure, write_toml: 
     shown = CliRunner().invoke(plan_command, [str(path), "--nproc", "4", "--json"])
     assert shown.exit_code == 0, shown.output
     document = json.loads(shown.stdout)
-    assert document["model"]["vocab_size"] == 301, "the tokenizer's"
+    assert document["model"]["vocab_size"] == 301, "that of the tokenizer"
     assert document["layout"]["dp"] == 2
     parts = dict(document["memory"][0])
     assert parts.pop("total") == sum(parts.values())
 
 
-def test_a_run_that_begins_with_a_checkpoint_is_planned_in_its_shape(
+def test_a_run_with_init_is_planned_with_the_shape_of_the_checkpoint(
     configure: Configure, write_toml: Any, tmp_path: Path
 ) -> None:
     folder = _hugging_face(tmp_path)
@@ -216,5 +216,5 @@ def test_a_checkpoint_is_planned_for_serving(configure: Configure, write_toml: A
     rows = {row["tp"]: row for row in json.loads(shown.stdout)["serving"]}
     assert rows[1]["weight_bytes"] == 4 * count_parameters(config)
     assert rows[1]["kv_bytes_per_token"]["fp32"] == 2 * rows[2]["kv_bytes_per_token"]["fp32"] == 2 * 3 * 2 * 16 * 4
-    assert rows[4]["kv_bytes_per_token"] == rows[2]["kv_bytes_per_token"], "two kv heads, each held twice"
+    assert rows[4]["kv_bytes_per_token"] == rows[2]["kv_bytes_per_token"], "each of two kv heads is on two ranks"
     assert "num_attention_heads % tp = 4 % 8" in rows[8]["problem"]
