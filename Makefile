@@ -48,7 +48,7 @@ check: $(READY) $(LINK) ## format, lint, types, import floors
 	@MYPYPATH=.build $(BIN)/mypy -p tk
 	@$(BIN)/python -m pytest --quiet tests/house/test_floors.py
 
-bench: $(READY) ## every benchmark in benchmarks/, one after the other
+bench: $(READY) $(LINK) ## every benchmark in benchmarks/, one after the other
 	@set -e; for f in benchmarks/bench_*.py; do echo "== $$f"; $(BIN)/python "$$f" $(ARGS); done
 
 # ---- generated files ----------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Reshard, load and verify beside `cp -r`, PyTorch DCP, safetensors, DeepSpeed and dd, on the same bytes in one run.
 
 Cold: the source is evicted from the page cache before each run. Written files are fsynced before the clock stops. Every
-round runs each contender once, so that a busy machine slows all alike; medians are over rounds. With --deepspeed PYTHON
-(`pip install torch deepspeed` in a folder of its own), DeepSpeed makes a ZeRO-3 checkpoint of as many bytes and turns
-it into its universal one.
+round runs each contender once, so that a busy machine slows all alike; medians are over rounds. DeepSpeed, in an
+environment of its own (peers/environments.py), makes a ZeRO-3 checkpoint of as many bytes and turns it into its
+universal one.
 """
 
 import json
@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 
+from tk.benchmarks.peers.environments import peer_environment, python_if_possible
 from tk.checkpoint import NewStep, RunFolder, commit, write_part
 from tk.core.layout import Layout, owned
 from tk.core.tensors import Table
@@ -27,8 +28,7 @@ from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
 
 PEERS = Path(__file__).with_name("checkpoint_peers.py")
-DEEPSPEED = Path(__file__).with_name("deepspeed_peer.py")
-ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
+DEEPSPEED = Path(__file__).with_name("peers") / "deepspeed_checkpoint.py"
 CP = "cp -r, fsync"
 SLOTS = {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}
 LAYER_BYTES, END_BYTES = 141_582_336, 393_216_000  # of the model below
@@ -74,7 +74,9 @@ class Contender:
             shutil.rmtree(self.target, ignore_errors=True)
         (_read_all if warm else evict)(self.source)
         start = time.perf_counter()
-        done = subprocess.run(self.command, check=True, capture_output=True, text=True, env=ENVIRONMENT | os.environ)
+        done = subprocess.run(
+            self.command, check=True, capture_output=True, text=True, env=peer_environment() | os.environ
+        )
         if self.target:
             for path in (self.target, *self.target.rglob("*")):
                 _fsync(path)
@@ -154,7 +156,7 @@ def make_sources(chosen: list[Contender], folder: Path, tp4: Path, num_bytes: in
     for name, command in makers.items():
         if any(one.source == folder / name for one in chosen):
             tell(f"making {name}")
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT | os.environ)
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=peer_environment() | os.environ)
 
 
 def rows(chosen: list[Contender], num_bytes: int) -> list[str]:
@@ -207,19 +209,16 @@ def measure(
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--warm-rounds", default=1, show_default=True)
 @click.option("--only", default="", help="Words of which a contender's name must have one, separated by commas.")
-@click.option("--deepspeed", type=click.Path(exists=True, path_type=Path), help="A python that has deepspeed.")
+@click.option("--deepspeed/--no-deepspeed", default=True, show_default=True, help="Whether DeepSpeed takes part.")
 @click.option("--folder", type=click.Path(path_type=Path), default=Path(".build"), show_default=True)
-def main(
-    gigabytes: tuple[float, ...], rounds: int, warm_rounds: int, only: str, deepspeed: Path | None, folder: Path
-) -> None:
+def main(gigabytes: tuple[float, ...], rounds: int, warm_rounds: int, only: str, deepspeed: bool, folder: Path) -> None:
     """Run every contender in turn, as many rounds as asked at each size, and print a markdown table of the medians."""
-    if deepspeed is None:
-        tell("DeepSpeed's universal checkpoint is left out: no --deepspeed PYTHON")
+    deepspeed_python = python_if_possible("deepspeed") if deepspeed else None
     print(f"{os.cpu_count()} cores, {rounds} cold and {warm_rounds} warm rounds\n")
     print("| GB | | cold, s | range | GB/s | cp / it | warm, s | peak MiB | read / size | written / size |")
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for size in gigabytes:
-        print("\n".join(measure(size, rounds, warm_rounds, only, folder, deepspeed)), flush=True)
+        print("\n".join(measure(size, rounds, warm_rounds, only, folder, deepspeed_python)), flush=True)
 
 
 if __name__ == "__main__":

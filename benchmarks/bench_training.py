@@ -1,6 +1,6 @@
 """Training speed and memory beside transformers, DeepSpeed and FSDP2: the same 32 M model, interleaved, as ratios.
 
-python benchmarks/bench_training.py --deepspeed-python /tmp/ds/bin/python   # as shared/peers/README.md says
+DeepSpeed has an environment of its own, made on first use (peers/environments.py); --no-deepspeed leaves it out.
 """
 
 import os
@@ -17,7 +17,9 @@ from pathlib import Path
 
 import click
 
-PEERS = Path(__file__).resolve().parents[2] / "shared" / "peers"
+from tk.benchmarks.peers.environments import peer_environment, python_if_possible
+
+PEERS = "tk.benchmarks.peers"
 PRODUCTS = "matrix products of as many flops"
 SPEED = re.compile(r"(\d+(?:\.\d+)?) tok/s")
 
@@ -43,12 +45,15 @@ class Contender:
     def _measure(self, commands: list[list[str]]) -> None:
         threads = str(2 // self.num_ranks)
         with tempfile.TemporaryDirectory() as folder:
-            environment = os.environ | {
-                "OMP_NUM_THREADS": threads,
-                "DS_ACCELERATOR": "cpu",
-                "TK_BENCH_STORE": f"{folder}/store",
-                "TK_BENCH_RUN": f"{folder}/run",
-            }
+            environment = (
+                os.environ
+                | peer_environment()
+                | {
+                    "OMP_NUM_THREADS": threads,
+                    "TK_BENCH_STORE": f"{folder}/store",
+                    "TK_BENCH_RUN": f"{folder}/run",
+                }
+            )
             processes = [
                 subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 for command in commands
@@ -90,24 +95,24 @@ class PeakMemory:
                         self._peak = max(self._peak, int(highest) * 1024)
 
 
-def contenders(deepspeed_python: str | None) -> list[Contender]:
-    """Ours and theirs."""
+def contenders(deepspeed: Path | None) -> list[Contender]:
+    """Ours and theirs; `deepspeed` is the interpreter of its environment."""
     python, torchrun = sys.executable, ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     own = [python, "-m", "tk.benchmarks.training_rank"]
     found = [
         Contender(PRODUCTS, [python, "-m", "tk.benchmarks.matrix_product"]),
-        Contender("transformers, autocast", [python, str(PEERS / "hf_train.py"), "amp"]),
-        Contender("transformers, autocast + compile", [python, str(PEERS / "hf_train.py"), "compile_amp"]),
+        Contender("transformers, autocast", [python, "-m", f"{PEERS}.transformers_train", "eager"]),
+        Contender("transformers, autocast + compile", [python, "-m", f"{PEERS}.transformers_train", "compile"]),
         Contender("tk, one process", [*own, "1", "1", "1", "0", "0"], 1, own=True),
         Contender("tk, one process + compile", [*own, "1", "1", "1", "0", "1"], 1, own=True),
     ]
     for stage in (1, 2, 3):
         found.append(Contender(f"tk dp 2, ZeRO-{stage}", [*own, "1", "1", "2", str(stage), "0"], 2, own=True))
-        if deepspeed_python:
-            script = [str(PEERS / "deepspeed_train.py"), str(stage)]
-            found.append(Contender(f"DeepSpeed ZeRO-{stage}", [deepspeed_python, *torchrun, *script], 2))
-    for mode, what in (("fsdp2", "kept after forward"), ("fsdp3", "resharded after forward")):
-        script = [str(PEERS / "fsdp_train.py"), mode]
+        if deepspeed:
+            script = ["-m", f"{PEERS}.deepspeed_train", str(stage)]
+            found.append(Contender(f"DeepSpeed ZeRO-{stage}", [str(deepspeed), *torchrun, *script], 2))
+    for mode, what in (("keep", "kept after forward"), ("reshard", "resharded after forward")):
+        script = ["-m", f"{PEERS}.fsdp_train", mode]
         found.append(Contender(f"FSDP2, {what}", [python, *torchrun, *script], 2))
     found.append(Contender("tk dp 2", [*own, "1", "1", "2", "0", "0"], 2, own=True))
     found.append(Contender("tk tp 2", [*own, "2", "1", "1", "0", "0"], 2, own=True))
@@ -116,13 +121,14 @@ def contenders(deepspeed_python: str | None) -> list[Contender]:
 
 
 @click.command()
-@click.option("--deepspeed-python", help="Interpreter of a virtual environment with DeepSpeed; left out if not given.")
+@click.option("--deepspeed/--no-deepspeed", default=True, show_default=True, help="Whether DeepSpeed takes part.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--only", default="", help="Contenders whose name contains this.")
-def main(deepspeed_python: str | None, rounds: int, only: str) -> None:
+def main(deepspeed: bool, rounds: int, only: str) -> None:
     """Every contender once per round, in turn; medians, their share of what matrix products alone would allow, and peak
     memory of the fullest process."""
-    runs = [one for one in contenders(deepspeed_python) if only in one.name or one.name == PRODUCTS]
+    found = contenders(python_if_possible("deepspeed") if deepspeed else None)
+    runs = [one for one in found if only in one.name or one.name == PRODUCTS]
     for number in range(rounds):
         for contender in runs:
             start = time.perf_counter()

@@ -3,6 +3,7 @@
 With `on-request` behind that, it makes a step for every line that it reads (compare_checkouts.py).
 """
 
+import json
 import os
 import sys
 import time
@@ -18,15 +19,7 @@ from tk.train.config.train_config import TrainConfig
 from tk.train.trainer import Trainer
 
 ROWS, LENGTH = 8, 512
-MODEL = {
-    "vocab_size": 8192,
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
-}
+MODEL = json.loads(Path(__file__).with_name("training_model.json").read_text(encoding="utf-8"))
 
 
 def build(tp: int, pp: int, dp: int, zero: int, compiled: int, rank: int) -> Trainer:
