@@ -49,6 +49,14 @@ def llama_table(
     return tuple(specs)
 
 
+LLAMA = llama_table(layers=2, tied=False)
+LLAMA_CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 101, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
+
+
 def mixed_table(tied: bool = True) -> tuple[TensorSpec, ...]:
     """Four layers, each with what is hard in another architecture, between two ends of a vocabulary that no tp divides.
 

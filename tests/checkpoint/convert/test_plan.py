@@ -2,63 +2,15 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tk.checkpoint import Checkpoint, Options, prepare_reshard
-from tk.checkpoint.convert.copy import run_copy
 from tk.checkpoint.convert.plan import select, tiles
-from tk.checkpoint.format.region import Region, copy_region, count_before, position_of, shared_span
 from tk.core import dtypes
 from tk.core.dtypes import BF16, FP32
-from tk.core.geometry import Box
 from tk.core.layout import Layout
 from tk.core.tensors import TensorSpec
 from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, llama_table, save_step, true_values
-
-
-@st.composite
-def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
-    low = [draw(st.integers(0, extent - 1)) for extent in shape]
-    high = [draw(st.integers(a + 1, extent)) for a, extent in zip(low, shape, strict=True)]
-    box = Box.from_bounds(list(zip(low, high, strict=True)))
-    start = draw(st.integers(0, box.size - 1))
-    return Region(box, start, draw(st.integers(start + 1, box.size)))
-
-
-@st.composite
-def region_pairs(draw: st.DrawFn) -> tuple[tuple[int, ...], Region, Region]:
-    shape = tuple(draw(st.lists(st.integers(1, 5), max_size=3)))
-    return shape, draw(regions(shape)), draw(regions(shape))
-
-
-def positions(region: Region, shape: tuple[int, ...]) -> np.ndarray:
-    """The region's elements by their place in the whole tensor."""
-    whole = np.arange(int(np.prod(shape))).reshape(shape)
-    return whole[region.box.slices].reshape(-1)[region.start : region.stop]
-
-
-@given(region_pairs())
-def test_regions_share_what_their_elements_share(case: tuple[tuple[int, ...], Region, Region]) -> None:
-    shape, source, target = case
-    here, there = positions(source, shape), positions(target, shape)
-    into = np.full(len(there), -1)
-    copy_region(into, target, here, source)
-    assert into.tolist() == np.where(np.isin(there, here), there, -1).tolist()
-    shared = np.flatnonzero(np.isin(here, there))
-    span = (source.start + shared[0], source.start + shared[-1] + 1) if len(shared) else None
-    assert shared_span(source, target) == span
-
-
-@given(region_pairs())
-def test_places_in_a_box_and_in_the_tensor(case: tuple[tuple[int, ...], Region, Region]) -> None:
-    shape, region, _ = case
-    whole = positions(Region.of(region.box), shape)
-    assert [position_of(region.box, shape, i) for i in range(region.box.size)] == whole.tolist()
-    for place in range(int(np.prod(shape)) + 1):
-        assert count_before(region.box, shape, place) == (whole < place).sum()
 
 
 @pytest.mark.parametrize("tile_bytes", [60, 1000, 2**22])
@@ -86,21 +38,6 @@ def test_every_byte_passes_once_and_in_order(
     assert list(read.values()) == [c.region.stop for j in prepared.plan.slot_copies for c in j.sources if c.region.size]
     assert list(written.values()) == [t.entry.region.stop for j in prepared.plan.slot_copies for t in j.targets]
     assert prepared.plan.bytes_read == sum(c.nbytes for chunks in checkpoint.chunks.values() for c in chunks)
-
-
-def test_tiny_tiles_write_the_same_files(tmp_path: Path) -> None:
-    checkpoint = Checkpoint.open(save_step(tmp_path / "run", llama_table(layers=2), Layout(tp=4, dp=2, zero=1)))
-    plan = prepare_reshard(checkpoint, tmp_path / "new", Options(Layout(tp=2))).plan
-    folders = [tmp_path / "tiny", tmp_path / "usual"]
-    parts = []
-    for folder, tile_bytes in zip(folders, (64, 2**22), strict=True):
-        folder.mkdir()
-        done: list[int] = []
-        parts.append(run_copy(plan, checkpoint, folder, done.append, tile_bytes))
-        assert sum(done) == plan.bytes_read
-    assert parts[0] == parts[1]
-    for name in parts[0][0].files:
-        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
 
 
 def test_what_a_dtype_change_takes_from_where() -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder
-from tk.checkpoint.files import lookup, storage
 from tk.checkpoint.read.shared_read import ALONE
-from tk.core.errors import CheckpointError, ShardMissing, StorageError, TkError
+from tk.core.errors import StorageError, TkError
 from tk.tests.checkpoint.crashing import save
 from tk.tests.checkpoint.faults import FailingSystem
 from tk.train.saving.resume import Start
@@ -22,7 +21,9 @@ ERRNOS = [
     errno.EACCES, errno.ESTALE, errno.EMFILE, errno.EIO, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EINTR,
     errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.ENXIO,
 ]  # fmt: skip
+
 GOOD = ["step-00000001", "step-00000002", "step-00000003"]
+
 NOBODY = 65534
 # Of the calls each `stride`-th fails; a stride of five meets every errno.
 EVERY = pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.matrix)])
@@ -176,46 +177,3 @@ def test_what_another_user_may_not_read_stops_the_start(run: Path, name: str) ->
         assert [name for name in names if ".t" not in name] == kept, "only what dead jobs left is removed"
     finally:
         shut.chmod(0o755)
-
-
-def test_a_file_is_missing_only_where_the_folder_does_not_list_it(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "file"
-    with pytest.raises(ShardMissing):
-        storage.open_read(path)
-    assert not lookup.exists(path)
-    assert lookup.list_names(path) == []
-    path.parent.mkdir()
-    path.write_text("")
-    with FailingSystem(0, errno.ENOENT).beneath_storage():
-        storage.close(storage.open_read(path))  # it was made in that moment, or is found at the second look
-
-    def never(*_: object, **__: object) -> int:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-
-    for look in (storage.open_read, lookup.exists, lookup.is_dir):
-        with pytest.MonkeyPatch.context() as patch:
-            for module in (storage, lookup):
-                patch.setattr(module, "os", _Blind(never))
-            with pytest.raises(StorageError, match=r"file cannot be (opened|found): No such file .*is at fault"):
-                look(path)
-
-
-class _Blind:
-    """A system that finds nothing and lists everything."""
-
-    def __init__(self, never: Callable[..., int]) -> None:
-        self.open = self.stat = never
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(os, name)
-
-
-def test_links_and_folders_in_place_of_a_file_are_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "link").symlink_to("file")
-    (tmp_path / "dangling").symlink_to("nowhere")
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("link", "dangling", "pipe", "."):
-        with pytest.raises(CheckpointError, match="is not a regular file"):
-            storage.open_read(tmp_path / name)
-    assert not lookup.exists(tmp_path / "dangling")

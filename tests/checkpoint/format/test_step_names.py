@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, export_links, prepare_export, reshard
+from tk.checkpoint import Checkpoint, RunFolder, export_links, prepare_export, reshard
 from tk.checkpoint.format.step_names import attempt_of, is_misnamed, step_of
-from tk.core.errors import CheckpointError, ConfigError, ShardMissing
+from tk.core.errors import CheckpointError, ConfigError
 from tk.core.layout import Layout
-from tk.tests.checkpoint.crashing import LAYOUT, SLOTS, TABLE, assert_is_step, save
+from tk.tests.checkpoint.crashing import assert_is_step, save
 
 
 @pytest.fixture
@@ -101,12 +101,3 @@ def test_no_copy_gets_a_name_that_a_run_would_take_for_something_else(run: Path,
         prepare_export(Checkpoint.open(run), run.parent / "step-00000003", plain=True)
     assert sorted(os.listdir(run)) == names
     assert Checkpoint.open(reshard(run / "step-00000002", run.parent / "step-00000002", layout=Layout())).step == 2
-
-
-def test_no_step_is_committed_under_another_s_name(run: Path) -> None:
-    with RunFolder(run).lock() as locked:
-        folder = locked.begin_step(5)
-        with pytest.raises(ShardMissing, match=rf"step-00000004\.tmp-{locked.attempt}: .* have not finished"):
-            commit(locked, NewStep(4, TABLE, LAYOUT, SLOTS), timeout=0)
-    assert not (folder / "COMMIT").exists()
-    assert not (run / "step-00000004").exists()

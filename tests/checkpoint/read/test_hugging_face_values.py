@@ -9,17 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tk.checkpoint import Checkpoint, Options, compare, prepare_export, prepare_reshard, reshard
-from tk.checkpoint.format import manifest
-from tk.checkpoint.save import writer
-from tk.cli.main import main
 from tk.core import dtypes
 from tk.core.casts import cast, widen
 from tk.core.errors import CheckpointError, ManifestError
 from tk.core.layout import Layout
-from tk.core.tensors import TensorSpec
 from tk.tests.checkpoint.saving import MIXED, llama_table, save_step, true_values
 
 TABLE = llama_table(layers=1)
+
 STORED = {
     "half": torch.linspace(-3, 3, 12).reshape(3, 4).half(),
     "brain": torch.linspace(-3, 3, 12).reshape(3, 4).bfloat16(),
@@ -31,6 +28,7 @@ STORED = {
     "no_columns": torch.zeros(4, 0, dtype=torch.int64),
     "none": torch.zeros(0, dtype=torch.bfloat16),
 }
+
 FP8 = {
     "e4m3": torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn),
     "scales": torch.arange(256).to(torch.uint8).view(torch.float8_e8m0fnu),
@@ -127,60 +125,3 @@ def test_fp8_is_compared_by_value(tmp_path: Path) -> None:
             "nan": (1, 0.0),
             "rest": (1, 0.5),
         }
-
-
-def test_more_chunks_than_a_reader_accepts_are_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    many = {f"layers.{number}.weight": torch.full((1,), float(number)) for number in range(400)}
-    source = Checkpoint.open(folder_of(tmp_path / "source", many))
-    for module, name, limit, message in (
-        (writer, "MAX_PART", 2**15, r"chunk table of \d+ bytes would not be read: 32768 are accepted"),
-        (manifest, "MAX_MANIFEST", 2**15, "manifest of 400 tensors"),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, limit)
-            with pytest.raises(CheckpointError, match=message):
-                prepare_reshard(source, tmp_path / "x", Options(Layout()))
-    with monkeypatch.context() as patch:
-        patch.setattr(writer, "MAX_PART", 2**15)
-        with pytest.raises(CheckpointError, match="would not be read"):
-            save_step(tmp_path / "run", tuple(TensorSpec(name, (1,)) for name in many), Layout())
-        assert not list((tmp_path / "run").rglob("*.safetensors"))
-    monkeypatch.setattr(writer, "MAX_ENTRIES", 150)
-    reshard(source.path, tmp_path / "x", layout=Layout())
-    assert len(list((tmp_path / "x").glob("*.safetensors"))) == 3
-    assert_same(exported(tmp_path / "x"), many)
-
-
-def test_two_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
-    table = (TensorSpec("a", (4, 2), TABLE[0].split), TensorSpec("a@weight#0", (2,)))
-    with pytest.raises(ManifestError, match="'a@weight#0' in one safetensors file"):
-        save_step(tmp_path / "run", table, Layout(tp=2), {"weight": "F32"})
-
-
-def test_verify_sees_files_that_are_none_of_the_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    step = save_step(tmp_path / "run", TABLE, Layout(tp=2), side_files={"config.json": b"{}"})
-    prepare_export(Checkpoint.open(step), tmp_path / "out").run()
-    for folder, name, ok in (
-        (tmp_path / "out", "README.md", True),
-        (tmp_path / "out", "pytorch_model.bin", True),
-        (tmp_path / "out", "parts/00001.json", True),
-        (tmp_path / "out", "model.safetensors", False),
-        (tmp_path / "out", "adapter_config.json", False),
-        (step, "pytorch_model.bin", False),
-        (step, "model.safetensors.index.json", False),
-    ):
-        assert Checkpoint.open(folder).verify().ok
-        (folder / name).write_bytes(b"x")
-        report = Checkpoint.open(folder).verify()
-        assert report.ok == ok, name
-        assert [problem.file for problem in report.problems] == ([] if ok else [name])
-        assert any(name in note for note in report.notes) == ok
-        assert main(["verify", str(folder)]) == (0 if ok else 3)
-        assert f"{folder / name} is none of this checkpoint's files" in capsys.readouterr().err.replace("\n", " ")
-        (folder / name).unlink()
-    plain = folder_of(tmp_path / "plain", STORED)
-    (plain / "model.safetensors.index.json").write_bytes(b"{}")
-    [note] = Checkpoint.open(plain).verify().notes
-    assert "model.safetensors counts" in note

@@ -1,6 +1,5 @@
 """Which files of a Hugging Face folder count, under which names, and through which links."""
 
-import json
 import os
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tk.tests.checkpoint.saving import llama_table, save_step
 from tk.tests.model.architectures import ENTRIES
 
 TABLE = llama_table(layers=1)
+
 NAMES = {  # of architectures that tk does not run, and of old files
     "bert": ("embeddings.word_embeddings.weight", "encoder.layer.0.attn.bias", "pooler.dense.weight"),
     "t5": ("shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"),
@@ -59,57 +59,6 @@ def test_the_base_models_prefix_stands_before_names_of_our_architectures_only(tm
         }.items()
     }
     assert found == {"llama": {"model.norm.weight"}, "gpt2": {"transformer.wpe.weight"}, "phi": {"norm.weight"}}
-
-
-def test_a_single_file_counts_before_an_index(tmp_path: Path) -> None:
-    """As in a folder that one model was saved into after another; transformers loads the single file."""
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-        max_position_embeddings=8,
-    )  # fmt: skip
-    first, second = BertModel(config), BertModel(config)
-    first.save_pretrained(tmp_path / "model", max_shard_size="1kB")
-    parts = {path.name: path.read_bytes() for path in (tmp_path / "model").glob("model*")}
-    second.save_pretrained(tmp_path / "model")
-    for name, data in parts.items():
-        (tmp_path / "model" / name).write_bytes(data)
-    loaded = BertModel.from_pretrained(tmp_path / "model").state_dict()
-    found = Checkpoint.open(tmp_path / "model")
-    name = "embeddings.word_embeddings.weight"
-    assert torch.equal(loaded[name], second.state_dict()[name])
-    assert torch.equal(found.read(name).torch(), loaded[name])
-
-
-def test_what_an_index_forgets_or_puts_elsewhere(tmp_path: Path) -> None:
-    """transformers reads the files that an index names whole, whatever it says is in them."""
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-        max_position_embeddings=8,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(tmp_path / "model", max_shard_size="1kB")
-    path = tmp_path / "model" / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    forgotten = "embeddings.LayerNorm.weight"
-    first, last = index["weight_map"].pop(forgotten), max(index["weight_map"].values())
-    assert first in index["weight_map"].values()
-    assert first < last
-    path.write_text(json.dumps(index))
-    loaded = BertModel.from_pretrained(tmp_path / "model").state_dict()
-    found = Checkpoint.open(tmp_path / "model")
-    assert found.tensors.keys() == loaded.keys()
-    assert torch.equal(found.read(forgotten).torch(), loaded[forgotten])
-
-    tensors = load_file(tmp_path / "model" / last)
-    save_file(tensors | {forgotten: torch.full((8,), 7.0)}, tmp_path / "model" / last, {"format": "pt"})
-    index["weight_map"][forgotten] = first
-    path.write_text(json.dumps(index))
-    assert BertModel.from_pretrained(tmp_path / "model").state_dict()[forgotten][0] == 7
-    with pytest.raises(CheckpointError, match=rf"says that {forgotten} is in {first}, and {last} holds one"):
-        Checkpoint.open(tmp_path / "model")
 
 
 def test_reshard_of_an_architecture_that_tk_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from tk.checkpoint.files.direct_writer import LARGEST, PAGE, SMALLEST, DirectWri
 from tk.tests.checkpoint.faults import Operation, watched
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3 * LARGEST, np.uint8).data
+
 AWKWARD = st.sampled_from([0, 1, PAGE - 1, PAGE, PAGE + 1, SMALLEST, SMALLEST + 1, LARGEST - 1, LARGEST + PAGE])
 
 
@@ -87,32 +88,3 @@ def test_other_errors_are_told(tmp_path: Path, number: int) -> None:
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         write(tmp_path / "file", [LARGEST], Writes(refuse=number))
     assert caught.value.errno == number
-
-
-@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
-def test_a_kernel_that_must_keep_what_is_read_once_reads_it_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    real = os.preadv
-
-    def old_kernel(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
-        if flags:
-            raise OSError(number, os.strerror(number))
-        return real(fd, buffers, offset)
-
-    (tmp_path / "file").write_bytes(CONTENT[:1000])
-    monkeypatch.setattr(os, "preadv", old_kernel)
-    into = memoryview(bytearray(900))
-    with storage.reading(tmp_path / "file") as fd:
-        storage.read_exact(fd, into, 100, tmp_path / "file", once=True)
-    assert into == CONTENT[100:1000]
-
-
-def test_an_error_in_reading_once_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    (tmp_path / "file").write_bytes(b"abc")
-    monkeypatch.setattr(os, "preadv", broken)
-    with storage.reading(tmp_path / "file") as fd, pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        storage.pread(fd, memoryview(bytearray(3)), 0, once=True)

@@ -1,0 +1,54 @@
+"""Writing in a run: steps begun, set aside, forked off and pruned; leftovers cleared."""
+
+from pathlib import Path
+
+import pytest
+
+from tk.checkpoint import Checkpoint, RunFolder
+from tk.core.errors import CheckpointError
+from tk.core.layout import Layout
+from tk.tests.checkpoint.saving import STATES, llama_table, save_step
+
+SMALL = llama_table(layers=1)
+
+LAYOUT = Layout(tp=2)
+
+
+def test_a_good_step_is_never_overwritten_and_a_bad_one_is_set_aside(tmp_path: Path) -> None:
+    path = save_step(tmp_path, SMALL, LAYOUT, STATES, step=3)
+    with RunFolder(tmp_path).lock() as run:
+        with pytest.raises(CheckpointError, match="is a good checkpoint and is not overwritten"):
+            run.begin_step(3)
+        (path / "COMMIT").write_text("0" * 64)
+        folder = run.begin_step(3)
+        assert (tmp_path / f"step-00000003.bad-{run.attempt}" / "COMMIT").exists()
+        assert folder.name == f"step-00000003.tmp-{run.attempt}"
+    save_step(tmp_path, SMALL, LAYOUT, STATES, step=3)
+    assert Checkpoint.open(tmp_path).step == 3
+
+
+def test_pruning_keeps_the_newest_the_milestones_and_what_it_cannot_judge(tmp_path: Path) -> None:
+    paths = {step: save_step(tmp_path, SMALL, LAYOUT, STATES, step=step) for step in (5, 10, 15, 20, 25, 30)}
+    (paths[30] / "COMMIT").unlink()
+    (paths[5] / "COMMIT").unlink()
+    with RunFolder(tmp_path).lock() as run:
+        removed = run.prune(keep=2, keep_every=10)
+    assert removed == [paths[15]]
+    assert [step for step, _ in RunFolder(tmp_path).steps()] == [5, 10, 20, 25, 30]
+    with RunFolder(tmp_path).lock() as run:
+        run.prune(keep=0)
+    assert [step for step, _ in RunFolder(tmp_path).steps()] == [5, 25, 30]
+    assert Checkpoint.open(tmp_path).step == 25
+    assert not list(tmp_path.glob("*.trash-*"))
+
+
+def test_pruning_keeps_steps_in_which_somebody_put_something(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = {"config.json": b"{}"}
+    paths = {step: save_step(tmp_path, SMALL, LAYOUT, STATES, step=step, side_files=files) for step in (1, 2, 3, 4)}
+    (paths[1] / "notes.txt").write_text("mine")
+    (paths[2] / "parts" / "mine").mkdir()
+    with RunFolder(tmp_path).lock() as run:
+        assert run.prune(keep=1) == [paths[3]]
+    assert (paths[1] / "notes.txt").read_text() == "mine"
+    assert f"{paths[1]} is not pruned: it holds notes.txt, which no save wrote" in caplog.text
+    assert "it holds parts/mine" in caplog.text

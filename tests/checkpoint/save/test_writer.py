@@ -1,0 +1,103 @@
+"""One rank's files: how they are laid out, and which values are refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tk.checkpoint import Checkpoint, NewStep, Options, RunFolder, commit, prepare_reshard, reshard, write_part
+from tk.checkpoint.format import manifest
+from tk.checkpoint.save import writer
+from tk.core.errors import CheckpointError, ManifestError
+from tk.core.geometry import Box
+from tk.core.layout import Layout, Owned, owned
+from tk.core.tensors import TensorSpec
+from tk.tests.checkpoint.saving import STATES, assert_equal, cut, llama_table, save_step, true_values
+
+SMALL = llama_table(layers=1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.zeros(31, np.float32), np.zeros((32, 1), np.float32), np.zeros(32, np.float64), np.zeros(64, np.float32)[::2]],
+)
+def test_values_that_are_not_what_was_promised(tmp_path: Path, values: np.ndarray) -> None:
+    spec = TensorSpec("model.norm.weight", (32,))
+    item = Owned(spec.name, "weight", Box.whole(spec.shape))
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight, slot weight: got values"):
+        write_part(tmp_path, 0, (spec,), [(item, "F32", values)])
+    assert not list((tmp_path / "parts").iterdir())
+
+
+def test_a_writer_begins_a_new_file_when_one_is_full(tmp_path: Path) -> None:
+    specs = {spec.name: spec for spec in SMALL}
+    with RunFolder(tmp_path).lock() as run:
+        folder = run.begin_step(1)
+        entries = [
+            (item, "F32", lambda item=item: cut(true_values(specs[item.tensor], item.slot, "F32"), item))
+            for item in owned(SMALL, Layout(), 0, list(STATES))
+        ]
+        part = write_part(folder, 0, SMALL, entries, max_file=10_000)
+        commit(run, NewStep(1, SMALL, Layout(), STATES))
+    assert sum(name.startswith("model-00000") for name in part.files) > 2
+    found = Checkpoint.open(tmp_path)
+    assert found.verify().ok
+    for spec in SMALL[:-1]:
+        assert_equal(found.read(spec.name).numpy(), true_values(spec, "weight", "F32"))
+
+
+TABLE = llama_table(layers=1)
+
+
+def folder_of(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def exported(path: Path) -> dict[str, torch.Tensor]:
+    """What lies in a folder by its index, as the safetensors library reads it."""
+    index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
+    return {name: load_file(path / file)[name] for name, file in index.items()}
+
+
+def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape), name
+        bits = torch.uint8 if values.itemsize == 1 else values.dtype
+        assert torch.equal(found[name].view(bits), values.view(bits)), name
+
+
+def test_more_chunks_than_a_reader_accepts_are_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = {f"layers.{number}.weight": torch.full((1,), float(number)) for number in range(400)}
+    source = Checkpoint.open(folder_of(tmp_path / "source", many))
+    for module, name, limit, message in (
+        (writer, "MAX_PART", 2**15, r"chunk table of \d+ bytes would not be read: 32768 are accepted"),
+        (manifest, "MAX_MANIFEST", 2**15, "manifest of 400 tensors"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, limit)
+            with pytest.raises(CheckpointError, match=message):
+                prepare_reshard(source, tmp_path / "x", Options(Layout()))
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "MAX_PART", 2**15)
+        with pytest.raises(CheckpointError, match="would not be read"):
+            save_step(tmp_path / "run", tuple(TensorSpec(name, (1,)) for name in many), Layout())
+        assert not list((tmp_path / "run").rglob("*.safetensors"))
+    monkeypatch.setattr(writer, "MAX_ENTRIES", 150)
+    reshard(source.path, tmp_path / "x", layout=Layout())
+    assert len(list((tmp_path / "x").glob("*.safetensors"))) == 3
+    assert_same(exported(tmp_path / "x"), many)
+
+
+def test_two_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
+    table = (TensorSpec("a", (4, 2), TABLE[0].split), TensorSpec("a@weight#0", (2,)))
+    with pytest.raises(ManifestError, match="'a@weight#0' in one safetensors file"):
+        save_step(tmp_path / "run", table, Layout(tp=2), {"weight": "F32"})
