@@ -11,7 +11,6 @@ import pytest
 from tk.core.errors import ConfigError
 from tk.data import prepare
 from tk.data.prepare import prepare_tokens
-from tk.data.publish import new_folder
 from tk.data.token_file import FILES, TokenFile, TokenFileWriter
 from tk.text.tokenizer import Tokenizer
 
@@ -153,25 +152,6 @@ def test_an_existing_folder_is_kept_unless_tk_wrote_it(
     with pytest.raises(ConfigError, match=r"thesis\.tex"):
         prepare_tokens(["third"], byte_level, out, FILES)
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "no temporary folder must remain"
-
-
-def test_a_folder_appears_only_when_it_is_whole(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="is a file"), new_folder(tmp_path / "file"):
-        pytest.fail("the block must not run")
-
-    def interrupted() -> None:
-        with new_folder(tmp_path / "made") as folder:
-            (folder / "half").write_text("half")
-            assert not (tmp_path / "made").exists()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    with new_folder(tmp_path / "deep" / "made") as folder:
-        (folder / "whole").write_text("whole")
-    assert (tmp_path / "deep" / "made" / "whole").read_text() == "whole"
 
 
 def test_a_tokenizer_without_an_end_is_refused(byte_level_folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Parts and their chunks: what a part may say, and the checksums of a chunk."""
 
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ from typing import Any
 import pytest
 
 from tk.checkpoint import Checkpoint
+from tk.checkpoint.format import chunk
+from tk.checkpoint.format.chunk import BlockCrcs, Chunk, DataFile, Part
 from tk.core.errors import ManifestError, ShardCorrupt
+from tk.core.geometry import Box
 from tk.scripts.broken_checkpoints import rewrite_part
 
 Document = dict[str, Any]
@@ -20,8 +24,8 @@ def chunk0(**change: object) -> Callable[[Document], None]:
 
 def swap_boxes(part: Document) -> None:
     """Two chunks of one tensor claim the same elements."""
-    chunk = next(c for c in part["chunks"] if c["tensor"].endswith("down_proj.weight"))
-    chunk["box"] = [[0, 32], [24, 48]]
+    first = next(c for c in part["chunks"] if c["tensor"].endswith("down_proj.weight"))
+    first["box"] = [[0, 32], [24, 48]]
 
 
 @pytest.mark.parametrize(
@@ -59,3 +63,22 @@ def test_two_parts_that_list_one_file(step: Path) -> None:
     rewrite_part(step, lambda part: part.update(files=first["files"], chunks=[]), "00001.json")
     with pytest.raises(ManifestError, match=r"is in the parts of writers 0 and 1"):
         Checkpoint.open_step(step)
+
+
+def test_a_part_comes_back_from_its_bytes() -> None:
+    box = Box.from_bounds([[0, 2], [4, 8]])
+    whole = Chunk("a", "weight", box, None, "f", 4096, 32, (1,))
+    chunks = (whole, Chunk("a", "exp_avg", box, (2, 5), "f", 8192, 12, (2,)))
+    part = Part(3, {"f": DataFile(8204, "ab" * 32)}, chunks)
+    assert Part.parse(part.to_bytes(), "the part") == part
+    assert [(each.start, each.stop) for each in chunks] == [(0, 8), (2, 5)]
+
+
+def test_checksums_are_of_blocks_however_the_bytes_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk, "BLOCK", 100)
+    data = bytes(range(256))
+    crcs = BlockCrcs()
+    for low, high in ((0, 30), (30, 30), (30, 230), (230, 256)):
+        crcs.update(memoryview(data)[low:high])
+    assert crcs.finish() == tuple(zlib.crc32(data[low : low + 100]) for low in (0, 100, 200))
+    assert BlockCrcs().finish() == ()

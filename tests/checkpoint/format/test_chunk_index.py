@@ -1,7 +1,9 @@
 """Finding chunks by region: all of them, with work that does not grow with the others."""
 
 from itertools import pairwise
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +11,8 @@ from tk.checkpoint.format.chunk import Chunk
 from tk.checkpoint.format.chunk_index import TensorChunks
 from tk.checkpoint.format.region import Region, shared_span
 from tk.core import dtypes
+from tk.core.dtypes import FP32
+from tk.core.errors import ManifestError
 from tk.core.geometry import Box
 from tk.core.tensors import Split, TensorSpec, split_boxes
 from tk.tests.call_count import count_calls
@@ -55,3 +59,31 @@ def test_twice_as_many_boxes_of_a_tensor_take_twice_the_work() -> None:
         return count_calls(lambda: TensorChunks("t", chunks, (40, 3 * columns), dtypes.FP32))
 
     assert calls(80) < 2.1 * calls(40)
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([((0, 4), None), ((3, 8), None)], r"\(9 elements\) do not hold each of 8 exactly once"),
+        ([((0, 4), None), ((5, 8), None)], r"\(7 elements\) do not hold each of 8 exactly once"),
+        ([((0, 8), (0, 4)), ((0, 8), (3, 8))], "exactly once"),
+        ([((0, 9), None)], r"box \[\[0, 9\]\] in f lies outside shape \[8\]"),
+        ([((0, 4), (0, 4)), ((4, 8), (0, 4))], ""),
+        ([((0, 8), (4, 8)), ((0, 8), (0, 4))], ""),
+    ],
+)
+def test_chunks_hold_each_element_once(runs: list[tuple[Any, Any]], message: str) -> None:
+    chunks = []
+    for bounds, flat in runs:
+        low, high = flat or bounds
+        chunks.append(Chunk("a", "weight", Box.from_bounds([bounds]), flat, "f", 0, 4 * (high - low), ()))
+    if not message:
+        assert [chunk.start + chunk.box.offset[0] for chunk in TensorChunks("a", chunks, (8,), FP32)] == [0, 4]
+        return
+    with pytest.raises(ManifestError, match=message):
+        TensorChunks("a", chunks, (8,), FP32)
+
+
+def test_a_chunk_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(ManifestError, match="a chunk in f has 30 bytes; its 8 elements take 32"):
+        TensorChunks("a", [Chunk("a", "weight", Box.whole((8,)), None, "f", 0, 30, ())], (8,), FP32)

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from tk.checkpoint import Checkpoint
-from tk.core.errors import CheckpointError
+from tk.checkpoint.format import manifest as module
+from tk.checkpoint.format.chunk import Chunk, Part
+from tk.checkpoint.format.manifest import FileDigest, Manifest, PartRecord, StoredTensor
+from tk.core.errors import CheckpointError, ManifestError
+from tk.core.geometry import Box
+from tk.core.layout import Layout
+from tk.core.tensors import Split
 from tk.scripts.broken_checkpoints import rewrite_manifest
 
 Document = dict[str, Any]
@@ -56,3 +62,36 @@ def test_hostile_manifests(step: Path, change: Callable[[Document], None], messa
         return
     with pytest.raises(CheckpointError, match=message):
         Checkpoint.open_step(step)
+
+
+def test_a_manifest_comes_back_from_its_bytes() -> None:
+    tensors = {
+        "a": StoredTensor((8, 4), {"weight": "BF16", "master": "F32"}, Split(0, 2, "replicate", "heads"), 3),
+        "b": StoredTensor((), {"weight": "F32"}, None, "last"),
+    }
+    manifest = Manifest(
+        step=7,
+        layout=Layout(tp=2, pp=3, dp=4, zero=1),
+        tensors=tensors,
+        aliases={"c": "a"},
+        param_groups=({"params": ["a"], "lr": 0.1},),
+        resume={"step": 7, "nested": [1, {"x": None}]},
+        files={"config.json": FileDigest.of(b"{}")},
+        parts={"00000.json": PartRecord(FileDigest.of(b"part"), (0, 1))},
+    )
+    assert Manifest.parse(manifest.to_bytes(), "the manifest") == manifest
+    assert [(spec.name, spec.shape, spec.layer) for spec in manifest.table] == [("a", (8, 4), 3), ("b", (), "last")]
+
+
+def test_a_parts_record_lists_its_tensors_by_their_places_among_all() -> None:
+    chunks = [Chunk(name, "weight", Box.whole((1,)), None, "f", 0, 4, ()) for name in ("c", "a", "c")]
+    assert PartRecord.of(b"", Part(0, {}, tuple(chunks)), ["c", "b", "a"]).tensors == (0, 2)
+
+
+def test_a_manifest_that_no_reader_would_accept_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = Manifest(1, Layout(), {"a": StoredTensor((1,), {"weight": "F32"})})
+    size = len(manifest.to_bytes())
+    monkeypatch.setattr(module, "MAX_MANIFEST", size + 80)
+    manifest.check_size(10)
+    with pytest.raises(ManifestError, match=f"some {size + 88} bytes, and {size + 80} are accepted"):
+        manifest.check_size(11)

@@ -1,5 +1,6 @@
 """Headers of safetensors files: what a file may say about itself, and how ours are laid out."""
 
+import hashlib
 import json
 import struct
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from tk.checkpoint import Checkpoint
-from tk.checkpoint.format.safetensors_file import read_header
+from tk.checkpoint.format.safetensors_file import build_header, read_header
 from tk.core.errors import CheckpointError
 
 Document = dict[str, Any]
@@ -52,3 +53,18 @@ def test_hostile_headers(tmp_path: Path, content: bytes, message: str) -> None:
         read_header(tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=message):
         Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_header_that_we_build_is_read_back(tmp_path: Path, marked: bool) -> None:
+    rows = [("a", "F32", (3, 2)), ("b@exp_avg#0", "BF16", (5,)), ("empty", "F32", (0, 4))]
+    head, placed = build_header(rows, marked)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(head + bytes(24 + 10))
+    found = read_header(path)
+    assert list(found.entries.values()) == placed
+    assert [(place.begin - len(head), place.end - len(head)) for place in placed] == [(0, 24), (24, 34), (34, 34)]
+    assert found.data_start == len(head) == 4096
+    assert found.size == path.stat().st_size
+    assert found.sha256 == hashlib.sha256(head).hexdigest()
+    assert found.metadata == {"format": "pt"} | ({"tk": "1"} if marked else {})

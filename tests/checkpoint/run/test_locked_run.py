@@ -52,3 +52,24 @@ def test_pruning_keeps_steps_in_which_somebody_put_something(tmp_path: Path, cap
     assert (paths[1] / "notes.txt").read_text() == "mine"
     assert f"{paths[1]} is not pruned: it holds notes.txt, which no save wrote" in caplog.text
     assert "it holds parts/mine" in caplog.text
+
+
+def test_half_written_copies_of_a_jobs_own_files_are_cleared_with_those_of_steps(tmp_path: Path) -> None:
+    save_step(tmp_path, SMALL, LAYOUT, STATES)
+    theirs = ["step-00000009.tmp-dead", "step-00000001.trash-dead", "LATEST.tmp-dead", "record.tmp-dead"]
+    for name in (*theirs, "notes.tmp-dead", "record"):
+        (tmp_path / name).write_text("")
+    with RunFolder(tmp_path).lock():
+        left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"step-00000001", "LATEST", "LOCK", "record.tmp-dead", "notes.tmp-dead", "record"}
+    with RunFolder(tmp_path, ["record"]).lock():
+        left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"step-00000001", "LATEST", "LOCK", "notes.tmp-dead", "record"}
+
+
+def test_another_process_of_the_job_works_under_the_same_lock(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).lock() as run:
+        other = RunFolder(tmp_path).held_by(run.attempt)
+        assert other.begin_step(1) == run.step_aside(1)
+    with RunFolder(tmp_path).lock(), pytest.raises(CheckpointError, match="has been taken over by another job"):
+        other.begin_step(2)

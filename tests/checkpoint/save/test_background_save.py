@@ -1,6 +1,5 @@
 """Saving in another process: what arrives, what is said when it fails, and that it ends with its rank."""
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from tk.checkpoint.save.save_job import SaveJob
 from tk.core.errors import CheckpointError, TkError, WorkerDied
 from tk.core.layout import Layout
 from tk.tests.checkpoint.crashing import SLOTS, TABLE, assert_is_step, save, values_of
-from tk.tests.checkpoint.saving import MIXED, llama_table
 
 ALONE = Layout()
 
@@ -53,23 +51,6 @@ def test_steps_arrive_and_are_pruned(run: LockedRun, saver: BackgroundSaver) -> 
     for step, path in run.steps():
         assert_is_step(path, step)
         assert Checkpoint.open(path).resume == {"step": step}
-
-
-def test_a_job_survives_the_way_to_another_process() -> None:
-    job = SaveJob(
-        Path("/somewhere/run"),
-        "0a1b2c3d",
-        3,
-        llama_table(),
-        Layout(tp=2, dp=4, zero=1),
-        MIXED,
-        param_groups=[{"name": "adamw", "lr": 1e-3, "params": ["model.norm.weight"]}],
-        side_files={"config.json": b"{}", "binary": bytes(range(256))},
-        keep=3,
-        keep_every=100,
-        timeout=12.5,
-    )
-    assert SaveJob.from_json(json.loads(json.dumps(job.to_json()))) == job
 
 
 def test_only_one_save_is_in_flight(saver: BackgroundSaver) -> None:

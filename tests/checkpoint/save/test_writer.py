@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from tk.checkpoint import Checkpoint, NewStep, Options, RunFolder, commit, prepare_reshard, reshard, write_part
 from tk.checkpoint.format import manifest
+from tk.checkpoint.format.chunk import Part
 from tk.checkpoint.save import writer
+from tk.checkpoint.save.writer import plan_files, put_part
 from tk.core.errors import CheckpointError, ManifestError
 from tk.core.geometry import Box
 from tk.core.layout import Layout, Owned, owned
@@ -101,3 +103,22 @@ def test_two_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
     table = (TensorSpec("a", (4, 2), TABLE[0].split), TensorSpec("a@weight#0", (2,)))
     with pytest.raises(ManifestError, match="'a@weight#0' in one safetensors file"):
         save_step(tmp_path / "run", table, Layout(tp=2), {"weight": "F32"})
+
+
+def test_files_are_named_by_slot_and_writer_and_wide_values_come_first() -> None:
+    a, b = Owned("a", "weight", Box.whole((4,))), Owned("b", "weight", Box.whole((2,)))
+    half = Owned("a", "exp_avg", Box.whole((4,)), (2, 4))
+    entries = [(a, "BF16"), (b, "F32"), (half, "F32")]
+    weights, states = plan_files(7, entries, {"a": (4,), "b": (2,)})
+    assert (weights.name, states.name) == ("model-00007.safetensors", "optim-exp_avg-00007.safetensors")
+    assert [entry.owned.tensor for entry in weights.entries] == ["b", "a"]
+    assert [entry.begin for entry in weights.entries] == [4096, 4096 + 8]
+    assert b'"a@exp_avg#0"' in states.header, "a run of a tensor does not bear the tensor's name"
+    assert weights.size == 4096 + 16
+
+
+def test_a_part_is_whole_or_not_there(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    put_part(tmp_path, Part(3))
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["00003.json"]
+    assert Part.parse((tmp_path / "parts" / "00003.json").read_bytes(), "the part") == Part(3)

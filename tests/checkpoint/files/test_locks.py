@@ -1,0 +1,68 @@
+"""Locks of files and folders, as two jobs on one host meet them."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from tk.checkpoint.files import locks, storage
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return tmp_path / "LOCK"
+
+
+def test_one_of_two_gets_a_file_until_it_closes_it(lock: Path) -> None:
+    first, second = locks.open_lock(lock), locks.open_lock(lock)
+    assert locks.try_lock(first) is True
+    assert locks.try_lock(second) is False
+    storage.close(first)
+    assert locks.try_lock(second) is True
+    storage.close(second)
+
+
+def test_a_note_is_written_and_taken_back(lock: Path) -> None:
+    fd = locks.open_lock(lock)
+    locks.write_note(fd, b"one job's note")
+    locks.write_note(fd, b"two")
+    assert lock.read_bytes() == b"two job's note", "a reader never finds the file empty in between"
+    locks.write_note(fd, b"")
+    assert lock.read_bytes() == b""
+    storage.close(fd)
+
+
+def test_a_beat_is_seen(lock: Path) -> None:
+    fd = locks.open_lock(lock)
+    os.utime(fd, (1.0, 1.0))
+    before = locks.pulse(lock)
+    locks.beat(fd)
+    assert locks.pulse(lock) > before == 10**9
+    storage.close(fd)
+
+
+def test_a_folder_is_had_by_one(tmp_path: Path) -> None:
+    held = locks.lock_folder(tmp_path)
+    assert held is not None
+    assert locks.lock_folder(tmp_path) is None
+    storage.close(held)
+    again = locks.lock_folder(tmp_path)
+    assert again is not None
+    storage.close(again)
+
+
+def test_a_folder_that_another_program_keeps_is_waited_for_then_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(locks, "_PATIENCE", 0.03)
+    monkeypatch.setattr(locks, "_TOLD_AFTER", 0.0)
+    held = locks.lock_folder(tmp_path)
+    assert held is not None
+    entered = False
+    with caplog.at_level(logging.WARNING), locks.locked_folder(tmp_path):
+        entered = True
+    storage.close(held)
+    assert entered
+    assert f"Waiting for the lock of {tmp_path}, which another program holds" in caplog.text
+    assert f"{tmp_path} is still locked by another program" in caplog.text
