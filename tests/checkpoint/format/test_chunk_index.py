@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tk.checkpoint.format.chunk import Chunk
 from tk.checkpoint.format.chunk_index import TensorChunks
 from tk.checkpoint.format.region import Region, shared_span
-from tk.core import dtypes
 from tk.core.dtypes import FP32
 from tk.core.errors import ManifestError
 from tk.core.geometry import Box
@@ -37,7 +36,7 @@ def test_a_region_finds_every_chunk_that_it_meets(
     tensor: tuple[tuple[int, ...], list[Chunk]], data: st.DataObject
 ) -> None:
     shape, chunks = tensor
-    index = TensorChunks("t", chunks, shape, dtypes.FP32)
+    index = TensorChunks("t", chunks, shape, FP32)
     assert sorted(index, key=repr) == sorted(chunks, key=repr)
     low = [data.draw(st.integers(0, extent - 1)) for extent in shape]
     high = [data.draw(st.integers(a + 1, extent)) for a, extent in zip(low, shape, strict=True)]
@@ -56,7 +55,7 @@ def test_twice_as_many_boxes_of_a_tensor_take_twice_the_work() -> None:
     def calls(columns: int) -> int:
         grid = [Box((2 * row, 3 * column), (2, 3)) for row in range(20) for column in range(columns)]
         chunks = [Chunk("t", "weight", box, None, "f", 0, 4 * box.size, (0,)) for box in grid]
-        return count_calls(lambda: TensorChunks("t", chunks, (40, 3 * columns), dtypes.FP32))
+        return count_calls(lambda: TensorChunks("t", chunks, (40, 3 * columns), FP32))
 
     assert calls(80) < 2.1 * calls(40)
 
