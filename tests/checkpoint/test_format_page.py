@@ -24,8 +24,8 @@ BY_HAND = "format_page:a_step_can_be_read_by_hand"
 IN_ORDER = "format_page:a_step_is_saved_in_this_order"
 MATRIX = "matrix:every_rank_of_every_layout_reads_its_own_from_every_other"
 CORPUS = "corpus:every_broken_checkpoint_gets_its_error_and_writes_nothing"
-HOSTILE = "hostile_folders:refused_before_anything_is_touched"
-BLOCKS = "broken:a_large_tensor_is_checked_by_blocks"
+HOSTILE = "target:refused_before_anything_is_touched"
+BLOCKS = "reader:a_large_tensor_is_checked_by_blocks"
 TRANSFORMERS = "hugging_face:a_model_through_tp_2_and_back_to_transformers"
 
 # How each statement of the page begins, in its order -> tests, as room/file:name without `test_`.
