@@ -22,7 +22,8 @@ import numpy as np
 
 from tk.benchmarks.peers.environments import peer_environment, python_if_possible
 from tk.checkpoint import NewStep, RunFolder, commit, write_part
-from tk.core.layout import Layout, owned
+from tk.core.layout import Layout
+from tk.core.ownership import owned
 from tk.core.tensors import Table
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tk.core.geometry import Box
-from tk.core.layout import Layout, local_params
+from tk.core.layout import Layout
+from tk.core.local_params import local_params
 
 SHARDING_INFO = "DCP_SHARDING_INFO"  # the key under which DCP's Hugging Face writer keeps a file's offsets
 

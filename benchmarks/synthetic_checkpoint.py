@@ -22,7 +22,9 @@ from tk.checkpoint.format.manifest import Manifest, PartRecord, StoredTensor
 from tk.checkpoint.format.region import Region
 from tk.checkpoint.read.step_folder import StepFolder
 from tk.checkpoint.save.writer import part_name, plan_files
-from tk.core.layout import Layout, local_params, owned
+from tk.core.layout import Layout
+from tk.core.local_params import local_params
+from tk.core.ownership import owned
 from tk.core.tensors import Table
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table

@@ -3,7 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from .layout import Layout, Owned, Piece, buckets, local_params, shards
+from .buckets import buckets, shards
+from .layout import Layout
+from .local_params import Piece, local_params
+from .ownership import Owned
 from .tensors import Table
 
 

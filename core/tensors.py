@@ -6,6 +6,7 @@ from typing import Literal
 
 from .errors import ParallelError
 from .geometry import Box
+from .integers import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def split_boxes(spec: TensorSpec, tp: int, rank: int) -> tuple[Box, ...]:
 
 def _cut_units(spec: TensorSpec, split: Split, units: int, tp: int, rank: int) -> tuple[int, int]:
     if split.rule == "pad":
-        per_rank = -(-units // tp)
+        per_rank = ceil_div(units, tp)
         return min(rank * per_rank, units), min((rank + 1) * per_rank, units)
     if split.rule == "replicate" and units < tp and tp % units == 0:
         return rank * units // tp, rank * units // tp + 1

@@ -7,7 +7,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .row import IGNORED, Row
+from ..core.integers import round_up
+from ..core.labels import IGNORED
+from .row import Row
 
 
 class RowSource(Protocol):
@@ -72,12 +74,8 @@ def global_batch(
     rows_at_once = dp * micro_batch_size
     return [
         _micro_batch(dataset, range(first + start, first + start + micro_batch_size), first + num_rows)
-        for start in range(dp_rank * micro_batch_size, _ceil(num_rows, rows_at_once), rows_at_once)
+        for start in range(dp_rank * micro_batch_size, round_up(num_rows, rows_at_once), rows_at_once)
     ]
-
-
-def _ceil(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
 
 
 def _micro_batch(dataset: RowSource, indexes: range, end: int) -> MicroBatch:

@@ -5,8 +5,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.labels import IGNORED
 from .packing import pack
-from .row import IGNORED, Row
+from .row import Row
 from .token_stream import TokenStream
 
 Split = Literal["train", "eval"]

@@ -1,12 +1,9 @@
 """One row of training data: its inputs, its targets and the documents in it."""
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-IGNORED: Final = -100  # the target of a position that does not count, as in torch's cross entropy
 
 
 @dataclass(frozen=True)
@@ -15,7 +12,7 @@ class Row:
 
     Attributes:
         inputs: int64 [seq_len].
-        targets: int64 [seq_len], the token after each input, or `IGNORED` if it does not count.
+        targets: int64 [seq_len], the token after each input, or `IGNORED` (core/labels.py) if it does not count.
         documents: the lengths of the documents in the row, in order, seq_len in sum; attention and positions do not
             cross from one into another. Padding counts as a last document. () if the row is one text.
     """

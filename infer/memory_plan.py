@@ -8,7 +8,9 @@ from typing import Final
 
 from ..core import dtypes
 from ..core.errors import ConfigError
-from ..core.layout import Layout, local_params
+from ..core.integers import ceil_div
+from ..core.layout import Layout
+from ..core.local_params import local_params
 from ..core.progress import format_bytes
 from ..model.config import ModelConfig
 from ..model.registry import tensor_table
@@ -129,7 +131,7 @@ def _num_blocks(options: EngineOptions, weight_bytes: int, block_bytes: int, lon
     wanted = math.inf
     if memory is None:
         memory = int(KV_SHARE * max(0, free_memory() - options.tp * weight_bytes)) // options.tp
-        wanted = options.max_running * -(-longest // options.block_size)
+        wanted = options.max_running * ceil_div(longest, options.block_size)
     num_blocks = min(memory // block_bytes - 1, wanted)  # one more is the null block
     if num_blocks < 1:
         raise ConfigError(

@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from ..core.integers import ceil_div, round_up
 from ..model.attention import AttendingLayer
 from .kv_cache import KVCache
 from .options import ATTENTION_TILE
@@ -146,15 +147,15 @@ class PagedAttention:
 
     def _plan_prefill(self, span: TokenSpan, window: int | None) -> _Prefill:
         length = span.stop - span.start
-        num_rows = -(-length * self.group // QUERY_ROWS) * QUERY_ROWS
+        num_rows = round_up(length * self.group, QUERY_ROWS)
         positions = (span.start + torch.arange(num_rows) // self.group).clamp_max(span.stop - 1)
         pages = tuple(self.cache.pages(blocks.unsqueeze(0)) for blocks in self._tiles(span))
         return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), _first_tile(span.start, window), pages)
 
     def _tiles(self, span: TokenSpan) -> torch.Tensor:
         """The block table cut into tiles, [tiles, blocks per tile], padded with the null block."""
-        num_tiles = -(-span.stop // ATTENTION_TILE)
-        used = -(-span.stop // self.cache.block_size)
+        num_tiles = ceil_div(span.stop, ATTENTION_TILE)
+        used = ceil_div(span.stop, self.cache.block_size)
         table = torch.zeros(num_tiles * self.blocks_per_tile, dtype=torch.int64)
         table[:used] = torch.from_numpy(span.block_table[:used].astype("int64"))
         return table.view(num_tiles, self.blocks_per_tile)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..core.errors import Overloaded, PromptTooLong
+from ..core.integers import ceil_div
 from .block_allocator import BlockAllocator
 from .sequence import Sequence, Status
 
@@ -173,4 +174,4 @@ class Scheduler:
         sequence.num_computed = 0
 
     def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        return ceil_div(num_tokens, self.block_size)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from ..core.errors import ParallelError
-from ..core.layout import LocalParam, Stage
+from ..core.layout import Stage
+from ..core.local_params import LocalParam
 from ..parallel.mesh import Group
 from ..parallel.weight_grads import WeightGradQueue
 from ..parallel.wide_sums import embedding

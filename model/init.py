@@ -6,7 +6,7 @@ import math
 import torch
 
 from ..core.geometry import Box
-from ..core.layout import LocalParam
+from ..core.local_params import LocalParam
 from ..core.tensors import TensorSpec
 from .decoder import Decoder
 

@@ -5,7 +5,8 @@ from functools import cached_property
 
 import torch
 
-from ..core.layout import Layout, LocalParam, Stage, local_params
+from ..core.layout import Layout, Stage
+from ..core.local_params import LocalParam, local_params
 from ..parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from ..parallel.mesh import Group
 from ..parallel.weight_grads import WeightGradQueue

@@ -1,14 +1,13 @@
 """Cross entropy on logits that are split over the vocabulary; the full logits are never gathered."""
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from ..core.labels import IGNORED
 from .collectives import all_reduce, all_reduce_max
 from .mesh import Group
 from .row_blocks import row_blocks
-
-IGNORED: Final = -100  # the target of a position that does not count in the loss
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):

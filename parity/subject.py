@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from ..core.config import parse
 from ..core.errors import ConfigError
-from ..core.layout import local_params
+from ..core.integers import ceil_div
+from ..core.local_params import local_params
 from ..core.tensors import TensorSpec
 from ..data.prepare import prepare_tokens
 from ..data.stdlib import prepare_stdlib
@@ -164,7 +165,7 @@ class Subject:
                 local_params(table, plan, pp, 0)
             self._fitting.add(key)
         train = config.train
-        num_micro_batches = -(-train.global_batch_size // (plan.dp * train.micro_batch_size))
+        num_micro_batches = ceil_div(train.global_batch_size, plan.dp * train.micro_batch_size)
         make_schedule(layout.schedule, plan.pp, plan.virtual_stages, num_micro_batches)
 
     def _check_foreign(self, layout: ParityLayout) -> None:

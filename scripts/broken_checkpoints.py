@@ -21,7 +21,8 @@ import numpy as np
 
 from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, write_part
 from tk.core.errors import CheckpointError
-from tk.core.layout import Layout, owned
+from tk.core.layout import Layout
+from tk.core.ownership import owned
 from tk.core.tensors import Split, TensorSpec
 
 Document = dict[str, Any]

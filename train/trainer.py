@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..core.layout import LocalParam
+from ..core.local_params import LocalParam
 from ..data.batches import MicroBatch, global_batch
 from ..data.dataset import PackedDataset
 from ..model.init import fill_initial

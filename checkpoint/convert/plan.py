@@ -14,7 +14,8 @@ from ...core import dtypes
 from ...core.dtypes import DType
 from ...core.errors import CheckpointError
 from ...core.geometry import Box
-from ...core.layout import Layout, owned
+from ...core.layout import Layout
+from ...core.ownership import owned
 from ...core.tensors import Table
 from ..format.chunk import Chunk
 from ..format.chunk_index import ChunkIndex

@@ -8,6 +8,7 @@ import errno
 import mmap
 from typing import Final
 
+from ...core.integers import round_up
 from . import storage
 
 PAGE: Final = max(mmap.PAGESIZE, 4096)  # where a direct write begins and ends, in the file and in memory
@@ -30,7 +31,7 @@ class DirectWriter:
         Raises:
             OSError: the disk is full or fails.
         """
-        first, last = -(-offset // PAGE) * PAGE, (offset + len(data)) // PAGE * PAGE
+        first, last = round_up(offset, PAGE), (offset + len(data)) // PAGE * PAGE
         done = 0
         if last - first >= SMALLEST:
             done = first - offset

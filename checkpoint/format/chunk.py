@@ -9,6 +9,7 @@ from isal.isal_zlib import crc32
 
 from ...core.errors import ManifestError
 from ...core.geometry import Box
+from ...core.integers import ceil_div
 from . import json_strict as strict
 from .region import Region
 from .safetensors_file import MAX_DIMS
@@ -90,8 +91,8 @@ class _ChunkReader:
             raise ManifestError(f"{self._at(index, 'flat')}: {list(flat)} is no run of box {box.bounds()}.")
         nbytes = self._integer(value["nbytes"], index, "nbytes")
         crc = value["crc"]
-        if type(crc) is not list or len(crc) != -(-nbytes // BLOCK):
-            strict.array(crc, self._at(index, "crc"), -(-nbytes // BLOCK))
+        if type(crc) is not list or len(crc) != ceil_div(nbytes, BLOCK):
+            strict.array(crc, self._at(index, "crc"), ceil_div(nbytes, BLOCK))
         for code in crc:
             if type(code) is not int or not 0 <= code <= _MAX_CRC:
                 strict.integer(code, self._at(index, "crc"), 0, _MAX_CRC)

@@ -5,6 +5,7 @@ from pathlib import Path
 from isal.isal_zlib import crc32
 
 from ...core.errors import ShardCorrupt
+from ...core.integers import ceil_div
 from ..files import storage
 from ..format.chunk import BLOCK, Chunk
 from ..format.region import Region, shared_span
@@ -21,7 +22,7 @@ def touched(chunk: Chunk, target: Region, itemsize: int) -> list[tuple[int, int]
         return []
     per_block, size = BLOCK // itemsize, chunk.stop - chunk.start
     found = []
-    for block in range((span[0] - chunk.start) // per_block, -(-(span[1] - chunk.start) // per_block)):
+    for block in range((span[0] - chunk.start) // per_block, ceil_div(span[1] - chunk.start, per_block)):
         low, high = block * per_block, min((block + 1) * per_block, size)
         inside = shared_span(Region(chunk.box, chunk.start + low, chunk.start + high), target)
         if inside and chunk.crc is None:

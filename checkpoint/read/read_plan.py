@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from ...core import dtypes
 from ...core.geometry import Box
+from ...core.integers import round_up
 from ..format.chunk import BLOCK, Chunk
 from ..format.region import Region
 from .chunk_blocks import touched
@@ -114,7 +115,7 @@ class ReadPlanner:
                 rounds.append([])
                 rank = 0
             rounds[-1].append(Read(span, rank, used))
-            used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+            used += round_up(nbytes, ALIGNMENT)
         return rounds
 
     def is_worth_sharing(self, needs: Sequence[Sequence[Span]]) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...core.casts import Array
 from ...core.errors import CheckpointError, StorageError
+from ...core.integers import ceil_div
 from ..files import storage
 from ..files.links import real_path
 from ..format.chunk import BLOCK, Chunk, Part
@@ -92,7 +93,7 @@ def _check_blocks(folder: CheckpointFolder, chunks: list[Chunk], on_bytes: Calla
             on_bytes(min(BLOCK, chunk.nbytes - block * BLOCK))
         return problem
 
-    work = [(chunk, block) for chunk in chunks for block in range(-(-chunk.nbytes // BLOCK))]
+    work = [(chunk, block) for chunk in chunks for block in range(ceil_div(chunk.nbytes, BLOCK))]
     with ThreadPoolExecutor(NUM_THREADS, "tk-verify") as pool:
         return [problem for problem in pool.map(check, work) if problem]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ...core.casts import Array
 from ...core.errors import TkError, WorkerDied, unpack
-from ...core.layout import Owned
+from ...core.ownership import Owned
 from ...core.process import start_module
 from .save_job import Buffers, SaveJob
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from ...core import dtypes
 from ...core.casts import Array
-from ...core.layout import Layout, Owned, owned
+from ...core.integers import round_up
+from ...core.layout import Layout
+from ...core.ownership import Owned, owned
 from ...core.tensors import Split, Table, TensorSpec
 from ..format.region import Region
 from ..format.step_names import step_aside
@@ -111,7 +113,7 @@ class Buffers:
         for item, dtype in job.stored_as().items():
             count = Region.of(item.box, item.flat).size
             self._places[item] = (self.nbytes, count, dtype)
-            self.nbytes += -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            self.nbytes += round_up(count * dtype.itemsize, ALIGNMENT)
 
     def view(self, memory: memoryview, item: Owned) -> Array:
         """The 1-D array of an item's elements in `memory`, which has `nbytes` bytes at least."""

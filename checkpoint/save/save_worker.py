@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ...core.casts import Array
 from ...core.errors import StorageError, TkError, pack
-from ...core.layout import Owned
+from ...core.ownership import Owned
 from ...core.process import die_with_parent
 from .save_job import Buffers, SaveJob
 

@@ -10,7 +10,8 @@ from ...core import dtypes
 from ...core.casts import Array
 from ...core.errors import CheckpointError
 from ...core.geometry import Box
-from ...core.layout import Owned
+from ...core.integers import ceil_div
+from ...core.ownership import Owned
 from ...core.tensors import Table
 from ..files import folders, small_files, storage
 from ..files.direct_writer import DirectWriter
@@ -196,7 +197,7 @@ def check_part(writer: int, files: Sequence[PlannedFile]) -> None:
     for file in files:
         for entry in file.entries:
             owned, nbytes = entry.owned, entry.end - entry.begin
-            crc = (2**32 - 1,) * -(-nbytes // BLOCK)  # the longest that they can be
+            crc = (2**32 - 1,) * ceil_div(nbytes, BLOCK)  # the longest that they can be
             chunks.append(Chunk(owned.tensor, owned.slot, owned.box, owned.flat, file.name, entry.begin, nbytes, crc))
     _readable(Part(writer, {file.name: file.digest for file in files}, tuple(chunks)))
 

@@ -13,7 +13,8 @@ from tk.checkpoint import Checkpoint, RunFolder, export_links, reshard
 from tk.checkpoint.files import data_files, direct_writer
 from tk.checkpoint.save.save_job import SaveJob
 from tk.core.casts import Array
-from tk.core.layout import Layout, Owned
+from tk.core.layout import Layout
+from tk.core.ownership import Owned
 from tk.core.tensors import Split, TensorSpec
 
 TABLE = (

@@ -16,7 +16,8 @@ import numpy as np
 
 from tk.checkpoint import NewStep, RunFolder, commit, write_part
 from tk.core.geometry import Box
-from tk.core.layout import Layout, Owned
+from tk.core.layout import Layout
+from tk.core.ownership import Owned
 from tk.core.tensors import TensorSpec
 from tk.scripts.broken_checkpoints import CASES, explain, flip, make_good, write_manifest, write_part_data
 

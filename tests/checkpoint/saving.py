@@ -9,7 +9,8 @@ import numpy as np
 from tk.checkpoint import NewStep, RunFolder, commit, write_part
 from tk.core import dtypes
 from tk.core.casts import Array, cast
-from tk.core.layout import Layout, Owned, owned
+from tk.core.layout import Layout
+from tk.core.ownership import Owned, owned
 from tk.core.tensors import Split, TensorSpec
 
 STATES = {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}

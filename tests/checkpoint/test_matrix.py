@@ -11,7 +11,8 @@ import pytest
 from tk.checkpoint import Checkpoint, reshard
 from tk.core import layout as core_layout
 from tk.core.casts import Array
-from tk.core.layout import Layout, owned
+from tk.core.layout import Layout
+from tk.core.ownership import owned
 from tk.core.tensors import Split, TensorSpec
 from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, cut, mixed_table, save_step, true_values
 

@@ -4,7 +4,10 @@ from collections import Counter
 
 import pytest
 
-from tk.core.layout import Layout, Owned, buckets, local_params, shards
+from tk.core.buckets import buckets, shards
+from tk.core.layout import Layout
+from tk.core.local_params import local_params
+from tk.core.ownership import Owned
 from tk.core.replicas import replicated
 from tk.core.tensors import TensorSpec
 from tk.tests.checkpoint.saving import llama_table

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tk.core.labels import IGNORED
 from tk.data.batches import global_batch
-from tk.data.row import IGNORED, Row
+from tk.data.row import Row
 
 
 class CountedRows:

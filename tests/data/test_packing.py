@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import ConfigError
+from tk.core.labels import IGNORED
 from tk.data.batches import global_batch
 from tk.data.dataset import PackedDataset, Packing
 from tk.data.documents import SPLITS, DocumentRows, Split
 from tk.data.packing import OPEN_ROWS, pack
-from tk.data.row import IGNORED, Row
+from tk.data.row import Row
 from tk.data.token_file import TokenFile, TokenFileWriter
 from tk.text.tokenizer import Tokenizer
 

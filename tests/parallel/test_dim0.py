@@ -6,7 +6,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from tk.core.layout import Layout, buckets, local_params, shards
+from tk.core.buckets import buckets, shards
+from tk.core.layout import Layout
+from tk.core.local_params import local_params
 from tk.core.tensors import TensorSpec
 from tk.tests.rank_pool import RankPool
 

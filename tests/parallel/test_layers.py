@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tk.core.labels import IGNORED
 from tk.core.layout import Layout
 from tk.parallel.collectives import tree_sum
-from tk.parallel.cross_entropy import IGNORED, vocab_parallel_cross_entropy
+from tk.parallel.cross_entropy import vocab_parallel_cross_entropy
 from tk.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.rank_pool import RankPool

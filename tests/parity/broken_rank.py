@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tk.core.layout import LocalParam
+from tk.core.local_params import LocalParam
 from tk.parallel.mesh import Group
 from tk.parity.rank_loop import Work, serve
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tk.core.labels import IGNORED
 from tk.data.batches import MicroBatch
-from tk.data.row import IGNORED
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.init import initialize_weights

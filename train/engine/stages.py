@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from ...core.labels import IGNORED
 from ...core.layout import stages
 from ...core.tensors import Table
 from ...data.batches import MicroBatch
-from ...data.row import IGNORED
 from ...model.balance import RouterBalance
 from ...model.config import ModelConfig
 from ...model.decoder import Decoder

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...core.layout import LocalParam
+from ...core.local_params import LocalParam
 from ...parallel.collectives import broadcast
 from ...parallel.mesh import Group, Mesh, cpu_shard_group
 from ..config.sections import OptimizerSection, PrecisionSection

@@ -6,8 +6,11 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from ...core.buckets import buckets
 from ...core.dtypes import FP32, by_name
-from ...core.layout import Layout, LocalParam, Stage, buckets, local_params, stages
+from ...core.integers import ceil_div
+from ...core.layout import Layout, Stage, stages
+from ...core.local_params import LocalParam, local_params
 from ...core.progress import format_bytes
 from ...core.tensors import Table
 from ...model.config import ModelConfig
@@ -90,7 +93,7 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
     refuse(problems(config, table, num_ranks))
     layout = config.layout(num_ranks)
     rows = layout.dp * config.train.micro_batch_size
-    num_micro_batches = -(-config.train.global_batch_size // rows)
+    num_micro_batches = ceil_div(config.train.global_batch_size, rows)
     schedule = make_schedule(config.parallel.schedule, layout.pp, layout.virtual_stages, num_micro_batches)
     simulation = simulate(schedule)
     ranks = [local_params(table, layout, pp, 0) for pp in range(layout.pp)]
@@ -170,7 +173,7 @@ def _pass_shape(config: TrainConfig, model: ModelConfig, spec: DecoderSpec) -> P
         tokens=config.train.micro_batch_size * config.train.seq_len,
         itemsize=by_name(config.precision.params).itemsize,
         tp=config.parallel.tp,
-        vocab_rows=-(-model.vocab_size // config.parallel.tp),
+        vocab_rows=ceil_div(model.vocab_size, config.parallel.tp),
         sequence_parallel=config.parallel.sequence_parallel and config.parallel.tp > 1,
         recompute=config.recompute.mode,
     )

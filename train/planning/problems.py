@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ...core.errors import ParallelError
+from ...core.integers import round_up
 from ...core.layout import Layout
 from ...core.tensors import Table, num_layers, split_boxes
 from ..config.train_config import TrainConfig
@@ -66,7 +67,7 @@ def notes(config: TrainConfig, layout: Layout) -> list[str]:
     rows, at_once = config.train.global_batch_size, layout.dp * config.train.micro_batch_size
     if rows % at_once == 0:
         return []
-    computed = -(-rows // at_once) * at_once
+    computed = round_up(rows, at_once)
     return [
         f"[train] global_batch_size % (dp x micro_batch_size) = {rows} % ({layout.dp} x "
         f"{config.train.micro_batch_size}) = {rows % at_once}: {computed - rows} of {computed} rows are empty. "

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from ...core.errors import TkError
-from ...core.layout import Owned
+from ...core.ownership import Owned
 from ...core.replicas import replicated, run_held, weight_held
 from ...parallel.collectives import all_gather, all_reduce_max
 from ...parallel.mesh import Group

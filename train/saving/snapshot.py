@@ -9,10 +9,12 @@ import torch
 from ...checkpoint.read.read_plan import Want
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import ALONE, Peers, read_all
+from ...core.buckets import Shard
 from ...core.dtypes import FP32
 from ...core.errors import CheckpointError
 from ...core.geometry import Box
-from ...core.layout import Owned, Piece, Shard, owned
+from ...core.local_params import Piece
+from ...core.ownership import Owned, owned
 from ...core.tensors import TensorSpec
 from ...model.loading import check_tensors, check_ties
 from ...parallel.torch_dtypes import format_of
@@ -64,7 +66,7 @@ class Snapshot:
             held = (shard.piece.tensor.name, shard.piece.box)
             if held == (item.tensor, item.box) and low <= start and stop <= high:
                 return _to_numpy(values[start - low : stop - low])
-        raise AssertionError(f"core.layout says this rank owns {item}, but the optimizer does not hold it")
+        raise AssertionError(f"core.ownership says this rank owns {item}, but the optimizer does not hold it")
 
     def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
         """Every run that this rank updates, with its values of `slot` (1-D): weights rounded to their dtype."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ...core.layout import Bucket, LocalParam, Shard, buckets, local_params, shards
+from ...core.buckets import Bucket, Shard, buckets, shards
+from ...core.local_params import LocalParam, local_params
 from ...core.tensors import Table
 from ...parallel.mesh import Mesh
 from .absent import Presence

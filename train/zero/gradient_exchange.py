@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from ...core.errors import ConfigError
-from ...core.layout import LocalParam
+from ...core.local_params import LocalParam
 from ...parallel.collectives import (
     PendingResult,
     all_reduce,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch.optim.adamw import adamw
 
-from ...core.layout import Shard
+from ...core.buckets import Shard
 from ...parallel.collectives import all_gather_flat
 from ..config.sections import OptimizerSection
 from .flat_buffers import FlatBuffers

@@ -10,7 +10,8 @@ from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, compare, resha
 from tk.cli.main import main
 from tk.core import dtypes
 from tk.core.errors import ShardCorrupt
-from tk.core.layout import Layout, owned
+from tk.core.layout import Layout
+from tk.core.ownership import owned
 from tk.core.tensors import TensorSpec
 from tk.scripts.broken_checkpoints import flip
 from tk.tests.checkpoint.saving import MIXED, STATES, mixed_table, save_step

@@ -15,9 +15,11 @@ from tk.checkpoint.format import chunk
 from tk.checkpoint.read import chunk_blocks, read_plan, shared_read
 from tk.checkpoint.read.read_plan import AREA, ReadPlanner, Want
 from tk.checkpoint.read.shared_read import Peers, read_all
+from tk.core.buckets import buckets, shards
 from tk.core.casts import Array
 from tk.core.errors import ShardCorrupt, StorageError
-from tk.core.layout import Layout, buckets, local_params, shards
+from tk.core.layout import Layout
+from tk.core.local_params import local_params
 from tk.core.tensors import Split, TensorSpec
 from tk.tests.checkpoint.faults import watched
 from tk.tests.checkpoint.saving import MIXED, assert_equal, mixed_table, save_step, true_values

@@ -15,7 +15,8 @@ from tk.checkpoint.format.chunk import Chunk, Part
 from tk.checkpoint.save.commit import hugging_face_index
 from tk.core.errors import CheckpointError, ManifestError, ShardMissing
 from tk.core.geometry import Box
-from tk.core.layout import Layout, owned
+from tk.core.layout import Layout
+from tk.core.ownership import owned
 from tk.tests.checkpoint.faults import watched
 from tk.tests.checkpoint.saving import STATES, cut, llama_table, save_step, true_values
 

@@ -15,7 +15,8 @@ from tk.checkpoint.save import writer
 from tk.checkpoint.save.writer import plan_files, put_part
 from tk.core.errors import CheckpointError, ManifestError
 from tk.core.geometry import Box
-from tk.core.layout import Layout, Owned, owned
+from tk.core.layout import Layout
+from tk.core.ownership import Owned, owned
 from tk.core.tensors import TensorSpec
 from tk.tests.checkpoint.saving import STATES, assert_equal, cut, llama_table, save_step, true_values
 

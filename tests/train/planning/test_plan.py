@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from tk.cli.plan import plan as plan_command
 from tk.core.config import parse
 from tk.core.errors import ParallelError
-from tk.core.layout import Layout, Stage, local_params
+from tk.core.layout import Layout, Stage
+from tk.core.local_params import local_params
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.registry import count_parameters, decoder_spec

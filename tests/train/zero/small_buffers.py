@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from tk.core.layout import Coordinates, Layout, LocalParam
+from tk.core.layout import Coordinates, Layout
+from tk.core.local_params import LocalParam
 from tk.core.tensors import TensorSpec
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.train.zero.flat_buffers import FlatBuffers

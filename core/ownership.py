@@ -1,0 +1,84 @@
+"""Who saves what: the only statement of which rank writes which elements of which slot of a tensor.
+
+Save plans, reshard and `tk plan` ask here. Over the world, every logical element of every slot has exactly one owner.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .buckets import buckets, shards
+from .geometry import Box
+from .layout import Layout
+from .local_params import Piece, local_params
+from .tensors import Table
+
+NEVER_CUT: Final = 2**18  # elements; smaller tensors (1 MiB of fp32) are dealt whole to one replica
+Run = tuple[Piece, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What a rank saves: `flat` elements of a box (None = all of it) of one slot of a tensor."""
+
+    tensor: str
+    slot: str
+    box: Box
+    flat: tuple[int, int] | None = None
+
+
+def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weight",)) -> tuple[Owned, ...]:
+    """What a rank saves of each slot. Over the world, every logical element of every slot has exactly one owner.
+
+    Weights held by all of dp are dealt out: as whole tensors at tp = 1 (so that the folder is a valid Hugging Face
+    one), by equal flat ranges otherwise. Sharded slots are saved as they lie, without gathering.
+
+    Args:
+        slots: "weight" and the optimizer's own, such as "master", "exp_avg", "exp_avg_sq".
+    """
+    at = layout.coordinates(rank)
+    params = local_params(table, layout, at.pp, at.tp)
+    whole = [(piece, (0, piece.box.size)) for param in params for piece in param.pieces if piece.owner]
+    trainable = [run for run in whole if run[0].tensor.trainable]
+    frozen = [run for run in whole if not run[0].tensor.trainable]
+    group = layout.group_size
+    mine = [
+        (shard.piece, shard.flat)
+        for shard in shards(buckets(params, layout), group, at.dp % group, layout.sharding)
+        if shard.piece.owner
+    ]
+    result: list[Owned] = []
+    for slot in slots:
+        if slot == "weight" and layout.zero < 3:
+            runs = _deal(whole, layout.dp, at.dp, cut=layout.tp > 1)
+        elif layout.zero == 0:
+            runs = _deal(trainable, layout.dp, at.dp, cut=True)
+        else:
+            runs = _deal(mine, layout.dp // group, at.dp // group, cut=True)
+            if slot == "weight":
+                runs += _deal(frozen, layout.dp, at.dp, cut=True)
+        if slot == "weight" and at.dp == 0:  # no element to deal out, but the tensor is there all the same
+            runs = runs + [run for run in whole if 0 in run[0].tensor.shape]
+        for piece, (a, b) in runs:
+            flat = None if (a, b) == (0, piece.box.size) else (a, b)
+            result.append(Owned(piece.tensor.name, slot, piece.box, flat))
+    return tuple(result)
+
+
+def _deal(runs: Sequence[Run], num_replicas: int, replica: int, cut: bool) -> list[Run]:
+    """The share of `replica`: large runs cut into equal parts, the others whole to whoever has least so far."""
+    mine: list[Run] = []
+    small: list[Run] = []
+    for piece, (a, b) in runs:
+        if cut and b - a >= NEVER_CUT and num_replicas > 1:
+            low, high = (a + (b - a) * i // num_replicas for i in (replica, replica + 1))
+            mine.append((piece, (low, high)))
+        elif b > a:
+            small.append((piece, (a, b)))
+    loads = [0] * num_replicas
+    for piece, (a, b) in sorted(small, key=lambda run: run[1][0] - run[1][1]):
+        lightest = loads.index(min(loads))
+        loads[lightest] += b - a
+        if lightest == replica:
+            mine.append((piece, (a, b)))
+    return mine

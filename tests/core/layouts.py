@@ -1,0 +1,52 @@
+"""Tables and layouts at random, for properties that hold over all of them."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from tk.core.layout import Layout
+from tk.core.tensors import Split, TensorSpec
+
+HEAD = 4
+SLOTS = ("weight", "master", "exp_avg")
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
+    """Models with fused, padded, replicated, column-split and tied tensors."""
+    hidden, heads = draw(st.sampled_from([(16, 4), (32, 8), (12, 4)]))
+    kv_heads = draw(st.sampled_from([1, 2, 4]))
+    inner, vocab = draw(st.sampled_from([8, 24])), draw(st.integers(5, 70))
+    tied = draw(st.booleans())
+    query, kv = Split(0, HEAD, of="num_attention_heads"), Split(0, HEAD, "replicate", "num_key_value_heads")
+    specs = [TensorSpec("embed", (vocab, hidden), Split(0, rule="pad"))]
+    for layer in range(draw(st.integers(4, 6))):
+        specs += [
+            TensorSpec(f"{layer}.norm", (hidden,), None, layer),
+            TensorSpec(f"{layer}.q", (heads * HEAD, hidden), query, layer, f"{layer}.qkv"),
+            TensorSpec(f"{layer}.k", (kv_heads * HEAD, hidden), kv, layer, f"{layer}.qkv"),
+            TensorSpec(f"{layer}.v", (kv_heads * HEAD, hidden), kv, layer, f"{layer}.qkv"),
+            TensorSpec(f"{layer}.o", (hidden, heads * HEAD), Split(1, HEAD), layer),
+            TensorSpec(f"{layer}.bias", (inner,), Split(0), layer),
+            TensorSpec(f"{layer}.down", (hidden, inner), Split(1), layer),
+            TensorSpec(f"{layer}.fused", (hidden, 3 * heads * HEAD), Split(1, HEAD, sections=3), layer),
+            TensorSpec(f"{layer}.fused.bias", (3 * heads * HEAD,), Split(0, HEAD, sections=3), layer),
+        ]
+    specs.append(TensorSpec("head", (vocab, hidden), Split(0, rule="pad"), "last", alias="embed" if tied else ""))
+    frozen = draw(st.sets(st.sampled_from(sorted({spec.param or spec.name for spec in specs})), max_size=3))
+    return tuple(replace(spec, trainable=(spec.param or spec.name) not in frozen) for spec in specs)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    dp = draw(st.sampled_from([1, 2, 3, 4]))
+    return Layout(
+        tp=draw(st.sampled_from([1, 2, 4])),
+        pp=draw(st.sampled_from([1, 2])),
+        dp=dp,
+        virtual_stages=draw(st.sampled_from([1, 2])),
+        shard_size=draw(st.sampled_from([0, *(n for n in range(1, dp + 1) if dp % n == 0)])),
+        zero=draw(st.integers(0, 3)),
+        bucket_size=draw(st.sampled_from([64, 1000, 2**24])),
+        sharding=draw(st.sampled_from(["flat", "dim0"])),
+    )

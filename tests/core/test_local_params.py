@@ -1,0 +1,63 @@
+"""The parameters of one position, and the boxes in them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tk.core.errors import ParallelError
+from tk.core.geometry import Box
+from tk.core.layout import Layout
+from tk.core.local_params import local_params
+from tk.core.tensors import Split, TensorSpec, split_boxes
+from tk.tests.core.layouts import HEAD, layouts, tables
+
+
+@settings(max_examples=40, deadline=None)
+@given(tables(), layouts())
+def test_a_position_holds_what_its_pieces_say(table: tuple[TensorSpec, ...], layout: Layout) -> None:
+    for pp in range(layout.pp):
+        for tp in range(layout.tp):
+            for param in local_params(table, layout, pp, tp):
+                assert sum(piece.box.size for piece in param.pieces) <= param.size
+                starts = np.cumsum([0, *(piece.box.size for piece in param.pieces)])
+                assert [piece.start for piece in param.pieces] == starts[:-1].tolist()
+                for piece in param.pieces:
+                    assert piece.box in split_boxes(piece.tensor, layout.tp, tp)
+                    assert piece.box.shape[1:] == param.shape[1:]
+
+
+def test_replicated_heads_are_owned_by_the_lowest_rank() -> None:
+    spec = TensorSpec("k", (2 * HEAD, 8), Split(0, HEAD, "replicate"), 0)
+    assert [split_boxes(spec, 4, rank)[0].offset[0] for rank in range(4)] == [0, 0, HEAD, HEAD]
+    owners = [
+        piece.owner for rank in range(4) for p in local_params((spec,), Layout(tp=4), 0, rank) for piece in p.pieces
+    ]
+    assert owners == [True, False, True, False]
+
+
+def test_parts_of_one_parameter_are_frozen_together() -> None:
+    query = TensorSpec("q", (4, 2), Split(0), 0, "qkv", trainable=False)
+    with pytest.raises(ParallelError, match="q, k are one parameter, qkv: freeze all of them or none"):
+        local_params((query, TensorSpec("k", (4, 2), Split(0), 0, "qkv")), Layout(), 0, 0)
+
+
+def test_sections_are_cut_each_by_itself_and_stay_whole_at_tp_1() -> None:
+    spec = TensorSpec("c_attn", (6, 3 * 2 * HEAD), Split(1, HEAD, sections=3), 0)
+    (param,) = local_params((spec,), Layout(tp=2), 0, 1)
+    assert [piece.box.bounds()[1] for piece in param.pieces] == [[4, 8], [12, 16], [20, 24]]
+    assert param.shape == (3 * 6, HEAD)
+    assert local_params((spec,), Layout(), 0, 0)[0].shape == spec.shape
+
+
+def test_padded_rows_belong_to_nobody() -> None:
+    spec = TensorSpec("embed", (5, 2), Split(0, rule="pad"))
+    assert [split_boxes(spec, 4, rank)[0].bounds()[0] for rank in range(4)] == [[0, 2], [2, 4], [4, 5], [5, 5]]
+    assert {local_params((spec,), Layout(tp=4), 0, rank)[0].shape for rank in range(4)} == {(2, 2)}
+
+
+def test_columns_of_a_fused_tensor_are_one_box_of_each_section() -> None:
+    spec = TensorSpec("c_attn", (6, 24), Split(1, HEAD, sections=3), 0)
+    assert split_boxes(spec, 1, 0) == (Box.whole(spec.shape),)
+    assert [box.bounds()[1] for box in split_boxes(spec, 2, 1)] == [[4, 8], [12, 16], [20, 24]]
+    (param,) = local_params((spec,), Layout(tp=2), 0, 1)
+    assert param.shape == (18, 4)

@@ -1,0 +1,69 @@
+"""Who saves what: over any table and layout, every element of every slot has one owner, and the load is even."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+
+from tk.core.geometry import Box, covers_exactly, flat_to_boxes
+from tk.core.layout import Layout
+from tk.core.ownership import Owned, owned
+from tk.core.tensors import Split, TensorSpec
+from tk.tests.core.layouts import SLOTS, layouts, tables
+
+
+def _slots(spec: TensorSpec) -> tuple[str, ...]:
+    return SLOTS if spec.trainable else SLOTS[:1]
+
+
+def boxes_of(item: Owned) -> list[Box]:
+    return list(flat_to_boxes(item.box, *(item.flat or (0, item.box.size))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(tables(), layouts())
+def test_every_element_of_every_slot_has_one_owner(table: tuple[TensorSpec, ...], layout: Layout) -> None:
+    items = [item for rank in range(layout.world_size) for item in owned(table, layout, rank, SLOTS)]
+    found: dict[tuple[str, str], list[Box]] = {}
+    for item in items:
+        found.setdefault((item.tensor, item.slot), []).extend(boxes_of(item))
+    stored = [spec for spec in table if not spec.alias]
+    assert set(found) == {(spec.name, slot) for spec in stored for slot in _slots(spec)}
+    for spec in stored:
+        for slot in _slots(spec):
+            assert covers_exactly(found[spec.name, slot], Box.whole(spec.shape)), (spec.name, slot)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_replicas_write_equal_parts(tp: int, zero: int) -> None:
+    """Cut tensors: within 5 percent; whole ones at tp = 1: within the largest of them."""
+    hidden = 1024
+    table = tuple(
+        spec
+        for layer in range(4)
+        for spec in (
+            TensorSpec(f"{layer}.up", (4 * hidden, hidden), Split(0), layer),
+            TensorSpec(f"{layer}.down", (hidden, 4 * hidden), Split(1), layer),
+            TensorSpec(f"{layer}.norm", (hidden,), None, layer),
+        )
+    )
+    layout = Layout(tp=tp, dp=4, zero=zero)
+    for slot in ("weight", "exp_avg"):
+        for group in range(tp):
+            loads = [
+                sum(math.prod(box.shape) for item in owned(table, layout, rank, (slot,)) for box in boxes_of(item))
+                for rank in range(layout.world_size)
+                if layout.coordinates(rank).tp == group
+            ]
+            if tp == 1 and slot == "weight":
+                assert max(loads) - min(loads) <= 4 * hidden * hidden
+            else:
+                assert max(loads) <= 1.05 * min(loads)
+
+
+def test_weights_are_whole_tensors_at_tp_1() -> None:
+    table = (TensorSpec("a", (2048, 1024), Split(0)), TensorSpec("b", (2048, 1024), Split(1)))
+    for zero in (0, 1, 2):
+        items = [item for rank in range(3) for item in owned(table, Layout(dp=3, zero=zero), rank)]
+        assert sorted((item.tensor, item.flat) for item in items) == [("a", None), ("b", None)]
