@@ -1,1 +1,1 @@
-"""Starting ranks, watching them, and what is said when one of them dies or hangs."""
+"""Starts ranks, watches them, and reports a rank that dies or hangs."""

@@ -1,6 +1,6 @@
-"""Starts local ranks, passes signals on to them, and tears all of them down together.
+"""Starts local ranks, passes signals on to them, and ends all of them together (no torch).
 
-Under torchrun this is not used: there a rank is what torchrun started. No torch is imported here.
+Under torchrun it is not used: there torchrun starts the ranks.
 """
 
 import math
@@ -21,18 +21,28 @@ from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
 from .stall_detector import StallDetector, describe_places, name_flight_records
 
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
-FORK = "--fork"  # a rank's argument
+FORK = "--fork"  # an argument of a rank
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 5.0  # that peers of a dead rank get to report what they saw
+GRACE_SECONDS = 5.0  # the time in which other ranks report an error after one has failed
 
 
 class Launcher:
     """One job of `num_ranks` local processes running `python -m MODULE ARGS`.
 
     Args:
-        log_folder: takes rank-N.log of every rank but 0, whose output is this process's.
-        stop_timeout: seconds from the first signal until ranks are killed.
-        stall_timeout: seconds that a rank may stay in one phase.
+        module: the module of a rank, such as "tk.train.launch.rank".
+        arguments: the arguments of every rank.
+        num_ranks: the number of ranks.
+        log_folder: the folder for rank-N.log, the output of every rank but 0. Rank 0 shares this process's output.
+        stop_timeout: the time in seconds from the first signal until ranks are killed.
+        stall_timeout: the longest time in seconds that a rank may stay in one phase.
+
+    Attributes:
+        quit_at_once: whether a second signal came.
+        kill_at: the monotonic time at which ranks are killed.
+        failures: the exit code of each rank that failed by itself, the first one first.
+        unstopped: the ranks that had to be killed.
+        stalled: those of them that made no progress.
     """
 
     def __init__(
@@ -52,12 +62,12 @@ class Launcher:
         self.stall_timeout = stall_timeout
         self.grace = min(GRACE_SECONDS, stall_timeout)
         self.signal_seen: int | None = None
-        self.at_once = False  # a second signal came
+        self.quit_at_once = False
         self.kill_at = math.inf
         self.ranks: list[subprocess.Popen[bytes]] = []
-        self.failures: dict[int, int] = {}  # rank -> exit code of those that failed by themselves, first one first
-        self.unstopped: list[int] = []  # ranks that had to be killed
-        self.stalled: list[int] = []  # those of them that made no progress
+        self.failures: dict[int, int] = {}
+        self.unstopped: list[int] = []
+        self.stalled: list[int] = []
 
     def run(self) -> int:
         """Runs the job to its end.
@@ -66,29 +76,30 @@ class Launcher:
             0, 130 if Ctrl-C ended it, 1 if a second SIGTERM did.
 
         Raises:
-            TkError: the error of the rank that failed first; WorkerDied naming a rank that was killed, or those that
-                did not stop in time.
+            TkError: the error that caused the failure. It is a WorkerDied if a rank was killed, made no progress or
+                did not stop in time; the message names the rank.
         """
         self.log_folder.mkdir(parents=True, exist_ok=True)
         self.started = time.time()
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with tempfile.TemporaryDirectory(prefix="tk-train-") as scratch:
-                # Ranks that wait for the stuck one give up first, which shows who it is.
+                # Ranks that wait for a stuck rank give up after stall_timeout. The detector waits a little longer, so
+                # that the rank that is left is the stuck one.
                 detector = StallDetector(Path(scratch), self.num_ranks, self.stall_timeout + self.grace)
                 try:
                     self._start(Path(scratch))
                     self._wait(detector)
                 finally:
                     self._kill()
-                if not self.at_once:
+                if not self.quit_at_once:
                     self._raise_failure(Path(scratch), detector)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         if self.signal_seen == signal.SIGINT:
             return 130
-        return 1 if self.at_once else 0
+        return 1 if self.quit_at_once else 0
 
     def _start(self, scratch: Path) -> None:
         threads = max(1, (os.cpu_count() or 1) // self.num_ranks)
@@ -113,8 +124,11 @@ class Launcher:
                 )
 
     def _wait(self, detector: StallDetector) -> None:
-        """Waits until all ranks have ended; once one has failed, its peers get a moment to report and are killed, and
-        so are all where one stands still."""
+        """Waits until all ranks have ended.
+
+        Once a rank has failed, the others have `grace` seconds to report their errors. Ranks that still run after that
+        time, or when a rank makes no progress, are recorded in `unstopped`; `run` kills them.
+        """
         while any(rank.poll() is None for rank in self.ranks):
             had_failures = bool(self.failures)
             self._note_failures()
@@ -129,18 +143,19 @@ class Launcher:
         self._note_failures()
 
     def _note_failures(self) -> None:
+        """Records the ranks that have failed since the last call."""
         for number, rank in enumerate(self.ranks):
             if rank.poll() not in (None, 0):
                 self.failures.setdefault(number, rank.returncode)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal_seen is not None:
-            self.at_once = True
+            self.quit_at_once = True
             self.kill_at = time.monotonic()
             return
         self.signal_seen = number
         self.kill_at = min(self.kill_at, time.monotonic() + self.stop_timeout)
-        print("stopping: the running step ends and a checkpoint is saved (once more to quit at once)", file=sys.stderr)
+        print("stopping after the current step and a checkpoint (signal again to quit at once)", file=sys.stderr)
         for rank in self.ranks:
             if rank.poll() is None:
                 rank.send_signal(signal.SIGTERM)
@@ -153,22 +168,24 @@ class Launcher:
             rank.wait()
 
     def _raise_failure(self, scratch: Path, detector: StallDetector) -> None:
-        """Raises the cause of a failed job: an error that a rank understood, else a rank that was killed, else a fault
-        of ours, else ranks that stood still, else the first to fail. Ranks that our own signal ended before they could
-        handle it have not failed."""
+        """Raises the most likely cause of a failed job, if it failed.
+
+        The first of these counts: a known error of a rank, a rank that was killed, an unexpected error, ranks without
+        progress, any other error, an exit code, ranks that did not stop in time. All other reports are consequences.
+        """
         detector.look()
         reports = read_reports(scratch)
-        for kind in ("understood", "fault"):
+        for kind in ("known", "unexpected"):
             error = next((report.error for report in reports if report.kind == kind), None)
-            if error and not (kind == "fault" and self._killed()):
+            if error and not (kind == "unexpected" and self._killed()):
                 raise error
         if killed := self._killed():
             rank, name = next(iter(killed.items()))
             raise WorkerDied(f"Rank {rank} of {self.num_ranks} was killed by {name}: " + self._places(detector, killed))
-        echoes = any(report.kind == "echo" for report in reports)
-        if stuck := (self.unstopped if echoes else self.stalled):
+        peers_lost = any(report.kind == "peers lost" for report in reports)
+        if stuck := (self.unstopped if peers_lost else self.stalled):
             raise WorkerDied(
-                f"No progress for {self.stall_timeout:g} seconds, [parallel] timeout_seconds: "
+                f"No progress for {self.stall_timeout:g} seconds ([parallel] timeout_seconds): "
                 + self._places(detector, stuck)
             )
         if reports:
@@ -179,25 +196,29 @@ class Launcher:
             )
         if self.unstopped and not self.failures:
             raise WorkerDied(
-                f"Ranks {', '.join(map(str, self.unstopped))} of {self.num_ranks} had not stopped after "
-                f"{self.stop_timeout:g} seconds and were killed, so nothing since the last checkpoint was saved. "
-                "[train] stop_timeout sets that time."
+                f"Ranks {', '.join(map(str, self.unstopped))} of {self.num_ranks} did not stop within "
+                f"{self.stop_timeout:g} seconds ([train] stop_timeout) and were killed. The steps since the last "
+                "checkpoint are lost."
             )
 
     def _failed(self) -> dict[int, int]:
-        """Rank -> exit code of those that failed, but for those that our own signal ended."""
+        """Returns the exit code of each rank that failed, except those that the launcher's own signal ended."""
         return {
             rank: code for rank, code in self.failures.items() if not (self.signal_seen and code == -signal.SIGTERM)
         }
 
     def _killed(self) -> dict[int, str]:
-        """Rank -> the signal that somebody else killed it by. NCCL aborts a rank whose peers are stuck: no cause."""
+        """Returns for each rank that another process killed the name of the signal.
+
+        SIGABRT does not count if ranks were stuck: NCCL aborts a rank that waits for a stuck one.
+        """
         names = {rank: signal.Signals(-code).name for rank, code in self._failed().items() if code < 0}
         return {rank: name for rank, name in names.items() if not (name == "SIGABRT" and self.unstopped)}
 
     def _places(self, detector: StallDetector, culprits: Collection[int]) -> str:
+        """Returns the end of a message: the places of all ranks, the logs, and the way to go on."""
         return (
             f"{describe_places(detector.beats, culprits)}. Logs are in {self.log_folder}."
-            f"{name_flight_records(self.log_folder, self.started)} Committed checkpoints are whole: the same command "
+            f"{name_flight_records(self.log_folder, self.started)} Committed checkpoints are intact: the same command "
             "resumes from the newest."
         )

@@ -1,5 +1,8 @@
-"""The entry of a training rank, `python -m tk.train.launch.rank CONFIG RESUME [--fork]`: tied to its launcher before
-it loads anything that takes time, so that no rank outlives a launcher that dies early."""
+"""The entry point of a training rank: `python -m tk.train.launch.rank CONFIG RESUME [--fork]`.
+
+It ties the process to its launcher before it imports torch, which takes seconds. A rank so never outlives a launcher
+that dies early.
+"""
 
 import sys
 
@@ -7,7 +10,7 @@ from ...core.process import die_with_parent
 
 
 def main() -> int:
-    """The process's entry."""
+    """Runs the rank and returns its exit code."""
     die_with_parent()
     from .worker import main as work
 

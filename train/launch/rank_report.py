@@ -1,4 +1,4 @@
-"""What a rank leaves behind when it ends with an error, for whoever started it. No torch."""
+"""The report of a rank that ended with an error, for the launcher (no torch)."""
 
 import json
 import os
@@ -12,16 +12,17 @@ from ...core.errors import TkError, pack, unpack
 
 ERROR_FOLDER_VARIABLE: Final = "TK_ERROR_FOLDER"
 
-Kind = Literal["understood", "fault", "echo"]
+Kind = Literal["known", "unexpected", "peers lost"]
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What a rank said of its end.
+    """The error that ended a rank.
 
     Attributes:
-        kind: "echo" is what a rank sees of others that are gone or stuck, "understood" another TkError, "fault" one of
-            ours.
+        error: the error.
+        kind: "peers lost" if it only shows that other ranks have died or are stuck; "known" for any other TkError;
+            "unexpected" for all other exceptions.
     """
 
     error: TkError
@@ -29,28 +30,34 @@ class RankReport:
 
 
 def write_error(error: Exception, rank: int, echo: bool) -> None:
-    """Leaves a rank's error for the launcher, if there is one, and its traceback in the rank's output."""
+    """Writes a rank's error to a file for the launcher, if there is one, and its traceback to the rank's output.
+
+    Args:
+        error: the error that ended the rank.
+        rank: the rank.
+        echo: whether the error only shows that other ranks have died or are stuck.
+    """
     trace = "".join(traceback.format_exception(error))
     folder = os.environ.get(ERROR_FOLDER_VARIABLE)
     if folder is None or rank != 0:
         print(trace, file=sys.stderr)
     if folder is not None:
         path = Path(folder) / f"error-{rank}.json"
-        aside = path.with_suffix(".tmp")
-        told = error if isinstance(error, TkError) else TkError(f"Rank {rank}: {type(error).__name__}: {error}")
-        kind: Kind = "echo" if echo else "understood" if told is error else "fault"
-        report = {"kind": kind, "error": pack(told), "traceback": trace}
-        aside.write_text(json.dumps(report), encoding="utf-8")
-        aside.rename(path)
+        temporary = path.with_suffix(".tmp")
+        reported = error if isinstance(error, TkError) else TkError(f"Rank {rank}: {type(error).__name__}: {error}")
+        kind: Kind = "peers lost" if echo else "known" if reported is error else "unexpected"
+        report = {"kind": kind, "error": pack(reported), "traceback": trace}
+        temporary.write_text(json.dumps(report), encoding="utf-8")
+        temporary.rename(path)  # the launcher never reads half a file
 
 
 def read_reports(folder: Path) -> list[RankReport]:
-    """The reports of all ranks that left one."""
+    """Returns the reports in `folder`, in an order that does not depend on time."""
     return [_read(path) for path in sorted(folder.glob("error-*.json"))]
 
 
 def _read(path: Path) -> RankReport:
-    """A rank's report; the error carries the rank's traceback as a note, which `--debug` shows."""
+    """Reads one report; the rank's traceback becomes a note of the error, which `--debug` shows."""
     data = json.loads(path.read_text(encoding="utf-8"))
     error = unpack(data["error"])
     error.add_note(data["traceback"])

@@ -1,4 +1,4 @@
-"""Who holds up a job: from the ranks' heartbeats to the ranks that are stuck, and to one report. No torch."""
+"""Finds the ranks that hold up a job, from the heartbeats of all ranks, and describes where each rank is (no torch)."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -8,16 +8,25 @@ from typing import Final
 from .heartbeat import STARTING, Beat, read_beats
 
 FLIGHT_RECORD: Final = "flight-recorder-rank-{rank}.json"
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = 60.0  # the least time in which a rank may load its libraries
 STALL_REPORT: Final = "stall-report.txt"
 
 
 class StallDetector:
-    """Notices ranks whose heartbeats stand still, by this process's own clock: no clock of a rank is trusted. To start,
-    which is to load libraries, a rank always has a minute.
+    """Finds ranks whose heartbeats do not change.
+
+    It measures time with the clock of its own process, since the clocks of other hosts may differ. A rank that still
+    loads its libraries has `START_SECONDS` at least.
 
     Args:
-        limit: seconds after which a rank that began no new phase is stuck.
+        folder: the folder of the heartbeats.
+        num_ranks: the number of ranks of the job.
+        limit: the time in seconds after which a rank without a new phase is stuck.
+        clock: returns the time in seconds.
+
+    Attributes:
+        beats: the newest heartbeat of each rank.
+        changed: the time at which each rank's heartbeat last changed.
     """
 
     def __init__(self, folder: Path, num_ranks: int, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,7 +37,7 @@ class StallDetector:
         self.changed = [clock()] * num_ranks
 
     def look(self) -> list[int]:
-        """Reads all heartbeats; returns the ranks that have stood still for longer than the limit."""
+        """Reads all heartbeats; returns the ranks whose heartbeat has not changed for longer than the limit."""
         now, beats = self.clock(), read_beats(self.folder, len(self.beats))
         for rank, beat in enumerate(beats):
             if beat != self.beats[rank]:
@@ -39,7 +48,10 @@ class StallDetector:
 
 
 def describe_places(beats: Sequence[Beat], culprits: Collection[int]) -> str:
-    """Who is where: "rank 3 is at step 41 in forward; ranks 0-2 wait at step 41 in reduce"."""
+    """Returns the places of all ranks, those of the culprits first.
+
+    For example: "rank 3 is at step 41 in forward; ranks 0-2 wait at step 41 in reduce".
+    """
     groups: dict[tuple[str, str], list[int]] = {}
     for beat in sorted(beats, key=lambda beat: beat.rank not in culprits):
         waits = beat.rank not in culprits and beat.step > 0
@@ -51,7 +63,7 @@ def describe_places(beats: Sequence[Beat], culprits: Collection[int]) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in words, runs of them joined: [0, 1, 2, 5] -> "ranks 0-2, 5"."""
+    """Returns ranks as text, with ranges for successive ones: [0, 1, 2, 5] -> "ranks 0-2, 5"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
@@ -63,14 +75,15 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def name_flight_records(logs: Path, since: float) -> str:
-    """A sentence that names the flight recorder dumps of this job in `logs`, "" if there is none.
+    """Returns a sentence that names this job's flight recorder files in `logs`; "" if there are none.
 
     Args:
-        since: seconds since the epoch; older files are of earlier jobs.
+        logs: the folder of the files.
+        since: the start of the job in seconds since the epoch; older files belong to earlier jobs.
     """
     pattern = FLIGHT_RECORD.format(rank="*")
     dumps = sorted(path for path in logs.glob(pattern) if path.stat().st_mtime >= since)
     if not dumps:
         return ""
-    more = f" and {len(dumps) - 1} beside it" if len(dumps) > 1 else ""
+    more = f" and {len(dumps) - 1} other files there" if len(dumps) > 1 else ""
     return f" The last collectives (flight recorder) are in {dumps[0]}{more}."

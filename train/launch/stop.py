@@ -1,4 +1,4 @@
-"""The first SIGTERM or Ctrl-C asks the run to stop after its step; the second ends the process at once."""
+"""Stop requests: the first SIGTERM or Ctrl-C stops the run after its step, the second ends the process at once."""
 
 import os
 import signal
@@ -7,11 +7,14 @@ from types import FrameType
 
 
 class StopRequest:
-    """Set by a signal, read by the training loop at step boundaries.
+    """A request that a signal makes and that the training loop reads between steps.
 
     Args:
-        echo_seconds: so long after the first a signal is taken for the same one: Slurm signals every process of a job
-            step, and torchrun passes on its own as well.
+        echo_seconds: signals within this time after the first one count as the same signal. Slurm signals every process
+            of a job step, and torchrun passes its signal on to the ranks as well.
+
+    Attributes:
+        requested: whether the run should stop after the current step.
     """
 
     def __init__(self, echo_seconds: float = 0.0) -> None:
@@ -20,7 +23,7 @@ class StopRequest:
         self._first = 0.0
 
     def install(self) -> None:
-        """Takes over SIGTERM and SIGINT of this process; call from the main thread."""
+        """Installs the handler for SIGTERM and SIGINT of this process; must be called from the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -29,5 +32,5 @@ class StopRequest:
             self.requested = True
             self._first = time.monotonic()
         elif time.monotonic() - self._first > self.echo_seconds:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)  # so that the signal itself ends the process, as its exit code shows
             os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""What ranks do about each other where torchrun, which cannot know their steps, has started them. No torch."""
+"""Reports lost or stuck ranks of a job that torchrun started: torchrun does not know their steps (no torch)."""
 
 import os
 import time
@@ -8,12 +8,12 @@ from ...core.errors import WorkerDied
 from .heartbeat import Heartbeat, read_beats
 from .stall_detector import STALL_REPORT, describe_places, name_flight_records
 
-GRACE_SECONDS = 5.0  # that other ranks get to give up too
+GRACE_SECONDS = 5.0  # the time in which other waiting ranks give up too
 _POLL_SECONDS = 0.05
 
 
 def set_aside_report(logs: Path) -> None:
-    """Gives an earlier attempt's report a name of its own; rank 0 calls it before ranks meet."""
+    """Renames the report of an earlier attempt; rank 0 calls it before the rendezvous."""
     path = logs / STALL_REPORT
     if path.exists():
         path.rename(path.with_stem(f"{path.stem}-{int(path.stat().st_mtime)}"))
@@ -22,19 +22,26 @@ def set_aside_report(logs: Path) -> None:
 def give_up(
     heartbeat: Heartbeat, heartbeats: Path, num_ranks: int, logs: Path, timeout: float, seen: Exception
 ) -> WorkerDied:
-    """The error of a rank that lost others or waited for them in vain: the first one writes the report for all.
+    """Returns the error for a rank that lost other ranks or waited for them in vain.
 
-    Ranks that have not given up too within a moment are the ones that are gone or stuck.
+    The first rank that gives up writes the report for all. Ranks that wait for a stuck rank give up within seconds of
+    each other, so a rank that has not given up after that time is dead or stuck.
 
     Args:
-        seen: what this rank noticed it by.
+        heartbeat: this rank's heartbeat.
+        heartbeats: the folder of all heartbeats.
+        num_ranks: the number of ranks of the job.
+        logs: the folder for the report.
+        timeout: [parallel] timeout_seconds.
+        seen: the error from which this rank knows it.
     """
     heartbeat.give_up()
     path = logs / STALL_REPORT
     try:
+        # O_EXCL: exactly one rank creates the file, also over a shared file system.
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        return WorkerDied(f"Other ranks are gone or stuck; see {path}.")
+        return WorkerDied(f"Other ranks have died or are stuck; see {path}.")
     started, deadline = time.time(), time.monotonic() + min(GRACE_SECONDS, timeout)
     while True:
         beats = read_beats(heartbeats, num_ranks)
@@ -43,9 +50,9 @@ def give_up(
             break
         time.sleep(_POLL_SECONDS)
     report = (
-        f"Gone, or without progress for {timeout:g} seconds ([parallel] timeout_seconds): "
-        f"{describe_places(beats, culprits)}. The first to notice saw: {str(seen).rstrip('.')}."
-        f"{name_flight_records(logs, started - timeout)} Committed checkpoints are whole."
+        f"Ranks have died, or made no progress for {timeout:g} seconds ([parallel] timeout_seconds): "
+        f"{describe_places(beats, culprits)}. The first rank that noticed it had this error: {str(seen).rstrip('.')}."
+        f"{name_flight_records(logs, started - timeout)} Committed checkpoints are intact."
     )
     with os.fdopen(file, "w", encoding="utf-8") as stream:
         stream.write(report + "\n")

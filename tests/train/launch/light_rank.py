@@ -1,4 +1,4 @@
-"""A rank of the launcher's without torch: takes steps with heartbeats, and stops taking them where it is told to.
+"""A rank for tests of the launcher, without torch: it makes steps with heartbeats, and fails in step 3 on request.
 
 `python -m tk.tests.train.launch.light_rank RANK FAULT`: in forward of step 3, rank RANK sleeps or raises.
 """

@@ -1,4 +1,4 @@
-"""The launcher against ranks that die, stop, sleep or fail: one report that says who holds up whom."""
+"""The launcher with ranks that die, stop, sleep or fail: one report names the rank that is the cause."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tk.train.launch.launcher import Launcher
 from tk.train.launch.stall_detector import StallDetector, describe_places, name_ranks
 from tk.train.launch.stop import StopRequest
 
-LIMIT = 1.0  # seconds; the light ranks wait 1.2 for each other
+LIMIT = 1.0  # seconds; the light ranks wait 1.2 s for each other
 
 
 def _launcher(tmp_path: Path, fault: str = "none", num_ranks: int = 3) -> Launcher:
@@ -25,11 +25,11 @@ def _launcher(tmp_path: Path, fault: str = "none", num_ranks: int = 3) -> Launch
 
 
 def _when_running(launcher: Launcher, act: Callable[[], None]) -> threading.Thread:
-    """Acts once all ranks are under way."""
+    """Calls `act` from a thread once all ranks have made steps."""
 
     def wait() -> None:
         deadline = time.monotonic() + 30
-        while not (len(launcher.ranks) == launcher.num_ranks and _under_way(launcher)):
+        while not (len(launcher.ranks) == launcher.num_ranks and _all_have_made_steps(launcher)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         act()
@@ -39,7 +39,7 @@ def _when_running(launcher: Launcher, act: Callable[[], None]) -> threading.Thre
     return thread
 
 
-def _under_way(launcher: Launcher) -> bool:
+def _all_have_made_steps(launcher: Launcher) -> bool:
     variables = Path(f"/proc/{launcher.ranks[1].pid}/environ").read_text().split("\0")
     folders = [variable.split("=", 1)[1] for variable in variables if variable.startswith(HEARTBEATS_VARIABLE)]
     return bool(folders) and all(beat.step > 2 for beat in read_beats(Path(folders[0]), launcher.num_ranks))
@@ -75,7 +75,7 @@ def test_a_lone_rank_that_sleeps_is_noticed_by_the_launcher(tmp_path: Path) -> N
         launcher.run()
 
 
-def test_a_fault_of_one_rank_comes_before_what_its_peers_saw_of_it(tmp_path: Path) -> None:
+def test_an_unexpected_error_of_a_rank_comes_before_its_consequences_on_other_ranks(tmp_path: Path) -> None:
     with pytest.raises(TkError, match="Rank 1: ValueError: a fault of its own"):
         _launcher(tmp_path, "fail").run()
 
@@ -90,7 +90,7 @@ def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [beat.gave_up for beat in beats] == [False, False, True, False]
 
 
-def test_the_watch_trusts_no_clock_but_its_own(tmp_path: Path) -> None:
+def test_the_detector_uses_only_its_own_clock(tmp_path: Path) -> None:
     now = 0.0
     ranks = [Heartbeat(tmp_path, rank) for rank in range(3)]
     for rank in ranks[:2]:
@@ -116,7 +116,7 @@ def test_places_are_grouped_and_ranks_joined() -> None:
     assert text == "rank 3 is at step 41 in forward; ranks 0-2 wait at step 41 in reduce"
 
 
-def test_what_only_shows_that_others_are_gone_is_told_from_causes() -> None:
+def test_errors_that_show_lost_ranks_are_distinguished_from_causes() -> None:
     lost = RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
     wrapped = WorkerDied("rank 2 is gone")
     wrapped.__cause__ = lost
@@ -127,7 +127,7 @@ def test_what_only_shows_that_others_are_gone_is_told_from_causes() -> None:
     assert not is_echo(RuntimeError("shapes do not match"))
 
 
-def test_a_signal_that_comes_twice_at_once_is_one_request() -> None:
+def test_two_signals_within_the_echo_time_are_one_request() -> None:
     stop = StopRequest(echo_seconds=60.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

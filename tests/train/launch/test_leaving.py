@@ -1,4 +1,4 @@
-"""A script that ends without a word about process groups leaves no thread behind for the interpreter's end."""
+"""A script that does not destroy its process group leaves no gloo thread at the interpreter's end."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ def threads():
     names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     print("threads:", *sorted(name for name in names if "gloo" in name))
 
-atexit.register(threads)  # runs last: what is registered later runs before
+atexit.register(threads)  # runs last, since functions that are registered later run earlier
 from tk.train import initialize
 
 engine = initialize(torch.nn.Sequential(torch.nn.Linear(2, 2)), zero=int(sys.argv[1]))

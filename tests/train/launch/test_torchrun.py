@@ -1,4 +1,4 @@
-"""Ranks under torchrun that lose others: the first one reports for all, and earlier reports stay."""
+"""Ranks under torchrun that lose others: the first one writes the report for all, and earlier reports stay."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tk.train.launch.torchrun import give_up, set_aside_report
 LOST = RuntimeError("Connection closed by peer [10.0.0.7]:4711")
 
 
-def test_one_rank_reports_for_all_and_names_who_did_not_give_up(tmp_path: Path) -> None:
+def test_one_rank_writes_the_report_and_names_the_ranks_that_did_not_give_up(tmp_path: Path) -> None:
     logs, beats = tmp_path, tmp_path / "heartbeats"
     ranks = [Heartbeat(beats, rank) for rank in range(4)]
     for rank in ranks:
@@ -21,10 +21,10 @@ def test_one_rank_reports_for_all_and_names_who_did_not_give_up(tmp_path: Path) 
     assert "Connection closed by peer [10.0.0.7]:4711." in first
     assert (logs / "stall-report.txt").read_text() == first + "\n"
     others = str(give_up(ranks[1], beats, 4, logs, 9.0, LOST))
-    assert others == f"Other ranks are gone or stuck; see {logs / 'stall-report.txt'}."
+    assert others == f"Other ranks have died or are stuck; see {logs / 'stall-report.txt'}."
 
 
-def test_ranks_that_never_give_up_are_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
+def test_the_report_is_written_within_the_timeout(tmp_path: Path) -> None:
     ranks = [Heartbeat(tmp_path, rank) for rank in range(3)]
     for rank in ranks:
         rank.beat("backward", 7)
@@ -32,7 +32,7 @@ def test_ranks_that_never_give_up_are_waited_for_no_longer_than_the_timeout(tmp_
     assert "ranks 1-2 are at step 7 in backward; rank 0 waits at step 7 in backward" in report
 
 
-def test_the_report_of_an_earlier_attempt_is_set_aside(tmp_path: Path) -> None:
+def test_the_report_of_an_earlier_attempt_is_renamed(tmp_path: Path) -> None:
     set_aside_report(tmp_path)
     (tmp_path / "stall-report.txt").write_text("earlier")
     set_aside_report(tmp_path)
