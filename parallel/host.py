@@ -5,7 +5,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from .collectives import gather_bytes
-from .local_link import host_identity
+from .link_factory import host_identity
 from .mesh import ALONE, Group
 
 

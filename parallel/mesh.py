@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from ..core.errors import ParallelError
 from ..core.layout import Coordinates, Layout
-from .local_link import Link, LinkFactory
+from .link_factory import LinkFactory
+from .local_link import Link
 
 
 class Group:

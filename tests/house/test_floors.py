@@ -28,8 +28,8 @@ SUB_FLOORS = {
 COMPUTE: dict[str, str] = {
     "infer": "kv_cache model_runner paged_attention philox row_tiles sampler worker",
     "model": "activation attention balance decoder experts init loading mlp norm placement recompute rope",
-    "parallel": "collectives cross_entropy functions host layers linear local_link mesh point_to_point products "
-    "row_blocks torch_dtypes wide_sums",
+    "parallel": "collectives cross_entropy functions host layers linear link_factory local_link mesh point_to_point "
+    "products row_blocks torch_dtypes wide_sums",
     "parity": "foreign gradients measure",
     "train.engine": "compiling evaluate loss nonfinite optimizer_step passes stages training_engine",
     "train.foreign": "blocks buffers checks model model_engine options take_over watch",

@@ -21,7 +21,8 @@ from tk.parallel.collectives import (
     start_all_reduce,
     start_reduce_scatter_flat,
 )
-from tk.parallel.local_link import LinkFactory, LinkLost
+from tk.parallel.link_factory import LinkFactory
+from tk.parallel.local_link import LinkLost
 from tk.parallel.mesh import Group, Mesh, join_world
 from tk.parallel.point_to_point import Receive, Send, exchange
 from tk.tests.rank_pool import RankPool
