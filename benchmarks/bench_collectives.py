@@ -1,4 +1,4 @@
-"""Collectives between CPU ranks of one host: our links beside gloo, microseconds per call, interleaved in one run.
+"""Collectives between CPU ranks of one host, over tk's links and over gloo: microseconds per call, taken in turn.
 
 python benchmarks/bench_collectives.py
 """
@@ -22,7 +22,7 @@ ELEMENTS = (16, 1024, 16_384, 262_144, 4_194_304)  # fp32
 
 
 def measure(rank: int, num_ranks: int, store: str, rounds: int) -> None:
-    """One rank; rank 0 prints the table's rows."""
+    """Measures every collective on one rank; rank 0 prints the rows of the table."""
     torch.set_num_threads(1)
     keep_freed_memory()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
@@ -42,7 +42,7 @@ def measure(rank: int, num_ranks: int, store: str, rounds: int) -> None:
 
 
 def _time(name: str, group: Group, count: int) -> float:
-    """Microseconds of one call."""
+    """Returns the microseconds of one call."""
     part, whole = torch.zeros(count), torch.zeros(count * group.size)
     calls: dict[str, Callable[[], object]] = {
         "all-reduce": lambda: all_reduce(part, group),
@@ -64,7 +64,7 @@ def _time(name: str, group: Group, count: int) -> float:
 @click.option("--rank", default=-1, hidden=True)
 @click.option("--store", default="", hidden=True)
 def main(ranks: tuple[int, ...], rounds: int, rank: int, store: str) -> None:
-    """Medians over rounds; bytes are of one rank's part. All-reduces beyond 1 MiB go by gloo either way."""
+    """Print medians over rounds; bytes are those of one rank's part. All-reduces above 1 MiB use gloo either way."""
     if rank >= 0:
         measure(rank, ranks[0], store, rounds)
         return
@@ -75,7 +75,7 @@ def main(ranks: tuple[int, ...], rounds: int, rank: int, store: str) -> None:
             words += ["--store", f"{folder}/store"]
             processes = [subprocess.Popen([*words, "--rank", str(number)]) for number in range(count)]
             if any(process.wait() for process in processes):
-                raise SystemExit("a rank failed")
+                raise SystemExit("A rank failed; its error is above.")
 
 
 if __name__ == "__main__":

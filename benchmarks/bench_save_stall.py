@@ -1,10 +1,10 @@
-"""How long a background save stops training: beside a memcpy of the same bytes, in one run, interleaved.
+"""The time for which a background save stops training, against a memcpy of the same bytes, taken in turn.
 
-With `--dp 2` and more, ranks are processes here, each with its own share to write and its replicas to compare.
-Checksums of what replicas hold are taken by a thread while the next step computes. `stall` is the time for which a rank
-stands still: the copy, and the comparison before its next update. `beside` is what that step's own work takes longer
-for the checksums (and, where a rank is alone, for the writer, which then begins at once), `cpu` all of it in processor
-time: with as many busy ranks as cores, nothing is for free.
+With `--dp 2` and more, ranks are processes on this machine; each writes its share and compares its replicas. A thread
+computes the checksums of replicas while the next step runs. `stall` is the time for which a rank waits: the copy, and
+the comparison before its next update. `beside` is the time by which the checksums slow that step (and the writer, which
+starts at once if there is one rank). `cpu` is the processor time of all of it: if every core has a busy rank, work in
+the background slows training too.
 """
 
 import json
@@ -28,14 +28,19 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--megabytes", default=400, show_default=True, help="Weights and Adam states of the model in all.")
+@click.option("--megabytes", default=400, show_default=True, help="Size of the model's weights and Adam states.")
 @click.option("--dp", default=1, show_default=True, help="Data-parallel ranks.")
 @click.option("--zero", default=1, show_default=True, help="ZeRO stage.")
-@click.option("--saves", default=6, show_default=True, help="Saves; the first, which makes the buffers, counts apart.")
+@click.option(
+    "--saves",
+    default=6,
+    show_default=True,
+    help="Number of saves; the first, which makes the buffers, is shown separately.",
+)
 @click.option("--rank", default=-1, hidden=True)
 @click.option("--folder", type=click.Path(path_type=Path), hidden=True)
 def main(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: Path | None) -> None:
-    """Medians over the second save and later ones, of the slowest rank."""
+    """Print the slowest rank's medians over all saves but the first."""
     if folder is not None:
         print(json.dumps(measure(megabytes, dp, zero, saves, rank, folder)))
         return
@@ -55,7 +60,7 @@ def main(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: Path
 
 
 def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: Path) -> dict[str, float]:
-    """One rank's figures in seconds; every save is waited for outside the time that counts."""
+    """Returns one rank's figures in seconds; the wait for the end of a save does not count."""
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -82,13 +87,13 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
     times: dict[str, list[float]] = {name: [] for name in names}
 
     def work() -> None:
-        """In the place of forward, backward and the exchange of gradients."""
+        """Stands for forward, backward and the exchange of gradients."""
         for _ in range(products):
             torch.mm(left, right)
         dist.barrier()
 
     for step in range(saves):
-        dist.barrier()  # whatever is timed, all ranks do it at once
+        dist.barrier()  # before each measurement, so that all ranks start it at the same time
         with clock(times["memcpy"], times["memcpy_cpu"]):
             for to, of in zip(copies, values, strict=True):
                 np.copyto(to, of)
@@ -117,7 +122,7 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
 
 
 def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
-    """An untrained Llama in fp32 whose weights and Adam states take about that much."""
+    """Returns the state of an untrained fp32 Llama whose weights and Adam states take about that many megabytes."""
     import torch
 
     from tk.model.config import ModelConfig
@@ -145,13 +150,13 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
     optimizer = ShardedAdamW(buffers, OptimizerSection())
     for tensors in optimizer.states.values():
         for tensor in tensors:
-            tensor.fill_(0.5)  # touched: a page of zeros that was never written is read from cache
+            tensor.fill_(0.5)  # a page that was never written would be the kernel's page of zeros, read from cache
     return Snapshot(optimizer, table)
 
 
 @contextmanager
 def clock(seconds: list[float], cpu_seconds: list[float] | None = None) -> Iterator[None]:
-    """Appends the time that the block takes, and that of the process's threads on a processor."""
+    """Appends the wall-clock time of the block, and the processor time of the process in it."""
     start, cpu_start = time.perf_counter(), time.process_time()
     yield
     seconds.append(time.perf_counter() - start)

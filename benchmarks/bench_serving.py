@@ -1,4 +1,4 @@
-"""Prefill and decode speed of the engine at several batch sizes, on random weights and random prompts."""
+"""The prefill and decode speed of the engine at several batch sizes, on random weights and random prompts."""
 
 import time
 from pathlib import Path
@@ -11,14 +11,16 @@ from tk.infer import LLM, SamplingParams
 
 
 def seconds(llm: LLM, prompts: list[list[int]], num_new: int) -> float:
-    """How long `num_new` greedy tokens for each prompt take, all prompts together."""
+    """Returns the seconds that `num_new` greedy tokens for each prompt take, with all prompts in one batch."""
     start = time.perf_counter()
     llm.generate(prompts, SamplingParams(temperature=0.0, max_new_tokens=num_new, ignore_eos=True))
     return time.perf_counter() - start
 
 
 @click.command()
-@click.option("--model", type=click.Path(path_type=Path), help="Another CKPT, of at least 32,000 tokens.")
+@click.option(
+    "--model", type=click.Path(path_type=Path), help="CKPT to run instead, with a vocabulary of 32,000 or more."
+)
 @click.option("--tp", type=int, default=1, show_default=True)
 @click.option("--kv-dtype", default="auto", show_default=True)
 @click.option("--prompt-tokens", type=int, default=128, show_default=True)
@@ -27,7 +29,7 @@ def seconds(llm: LLM, prompts: list[list[int]], num_new: int) -> float:
 def main(
     model: Path | None, tp: int, kv_dtype: str, prompt_tokens: int, new_tokens: int, batches: tuple[int, ...]
 ) -> None:
-    """Tokens per second of prefill (all prompts) and of decoding (all sequences together)."""
+    """Print the tokens per second of prefill and of decoding, over all sequences of a batch."""
     random = np.random.default_rng(0)
     path = model or random_model(Path(".build/bench/llama-135m"))
     start = time.perf_counter()

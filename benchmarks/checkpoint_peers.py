@@ -1,4 +1,7 @@
-"""What bench_checkpoint.py times, each in a process of its own: one name and its paths; prints what it cost as JSON."""
+"""The operations that bench_checkpoint.py times, each in a process of its own, which prints its costs as JSON.
+
+The command line is the name of one of the functions below and its arguments.
+"""
 
 import json
 import resource
@@ -13,11 +16,11 @@ from tk.core.geometry import Box
 from tk.core.layout import Layout
 from tk.core.local_params import local_params
 
-SHARDING_INFO = "DCP_SHARDING_INFO"  # the key under which DCP's Hugging Face writer keeps a file's offsets
+SHARDING_INFO = "DCP_SHARDING_INFO"  # the key under which DCP's Hugging Face writer stores a file's offsets
 
 
 def tk_command(*words: str) -> None:
-    """A `tk` command line."""
+    """Runs a `tk` command."""
     from tk.cli.main import main
 
     if main([*words]):
@@ -25,7 +28,7 @@ def tk_command(*words: str) -> None:
 
 
 def tk_load(source: str, tp: str, rank: str) -> None:
-    """Every tensor and slot that a rank of tp holds, into memory."""
+    """Loads every tensor and slot that a rank of tp holds into memory."""
     from tk.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(source)
@@ -34,7 +37,7 @@ def tk_load(source: str, tp: str, rank: str) -> None:
 
 
 def tk_load_together(source: str, tp: str) -> None:
-    """The same by all ranks of tp at once, each in its process, reading every block once between them."""
+    """Runs `tk_load` on all ranks of tp at once, each in its process; together they read every block once."""
     pairs = [socket.socketpair() for _ in range(int(tp))]
     ranks = [
         subprocess.Popen(
@@ -49,9 +52,9 @@ def tk_load_together(source: str, tp: str) -> None:
         theirs.close()
         hub.append(ours.makefile("rw", encoding="latin-1"))
         ours.close()
-    while all(said := [line.readline() for line in hub]):  # what each says, all are told
+    while all(messages := [line.readline() for line in hub]):  # an all-gather: every rank receives all lines
         for line in hub:
-            line.writelines(said)
+            line.writelines(messages)
             line.flush()
     for line in hub:
         line.close()
@@ -61,7 +64,7 @@ def tk_load_together(source: str, tp: str) -> None:
 
 
 def tk_load_rank(source: str, tp: str, rank: str, connection: str) -> None:
-    """One rank of `tk_load_together`."""
+    """Loads the tensors of one rank of `tk_load_together`."""
     from tk.checkpoint import Checkpoint
     from tk.checkpoint.read.read_plan import Want
     from tk.checkpoint.read.shared_read import Peers, read_all
@@ -80,7 +83,7 @@ def tk_load_rank(source: str, tp: str, rank: str, connection: str) -> None:
 
 
 def safetensors_slices(source: str, tp: str, rank: str) -> None:
-    """The same of a checkpoint at tp 1 by `safe_open().get_slice()`, unchecked."""
+    """Loads the tensors of `tk_load` from a checkpoint at tp 1 by `safe_open().get_slice()`, without checksums."""
     from safetensors import safe_open
 
     from tk.checkpoint import Checkpoint
@@ -95,7 +98,7 @@ def safetensors_slices(source: str, tp: str, rank: str) -> None:
 
 
 def dcp_consolidate(source: str, target: str) -> None:
-    """DCP's own way from shards to whole tensors in safetensors."""
+    """Consolidates shards into whole tensors in safetensors, by DCP's own function."""
     from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 
     mapping = json.loads((Path(source) / "mapping.json").read_text())
@@ -104,7 +107,7 @@ def dcp_consolidate(source: str, target: str) -> None:
 
 
 def dcp_load(source: str) -> None:
-    """All of a DCP checkpoint saved by four ranks, as whole tensors."""
+    """Loads a DCP checkpoint that four ranks saved, as whole tensors."""
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -114,7 +117,7 @@ def dcp_load(source: str) -> None:
 
 
 def make_consolidation_source(source: str, target: str) -> None:
-    """A tk checkpoint's boxes as the shards that DCP's Hugging Face writer makes: one file a rank."""
+    """Writes a tk checkpoint's boxes as the shards that DCP's Hugging Face writer makes, one file per rank."""
     from safetensors.torch import save_file
 
     from tk.checkpoint import Checkpoint
@@ -135,7 +138,7 @@ def make_consolidation_source(source: str, target: str) -> None:
 
 
 def make_dcp_source(source: str, target: str) -> None:
-    """The same tensors saved by DCP from four ranks, split as tk splits them."""
+    """Saves a tk checkpoint's tensors by DCP from four ranks, split as tk splits them."""
     from torch.multiprocessing.spawn import spawn
 
     spawn(_dcp_rank, (source, target), nprocs=4)
@@ -173,7 +176,7 @@ def _boxes(checkpoint: Any, tp: int, rank: int) -> list[tuple[str, str, Box]]:
 
 
 def main() -> None:
-    """Runs one of the functions above; the last line of stdout says what it cost."""
+    """Runs one of the functions above and prints its costs as the last line of stdout."""
     functions: dict[str, Callable[..., None]] = {
         f.__name__: f
         for f in (

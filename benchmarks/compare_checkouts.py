@@ -1,10 +1,10 @@
-"""Training steps and checkpoint commands of two checkouts in turn, as ratios: whether a change made anything slower.
+"""Training steps and checkpoint commands of two checkouts, as ratios, to see whether a change made anything slower.
 
     git worktree add /tmp/before COMMIT
     python benchmarks/compare_checkouts.py /tmp/before .
 
-Both checkouts train at once, each step of one while the other waits, so that a machine whose speed drifts slows both
-alike; a pair is one step (or one command) of each, and which of them goes first alternates.
+The ranks of both checkouts run at the same time, but step in turn, so that a machine whose speed drifts slows both
+alike. A pair is one step (or one command) of each, and the first of the two alternates.
 """
 
 import os
@@ -36,7 +36,7 @@ WARM_UP = 2
 
 
 class Checkout:
-    """One version of tk: `tk` is its folder for every process that starts in its environment."""
+    """One version of tk, which processes started with `environment` import as `tk`."""
 
     def __init__(self, root: Path, work: Path, name: str, precision: str) -> None:
         self.work = work / name
@@ -45,7 +45,7 @@ class Checkout:
         self.environment = os.environ | {"PYTHONPATH": str(self.work), "TK_BENCH_PRECISION": precision}
 
     def command(self, *words: str) -> Callable[[], float]:
-        """Seconds of a whole `tk` command."""
+        """Returns a function that runs a `tk` command and returns its seconds."""
         line = [sys.executable, str(FILES / "checkpoint_peers.py"), *words]
 
         def run() -> float:
@@ -57,14 +57,14 @@ class Checkout:
 
 
 class Ranks:
-    """The ranks of one layout, waiting for a line before each step."""
+    """The rank processes of one layout, each of which runs a step for every line that it reads."""
 
     def __init__(self, checkout: Checkout, layout: Sequence[int], name: str) -> None:
         num_ranks = layout[0] * layout[1] * layout[2]
         folder = checkout.work / name
         environment = checkout.environment | {
             "OMP_NUM_THREADS": str(2 // num_ranks),
-            "OMP_WAIT_POLICY": "passive",  # threads that spin while the other checkout works would slow it
+            "OMP_WAIT_POLICY": "passive",  # threads that spin would slow the other checkout's steps
             "TK_BENCH_STORE": f"{folder}-store",
             "TK_BENCH_RUN": f"{folder}-run",
         }
@@ -81,14 +81,14 @@ class Ranks:
         ]
 
     def step(self) -> float:
-        """Seconds of one step of all ranks."""
+        """Runs one step on all ranks and returns its seconds."""
         for process in self.processes:
             assert process.stdin
             process.stdin.write("\n")
             process.stdin.flush()
         answers = [process.stdout.readline() for process in self.processes if process.stdout]
         if not all(answers):
-            raise SystemExit("A rank ended; its error stands above.")
+            raise SystemExit("A rank ended early; its error is above.")
         return float(answers[0])
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Ranks:
 
 
 def in_turn(before: Callable[[], float], after: Callable[[], float], pairs: int) -> list[tuple[float, float]]:
-    """Seconds of both, pair by pair."""
+    """Returns the seconds of both sides, pair by pair."""
     found = []
     for number in range(pairs):
         if number % 2:
@@ -110,7 +110,7 @@ def in_turn(before: Callable[[], float], after: Callable[[], float], pairs: int)
 
 
 def row(name: str, pairs: Sequence[tuple[float, float]]) -> str:
-    """A line of the table."""
+    """Returns a row of the table."""
     ratios = sorted(after / before for before, after in pairs)
     seconds = [statistics.median(side) for side in zip(*pairs, strict=True)]
     low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
@@ -119,7 +119,7 @@ def row(name: str, pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def training(before: Checkout, after: Checkout, name: str, pairs: int) -> str:
-    """One layout, stepped in turn."""
+    """Measures the steps of one layout and returns its row of the table."""
     with ExitStack() as stack:
         ranks = []
         for checkout in (before, after):
@@ -130,7 +130,7 @@ def training(before: Checkout, after: Checkout, name: str, pairs: int) -> str:
 
 
 def checkpoints(before: Checkout, after: Checkout, work: Path, gigabytes: float, pairs: int) -> None:
-    """Commands on one checkpoint at tp 4, read from a cold page cache."""
+    """Measures commands on one checkpoint at tp 4, from a cold page cache, and prints their rows."""
     source, target = make_source(work / "run", model(int(gigabytes * 1e9)), Layout(tp=4)), work / "target"
     commands = {
         "reshard tp 4 -> 1": ("tk_command", "reshard", str(source), str(target), "--tp", "1", "--force"),
@@ -155,12 +155,12 @@ def checkpoints(before: Checkout, after: Checkout, work: Path, gigabytes: float,
 @click.argument("before", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("after", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--pairs", default=10, show_default=True)
-@click.option("--gigabytes", default=2.0, show_default=True, help="Size of the checkpoint; 0 = training only.")
-@click.option("--only", default="", help="Training layouts whose name contains this; `none` = checkpoints only.")
+@click.option("--gigabytes", default=2.0, show_default=True, help="Size of the checkpoint; 0: training only.")
+@click.option("--only", default="", help="Training layouts whose name contains this; none: checkpoints only.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="bf16", show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), default=Path(".build"), show_default=True)
 def main(before: Path, after: Path, pairs: int, gigabytes: float, only: str, precision: str, folder: Path) -> None:
-    """Seconds of two checkouts and the ratios AFTER / BEFORE, pair by pair: median and the middle half."""
+    """Print the seconds of two checkouts and the ratios AFTER / BEFORE of pairs: their median and middle half."""
     folder.mkdir(exist_ok=True)
     with TemporaryDirectory(dir=folder) as name:
         work = Path(name).resolve()

@@ -1,4 +1,4 @@
-"""The rate of plain bf16 matrix products, as tokens/s of training_rank.py's model: what a step could reach at most."""
+"""The rate of plain bf16 matrix products, as tokens/s of training_rank.py's model: the upper bound of a step."""
 
 import time
 
@@ -12,7 +12,7 @@ SIZE, COUNT, ROUNDS = 4096, 3, 5
 
 
 def main() -> None:
-    """Rows of a step by a square of many columns, both threads; the best round counts."""
+    """Multiplies the rows of a step by a large square matrix on all threads; prints the rate of the best round."""
     one, two = torch.randn(ROWS * LENGTH, SIZE).bfloat16(), torch.randn(SIZE, SIZE).bfloat16()
     seconds = []
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""The model that benchmarks run on: Llama-shaped, 135 M parameters in bf16, random weights, a Hugging Face folder."""
+"""The model of benchmarks: a Hugging Face folder of a Llama with 135 M random parameters in bf16."""
 
 from pathlib import Path
 from typing import Final
@@ -7,7 +7,7 @@ VOCAB_SIZE: Final = 32000
 
 
 def random_model(folder: Path) -> Path:
-    """Write the model into `folder`, unless an earlier benchmark did, and return the folder."""
+    """Writes the model into `folder`, unless an earlier benchmark did, and returns the folder."""
     if not (folder / "config.json").exists():
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,8 +1,8 @@
-"""The metadata of a checkpoint of any size: real parts and manifest, data files that are holes.
+"""The metadata of a checkpoint of any size, with real parts and manifest, and sparse files for data.
 
-What opening, checking and planning cost depends on metadata alone, so a model of 405 billion parameters saved by 4096
-ranks fits on a laptop: `python benchmarks/synthetic_checkpoint.py` makes it, opens it and plans one rank of another
-layout, each in a process of its own.
+The costs of opening, checking and planning depend on metadata alone, so the checkpoint of a model of 405 billion
+parameters, saved by 4096 ranks, fits on a laptop. `python benchmarks/synthetic_checkpoint.py` makes it, then opens it
+and plans one rank of another layout, in a process of its own.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ LAYOUT_405B = Layout(tp=8, pp=16, dp=32, zero=1)
 
 
 def llama_405b(num_layers: int = 126) -> Table:
-    """The tensors of Llama 3.1 405B."""
+    """Returns the tensors of Llama 3.1 405B."""
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 16384,
         "intermediate_size": 53248, "num_hidden_layers": num_layers, "num_attention_heads": 128,
@@ -44,7 +44,7 @@ def llama_405b(num_layers: int = 126) -> Table:
 
 
 def make_step(folder: Path, table: Table, layout: Layout) -> int:
-    """Writes a step folder as a save at `layout` would, with holes for data; the number of chunks."""
+    """Writes a step folder as a save at `layout` would, with sparse data files; returns the number of chunks."""
     (folder / "parts").mkdir(parents=True)
     shapes = {spec.name: spec.shape for spec in table}
     records, num_chunks = {}, 0
@@ -72,7 +72,10 @@ def make_step(folder: Path, table: Table, layout: Layout) -> int:
 
 
 def plan_rank(checkpoint: Checkpoint, table: Table, layout: Layout, rank: int) -> int:
-    """Finds the stored chunks of all that a rank of another layout loads: its weights and its share of every state."""
+    """Finds the stored chunks that a rank of another layout loads, and returns their number.
+
+    They are those of its weights and of its share of every optimizer state.
+    """
     at = layout.coordinates(rank)
     pieces = [piece for param in local_params(table, layout, at.pp, at.tp) for piece in param.pieces]
     wanted = [(piece.tensor.name, "weight", Region.of(piece.box)) for piece in pieces]
@@ -82,31 +85,31 @@ def plan_rank(checkpoint: Checkpoint, table: Table, layout: Layout, rank: int) -
 
 
 def measure(folder: Path, table: Table, target: Layout) -> None:
-    """Opens, checks cover and plans one rank, telling seconds and peak memory after each."""
+    """Opens the checkpoint, plans one rank and checks coverage; prints seconds and peak memory after each."""
     start = time.perf_counter()
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         wall = time.perf_counter() - start
         print(f"  {what:<56} {wall:>6.2f} s, {time.process_time():>5.2f} s CPU, {peak:>4.0f} MiB", flush=True)
 
     step = StepFolder.open(folder)
     checkpoint = Checkpoint(step)
-    tell("open (COMMIT, manifest)")
+    report("open (COMMIT, manifest)")
     name = table[1].name
     checkpoint.chunks[name, "weight"]
-    tell(f"find {name}: {len(step.parts.opened)} of {len(step.parts)} parts opened")
+    report(f"find {name}: {len(step.parts.opened)} of {len(step.parts)} parts opened")
     found = plan_rank(checkpoint, table, target, target.world_size // 2 + 1)
-    tell(f"plan a rank of tp {target.tp}, pp {target.pp}, dp {target.dp}: {found} chunks")
+    report(f"plan a rank of tp {target.tp}, pp {target.pp}, dp {target.dp}: {found} chunks")
     checkpoint.check()
-    tell("sizes and cover of every tensor and slot")
+    report("sizes and coverage of every tensor and slot")
 
 
 @click.command()
 @click.option("--folder", type=click.Path(path_type=Path), default=Path(".build/bench/llama-405b"), show_default=True)
 @click.option("--measure-only", is_flag=True, hidden=True)
 def main(folder: Path, measure_only: bool) -> None:
-    """405 billion parameters saved by 4096 ranks (tp 8, pp 16, dp 32, ZeRO 1), planned for tp 4, pp 8, dp 16."""
+    """Open 405 billion parameters, saved by 4096 ranks (tp 8, pp 16, dp 32, ZeRO 1); plan for tp 4, pp 8, dp 16."""
     table = llama_405b()
     if measure_only:
         measure(folder, table, Layout(tp=4, pp=8, dp=16, zero=1))

@@ -1,4 +1,4 @@
-"""Fine-tuning examples on standard output: how functions of Python's own library begin, and what their docstrings say.
+"""Prints fine-tuning examples: the `def` lines of functions in Python's standard library, and their docstrings.
 
 python examples/docstrings.py > docstrings.jsonl
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def examples(source: str) -> Iterator[dict[str, str]]:
-    """The documented functions of a module: `def` line as the prompt, docstring as the response."""
+    """Yields the documented functions of a module: the `def` line as the prompt, the docstring as the response."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             docstring = ast.get_docstring(node)
@@ -23,7 +23,7 @@ def examples(source: str) -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
-    """Every module of the library, mixed, so that the last of them, which are held out, are a fair sample."""
+    """Prints the examples of all modules, shuffled, so that the last ones, which are held out, are a fair sample."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py"), key=lambda path: hashlib.sha256(path.name.encode()).digest()):
         if {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}.isdisjoint(path.parts):

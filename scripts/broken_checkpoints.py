@@ -1,8 +1,8 @@
-"""Makes checkpoints that are broken in every way that we could think of, and tells the error each one gets.
+"""Makes checkpoints that are broken in many ways, and prints the error that each one raises.
 
-`python scripts/broken_checkpoints.py` makes the corpus (in --out, or nowhere to stay) and prints each error;
-`--flips 2000` then flips single bits and cuts files short, over every file of a checkpoint, and says how many of them
-are found by loading and by `verify` (all of them). tests/checkpoint/test_corpus.py runs both, with fewer flips.
+`python scripts/broken_checkpoints.py` makes the corpus (in --out, or in a temporary folder) and prints each error.
+`--flips 2000` then flips single bits and truncates files, over every file of a checkpoint, and prints how many of
+these damages loading and `verify` find (it should be all). tests/checkpoint/test_corpus.py runs both, with fewer flips.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ TABLE: Final = (
 
 
 def make_good(run: Path) -> Path:
-    """A small whole step, saved by two ranks."""
+    """Makes a small complete step, saved by two ranks."""
     layout = Layout(tp=2)
     rng = np.random.default_rng(0)
     with RunFolder(run).lock() as locked:
@@ -53,7 +53,11 @@ def make_good(run: Path) -> Path:
 
 
 def load(step: Path) -> None:
-    """All that a run takes from a step: every tensor and slot, and the side files; CheckpointError if any is bad."""
+    """Loads every tensor and slot of a step, and its side files.
+
+    Raises:
+        CheckpointError: the step is damaged.
+    """
     checkpoint = Checkpoint.open(step)
     for name, slot in checkpoint.chunks:
         checkpoint.read(name, slot=slot)
@@ -225,7 +229,7 @@ CASES: Final[dict[str, tuple[Change, str]]] = {
 
 
 def explain(step: Path) -> str:
-    """The error that loading a step gets, as "Class: message"; "" if none."""
+    """Returns the error of loading a step as "Class: message", or "" if it loads."""
     try:
         load(step)
     except CheckpointError as error:
@@ -234,7 +238,7 @@ def explain(step: Path) -> str:
 
 
 def is_found_by_verify(step: Path) -> bool:
-    """Whether `tk verify` would refuse the step."""
+    """Returns whether `tk verify` would refuse the step."""
     try:
         return not Checkpoint.open(step).verify().ok
     except CheckpointError:
@@ -242,9 +246,9 @@ def is_found_by_verify(step: Path) -> bool:
 
 
 def damages(step: Path, number: int, seed: int = 0) -> Iterator[str]:
-    """Does one thing to one file after another, says what it was, and undoes it when asked for the next.
+    """Damages one file after another; yields a description of each damage, and undoes it before the next.
 
-    Five of six are single flipped bits, the others cut a file short; files take turns, places are drawn.
+    Five of six damages are a flipped bit, the others a truncation, at a random place; files are taken in turn.
     """
     rng = np.random.default_rng(seed)
     files = sorted(path for path in step.rglob("*") if path.is_file())
@@ -264,9 +268,9 @@ def damages(step: Path, number: int, seed: int = 0) -> Iterator[str]:
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), help="Keep the corpus in this new folder.")
-@click.option("--flips", default=0, help="Single-bit flips and truncations to try.")
+@click.option("--flips", default=0, help="Number of bit flips and truncations to try.")
 def main(out: Path | None, flips: int) -> None:
-    """Print each broken checkpoint's name and error; exit 1 if damage is not found."""
+    """Print each broken checkpoint's name and error; exit with 1 if a damage is not found."""
     missed = 0
     with TemporaryDirectory() as name:
         good = make_good(Path(name) / "good")
@@ -279,7 +283,7 @@ def main(out: Path | None, flips: int) -> None:
                 if not explain(good) or not is_found_by_verify(good):
                     missed += 1
                     print(f"not found: {damage}")
-            print(f"{flips - missed} of {flips} flips and truncations are found by loading and by verify")
+            print(f"loading and verify find {flips - missed} of {flips} flips and truncations")
     sys.exit(missed > 0)
 
 

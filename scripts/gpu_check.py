@@ -1,8 +1,8 @@
-"""Run every test that needs CUDA, from the checkout, with this machine's own python (`make gpu-check`).
+"""Runs every test that needs CUDA, from the checkout, with this machine's own python (`make gpu-check`).
 
-Nothing is installed into that python: the checkout is seen as `tk` through the link .build/tk, and packages that are
-missing or too old go into .build/site, out of .build/wheels (see `make wheels`). The python must bring torch with CUDA,
-pip and packaging.
+Nothing is installed into that python: it imports the checkout as `tk` through the link .build/tk, and packages that are
+missing or too old are installed from .build/wheels (see `make wheels`) into .build/site. The python must have torch
+with CUDA, pip and packaging.
 """
 
 import importlib.metadata
@@ -19,18 +19,18 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / ".build"
 SITE = BUILD / "site"
-# Never taken from wheels: torch must be the one built for this machine's driver, the others are not used by tests.
+# Never installed from wheels: torch must be the one built for this machine's driver, and tests do not use the others.
 NOT_NEEDED = frozenset({"torch", "setuptools", "ruff", "mypy"})
 
 
 def requirements(project: dict[str, Any]) -> list[Requirement]:
-    """What the package and its tests need, from the [project] table of pyproject.toml."""
+    """Returns the requirements of the package and its tests, from the [project] table of pyproject.toml."""
     wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
     return [r for r in map(Requirement, wanted) if r.name not in NOT_NEEDED]
 
 
 def missing(wanted: Iterable[Requirement], path: list[str]) -> list[Requirement]:
-    """Those of `wanted` that no distribution on `path` meets; the first one found there counts, as for imports."""
+    """Returns the requirements that no distribution on `path` meets; as in imports, the first one of a name counts."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions(path=path):
         found.setdefault(distribution.name.lower().replace("_", "-"), distribution.version)
@@ -38,18 +38,18 @@ def missing(wanted: Iterable[Requirement], path: list[str]) -> list[Requirement]
 
 
 def cuda_problem() -> str | None:
-    """Why CUDA cannot be used from this python, or None."""
+    """Returns the reason why this python cannot use CUDA, or None if it can."""
     try:
         import torch
     except ImportError as error:
-        return f"{sys.executable} has no torch ({error}); name another python with GPU_PYTHON=..."
+        return f"{sys.executable} has no torch ({error}): name another python with GPU_PYTHON=..."
     if not torch.cuda.is_available():
-        return f"torch {torch.__version__} of {sys.executable} sees no CUDA device"
+        return f"torch {torch.__version__} of {sys.executable} finds no CUDA device"
     return None
 
 
 def complete(wanted: list[Requirement]) -> int:
-    """Put into .build/site what this python lacks. Returns pip's exit code, 0 when nothing is missing."""
+    """Installs the requirements that this python lacks into .build/site; returns pip's exit code, or 0."""
     lacking = missing(wanted, [str(SITE), *sys.path])
     if not lacking:
         return 0
@@ -69,7 +69,10 @@ def main(arguments: list[str]) -> int:
         (BUILD / "tk").symlink_to("..")
     wanted = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
     if complete(wanted) != 0:
-        print("gpu-check: fill .build/wheels with `make wheels` where there is a network", file=sys.stderr)
+        print(
+            "gpu-check: packages are missing: run `make wheels` on a machine with a network, then copy .build/wheels",
+            file=sys.stderr,
+        )
         return 1
     path = os.pathsep.join([str(BUILD), str(SITE)])
     command = [sys.executable, "-m", "pytest", "-m", "gpu", *arguments]

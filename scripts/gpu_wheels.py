@@ -1,7 +1,7 @@
-"""Fill .build/wheels with every pinned package that a GPU machine without network may lack (`make wheels`).
+"""Fills .build/wheels with every pinned package that a GPU machine without network may lack (`make wheels`).
 
-The machine brings its own torch, built for its driver; everything else is taken at the lock's version, so that
-`scripts/gpu_check.py` can complete whatever python it finds there.
+The machine brings its own torch, built for its driver. All other packages have the versions of the lock, so that
+`scripts/gpu_check.py` can add the missing ones to the machine's python.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / ".build" / "wheels"
 PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64")
-# What a machine for models has (torch built for its driver, and large wheels), and what only developers use.
+# Packages that a machine for models has (torch built for its driver, large wheels), or that only developers use.
 LEFT_OUT = frozenset(
     {"torch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "numpy", "transformers"}
     | {"setuptools", "ruff", "mypy", "mypy_extensions", "ast_serialize", "librt", "pathspec"}
@@ -20,14 +20,14 @@ LEFT_OUT = frozenset(
 
 
 def pins(lock: str) -> list[str]:
-    """The lock's `name==version` lines, without comments and without what is left out."""
+    """Returns the lock's `name==version` lines, without comments and the packages of LEFT_OUT."""
     lines = (line.strip() for line in lock.splitlines())
     return [line for line in lines if line and line[0] != "#" and line.split("==")[0].lower() not in LEFT_OUT]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python-version", default="3.12", help="of the GPU machine (default 3.12)")
+    parser.add_argument("--python-version", default="3.12", help="Python version of the GPU machine (default 3.12)")
     options = parser.parse_args()
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--python-version", options.python_version]

@@ -1,4 +1,4 @@
-"""Write docs/modules.md from the modules' own first lines (`make map`); a test compares."""
+"""Writes docs/modules.md from the first lines of the modules' docstrings (`make map`); a test compares the page."""
 
 import ast
 from pathlib import Path
@@ -10,13 +10,13 @@ ROOMS = ("cli", "parity", "train", "infer", "model", "data", "parallel", "checkp
 
 
 def first_line(path: Path) -> str:
-    """The first line of a module's docstring."""
+    """Returns the first line of a module's docstring."""
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
     return docstring.partition("\n")[0]
 
 
 def module_list() -> str:
-    """One heading per room, one line per module."""
+    """Returns the list of modules: one heading per package, one line per module."""
     lines = []
     for room in ROOMS:
         lines += ["", f"### {room}/", "", first_line(ROOT / room / "__init__.py"), ""]
@@ -27,7 +27,7 @@ def module_list() -> str:
 
 
 def page() -> str:
-    """The whole page: what is written by hand, the mark, the list."""
+    """Returns the whole page: the part that is written by hand, the mark, and the list."""
     by_hand = PAGE.read_text().partition(MARK)[0]
     return by_hand + MARK + module_list()
 

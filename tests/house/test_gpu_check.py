@@ -46,4 +46,4 @@ def test_without_cuda_it_fails_and_says_why(root: Path) -> None:
     command = [sys.executable, str(root / "scripts" / "gpu_check.py")]
     run = subprocess.run(command, capture_output=True, text=True, env=hidden)
     assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr == f"gpu-check: torch {torch.__version__} of {sys.executable} sees no CUDA device\n"
+    assert run.stderr == f"gpu-check: torch {torch.__version__} of {sys.executable} finds no CUDA device\n"
