@@ -1,9 +1,9 @@
-"""Reshard, load and verify beside `cp -r`, PyTorch DCP, safetensors, DeepSpeed and dd, on the same bytes in one run.
+"""Reshard, load and verify against `cp -r`, PyTorch DCP, safetensors, DeepSpeed and dd, on the same bytes in one run.
 
-Cold: the source is evicted from the page cache before each run. Written files are fsynced before the clock stops. Every
-round runs each contender once, so that a busy machine slows all alike; medians are over rounds. DeepSpeed, in an
-environment of its own (peers/environments.py), makes a ZeRO-3 checkpoint of as many bytes and turns it into its
-universal one.
+In cold rounds the source is evicted from the page cache before each run. Written files are fsynced before the clock
+stops. Every round runs each contender once, so that a busy machine slows all alike; medians are over rounds.
+DeepSpeed, in an environment of its own (peers/environments.py), makes a ZeRO-3 checkpoint of as many bytes and
+converts it into its universal format.
 """
 
 import json
@@ -36,7 +36,7 @@ LAYER_BYTES, END_BYTES = 141_582_336, 393_216_000  # of the model below
 
 
 def model(num_bytes: int) -> Table:
-    """A Llama whose weights and Adam states in fp32 take about that many bytes."""
+    """Returns the tensors of a Llama whose weights and Adam states in fp32 take about `num_bytes`."""
     layers = max(round((num_bytes - END_BYTES) / LAYER_BYTES), 1)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024,
@@ -47,7 +47,7 @@ def model(num_bytes: int) -> Table:
 
 
 def make_source(run: Path, table: Table, layout: Layout) -> Path:
-    """A saved step with random values."""
+    """Saves a step with random values and returns its folder."""
     rng = np.random.default_rng(0)
     with RunFolder(run).lock() as locked:
         folder = locked.begin_step(1)
@@ -60,7 +60,16 @@ def make_source(run: Path, table: Table, layout: Layout) -> Path:
 
 @dataclass
 class Contender:
-    """A command, what it reads and writes, and what its runs cost."""
+    """One command to time.
+
+    Attributes:
+        name: the name in the table.
+        command: the command.
+        source: the folder that it reads.
+        target: the folder that it writes; None if it writes none.
+        seconds: the time of each run, by whether the page cache was warm.
+        cost: the costs that the last run printed: peak memory, bytes read and bytes written.
+    """
 
     name: str
     command: list[str]
@@ -70,7 +79,7 @@ class Contender:
     cost: dict[str, float] = field(default_factory=dict)
 
     def run(self, warm: bool) -> None:
-        """Once, from a cold or a warm page cache, its target fsynced."""
+        """Times one run from a cold or a warm page cache, including the fsync of its target."""
         if self.target:
             shutil.rmtree(self.target, ignore_errors=True)
         (_read_all if warm else evict)(self.source)
@@ -96,7 +105,7 @@ def _fsync(path: Path) -> None:
 
 
 def evict(folder: Path) -> None:
-    """Makes the kernel forget the content of all files of a folder."""
+    """Drops the content of all files of a folder from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             _fsync(path)
@@ -114,12 +123,12 @@ def _read_all(folder: Path) -> None:
 
 
 def peer(*words: str | Path) -> list[str]:
-    """The command line of one of checkpoint_peers.py."""
+    """Returns the command line of a function of checkpoint_peers.py."""
     return [sys.executable, str(PEERS), *map(str, words)]
 
 
 def contenders(folder: Path, tp4: Path, tp1: Path, deepspeed: Path | None) -> list[Contender]:
-    """All that can be timed."""
+    """Returns all contenders."""
     new = folder / "new"
 
     def reshard(source: Path, tp: int) -> list[str]:
@@ -148,7 +157,7 @@ def contenders(folder: Path, tp4: Path, tp1: Path, deepspeed: Path | None) -> li
 
 
 def make_sources(chosen: list[Contender], folder: Path, tp4: Path, num_bytes: int, deepspeed: Path | None) -> None:
-    """What the chosen contenders read, beside the checkpoints at tp 4 and tp 1."""
+    """Makes the sources of the chosen contenders, other than the checkpoints at tp 4 and tp 1."""
     makers = {
         "shards": peer("make_consolidation_source", tp4, folder / "shards"),
         "dcp": peer("make_dcp_source", tp4, folder / "dcp"),
@@ -156,12 +165,12 @@ def make_sources(chosen: list[Contender], folder: Path, tp4: Path, num_bytes: in
     }
     for name, command in makers.items():
         if any(one.source == folder / name for one in chosen):
-            tell(f"making {name}")
+            log(f"making {name}")
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=peer_environment() | os.environ)
 
 
 def rows(chosen: list[Contender], num_bytes: int) -> list[str]:
-    """The table's lines of one size: medians, and the time of cp by theirs."""
+    """Returns the rows of the table for one size: medians, and the time of cp as a multiple of each."""
     gigabytes, lines = num_bytes / 1e9, []
     cp = [statistics.median(one.seconds[False]) for one in chosen if one.name == CP]
     for one in chosen:
@@ -176,18 +185,18 @@ def rows(chosen: list[Contender], num_bytes: int) -> list[str]:
     return lines
 
 
-def tell(what: str) -> None:
-    """Progress, apart from the table."""
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+def log(line: str) -> None:
+    """Prints a line of progress to stderr, since stdout has the table."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def measure(
     gigabytes: float, rounds: int, warm_rounds: int, only: str, folder: Path, deepspeed: Path | None
 ) -> list[str]:
-    """All contenders at one size, in turn; the table's lines."""
+    """Times all contenders at one size, in turn, and returns the rows of the table."""
     with TemporaryDirectory(dir=folder) as name:
         work = Path(name).resolve()
-        tell(f"{gigabytes} GB: making tp 4 and tp 1")
+        log(f"{gigabytes} GB: making tp 4 and tp 1")
         tp4 = make_source(work / "run", model(int(gigabytes * 1e9)), Layout(tp=4))
         num_bytes = sum(file.stat().st_size for file in tp4.rglob("*.safetensors"))
         tp1 = work / "tp1"
@@ -199,7 +208,7 @@ def measure(
             for one in chosen:
                 warm = number >= rounds
                 one.run(warm)
-                tell(f"{'warm' if warm else f'cold {number + 1}'}: {one.name} {one.seconds[warm][-1]:.2f} s")
+                log(f"{'warm' if warm else f'cold {number + 1}'}: {one.name} {one.seconds[warm][-1]:.2f} s")
         return rows(chosen, num_bytes)
 
 
@@ -209,11 +218,11 @@ def measure(
 )
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--warm-rounds", default=1, show_default=True)
-@click.option("--only", default="", help="Words of which a contender's name must have one, separated by commas.")
-@click.option("--deepspeed/--no-deepspeed", default=True, show_default=True, help="Whether DeepSpeed takes part.")
+@click.option("--only", default="", help="Words, separated by commas; a contender's name must contain one.")
+@click.option("--deepspeed/--no-deepspeed", default=True, show_default=True, help="Include DeepSpeed.")
 @click.option("--folder", type=click.Path(path_type=Path), default=Path(".build"), show_default=True)
 def main(gigabytes: tuple[float, ...], rounds: int, warm_rounds: int, only: str, deepspeed: bool, folder: Path) -> None:
-    """Run every contender in turn, as many rounds as asked at each size, and print a markdown table of the medians."""
+    """Run every contender once per round at each size, and print a Markdown table of the medians."""
     deepspeed_python = python_if_possible("deepspeed") if deepspeed else None
     print(f"{os.cpu_count()} cores, {rounds} cold and {warm_rounds} warm rounds\n")
     print("| GB | | cold, s | range | GB/s | cp / it | warm, s | peak MiB | read / size | written / size |")

@@ -1,6 +1,6 @@
-"""Training speed and memory beside transformers, DeepSpeed and FSDP2: the same 32 M model, interleaved, as ratios.
+"""Training speed and memory of tk, transformers, DeepSpeed and FSDP2 on the same model of 32 M parameters, in turn.
 
-DeepSpeed has an environment of its own, made on first use (peers/environments.py); --no-deepspeed leaves it out.
+DeepSpeed runs in an environment of its own, made on first use (peers/environments.py); --no-deepspeed leaves it out.
 """
 
 import os
@@ -26,7 +26,16 @@ SPEED = re.compile(r"(\d+(?:\.\d+)?) tok/s")
 
 @dataclass(slots=True)
 class Contender:
-    """One way to train: a command per rank, and what its runs showed."""
+    """One way to train.
+
+    Attributes:
+        name: the name in the table.
+        command: the command of a run.
+        num_ranks: the number of ranks.
+        own: whether the command is started once per rank, with the rank as its last argument.
+        speeds: the tokens per second of each run.
+        peaks: the peak memory of each run, in bytes.
+    """
 
     name: str
     command: list[str]
@@ -36,7 +45,7 @@ class Contender:
     peaks: list[int] = field(default_factory=list)
 
     def run(self) -> None:
-        """One measurement."""
+        """Measures one run."""
         if self.own:
             self._measure([[*self.command, str(rank)] for rank in range(self.num_ranks)])
         else:
@@ -63,12 +72,12 @@ class Contender:
             self.peaks.append(peak.stop())
         found = SPEED.search(outputs[0][0])
         if found is None:
-            raise SystemExit(f"{self.name} gave no figure:\n{outputs[0][0]}\n{outputs[0][1][-2000:]}")
+            raise SystemExit(f"{self.name} printed no tokens/s:\n{outputs[0][0]}\n{outputs[0][1][-2000:]}")
         self.speeds.append(float(found.group(1)))
 
 
 class PeakMemory:
-    """The largest resident memory of any one process among some and their children, looked at five times a second."""
+    """The largest resident memory of any one of some processes and their children, sampled five times a second."""
 
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         self._roots = {process.pid for process in processes}
@@ -78,7 +87,7 @@ class PeakMemory:
         self._thread.start()
 
     def stop(self) -> int:
-        """Bytes."""
+        """Ends the sampling and returns the largest memory in bytes."""
         self._ended.set()
         self._thread.join()
         return self._peak
@@ -96,7 +105,7 @@ class PeakMemory:
 
 
 def contenders(deepspeed: Path | None) -> list[Contender]:
-    """Ours and theirs; `deepspeed` is the interpreter of its environment."""
+    """Returns all contenders; `deepspeed` is the interpreter of DeepSpeed's environment, or None to leave it out."""
     python, torchrun = sys.executable, ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     own = [python, "-m", "tk.benchmarks.training_rank"]
     found = [
@@ -121,12 +130,13 @@ def contenders(deepspeed: Path | None) -> list[Contender]:
 
 
 @click.command()
-@click.option("--deepspeed/--no-deepspeed", default=True, show_default=True, help="Whether DeepSpeed takes part.")
+@click.option("--deepspeed/--no-deepspeed", default=True, show_default=True, help="Include DeepSpeed.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--only", default="", help="Contenders whose name contains this.")
 def main(deepspeed: bool, rounds: int, only: str) -> None:
-    """Every contender once per round, in turn; medians, their share of what matrix products alone would allow, and peak
-    memory of the fullest process."""
+    """Run every contender once per round, and print medians of the speed, also as a share of that of matrix products
+    alone, and the peak memory of the largest process.
+    """
     found = contenders(python_if_possible("deepspeed") if deepspeed else None)
     runs = [one for one in found if only in one.name or one.name == PRODUCTS]
     for number in range(rounds):

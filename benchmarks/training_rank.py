@@ -1,6 +1,6 @@
 """One rank of tk in bench_training.py: `python -m tk.benchmarks.training_rank TP PP DP ZERO COMPILE RANK`.
 
-With `on-request` behind that, it makes a step for every line that it reads (compare_checkouts.py).
+With `on-request` as one more argument, it runs a step for every line that it reads (compare_checkouts.py).
 """
 
 import json
@@ -23,7 +23,7 @@ MODEL = json.loads(Path(__file__).with_name("training_model.json").read_text(enc
 
 
 def build(tp: int, pp: int, dp: int, zero: int, compiled: int, rank: int) -> Trainer:
-    """This rank's trainer, in a process group of the whole layout."""
+    """Returns this rank's trainer, in a process group of the whole layout."""
     world_size = tp * pp * dp
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     keep_freed_memory()
@@ -53,7 +53,7 @@ def build(tp: int, pp: int, dp: int, zero: int, compiled: int, rank: int) -> Tra
 
 
 def timed_step(trainer: Trainer) -> float:
-    """Seconds of one step that all ranks begin and end together."""
+    """Runs one step, which all ranks begin and end together, and returns its seconds."""
     dist.barrier()
     start = time.perf_counter()
     trainer.step()
@@ -62,7 +62,7 @@ def timed_step(trainer: Trainer) -> float:
 
 
 def main(*numbers: int) -> None:
-    """Two steps to warm up, six that count; rank 0 prints the median."""
+    """Runs two steps to warm up and six that count; rank 0 prints the median."""
     trainer = build(*numbers)
     seconds = [timed_step(trainer) for _ in range(8)][2:]
     median = sorted(seconds)[3]
@@ -73,7 +73,7 @@ def main(*numbers: int) -> None:
 
 
 def on_request(*numbers: int) -> None:
-    """One step for every line of standard input; a line of seconds for each."""
+    """Runs one step for every line of standard input, and prints its seconds."""
     trainer = build(*numbers)
     for _ in sys.stdin:
         print(timed_step(trainer), flush=True)

@@ -126,7 +126,7 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(data: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
-    """The two fields of rotary embedding, from the newer `rope_parameters` or the older two keys."""
+    """Returns the two fields of rotary embedding, from `rope_parameters` or from the two keys of older files."""
     rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise ValueError(f"rope_parameters must be an object, not {rope!r}")

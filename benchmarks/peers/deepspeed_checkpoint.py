@@ -1,7 +1,8 @@
-"""DeepSpeed's universal checkpoint for bench_checkpoint.py; runs where deepspeed is installed and tk need not be.
+"""DeepSpeed's universal checkpoint for bench_checkpoint.py; it needs deepspeed, and not tk.
 
-`make FOLDER BYTES RANKS` saves a ZeRO-3 checkpoint of about that many bytes of fp32 weights and Adam states from as
-many processes; `convert FOLDER TARGET` makes it universal, by DeepSpeed's own tool, and prints what it cost as JSON.
+`make FOLDER BYTES RANKS` saves a ZeRO-3 checkpoint of about BYTES of fp32 weights and Adam states from RANKS
+processes. `convert FOLDER TARGET` converts it by DeepSpeed's own tool into the universal format, and prints the costs
+as JSON.
 """
 
 import json
@@ -14,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 TAG = "step"
-ROWS, COLUMNS = 2816, 1024  # of every tensor
+ROWS, COLUMNS = 2816, 1024  # the shape of every tensor
 
 
 def make(folder: str, num_bytes: str, ranks: str) -> None:
@@ -31,7 +32,7 @@ def make(folder: str, num_bytes: str, ranks: str) -> None:
 
 
 def save(folder: str, num_bytes: str) -> None:
-    """One rank: a step of Adam on plain matrices, then a checkpoint."""
+    """Runs one rank: a step of Adam on plain matrices, then a checkpoint."""
     import torch
 
     deepspeed = import_module("deepspeed")
@@ -40,14 +41,14 @@ def save(folder: str, num_bytes: str) -> None:
     torch.manual_seed(0)
 
     class Matrices(torch.nn.Module):
-        """Nothing but parameters."""
+        """A module of matrices."""
 
         def __init__(self) -> None:
             super().__init__()
             self.matrices = torch.nn.ModuleList(torch.nn.Linear(COLUMNS, ROWS, bias=False) for _ in range(count))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """A loss that every parameter has a gradient of."""
+            """Returns a loss that depends on every parameter."""
             return sum((matrix(x).square().mean() for matrix in self.matrices), torch.zeros(()))
 
     options = {
@@ -63,7 +64,7 @@ def save(folder: str, num_bytes: str) -> None:
 
 
 def convert(folder: str, target: str) -> None:
-    """Runs ds_to_universal with two workers of either kind."""
+    """Runs ds_to_universal with two workers per phase, and prints its costs."""
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
     command += ["--input_folder", f"{folder}/{TAG}", "--output_folder", target]
     subprocess.run([*command, "--num_extract_workers", "2", "--num_merge_workers", "2"], check=True)

@@ -1,6 +1,6 @@
-"""DeepSpeed under torchrun: `-m tk.benchmarks.peers.deepspeed_train STAGE`, bf16 with fp32 masters.
+"""Training by DeepSpeed under torchrun: `-m tk.benchmarks.peers.deepspeed_train STAGE`, bf16 with fp32 masters.
 
-Runs in DeepSpeed's own environment (environments.py), with DS_ACCELERATOR=cpu.
+It runs in DeepSpeed's own environment (environments.py), with DS_ACCELERATOR=cpu.
 """
 
 import os
@@ -14,7 +14,7 @@ from tk.benchmarks.peers.workload import ROWS, make_model, make_optimizer, make_
 
 
 def main(stage: int) -> None:
-    """Trains; rank 0 prints the speed."""
+    """Trains the model; rank 0 prints the speed."""
     deepspeed = import_module("deepspeed")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     deepspeed.init_distributed("gloo")

@@ -1,6 +1,6 @@
-"""Environments of peers whose requirements are not ours: made in .build/peers on first use, kept while unchanged.
+"""Virtual environments of peers, whose requirements differ from tk's; .build/peers keeps them from their first use on.
 
-PEER.txt beside this file lists what pip installs for a peer; PEER-build.txt what its own build needs to be there.
+PEER.txt in this folder lists the packages that pip installs for a peer, PEER-build.txt those that its build needs.
 """
 
 import subprocess
@@ -14,15 +14,15 @@ BUILD: Final = HERE.parents[1] / ".build"
 
 
 def peer_environment() -> dict[str, str]:
-    """The variables that a peer needs: it finds `tk.benchmarks.peers` in the repository, and no GPU."""
+    """Returns the environment variables of a peer, by which it imports `tk.benchmarks.peers` and uses no GPU."""
     return {"PYTHONPATH": str(BUILD), "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
 
 
 def python_of(peer: str) -> Path:
-    """The interpreter of a peer's environment, which is made if it is not there or its requirements have changed.
+    """Returns the interpreter of a peer's environment, which is made if it is missing or its requirements changed.
 
     Raises:
-        subprocess.CalledProcessError: pip cannot install it.
+        subprocess.CalledProcessError: pip cannot install the peer.
     """
     files = [HERE / f"{peer}-build.txt", HERE / f"{peer}.txt"]
     folder = BUILD / "peers" / peer
@@ -43,9 +43,10 @@ def python_of(peer: str) -> Path:
 
 
 def python_if_possible(peer: str) -> Path | None:
-    """As `python_of`; None, and a line on stderr, where it cannot be made: a machine without network has no peers."""
+    """Returns `python_of(peer)`, or None with a line on stderr if pip fails, as on a machine without a network."""
     try:
         return python_of(peer)
     except subprocess.CalledProcessError as error:
-        print(f"{peer} is left out: `{' '.join(map(str, error.cmd))}` failed", file=sys.stderr, flush=True)
+        command = " ".join(map(str, error.cmd))
+        print(f"{peer} is left out, because it could not be installed: `{command}` failed", file=sys.stderr, flush=True)
         return None

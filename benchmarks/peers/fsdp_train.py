@@ -1,4 +1,4 @@
-"""PyTorch's FSDP2 under torchrun: `-m tk.benchmarks.peers.fsdp_train keep|reshard`, bf16 with fp32 reductions.
+"""Training by PyTorch's FSDP2 under torchrun: `-m tk.benchmarks.peers.fsdp_train keep|reshard`, fp32 reductions.
 
 `keep` leaves a layer's parameters gathered after forward (ZeRO-2), `reshard` gathers them again for backward (ZeRO-3).
 """
@@ -16,7 +16,7 @@ from tk.benchmarks.peers.workload import make_model, make_optimizer, make_rows, 
 
 
 def main(mode: str) -> None:
-    """Trains; rank 0 prints the speed."""
+    """Trains the model; rank 0 prints the speed."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     dist.init_process_group("gloo")
     world_size = dist.get_world_size()

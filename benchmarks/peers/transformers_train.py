@@ -1,4 +1,4 @@
-"""`transformers` in one process: `python -m tk.benchmarks.peers.transformers_train eager|compile`, bf16 by autocast."""
+"""Training by `transformers` in one process: `-m tk.benchmarks.peers.transformers_train eager|compile`, autocast."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from tk.benchmarks.peers.workload import make_model, make_optimizer, make_rows, 
 
 
 def main(mode: str) -> None:
-    """Trains and prints the speed."""
+    """Trains the model and prints the speed."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     model = make_model()
     forward = torch.compile(model) if mode == "compile" else model

@@ -1,4 +1,4 @@
-"""What every contender of bench_training.py trains: the model, the batch, and the clock. Needs torch, and not tk."""
+"""The workload of bench_training.py: the model, the batch and the clock. It needs torch, and no room of tk."""
 
 import json
 import statistics
@@ -18,7 +18,7 @@ MODEL = json.loads(Path(__file__).parents[1].joinpath("training_model.json").rea
 
 
 def make_model() -> "LlamaForCausalLM":
-    """The model in `transformers`, with random fp32 weights."""
+    """Makes the model in `transformers`, with random fp32 weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -26,19 +26,20 @@ def make_model() -> "LlamaForCausalLM":
 
 
 def make_rows(num_ranks: int) -> torch.Tensor:
-    """A rank's share of a batch: token ids [ROWS / num_ranks, LENGTH]."""
+    """Returns a rank's share of a batch: token ids, int64 [ROWS / num_ranks, LENGTH]."""
     return torch.randint(0, MODEL["vocab_size"], (ROWS // num_ranks, LENGTH))
 
 
 def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Fused AdamW."""
+    """Makes a fused AdamW."""
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
 
 def tokens_per_second(step: Callable[[], object], barrier: Callable[[], object] = lambda: None) -> str:
-    """Runs the steps; the words that bench_training.py looks for.
+    """Runs all steps and returns the median time and speed, in the form that bench_training.py parses.
 
     Args:
+        step: runs one step.
         barrier: waits for all ranks, so that they begin and end a step together.
     """
     seconds = []

@@ -1,4 +1,4 @@
-"""The source tree as data: what the tests of the house walk over."""
+"""Fixtures: the source tree, over which the tests of the house iterate."""
 
 import tomllib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ ROOMS = ("core", "parallel", "checkpoint", "proto", "text", "model", "data", "tr
 
 
 def package_files() -> Iterator[Path]:
-    """Every module of the package, as paths relative to the repository root; generated code is not ours to judge."""
+    """Yields the path of every module of the package but generated ones, relative to the repository root."""
     for folder in (ROOT.glob("*.py"), *((ROOT / room).rglob("*.py") for room in ROOMS)):
         yield from (path.relative_to(ROOT) for path in sorted(folder) if "_pb2" not in path.name)
 
@@ -32,5 +32,5 @@ def sources() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def project() -> dict[str, Any]:
-    """pyproject.toml."""
+    """The content of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -1,4 +1,4 @@
-"""The suite started in the background of a script, where Ctrl-C is inherited as ignored."""
+"""The suite started in the background of a script, whose processes inherit that SIGINT is ignored."""
 
 import subprocess
 import sys

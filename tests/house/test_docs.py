@@ -1,4 +1,4 @@
-"""What the documents show is true: keys, options, links and examples."""
+"""The documents against the code: configuration keys, options, links and examples."""
 
 import ast
 import re
@@ -76,7 +76,7 @@ def test_functions_that_the_trails_name_exist(root: Path) -> None:
 
 
 def _defined(path: Path) -> set[str]:
-    """Functions and methods of a module, as `function` and `Class.method`."""
+    """Returns the functions and methods of a module, as `function` and `Class.method`."""
     names: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef):

@@ -1,5 +1,7 @@
-"""Imports go down only and in no circle, rooms of one floor never meet, a class name is taken once, and what must stay
-light loads no torch."""
+"""The rules of imports: down the floors only, without circles, and no torch in modules that do not compute.
+
+Also, a public class name is taken once.
+"""
 
 import ast
 import subprocess
@@ -24,7 +26,7 @@ FLOORS = {
 SUB_FLOORS = {
     "checkpoint": {"files": 0, "format": 1, "read": 2, "run": 3, "save": 4, "convert": 5},
 }
-# The modules that compute. Everything else, all policy and all clients among it, works without a deep-learning stack.
+# The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
     "infer": "kv_cache model_runner paged_attention philox row_tiles sampler worker",
     "model": "activation attention balance decoder experts init loading mlp norm placement recompute rope",
@@ -44,7 +46,7 @@ COMPUTE: dict[str, str] = {
 
 
 def dotted(path: Path) -> str:
-    """checkpoint/format/manifest.py -> "checkpoint.manifest", cli/__init__.py -> "cli", __init__.py -> ""."""
+    """Returns the dotted name of a module: cli/main.py -> "cli.main", cli/__init__.py -> "cli", __init__.py -> ""."""
     return ".".join(part for part in path.with_suffix("").parts if part != "__init__")
 
 
@@ -53,7 +55,7 @@ def room_of(name: str) -> str:
 
 
 def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
-    """(line, name below `tk`) of everything of ours that a module imports, inside functions too."""
+    """Yields (line, name below `tk`) for every import of tk's own modules, inside functions too."""
     package = ["tk", *path.parent.parts]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -68,7 +70,7 @@ def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
 
 
 def broken_rules(path: Path, text: str) -> list[str]:
-    """What a module imports that its floor forbids, as readable lines."""
+    """Returns a line for every import of a module that its floor forbids."""
     room = path.parts[0] if len(path.parts) > 1 else ""
     if not room:
         return []
@@ -102,7 +104,7 @@ def test_rooms_use_relative_imports(root: Path, sources: list[Path]) -> None:
 
 
 def import_graph(texts: dict[Path, str]) -> dict[str, set[str]]:
-    """Which modules each module imports, under TYPE_CHECKING and inside functions too."""
+    """Returns the modules that each module imports, under TYPE_CHECKING and inside functions too."""
     modules = {dotted(path) for path in texts}
     graph: dict[str, set[str]] = {}
     for path, text in texts.items():
@@ -115,7 +117,7 @@ def import_graph(texts: dict[Path, str]) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> set[str]:
-    """Sets of modules that reach each other, each as its names in order."""
+    """Returns the sets of modules that import each other in a circle, each as its names in order."""
     reached: dict[str, set[str]] = {}
     for start in graph:
         seen: set[str] = set()
@@ -133,7 +135,7 @@ def circles(graph: dict[str, set[str]]) -> set[str]:
 
 
 def taken_twice(texts: dict[Path, str]) -> list[str]:
-    """Public class names that more than one module defines, as readable lines."""
+    """Returns a line for every public class name that more than one module defines."""
     places: dict[str, list[str]] = {}
     for path, text in texts.items():
         for node in ast.walk(ast.parse(text)):

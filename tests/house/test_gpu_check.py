@@ -1,4 +1,4 @@
-"""`make gpu-check` and `make wheels`: everything about them that a machine without a GPU can show."""
+"""`make gpu-check` and `make wheels`, as far as a machine without a GPU can test them."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tk.scripts import gpu_check, gpu_wheels
 
 
 def install(folder: Path, name: str, version: str) -> None:
-    """A distribution as `importlib.metadata` sees it."""
+    """Makes a distribution that `importlib.metadata` finds."""
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

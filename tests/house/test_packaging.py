@@ -1,4 +1,4 @@
-"""What is installed, what it needs, and what the lock pins."""
+"""The package that is installed, its dependencies, and the pins of the lock."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ def requirements(project: dict[str, Any]) -> dict[str, Requirement]:
 
 
 def pins(root: Path) -> list[tuple[str, Version]]:
-    """(name, version) of each line of the lock, in its order."""
+    """Returns (name, version) of each line of the lock, in its order."""
     lines = (root / "requirements.lock").read_text().splitlines()
     pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
     return [(canonicalize_name(name), Version(version)) for name, version in pairs]
@@ -40,7 +40,7 @@ def test_every_package_folder_is_listed(root: Path, project: dict[str, Any]) -> 
 
 
 def third_party(root: Path, sources: list[Path]) -> set[str]:
-    """Top-level names outside ours and the standard library that the package imports, in functions too."""
+    """Returns the names that the package imports, in functions too, without its own and the standard library's."""
     names = set()
     for path in sources:
         for node in ast.walk(ast.parse((root / path).read_text())):
@@ -62,7 +62,7 @@ def test_what_is_imported_is_declared_and_the_other_way_round(
     used |= {canonicalize_name(homes.get(top, [top])[0]) for top in tops}  # an extra need not be installed
     groups = project["project"]["optional-dependencies"]
     extras = {canonicalize_name(Requirement(r).name) for group in ("plot", "tensorboard") for r in groups[group]}
-    # google.rpc's messages come with grpcio-status; protobuf's runtime is what the generated code imports.
+    # google.rpc's messages come with grpcio-status; generated code imports protobuf's runtime.
     assert used - extras | {"protobuf"} == set(requirements(project))
 
 

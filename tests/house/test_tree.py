@@ -1,4 +1,4 @@
-"""Habits that keep the tree readable and its formats safe, checked over every module."""
+"""Rules that keep the tree readable and its formats safe, checked over every module."""
 
 import ast
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_no_function_is_long(root: Path, sources: list[Path]) -> None:
 
 
 def pickling(text: str) -> list[str]:
-    """Where a module's source pickles or unpickles, as "line: what"."""
+    """Returns the places where a module's source pickles or unpickles, as "line: name"."""
     found = []
     for node in ast.walk(ast.parse(text)):
         match node:

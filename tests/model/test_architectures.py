@@ -69,7 +69,7 @@ def compare_at_tp(folder: str, expected: str) -> list[float]:
 def test_logits_equal_transformers_and_survive_the_way_there_and_back(
     tmp_path: Path, rank_pool: RankPool, name: str
 ) -> None:
-    """save_pretrained -> tp 1 and 2; -> reshard to tp 2 -> tp 2; -> export -> from_pretrained: bit-equal."""
+    """Loads a saved model at tp 1 and 2, reshards it to tp 2, loads that, and exports it: weights keep their bits."""
     source, sharded, exported = (tmp_path / part for part in ("source", "sharded", "exported"))
     model = ENTRIES[name].make(source)
     expected = _expected(model)

@@ -174,4 +174,4 @@ def test_a_routing_checksum_is_that_of_tokens_and_their_experts() -> None:
         other_BLK[row, position, k] = (other_BLK[row, position, k] + 1) % 6
         changed.add(float(routing_checksum(3, other_BLK)))
         moves.add((position, int(chosen_BLK[row, position, k])))
-    assert len(changed - {float(whole)}) == len(moves) > 30, "each move gives another sum; rows are not told apart"
+    assert len(changed - {float(whole)}) == len(moves) > 30, "each move must change the sum"
