@@ -77,7 +77,7 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
     snapshot = build(megabytes, mesh)
     slots = slot_dtypes(snapshot.optimizer)
     job = SaveJob(folder / "run", "0" * 8, rank, snapshot.table, mesh.layout, slots, keep=1)
-    replicas = ReplicaCheck(snapshot, mesh.world)
+    replicas = ReplicaCheck(snapshot, mesh)
     saver = Saver(job, snapshot, replicas, lock_fd=-1, background=True)
     values = [snapshot.values(item) for item in job.items()]
     copies = [np.zeros_like(value) for value in values]

@@ -1,15 +1,18 @@
 """What ranks hold in common, against counting what every single rank holds."""
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from tk.core import replicas
 from tk.core.buckets import buckets, shards
-from tk.core.layout import Layout
-from tk.core.local_params import local_params
+from tk.core.layout import Coordinates, Layout
+from tk.core.local_params import LocalParam, local_params
 from tk.core.ownership import Owned
-from tk.core.replicas import replicated
-from tk.core.tensors import TensorSpec
+from tk.core.replicas import any_replicated, replicated, shared_by_axis
+from tk.core.tensors import Table, TensorSpec
 from tk.tests.checkpoint.saving import llama_table
 
 SLOTS = ("weight", "exp_avg")
@@ -22,28 +25,32 @@ def held(table: tuple[TensorSpec, ...], layout: Layout, rank: int) -> list[Owned
     member = at.dp % layout.group_size
     runs = shards(buckets(params, layout), layout.group_size, member)
     name = {spec.name: spec.alias or spec.name for spec in table}
-    whole = [Owned(name[piece.tensor.name], "weight", piece.box) for param in params for piece in param.pieces]
+    whole = [
+        Owned(name[piece.tensor.name], "weight", piece.box)
+        for param in params
+        for piece in param.pieces
+        if layout.zero < 3 or not piece.tensor.trainable
+    ]
     ranges = [
         Owned(name[run.piece.tensor.name], slot, run.piece.box, run.flat)
         for slot in SLOTS
         if slot != "weight" or layout.zero == 3
         for run in runs
     ]
-    return ranges + (whole if layout.zero < 3 else [])
+    return ranges + whole
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(tp=4),
-        Layout(dp=2),
-        Layout(tp=2, dp=2, zero=1, bucket_size=500),
-        Layout(tp=2, pp=2, dp=4, zero=2, shard_size=2, bucket_size=500),
-        Layout(pp=2, dp=4, zero=3, shard_size=2, bucket_size=500),
-        Layout(tp=4, dp=2, zero=3),
-    ],
-    ids=str,
-)
+LAYOUTS = [
+    Layout(tp=4),
+    Layout(dp=2),
+    Layout(tp=2, dp=2, zero=1, bucket_size=500),
+    Layout(tp=2, pp=2, dp=4, zero=2, shard_size=2, bucket_size=500),
+    Layout(pp=2, dp=4, zero=3, shard_size=2, bucket_size=500),
+    Layout(tp=4, dp=2, zero=3),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_it_is_what_two_ranks_hold(layout: Layout) -> None:
     table = llama_table()
     counts: Counter[Owned] = Counter()
@@ -57,3 +64,67 @@ def test_it_is_what_two_ranks_hold(layout: Layout) -> None:
 
 def test_one_rank_has_nothing_in_common_with_anybody() -> None:
     assert replicated(llama_table(), Layout(), SLOTS) == ()
+
+
+def neighbours(layout: Layout, rank: int) -> dict[str, list[int]]:
+    """The ranks with which one communicates along each axis, found by looking at every rank's place."""
+    me, size = layout.coordinates(rank), layout.group_size
+
+    def such(same: Callable[[Coordinates], bool]) -> list[int]:
+        return [other for other in range(layout.world_size) if same(layout.coordinates(other))]
+
+    return {
+        "shard": such(lambda at: (at.pp, at.tp, at.dp // size) == (me.pp, me.tp, me.dp // size)),
+        "replicate": such(lambda at: (at.pp, at.tp, at.dp % size) == (me.pp, me.tp, me.dp % size)),
+        "tp": such(lambda at: (at.pp, at.dp) == (me.pp, me.dp)),
+        "ends": such(lambda at: at.pp in (0, layout.pp - 1) and (at.tp, at.dp) == (me.tp, me.dp)),
+    }
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("layout", [*LAYOUTS, Layout(), Layout(pp=2), Layout(dp=2, zero=3)], ids=str)
+def test_neighbours_that_agree_along_every_axis_make_the_world_agree(layout: Layout, frozen: bool, tied: bool) -> None:
+    """All holders of whatever two ranks hold are connected by neighbours that compare it, and nothing else is compared;
+    neighbours have the same list, so that they meet in the same collectives."""
+    table = tuple(
+        replace(spec, trainable=not (frozen and spec.name == "model.norm.weight"), alias=spec.alias if tied else "")
+        for spec in llama_table()
+    )
+    holders: dict[Owned, set[int]] = {}
+    for rank in range(layout.world_size):
+        for item in held(table, layout, rank):
+            holders.setdefault(item, set()).add(rank)
+    common = {item: ranks for item, ranks in holders.items() if len(ranks) > 1}
+    reached = {item: {rank: {rank} for rank in ranks} for item, ranks in common.items()}
+    shared = [shared_by_axis(table, layout, layout.coordinates(rank), SLOTS) for rank in range(layout.world_size)]
+    for rank in range(layout.world_size):
+        for axis, group in neighbours(layout, rank).items():
+            items = getattr(shared[rank], axis)
+            assert len(set(items)) == len(items)
+            if rank not in group:
+                assert not items
+                continue
+            assert all(getattr(shared[other], axis) == items for other in group)
+            for item in items:
+                together = set().union(*(reached[item][other] for other in group if other in common[item]))
+                for other in together:
+                    reached[item][other] = together
+    for item, ranks in common.items():
+        assert all(found == ranks for found in reached[item].values()), item
+    assert any_replicated(table, layout) == bool(common)
+    assert set(replicated(table, layout, SLOTS)) == set(common)
+
+
+def test_the_share_of_a_rank_among_thousands_looks_at_its_neighbours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[tuple[int, int]] = []
+
+    def counted(table: Table, layout: Layout, pp: int, tp: int) -> tuple[LocalParam, ...]:
+        looked_at.append((pp, tp))
+        return local_params(table, layout, pp, tp)
+
+    monkeypatch.setattr(replicas, "local_params", counted)
+    layout = Layout(tp=4, pp=2, dp=2048, zero=1)
+    shared_by_axis(llama_table(), layout, layout.coordinates(12345), SLOTS)
+    assert set(looked_at) == {(1, 0), (1, 1), (1, 2), (1, 3), (0, 1)}, "its tp group, and the other end of its pipeline"
+    assert len(looked_at) <= 1 + layout.tp + 2

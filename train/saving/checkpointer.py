@@ -76,7 +76,7 @@ class Checkpointer:
         self.table = table
         self.mesh = mesh
         self.snapshot = Snapshot(engine.optimizer, table)
-        self.replicas = ReplicaCheck(self.snapshot, mesh.world)
+        self.replicas = ReplicaCheck(self.snapshot, mesh)
         self.ranks = peers(mesh.world)
         self._open: OpenRun | None = None
         self._in_flight: SaveInFlight | None = None

@@ -1,42 +1,55 @@
 """Replicas must be bit-equal: before a save is written their checksums are compared, so that drift is never saved."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ...core.errors import TkError
 from ...core.ownership import Owned
-from ...core.replicas import replicated, run_held, weight_held
+from ...core.replicas import any_replicated, replicated, run_held, shared_by_axis, weight_held
 from ...parallel.collectives import all_gather, all_reduce_max
-from ...parallel.mesh import Group
+from ...parallel.mesh import Mesh
 from .snapshot import Snapshot
 
 _ABSENT = torch.iinfo(torch.int64).min
 
+Checksums = dict[Owned, torch.Tensor]
+
 
 class ReplicaCheck:
-    """Compares what this rank holds in common with others; a no-op where nothing is held twice."""
+    """Compares what this rank holds in common with others, along each axis of the mesh.
 
-    def __init__(self, snapshot: Snapshot, world: Group) -> None:
+    Attributes:
+        needed: whether any rank holds anything in common with another; the same on all.
+    """
+
+    def __init__(self, snapshot: Snapshot, mesh: Mesh) -> None:
         self.snapshot = snapshot
-        self.world = world
+        self.mesh = mesh
         self.slots = ("weight", *sorted(snapshot.optimizer.states))
-        self.common = replicated(snapshot.table, snapshot.buffers.mesh.layout, self.slots)
+        self.needed = any_replicated(snapshot.table, mesh.layout)
+        shared = shared_by_axis(snapshot.table, mesh.layout, mesh.coordinates, self.slots)
+        axes = (
+            (mesh.shard, shared.shard),
+            (mesh.replicate, shared.replicate),
+            (mesh.tp, shared.tp),
+            (mesh.embedding_group, shared.ends),
+        )
+        self._axes = [(group, items) for group, items in axes if items]
+        self._compared = {item for _, items in self._axes for item in items}
 
     def check(self, step: int) -> None:
         """`compare` of what is held now."""
-        if self.common:
+        if self.needed:
             self.compare(step, self.checksums())
 
-    def checksums(self) -> torch.Tensor:
-        """Of all that ranks hold in common, int64 [items]. No collective; may be called from another thread while
+    def checksums(self) -> Checksums:
+        """Of all that is to be compared, an int64 scalar each. No collective; may be called from another thread while
         nothing is updated."""
-        found = {item: checksum(values) for item, values in self._held()}
-        absent = torch.tensor(_ABSENT, device=next(iter(found.values())).device)
-        return torch.stack([found.get(item, absent) for item in self.common])
+        return {item: checksum(values) for item, values in self._held() if item in self._compared}
 
-    def compare(self, step: int, mine: torch.Tensor) -> None:
-        """One small all-reduce over the world.
+    def compare(self, step: int, mine: Checksums) -> None:
+        """A small all-reduce along each axis, and one over the world; every rank calls it.
 
         Args:
             mine: this rank's `checksums`.
@@ -44,11 +57,19 @@ class ReplicaCheck:
         Raises:
             TkError: replicas differ; names a tensor and who holds what. All ranks raise it.
         """
-        inverted = torch.where(mine == _ABSENT, mine, ~mine)
-        highest, highest_inverted = all_reduce_max(torch.stack([mine, inverted]), self.world)
-        drifted = (highest != ~highest_inverted).nonzero().flatten().tolist()
-        if drifted:
-            raise TkError(self._describe(step, drifted, mine))
+        drifted = torch.zeros((), dtype=torch.int64, device=self.snapshot.buffers.device)
+        for group, items in self._axes:
+            values = self._in_order(items, mine)
+            inverted = torch.where(values == _ABSENT, values, ~values)
+            highest, highest_inverted = all_reduce_max(torch.stack([values, inverted]), group)
+            drifted |= (highest != ~highest_inverted).any()
+        if all_reduce_max(drifted, self.mesh.world):
+            raise TkError(self._describe(step, mine))
+
+    def _in_order(self, items: Sequence[Owned], mine: Checksums) -> torch.Tensor:
+        """int64 [items], `_ABSENT` for those that this rank does not hold."""
+        absent = torch.tensor(_ABSENT, device=self.snapshot.buffers.device)
+        return torch.stack([mine.get(item, absent) for item in items])
 
     def _held(self) -> Iterator[tuple[Owned, torch.Tensor]]:
         for piece, values in self.snapshot.weights.items():
@@ -57,18 +78,23 @@ class ReplicaCheck:
             for shard, values in self.snapshot.runs(slot):
                 yield run_held(slot, shard.piece, shard.flat), values
 
-    def _describe(self, step: int, drifted: list[int], mine: torch.Tensor) -> str:
-        everybody = [values.tolist() for values in all_gather(mine, self.world)]
+    def _describe(self, step: int, mine: Checksums) -> str:
+        """Where the error is raised anyway, all that any two ranks hold may be gathered."""
+        common = replicated(self.snapshot.table, self.mesh.layout, self.slots)
+        by_rank = torch.stack(all_gather(self._in_order(common, mine), self.mesh.world))
+        holds = by_rank != _ABSENT
+        lowest = torch.where(holds, by_rank, torch.iinfo(torch.int64).max).amin(0)
+        drifted = (holds & (by_rank != lowest)).any(0).nonzero().flatten().tolist()
         first = drifted[0]
-        item = self.common[first]
+        item = common[first]
         holders: dict[int, list[int]] = {}
-        for rank, values in enumerate(everybody):
-            if values[first] != _ABSENT:
-                holders.setdefault(values[first], []).append(rank)
+        for rank, value in enumerate(by_rank[:, first].tolist()):
+            if value != _ABSENT:
+                holders.setdefault(value, []).append(rank)
         camps = " / ".join(
             f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" for ranks in holders.values()
         )
-        others = len({self.common[index].tensor for index in drifted}) - 1
+        others = len({common[index].tensor for index in drifted}) - 1
         return (
             f"Step {step} was not saved: replicas that must be bit-equal have drifted apart in {item.tensor}, slot "
             f"{item.slot}{f', and {others} more tensors' if others else ''}: {camps} differ from one another. Look for "

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from ...checkpoint.save.background_save import BackgroundSaver
 from ...checkpoint.save.save_job import SaveJob
 from ...core.errors import TkError
-from .replica_check import ReplicaCheck
+from .replica_check import Checksums, ReplicaCheck
 from .snapshot import Snapshot
 
 _ALONE_SECONDS = 2.0
@@ -28,7 +27,7 @@ class _Pending:
 
     step: int
     resume: Mapping[str, Any]
-    checksums: Future[torch.Tensor]
+    checksums: Future[Checksums]
 
 
 class Saver:
@@ -73,7 +72,7 @@ class Saver:
             self._writer = BackgroundSaver(self.job, self.lock_fd)
         for item in self.job.items():
             np.copyto(self._writer.buffer(item), self.snapshot.values(item))
-        if self.replicas.common and not compared:
+        if self.replicas.needed and not compared:
             self._pending = _Pending(step, resume, self._thread.submit(self.replicas.checksums))
         else:
             self._writer.begin(step, resume)
