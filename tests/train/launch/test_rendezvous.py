@@ -1,5 +1,7 @@
 """Ranks that torchrun started meet their own attempt's ranks, whatever an earlier attempt left in the store."""
 
+import os
+import signal
 import threading
 from datetime import timedelta
 
@@ -50,6 +52,44 @@ def test_no_attempt_sees_what_another_left(server: TCPStore) -> None:
 def test_questions_of_dead_ranks_are_answered_in_vain(server: TCPStore) -> None:
     server.set("tk/question/1", "asked before it died")
     assert set(_meet(range(2), 2)) == {0, 1}
+
+
+def test_signals_are_handled_while_a_rank_waits(server: TCPStore) -> None:
+    """Rank 0 comes only once the signal has been handled."""
+    handled: list[str] = []
+    comes = threading.Thread(target=rendezvous_store, args=(0, 2, timedelta(seconds=60)))
+
+    def handle(number: int, frame: object) -> None:
+        handled.append(threading.current_thread().name)
+        comes.start()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    asked = threading.Thread(target=_signal_when_asked, args=(server, os.getpid()))
+    asked.start()
+    try:
+        rendezvous_store(1, 2, timedelta(seconds=60))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        asked.join()
+        comes.join()
+    assert handled == ["MainThread"]
+
+
+def _signal_when_asked(server: TCPStore, process: int) -> None:
+    server.wait(["tk/question/1"], timedelta(seconds=60))
+    os.kill(process, signal.SIGUSR1)
+
+
+def test_a_rank_that_is_late_for_a_second_attempt_is_answered(server: TCPStore) -> None:
+    """Its question of the first attempt is there already when rank 0 begins."""
+    _meet(range(2), 2)
+    first = threading.Thread(target=rendezvous_store, args=(0, 2, timedelta(seconds=60)))
+    first.start()
+    stale = server.get("tk/question/1").decode()
+    server.wait([f"tk/answer/{stale}"], timedelta(seconds=60))
+    rendezvous_store(1, 2, timedelta(seconds=60))
+    first.join(60)
+    assert not first.is_alive()
 
 
 def test_a_rank_that_stays_away_is_named(server: TCPStore) -> None:
