@@ -25,6 +25,7 @@ from .stop import StopRequest
 from .torchrun import give_up, set_aside_report
 
 ECHO_SECONDS = 3.0  # of a signal, under torchrun
+SHARED_SECONDS = 1.0  # between two heartbeats, in a run folder that many hosts may share
 
 
 def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
@@ -39,7 +40,7 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
     rank, world = (_number(variable) for variable in ("RANK", "WORLD_SIZE"))
     logs = config.run_folder / "logs"
     heartbeats = Path(os.environ.get(HEARTBEATS_VARIABLE) or logs / "heartbeats")
-    heartbeat = Heartbeat(heartbeats, rank)
+    heartbeat = Heartbeat(heartbeats, rank, 0.0 if launched else SHARED_SECONDS)
     if rank == 0 and not launched:
         set_aside_report(logs)
     start_flight_recorder(logs)
