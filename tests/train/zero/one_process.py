@@ -11,10 +11,11 @@ Loss = Callable[[nn.Module], torch.Tensor]
 
 
 def train_alone(module: nn.Module, steps: Sequence[Sequence[Loss]]) -> dict[str, list[float]]:
-    """Gradient norms and final weights.
+    """Trains a module and returns its gradient norms and final weights.
 
     Args:
-        steps: for each optimizer step what is averaged to its loss: every rank's micro-batches.
+        module: the module, which is changed.
+        steps: for each optimizer step the losses of all ranks' micro-batches; their mean is the step's loss.
     """
     decayed = [p for p in module.parameters() if p.dim() >= 2]
     others = [p for p in module.parameters() if p.dim() < 2]
@@ -24,7 +25,9 @@ def train_alone(module: nn.Module, steps: Sequence[Sequence[Loss]]) -> dict[str,
         parameter.grad = torch.zeros_like(parameter)
     norms = []
     for losses in steps:
-        optimizer.zero_grad(set_to_none=False)  # what nothing uses has a gradient of zero: it decays as all does
+        optimizer.zero_grad(
+            set_to_none=False
+        )  # an unused parameter has a gradient of zero, so that it decays like the others
         torch.stack([loss(module) for loss in losses]).mean().backward()
         norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), 0.5)))
         optimizer.step()
@@ -32,5 +35,5 @@ def train_alone(module: nn.Module, steps: Sequence[Sequence[Loss]]) -> dict[str,
 
 
 def weights(module: nn.Module) -> dict[str, list[float]]:
-    """Every parameter's values, flat."""
+    """Returns every parameter's values, flat."""
     return {name: value.detach().flatten().tolist() for name, value in module.named_parameters()}

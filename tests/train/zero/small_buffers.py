@@ -1,4 +1,4 @@
-"""Flat buffers of a small module as any rank of a ZeRO group has them, in one process: making them needs no peer."""
+"""Flat buffers of a small module for any rank of a ZeRO group, made in one process without the other ranks."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from tk.core.tensors import TensorSpec
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.train.zero.flat_buffers import FlatBuffers
 
-# One layer each: their parameters have 12 + 3 and 6 + 2 elements.
+# Two layers, with 12 + 3 and 6 + 2 elements.
 TABLE = (
     TensorSpec("0.weight", (3, 4), None, 0),
     TensorSpec("0.bias", (3,), None, 0),
@@ -20,7 +20,7 @@ NUM_ELEMENTS = 23
 
 
 def make_module() -> nn.Sequential:
-    """A module with TABLE's parameters, always the same."""
+    """Returns a module with TABLE's parameters and the same values every time."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
 
@@ -34,7 +34,7 @@ def make_buffers(
     dtype: torch.dtype = torch.float32,
     table: tuple[TensorSpec, ...] = TABLE,
 ) -> FlatBuffers:
-    """The buffers of rank `rank` in a group of `size` that share one optimizer state, filled with a module's values."""
+    """Returns the buffers of rank `rank` in a shard group of `size` ranks, filled with the values of `make_module`."""
     layout = Layout(dp=size, zero=zero, bucket_size=16)
     group = Group(None, rank, size) if zero else ALONE
     mesh = Mesh(layout, Coordinates(0, rank, 0), ALONE, ALONE, ALONE, group, ALONE)
@@ -47,5 +47,5 @@ def make_buffers(
 
 
 def rows(seed: int = 0) -> torch.Tensor:
-    """A batch for the module: fp32 [5, 4]."""
+    """Returns a batch for the module, fp32 [5, 4]."""
     return torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))

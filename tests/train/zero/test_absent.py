@@ -1,4 +1,4 @@
-"""Parameters at ZeRO stage 3 outside of passes: refused by name, whole where that is asked for, never freed memory."""
+"""Parameters at ZeRO stage 3 outside of passes: reads are refused by name, and `full_parameters` gathers the values."""
 
 import copy
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tk.train import initialize
 
 
 class Tied(nn.Module):
-    """Two names for one parameter, a block list and a buffer."""
+    """A module with a parameter that has two names, a list of blocks and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ READS: dict[str, Callable[[nn.Module], object]] = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_values_that_are_not_there_are_refused_by_name(name: str) -> None:
+def test_reading_absent_values_is_refused_by_name(name: str) -> None:
     engine = initialize(Tied(), OPTIMIZER, zero=3)
     with pytest.raises(
         TkError, match=r"(first|last|blocks\.\d)\.(weight|bias) are spread.*full_parameters.*state_dict"
@@ -55,7 +55,7 @@ def test_values_that_are_not_there_are_refused_by_name(name: str) -> None:
         READS[name](engine.module)
 
 
-def test_what_is_not_a_value_can_be_asked_for() -> None:
+def test_shape_and_dtype_of_absent_parameters_can_be_read() -> None:
     module = Tied()
     plain = {name: (p.shape, p.dtype, p.device, p.requires_grad, p.numel()) for name, p in module.named_parameters()}
     engine = initialize(module, OPTIMIZER, zero=3)
@@ -67,8 +67,8 @@ def test_what_is_not_a_value_can_be_asked_for() -> None:
     assert weight.grad is None
 
 
-def test_memory_that_python_does_not_guard_is_valid_and_no_number() -> None:
-    """A C extension reads through such a capsule; it used to point at freed memory."""
+def test_native_code_that_reads_an_absent_parameter_finds_nan() -> None:
+    """A C extension reads memory through a DLPack capsule; the capsule used to point to freed memory."""
     weight = initialize(Tied(), OPTIMIZER, zero=3).module.get_parameter("first.weight")
     seen = dlpack.from_dlpack(torch._C._to_dlpack(weight))
     assert seen.shape == (4, 4)
@@ -76,7 +76,7 @@ def test_memory_that_python_does_not_guard_is_valid_and_no_number() -> None:
 
 
 def read_and_change(zero: Any, precision: Any) -> dict[str, Any]:
-    """State before and after a parameter is changed inside `full_parameters`, and after one more step."""
+    """Returns the state before and after a change of a parameter inside `full_parameters`, and after one more step."""
     module = Tied()
     engine = initialize(module, OPTIMIZER, zero=zero, precision=precision)
     before = engine.state_dict()

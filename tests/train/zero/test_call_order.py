@@ -1,4 +1,4 @@
-"""ZeRO stage 3 where blocks are not called one after another: right in any order, and an error where ranks differ."""
+"""ZeRO stage 3 with blocks in any order: the gradients are right, and ranks whose orders differ get an error."""
 
 import re
 import time
@@ -19,7 +19,7 @@ ORDERS = {"another order": [2, 0, 3, 1], "skipped by all": [0, 3], "called twice
 
 
 class Blocks(nn.Module):
-    """Four blocks and what is around them."""
+    """Four blocks that are called in a given order, and a layer before them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,12 @@ def _rows(rank: int) -> torch.Tensor:
 
 
 def train_in_orders(orders: list[list[int]], gather_together: list[str]) -> list[list[float]]:
-    """Gradient norms and weights after two steps; rank r calls its blocks in order r, the last rank in the last."""
+    """Returns gradient norms and weights after two steps.
+
+    Args:
+        orders: the order of blocks of each rank; the last one is also for all further ranks.
+        gather_together: see `initialize`.
+    """
     rank = torch.distributed.get_rank()
     module = Blocks()
     engine = initialize(module, OPTIMIZER, zero=3, bucket_size=8, gather_together=gather_together)
@@ -60,7 +65,7 @@ def _expected(orders: list[list[int]]) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_any_order_that_ranks_share(rank_pool: RankPool, name: str) -> None:
+def test_any_order_that_all_ranks_have(rank_pool: RankPool, name: str) -> None:
     orders = [ORDERS[name]]
     for found in rank_pool.run(train_in_orders, 2, orders=orders, gather_together=[]):
         for mine, alone in zip(found, _expected(orders), strict=True):
@@ -68,7 +73,7 @@ def test_any_order_that_ranks_share(rank_pool: RankPool, name: str) -> None:
 
 
 def test_ranks_may_differ_in_blocks_that_are_gathered_together(rank_pool: RankPool) -> None:
-    """Layer drop: what a rank skips has no gradient there, and ranks complete their buckets at different times."""
+    """Layer drop: a skipped block has no gradient on that rank, and ranks complete their buckets at different times."""
     orders = [[0, 1, 2, 3], [3, 0]]
     for found in rank_pool.run(train_in_orders, 2, orders=orders, gather_together=["blocks.[123]"]):
         for mine, alone in zip(found, _expected(orders), strict=True):
@@ -82,7 +87,7 @@ DIFFERENT = {
 
 
 def differ(orders: list[list[int]]) -> tuple[str, float]:
-    """The error that a rank gets, and after how many seconds."""
+    """Returns the error that a rank gets, and the seconds until then."""
     rank = torch.distributed.get_rank()
     engine = initialize(Blocks(), OPTIMIZER, zero=3, timeout_seconds=60)
     start = time.monotonic()
@@ -95,8 +100,8 @@ def differ(orders: list[list[int]]) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_ranks_that_differ_get_an_error_that_names_what_they_did(rank_pool: RankPool, name: str) -> None:
-    """It was another block's values, or waiting for ever."""
+def test_ranks_with_different_orders_get_an_error_that_names_their_acts(rank_pool: RankPool, name: str) -> None:
+    """Without a check, a rank would compute with another block's values, or wait for ever."""
     orders, message = DIFFERENT[name]
     for error, seconds in rank_pool.run(differ, 2, orders=orders):
         assert re.search(message + ".*gather_together", error), error
@@ -104,7 +109,7 @@ def test_ranks_that_differ_get_an_error_that_names_what_they_did(rank_pool: Rank
 
 
 class Experts(nn.Module):
-    """Blocks that all ranks call, with experts inside that are used or not."""
+    """Blocks that all ranks call, each with two experts of which one is used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +132,7 @@ class Expert(nn.Module):
 
 
 def train_experts(zero: Any, uses: list[list[int]]) -> list[float]:
-    """Gradient norms of two steps."""
+    """Returns the gradient norms of two steps."""
     rank = torch.distributed.get_rank()
     engine = initialize(Experts(), OPTIMIZER, zero=zero, bucket_size=8)
     norms = []
@@ -138,8 +143,8 @@ def train_experts(zero: Any, uses: list[list[int]]) -> list[float]:
     return norms
 
 
-def test_experts_that_get_nothing_on_some_ranks(rank_pool: RankPool) -> None:
-    """Buckets are complete at different times, and exchanged between gathers: in one order on all ranks."""
+def test_experts_that_are_unused_on_some_ranks(rank_pool: RankPool) -> None:
+    """Buckets are complete at different times and are exchanged between gathers, in one order on all ranks."""
     uses = [[0, 1, 0], [1, 0, 0]]
 
     def loss(module: nn.Module, rank: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Flat buffers: parameters and gradients are views of buckets, and what a rank keeps of them is as the stage says."""
+"""Flat buffers: parameters and gradients are views of buckets, and a rank keeps the part of them for its stage."""
 
 from dataclasses import replace
 
@@ -12,12 +12,12 @@ from tk.train.zero.flat_buffers import FlatBuffers
 
 
 def put_together(ranks: list[FlatBuffers]) -> dict[str, torch.Tensor]:
-    """Each tensor's gradient out of the runs that the ranks own, a NaN where none does."""
+    """Returns each tensor's gradient from the runs that the ranks own; elements without an owner are NaN."""
     found = {spec.name: torch.full(spec.shape, torch.nan) for spec in TABLE}
     for buffers in ranks:
         for shard, grads in buffers.own_runs():
             place = found[shard.piece.tensor.name].view(-1)[slice(*shard.flat)]
-            assert place.isnan().all(), "two ranks own it"
+            assert place.isnan().all(), "two ranks own an element"
             place.copy_(grads)
     return found
 
@@ -40,14 +40,14 @@ def test_parameters_are_views_of_their_buckets_and_keep_their_values() -> None:
     ],
 )
 def test_backward_fills_the_first_bucket_first(zero: int, names: list[list[str]], decaying: list[int]) -> None:
-    """A bucket has at most 16 elements, at stage 3 of one layer; what takes weight decay comes first in it."""
+    """A bucket has at most 16 elements, at stage 3 of one layer; parameters with weight decay come first in it."""
     plans = [bucket.plan for bucket in make_buffers(make_module(), zero).buckets]
     assert [[param.name for param in plan.params] for plan in plans] == names
     assert [plan.num_decay for plan in plans] == decaying
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-def test_autograd_adds_up_in_the_buckets_below_stage_2(zero: int) -> None:
+def test_autograd_accumulates_in_the_buckets_below_stage_2(zero: int) -> None:
     module, plain = make_module(), make_module()
     buffers = make_buffers(module, zero)
     for step in range(2):
@@ -64,7 +64,7 @@ def test_autograd_adds_up_in_the_buckets_below_stage_2(zero: int) -> None:
     ("zero", "params", "grads"),
     [(0, "whole", "whole"), (1, "whole", "whole"), (2, "whole", "part"), (3, "none", "part")],
 )
-def test_what_a_rank_keeps_of_a_bucket(zero: int, params: str, grads: str) -> None:
+def test_sizes_of_the_buffers_of_a_bucket(zero: int, params: str, grads: str) -> None:
     buffers = make_buffers(make_module(), zero, size=4, rank=1)
     for bucket in buffers.buckets:
         part = bucket.plan.size // (1 if zero == 0 else 4)
@@ -84,10 +84,10 @@ def test_the_ranks_of_a_group_own_every_element_once(zero: int) -> None:
     assert not any(values.isnan().any() for values in found.values())
     squares = sum(float(buffers.owned_grad_square_sum()) for buffers in ranks)
     expected = sum(float(values.square().sum()) for values in found.values())
-    assert squares == pytest.approx(expected, rel=1e-6), "padding counts nowhere"
+    assert squares == pytest.approx(expected, rel=1e-6), "padding is not counted"
 
 
-def test_at_stage_3_values_come_and_go_and_masters_stay_fp32() -> None:
+def test_at_stage_3_parameters_are_gathered_and_freed_and_masters_are_fp32() -> None:
     module, plain = make_module(), make_module()
     buffers = make_buffers(module, zero=3, size=1, dtype=torch.bfloat16)
     first = buffers.buckets[1]

@@ -1,4 +1,4 @@
-"""Every way to spread optimizer states over data-parallel ranks sums the same gradients: those of one process."""
+"""The gradient exchange: with every stage and shard size, sums equal the gradients of one process."""
 
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from tk.tests.train.zero.one_process import OPTIMIZER, train_alone
 from tk.train import initialize
 
 STEPS, WORLD = 2, 4
-WAYS: list[tuple[Any, int]] = [(0, 0), *((zero, shard_size) for zero in (1, 2, 3) for shard_size in (1, 2, 4))]
+VARIANTS: list[tuple[Any, int]] = [(0, 0), *((zero, shard_size) for zero in (1, 2, 3) for shard_size in (1, 2, 4))]
 
 
 def _module() -> nn.Module:
@@ -28,11 +28,11 @@ def _loss(module: Any, rows: torch.Tensor) -> torch.Tensor:
     return (module(rows) ** 2).mean()  # type: ignore[no-any-return]
 
 
-def train_every_way() -> list[list[float]]:
-    """The gradient norms of each of WAYS."""
+def train_every_variant() -> list[list[float]]:
+    """Returns the gradient norms of each of VARIANTS."""
     rank = torch.distributed.get_rank()
     found = []
-    for zero, shard_size in WAYS:
+    for zero, shard_size in VARIANTS:
         engine = initialize(_module(), OPTIMIZER, zero=zero, shard_size=shard_size, accumulate=2, bucket_size=16)
         norms = []
         for step in range(STEPS):
@@ -50,6 +50,6 @@ def test_every_stage_and_shard_size_sums_over_all_ranks(rank_pool: RankPool) -> 
         for step in range(STEPS)
     ]
     expected = train_alone(_module(), steps)
-    for found in rank_pool.run(train_every_way, WORLD):
-        for way, norms in zip(WAYS, found, strict=True):
-            np.testing.assert_allclose(norms, expected["norms"], rtol=1e-5, err_msg=f"stage, shard_size = {way}")
+    for found in rank_pool.run(train_every_variant, WORLD):
+        for variant, norms in zip(VARIANTS, found, strict=True):
+            np.testing.assert_allclose(norms, expected["norms"], rtol=1e-5, err_msg=f"stage, shard_size = {variant}")

@@ -1,4 +1,4 @@
-"""Backward passes inside backward passes: a parameter then has several gradients in one pass, and all of them count."""
+"""Nested backward passes: a parameter then has several gradients in one pass, and all of them are counted."""
 
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ STEPS, ACCUMULATE = 2, 2
 
 
 class Checkpointed(nn.Module):
-    """One layer in three places, tied embeddings, and parameters that are used both in and outside of checkpoints."""
+    """A layer that is used in three places, tied embeddings, and parameters inside and outside of checkpoints."""
 
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ def _tokens(step: int, rank: int, micro_batch: int) -> torch.Tensor:
     return torch.randint(0, 11, (2, 5), generator=torch.Generator().manual_seed(100 * step + 10 * rank + micro_batch))
 
 
-def train_checkpointed(ways: list[tuple[Any, int]]) -> list[list[float]]:
-    """Gradient norms, for each ZeRO stage and bucket size."""
+def train_checkpointed(variants: list[tuple[Any, int]]) -> list[list[float]]:
+    """Returns the gradient norms for each ZeRO stage and bucket size."""
     rank = torch.distributed.get_rank()
     found = []
-    for zero, bucket_size in ways:
+    for zero, bucket_size in variants:
         module = Checkpointed(use_reentrant=True)
         engine = initialize(module, OPTIMIZER, zero=zero, accumulate=ACCUMULATE, bucket_size=bucket_size)
         norms = []
@@ -71,14 +71,14 @@ def test_reentrant_checkpoints_with_shared_parameters_at_every_stage(rank_pool: 
     every = [(rank, micro_batch) for rank in range(2) for micro_batch in range(ACCUMULATE)]
     steps = [[partial(loss, step=step, rank=rank, micro_batch=micro) for rank, micro in every] for step in range(STEPS)]
     expected = train_alone(Checkpointed(use_reentrant=False), steps)
-    ways = [(zero, bucket_size) for zero in range(4) for bucket_size in (8, 2**20)]
-    for found in rank_pool.run(train_checkpointed, 2, ways=ways):
-        for way, norms in zip(ways, found, strict=True):
-            np.testing.assert_allclose(norms, expected["norms"], rtol=1e-5, err_msg=f"stage, bucket size = {way}")
+    variants = [(zero, bucket_size) for zero in range(4) for bucket_size in (8, 2**20)]
+    for found in rank_pool.run(train_checkpointed, 2, variants=variants):
+        for variant, norms in zip(variants, found, strict=True):
+            np.testing.assert_allclose(norms, expected["norms"], rtol=1e-5, err_msg=f"stage, bucket size = {variant}")
 
 
 class Penalized(nn.Module):
-    """A loss with a gradient in it: forward goes backward, and backward goes through that again."""
+    """A loss that contains a gradient, so that forward runs a backward, and backward differentiates that again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_a_gradient_inside_the_loss(zero: Any) -> None:
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_micro_batch_has_one_backward(zero: Any) -> None:
-    """A second one was dropped at stages 0 and 1 and counted at 2 and 3."""
+    """A second one used to be dropped at stages 0 and 1, and to be counted at stages 2 and 3."""
     module = nn.Sequential(nn.Linear(2, 2))
     engine = initialize(module, OPTIMIZER, zero=zero)
     x = torch.ones(1, 2)
@@ -122,47 +122,47 @@ def test_a_micro_batch_has_one_backward(zero: Any) -> None:
 
 
 @pytest.mark.parametrize("zero", [0, 2])
-def test_a_backward_that_the_engine_does_not_see_is_refused(zero: Any) -> None:
-    """It was never averaged, and step() did nothing for ever."""
+def test_a_backward_without_the_engine_is_refused(zero: Any) -> None:
+    """Its gradients would not be averaged, and step() would do nothing."""
     engine = initialize(nn.Sequential(nn.Linear(2, 2)), OPTIMIZER, zero=zero)
     with pytest.raises(ConfigError, match=r"0\.(weight|bias) got a gradient outside of engine\.backward"):
         engine(torch.ones(1, 2)).sum().backward()
 
 
-class Aside(nn.Module):
-    """Blocks that keep a part of the loss on themselves."""
+class SideLosses(nn.Module):
+    """Blocks that keep a part of the loss as an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Keeper() for _ in range(3))
+        self.blocks = nn.ModuleList(KeepsSideLoss() for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             x = x + block(x)
         loss: torch.Tensor = (x**2).mean()
         for block in self.blocks:
-            assert isinstance(block, Keeper)
-            loss = loss + block.aside
+            assert isinstance(block, KeepsSideLoss)
+            loss = loss + block.side_loss
         return loss
 
 
-class Keeper(nn.Module):
+class KeepsSideLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
-        self.aside = torch.zeros(())
+        self.side_loss = torch.zeros(())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(self.linear(x))
-        self.aside = (self.linear.weight**2).sum() + self.linear(x.detach() + 1).sin().sum()
+        self.side_loss = (self.linear.weight**2).sum() + self.linear(x.detach() + 1).sin().sum()
         return y
 
 
-def test_what_leaves_a_block_otherwise_than_returned() -> None:
+def test_values_that_a_block_keeps_as_attributes() -> None:
     x = torch.randn(2, 3, generator=torch.Generator().manual_seed(5))
-    expected = train_alone(Aside(), [[lambda module: module(x)]] * 2)
-    engine = initialize(Aside(), OPTIMIZER, zero=3, bucket_size=8)
+    expected = train_alone(SideLosses(), [[lambda module: module(x)]] * 2)
+    engine = initialize(SideLosses(), OPTIMIZER, zero=3, bucket_size=8)
     for norm in expected["norms"]:
         engine.backward(engine(x))
         engine.step()
@@ -170,7 +170,7 @@ def test_what_leaves_a_block_otherwise_than_returned() -> None:
 
 
 def test_a_loss_of_parameters_themselves() -> None:
-    """Read inside `full_parameters`, needed by backward after it."""
+    """The parameters are read inside `full_parameters`, and backward needs them after it."""
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     alone = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     alone.load_state_dict(module.state_dict())

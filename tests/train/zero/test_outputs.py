@@ -1,4 +1,4 @@
-"""Tensors are found in whatever a module returns: there hooks bring parameters back for backward."""
+"""The tensors of a module's output are found in any container; their hooks gather parameters for backward."""
 
 from collections import OrderedDict, UserList, deque
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Slotted:
 
 
 class Node:
-    """An object that refers to itself."""
+    """An object with a reference to itself."""
 
     def __init__(self, value: Any) -> None:
         self.value, self.itself = value, self
@@ -60,12 +60,12 @@ def test_a_tensor_is_found_once_in_any_wrapping(name: str) -> None:
     assert len(list(tensors_in((WRAPPINGS[name](x), x)))) == 1
 
 
-def test_modules_are_not_looked_into() -> None:
+def test_modules_and_functions_are_not_searched() -> None:
     assert list(tensors_in({"a": nn.Linear(2, 2), "b": "text", "c": torch.float32, "d": len})) == []
 
 
 class Wrapped(nn.Module):
-    """Blocks that pass a wrapped tensor on."""
+    """Blocks that return a wrapped tensor."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Wrapper(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["dataclass", "namedtuple", "slots"])
-def test_backward_finds_its_parameters_whatever_blocks_return(name: str) -> None:
+def test_backward_gathers_parameters_for_any_output(name: str) -> None:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
     plain, module = Wrapped(name), Wrapped(name)
     plain(x).backward()

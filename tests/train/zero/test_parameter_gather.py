@@ -1,4 +1,4 @@
-"""ZeRO stage 3, one unit after the other: which parameters are there at each moment of forward and backward."""
+"""ZeRO stage 3: the units that are gathered at each moment of forward and backward."""
 
 from functools import partial
 
@@ -13,11 +13,11 @@ from tk.train.zero.parameter_gather import ParameterGather, Unit
 
 
 class Stage:
-    """A module of two units on one rank, and what is there whenever one of them computes.
+    """A module of two units on one rank.
 
     Attributes:
-        seen: at each call of a module's forward, the modules whose parameters have memory: both where the second one
-            is on its way while the first computes.
+        seen: for each call of a module's forward, the units that have memory: both if the second one is prefetched
+            while the first computes.
     """
 
     def __init__(self, prefetch: bool = False, chain: bool = True) -> None:
@@ -31,7 +31,7 @@ class Stage:
             layer.register_forward_pre_hook(lambda *_: self.seen.append(self.held()))
 
     def held(self) -> list[int]:
-        """The units that have memory."""
+        """Returns the units that have memory."""
         return [
             number
             for number, unit in enumerate(self.units)
@@ -39,7 +39,7 @@ class Stage:
         ]
 
     def forward(self) -> torch.Tensor:
-        """The output for a batch, [5, 2]."""
+        """Returns the output for a batch, [5, 2]."""
         with self.gather.saved.hooks():
             output: torch.Tensor = self.module(rows())
         return output
@@ -56,7 +56,7 @@ def test_forward_gathers_a_unit_before_its_call_and_frees_it_after(prefetch: boo
 
 
 def gradients_seen(stage: Stage) -> tuple[dict[str, torch.Tensor], list[list[int]]]:
-    """The gradients by name, and what is there when each weight's is made, the last layer's first."""
+    """Returns the gradients by name, and the gathered units at each weight's gradient, last layer first."""
     found: dict[str, torch.Tensor] = {}
     held: list[list[int]] = []
 
@@ -75,10 +75,10 @@ def gradients_seen(stage: Stage) -> tuple[dict[str, torch.Tensor], list[list[int
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-def test_backward_gathers_again_and_the_gradients_are_those_of_the_plain_module(prefetch: bool) -> None:
+def test_backward_gathers_again_and_has_the_gradients_of_the_plain_module(prefetch: bool) -> None:
     stage, plain = Stage(prefetch), make_module()
     grads, held = gradients_seen(stage)
-    assert 1 in held[0], "the last layer's weight takes part in its input's gradient"
+    assert 1 in held[0], "the gradient of the last layer's input needs its weight"
     stage.gather.end_pass()
     assert stage.held() == []
     plain(rows()).square().sum().backward()
@@ -86,13 +86,13 @@ def test_backward_gathers_again_and_the_gradients_are_those_of_the_plain_module(
         torch.testing.assert_close(grads[name], parameter.grad)
 
 
-def test_in_a_chain_a_unit_is_freed_when_the_one_before_it_is_needed() -> None:
+def test_in_a_chain_a_unit_is_freed_when_the_one_before_it_is_gathered() -> None:
     stage = Stage(chain=True)
     _, held = gradients_seen(stage)
-    assert held[-1] == [0], "the first layer's gradients are made last, the second layer is gone by then"
+    assert held[-1] == [0], "the first layer's gradients come last, after the second layer is freed"
 
 
-def test_outside_a_chain_a_unit_stays_until_all_its_gradients_are_there() -> None:
+def test_outside_a_chain_a_unit_stays_until_all_its_gradients_have_arrived() -> None:
     stage = Stage(chain=False)
     gradients_seen(stage)
     later, earlier = stage.buffers.buckets
@@ -103,7 +103,7 @@ def test_outside_a_chain_a_unit_stays_until_all_its_gradients_are_there() -> Non
     assert stage.held() == []
 
 
-def test_a_module_that_backward_calls_again_frees_nothing() -> None:
+def test_a_module_that_is_recomputed_in_backward_frees_no_unit() -> None:
     stage = Stage()
     stage.gather.begin_backward()
     stage.module[1](torch.ones(1, 3))
@@ -112,7 +112,7 @@ def test_a_module_that_backward_calls_again_frees_nothing() -> None:
     assert stage.held() == []
 
 
-def test_a_unit_that_is_used_all_along_is_there_from_the_start_of_backward_to_its_end() -> None:
+def test_a_unit_that_is_kept_for_backward_stays_from_its_start_to_its_end() -> None:
     stage = Stage()
     stage.units[1].kept_for_backward = True
     stage.gather.begin_backward()
@@ -121,7 +121,7 @@ def test_a_unit_that_is_used_all_along_is_there_from_the_start_of_backward_to_it
     assert stage.held() == []
 
 
-def test_held_units_stay_gathered_through_calls() -> None:
+def test_hold_all_keeps_units_gathered_through_calls() -> None:
     stage = Stage()
     with stage.gather.hold_all():
         assert stage.held() == [0, 1]
@@ -133,7 +133,7 @@ def test_held_units_stay_gathered_through_calls() -> None:
         stage.module.get_parameter("0.weight").sum()
 
 
-def test_units_are_read_each_unit() -> None:
+def test_each_unit_gathers_one_unit_at_a_time() -> None:
     stage = Stage()
     held = []
     for unit in stage.gather.each_unit():

@@ -1,4 +1,4 @@
-"""Sharded AdamW: what the ranks of a group update, put together, is torch's AdamW on whole parameters."""
+"""Sharded AdamW: the updates of all ranks of a group equal torch's AdamW on whole parameters."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ LR, STEPS = 0.05, 3
 
 
 def gradients(step: int) -> dict[str, torch.Tensor]:
-    """A gradient of every tensor, small enough for eps to count."""
+    """Returns a gradient of every tensor, so small that eps matters."""
     module = make_module()
     (1e-3 * module(rows(step)).square().sum()).backward()
     return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
 
 
 def updated_by_torch(grad_scale: float) -> dict[str, Any]:
-    """The parameters after STEPS, and both averages."""
+    """Returns the parameters and both moments after STEPS steps of torch's AdamW."""
     module = make_module()
     decayed = [parameter for parameter in module.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in module.parameters() if parameter.dim() < 2]
@@ -39,7 +39,10 @@ def updated_by_torch(grad_scale: float) -> dict[str, Any]:
 
 
 def update(module: nn.Module, zero: int, size: int, rank: int, dtype: torch.dtype, grad_scale: float) -> ShardedAdamW:
-    """One rank's optimizer after STEPS. Its peers are not there: the size of a group below stage 3 is 1."""
+    """Returns one rank's optimizer after STEPS steps.
+
+    There are no other ranks, and below stage 3 a step gathers parameters, so `size` is 1 there.
+    """
     buffers = make_buffers(module, zero, size=size, rank=rank, dtype=dtype)
     optimizer = ShardedAdamW(buffers, OPTIONS)
     for step in range(STEPS):
@@ -52,7 +55,7 @@ def update(module: nn.Module, zero: int, size: int, rank: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("grad_scale", [1.0, 0.25])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_ranks_together_are_torchs_adamw(size: int, grad_scale: float) -> None:
+def test_all_ranks_together_equal_the_adamw_of_torch(size: int, grad_scale: float) -> None:
     expected = updated_by_torch(grad_scale)
     ranks = [update(make_module(), 3, size, rank, torch.float32, grad_scale) for rank in range(size)]
     for slot, tensors in expected.items():
@@ -80,10 +83,10 @@ def test_low_precision_parameters_are_rounded_masters() -> None:
         assert master.dtype == torch.float32
         parameter = module.get_parameter(shard.piece.tensor.name)
         assert torch.equal(parameter.view(-1)[slice(*shard.flat)], master.bfloat16())
-        assert not torch.equal(master, master.bfloat16().float()), "the master knows more digits"
+        assert not torch.equal(master, master.bfloat16().float()), "the master has more digits"
 
 
-def test_what_a_user_changed_in_whole_parameters_becomes_the_masters() -> None:
+def test_values_that_a_user_writes_into_whole_parameters_reach_the_masters() -> None:
     module = make_module()
     optimizer = update(module, 1, 1, 0, torch.bfloat16, 1.0)
     before = {shard.piece.tensor.name: values.clone() for shard, values in optimizer.runs("master")}

@@ -1,4 +1,4 @@
-"""The gradient norm of large tensors, against fp64: it decides on clipping."""
+"""The sum of squares of large tensors, for the gradient norm, compared with fp64."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def test_every_element_counts_once(size: int) -> None:
     assert float(square_sum(values)) == pytest.approx(float(values.double().square().sum()), rel=1e-7)
 
 
-def test_what_is_not_finite_shows() -> None:
+def test_values_that_are_not_finite_are_not_hidden() -> None:
     values = torch.ones(ROW + 1)
     values[7] = torch.inf
     assert float(square_sum(values)) == torch.inf
@@ -23,7 +23,7 @@ def test_what_is_not_finite_shows() -> None:
 
 
 class _Product(nn.Module):
-    """A parameter whose gradient is what it is called with."""
+    """A parameter whose gradient is the argument of forward."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _Product(nn.Module):
 
 
 def test_the_norm_of_a_large_gradient_is_that_of_fp64() -> None:
-    """One fp32 norm over 16 Mi elements was 0.065 % short."""
+    """One fp32 norm over 16 Mi elements is 0.065 % too small."""
     grad = torch.randn(2**24 + 3, generator=torch.Generator().manual_seed(0))
     engine = initialize(_Product(len(grad)), {"lr": 1e-3})
     engine.backward(engine(grad))
