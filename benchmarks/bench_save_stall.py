@@ -129,6 +129,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
     from tk.model.decoder import Decoder
     from tk.model.init import fill_initial
     from tk.model.registry import tensor_table
+    from tk.parallel.layers import LayerContext
     from tk.train.config.sections import OptimizerSection
     from tk.train.saving.snapshot import Snapshot
     from tk.train.zero.flat_buffers import FlatBuffers
@@ -138,7 +139,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
     num_layers = max(1, round((megabytes * 2**20 / 12 - 2 * 4096 * 1024) / (4 * 1024**2 + 3 * 1024 * 2816)))
     config = ModelConfig.model_validate(shape | {"num_hidden_layers": num_layers})
     table = tensor_table(config)
-    decoder = Decoder(config, mesh.tp, dtype=torch.float32, device=torch.device("meta"))
+    decoder = Decoder(config, LayerContext(mesh.tp, torch.float32, torch.device("meta")))
     buffers = FlatBuffers(
         (decoder,),
         table,

@@ -18,6 +18,7 @@ from ..core.progress import format_bytes
 from ..model.decoder import Decoder
 from ..model.loading import load_weights, peers
 from ..model.stored_config import stored_config
+from ..parallel.layers import LayerContext
 from ..parallel.mesh import ALONE, Group, join_world
 from ..parallel.torch_dtypes import torch_dtype
 from .ipc import Frame, error_frame, receive, send
@@ -66,7 +67,7 @@ def _load(start: Frame) -> ModelRunner:
     config = stored_config(checkpoint)
     dtype = torch_dtype(job["dtype"])
     slices = num_slices(config, tp.size, dtype)
-    decoder = Decoder(config, tp, dtype=dtype, device=device, num_slices=slices, row_tile=SMALLEST)
+    decoder = Decoder(config, LayerContext(tp, dtype, device), num_slices=slices, row_tile=SMALLEST)
     load_weights(decoder, checkpoint, peers=peers(tp))
     if device.type == "cuda":
         _check_room(job["kv_bytes"], device)

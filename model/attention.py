@@ -49,8 +49,8 @@ class Attention(nn.Module):
         self.window = spec.layers[layer].window
         self.recompute_core = place.recompute == "selective"
         self.head_dim = spec.head_dim
-        self.num_heads = spec.num_heads // place.tp.size
-        self.num_kv_heads = max(1, spec.num_kv_heads // place.tp.size)
+        self.num_heads = spec.num_heads // place.context.tp.size
+        self.num_kv_heads = max(1, spec.num_kv_heads // place.context.tp.size)
         self.qkv_proj = place.column(f"{prefix}.qkv_proj")
         self.q_norm = place.head_norm(f"{prefix}.q_norm")
         self.k_norm = place.head_norm(f"{prefix}.k_norm")

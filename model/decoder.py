@@ -7,14 +7,15 @@ Letters: N any leading dims ([B, L] in training, packed [T] in inference), D hid
 this rank.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from ..core.errors import ParallelError
 from ..core.layout import Stage
 from ..core.local_params import LocalParam
-from ..parallel.mesh import Group
-from ..parallel.weight_grads import WeightGradQueue
+from ..parallel.layers import LayerContext
 from ..parallel.wide_sums import embedding
 from .attention import Attend, Attention
 from .balance import RouterBalance
@@ -68,7 +69,7 @@ class PositionEmbedding(nn.Module):
 
     def __init__(self, place: Placement) -> None:
         super().__init__()
-        self.tp, self.sequence_parallel = place.tp, place.sequence_parallel
+        self.tp, self.sequence_parallel = place.context.tp, place.context.sequence_parallel
         self.weight = place.empty(POSITIONS)
 
     def forward(self, positions_N: torch.Tensor) -> torch.Tensor:
@@ -102,14 +103,10 @@ class Decoder(nn.Module):
 
     Args:
         config: the shape of the model.
-        tp: the tensor-parallel group.
-        dtype: the dtype of the parameters.
-        device: the device of the parameters.
+        context: the tensor-parallel group, the parameters' dtype and device. Sequence parallelism excludes
+            `num_slices`. `weight_grads` takes the weight gradients of linear layers and the head; gradients of norms,
+            biases, embeddings and experts are not deferred.
         stage: the layers to build; None for the whole model.
-        sequence_parallel: whether hidden states are split over `tp` along the sequence outside of tensor-parallel
-            blocks (arXiv 2205.05198); it excludes `num_slices`.
-        weight_grads: the queue that takes the weight gradients of linear layers and the head while it is enabled;
-            gradients of norms, biases, embeddings and experts are not deferred.
         recompute: the activations that backward computes again: "none"; "selective" for large but cheap ones,
             attention between its projections and the activations of feed-forward blocks; "full" for whole layers.
         num_slices: see RowParallelLinear.
@@ -122,13 +119,9 @@ class Decoder(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        tp: Group,
+        context: LayerContext,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         stage: Stage | None = None,
-        sequence_parallel: bool = False,
-        weight_grads: WeightGradQueue | None = None,
         recompute: Recompute = "none",
         num_slices: int = 1,
         row_tile: int = 0,
@@ -136,17 +129,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.spec = decoder_spec(config)
-        self.tp = tp
-        self.sequence_parallel = sequence_parallel and tp.size > 1
+        self.tp = context.tp
+        self.sequence_parallel = context.sequence_parallel and context.tp.size > 1
         assert not (self.sequence_parallel and num_slices > 1)
         place = Placement(
             self.spec,
-            tp,
-            dtype,
-            device,
+            replace(context, sequence_parallel=self.sequence_parallel),
             stage or Stage(range(len(self.spec.layers))),
-            sequence_parallel=self.sequence_parallel,
-            weight_grads=weight_grads,
             recompute=recompute,
             num_slices=num_slices,
             row_tile=row_tile,

@@ -64,8 +64,9 @@ class MixtureOfExperts(nn.Module):
         prefix = f"model.layers.{layer}.mlp"
         self.layer = layer
         self.num_sparse_layers = sum(isinstance(each.feed_forward, ExpertsSpec) for each in place.spec.layers)
-        self.tp, self.sequence_parallel, self.row_tile = place.tp, place.sequence_parallel, place.row_tile
-        self.num_local_slices = max(1, place.num_slices // place.tp.size)
+        context = place.context
+        self.tp, self.sequence_parallel, self.row_tile = context.tp, context.sequence_parallel, place.row_tile
+        self.num_local_slices = max(1, place.num_slices // context.tp.size)
         self.fixed_tree = place.num_slices > 1
         self.activation = partial(recomputed, swiglu) if place.recompute == "selective" else swiglu
         self.top_k, self.normalize = experts.top_k, experts.normalize

@@ -1,15 +1,13 @@
 """The construction of a rank's part of a decoder: layers with the shapes that the rank holds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
 from ..core.layout import Layout, Stage
 from ..core.local_params import LocalParam, local_params
-from ..parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
-from ..parallel.mesh import Group
-from ..parallel.weight_grads import WeightGradQueue
+from ..parallel.layers import ColumnParallelLinear, LayerContext, RowParallelLinear, VocabParallelEmbedding
 from .norm import LayerNorm, RMSNorm
 from .recompute import Recompute
 from .spec import EMBEDDING, HEAD, DecoderSpec
@@ -23,24 +21,16 @@ class Placement:
 
     Attributes:
         spec: the description of the decoder.
-        tp: the tensor-parallel group.
-        dtype: the dtype of the parameters.
-        device: the device of the parameters.
+        context: see LayerContext.
         stage: the layers of this pipeline stage.
-        sequence_parallel: whether hidden states are split over `tp` between blocks (see parallel/layers.py).
-        weight_grads: the queue that takes linear layers' weight gradients while it is enabled.
         recompute: see Decoder.
         num_slices: see RowParallelLinear.
         row_tile: see MixtureOfExperts.
     """
 
     spec: DecoderSpec
-    tp: Group
-    dtype: torch.dtype
-    device: torch.device
+    context: LayerContext
     stage: Stage
-    sequence_parallel: bool = False
-    weight_grads: WeightGradQueue | None = None
     recompute: Recompute = "none"
     num_slices: int = 1
     row_tile: int = 0
@@ -53,7 +43,7 @@ class Placement:
             ParallelError: tp does not divide the model.
         """
         held = [tensor for tensor in self.spec.table if self.stage.holds(tensor)]
-        return local_params(held, Layout(tp=self.tp.size), 0, self.tp.rank)
+        return local_params(held, Layout(tp=self.context.tp.size), 0, self.context.tp.rank)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -68,13 +58,9 @@ class Placement:
         return ColumnParallelLinear(
             hidden,
             num_transposed * columns or rows,
-            self.tp,
-            dtype=self.dtype,
-            device=self.device,
+            self.context,
             bias=f"{name}.bias" in self.shapes,
             num_transposed=num_transposed,
-            sequence_parallel=self.sequence_parallel,
-            weight_grads=self.weight_grads,
         )
 
     def row(self, name: str) -> RowParallelLinear:
@@ -83,27 +69,23 @@ class Placement:
         return RowParallelLinear(
             rows if self.spec.transposed else columns,
             self.spec.hidden_size,
-            self.tp,
-            dtype=self.dtype,
-            device=self.device,
+            self.context,
             num_slices=self.num_slices,
             bias=f"{name}.bias" in self.shapes,
             transposed=self.spec.transposed,
-            sequence_parallel=self.sequence_parallel,
-            weight_grads=self.weight_grads,
             recompute_activation=self.recompute == "selective",
         )
 
     def norm(self) -> RMSNorm | LayerNorm:
         """Builds a norm over the hidden size."""
         kind = RMSNorm if self.spec.norm == "rms" else LayerNorm
-        return kind(self.spec.hidden_size, self.spec.norm_eps, dtype=self.dtype, device=self.device)
+        return kind(self.spec.hidden_size, self.spec.norm_eps, dtype=self.context.dtype, device=self.context.device)
 
     def head_norm(self, name: str) -> RMSNorm | None:
         """Builds a norm over each head, or returns None if the table has none of that name."""
         if f"{name}.weight" not in self.shapes:
             return None
-        return RMSNorm(self.spec.head_dim, self.spec.norm_eps, dtype=self.dtype, device=self.device)
+        return RMSNorm(self.spec.head_dim, self.spec.norm_eps, dtype=self.context.dtype, device=self.context.device)
 
     def embedding(self) -> VocabParallelEmbedding:
         """Builds the token embedding."""
@@ -111,10 +93,7 @@ class Placement:
         return VocabParallelEmbedding(
             rows,
             features,
-            self.tp,
-            dtype=self.dtype,
-            device=self.device,
-            sequence_parallel=self.sequence_parallel,
+            self.context,
         )
 
     def head(self, embedding: VocabParallelEmbedding | None) -> ColumnParallelLinear:
@@ -124,19 +103,15 @@ class Placement:
         """
         tied = None if HEAD in self.shapes or embedding is None else embedding.weight
         rows, features = self.shapes[HEAD] if tied is None else tied.shape
-        device = self.device if tied is None else torch.device("meta")
+        device = self.context.device if tied is None else torch.device("meta")
         head = ColumnParallelLinear(
             features,
             rows,
-            self.tp,
-            dtype=self.dtype,
-            device=device,
-            sequence_parallel=self.sequence_parallel,
-            weight_grads=self.weight_grads,
+            replace(self.context, device=device),
         )
         head.weight = head.weight if tied is None else tied
         return head
 
     def empty(self, name: str) -> torch.nn.Parameter:
         """Creates the uninitialised parameter of a full name."""
-        return torch.nn.Parameter(torch.empty(self.shapes[name], dtype=self.dtype, device=self.device))
+        return self.context.empty(*self.shapes[name])

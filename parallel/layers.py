@@ -7,6 +7,8 @@ so the gradient of that bias is a partial sum.
 Letters: N any leading dims, D in features, F out features of this rank.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -19,6 +21,29 @@ from .weight_grads import WeightGradQueue
 from .wide_sums import embedding
 
 
+@dataclass(frozen=True)
+class LayerContext:
+    """What the layers of a model on one rank have in common.
+
+    Attributes:
+        tp: the tensor-parallel group.
+        dtype: the dtype of the parameters.
+        device: the device of the parameters.
+        sequence_parallel: whether hidden states are split over `tp` outside of column- and row-parallel pairs.
+        weight_grads: the queue that takes the gradients of linear layers' weights while it is enabled.
+    """
+
+    tp: Group
+    dtype: torch.dtype
+    device: torch.device
+    sequence_parallel: bool = False
+    weight_grads: WeightGradQueue | None = None
+
+    def empty(self, *shape: int) -> nn.Parameter:
+        """Creates an uninitialised parameter."""
+        return nn.Parameter(torch.empty(shape, dtype=self.dtype, device=self.device))
+
+
 class ColumnParallelLinear(nn.Module):
     """A linear layer y_NF = x_ND W_FD^T + b_F whose output features, the rows of W and b, are split over ranks.
 
@@ -26,29 +51,26 @@ class ColumnParallelLinear(nn.Module):
         in_features: D, the number of features of the whole input.
         out_features: F, the number of rows that this rank holds.
         num_transposed: 0 stores the weight as [F, D]; n stores it as n blocks [D, F / n], one below the other.
-        weight_grads: the queue that takes the weight's gradient while it is enabled.
     """
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
-        tp: Group,
+        context: LayerContext,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         bias: bool = False,
         num_transposed: int = 0,
-        sequence_parallel: bool = False,
-        weight_grads: WeightGradQueue | None = None,
     ) -> None:
         super().__init__()
         self.in_features = in_features
-        self.product = ParallelProduct("column", tp, num_transposed, sequence_parallel, weight_grads)
+        self.product = ParallelProduct(
+            "column", context.tp, num_transposed, context.sequence_parallel, context.weight_grads
+        )
         n = num_transposed
         shape = (n * in_features, out_features // n) if n else (out_features, in_features)
-        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-        self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
+        self.weight = context.empty(*shape)
+        self.bias = context.empty(out_features) if bias else None
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Maps [..., D], replicated (or split along dim -2), to [..., F], split along dim -1."""
@@ -65,7 +87,6 @@ class RowParallelLinear(nn.Module):
             that many slices, sums each on its own and adds the sums in a fixed binary tree, so that every tp that
             divides num_slices gives the same bits (inference in fp32).
         transposed: whether the weight is stored as [D, F].
-        weight_grads: the queue that takes the weight's gradient while it is enabled.
         recompute_activation: whether backward computes the activation before the product again instead of keeping it.
     """
 
@@ -73,28 +94,26 @@ class RowParallelLinear(nn.Module):
         self,
         in_features: int,
         out_features: int,
-        tp: Group,
+        context: LayerContext,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         num_slices: int = 1,
         bias: bool = False,
         transposed: bool = False,
-        sequence_parallel: bool = False,
-        weight_grads: WeightGradQueue | None = None,
         recompute_activation: bool = False,
     ) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp = context.tp
         self.in_features = in_features
-        self.num_local_slices = max(1, num_slices // tp.size)
+        self.num_local_slices = max(1, num_slices // context.tp.size)
         self.fixed_tree = num_slices > 1
         self.transposed = transposed
         self.recompute_activation = recompute_activation
-        self.product = ParallelProduct("row", tp, int(transposed), sequence_parallel, weight_grads)
+        self.product = ParallelProduct(
+            "row", context.tp, int(transposed), context.sequence_parallel, context.weight_grads
+        )
         shape = (in_features, out_features) if transposed else (out_features, in_features)
-        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-        self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
+        self.weight = context.empty(*shape)
+        self.bias = context.empty(out_features) if bias else None
 
     def forward(self, x_ND: torch.Tensor, activation: Activation | None = None) -> torch.Tensor:
         """Maps [..., D], split along dim -1, to [..., F], replicated (or split along dim -2).
@@ -126,20 +145,11 @@ class VocabParallelEmbedding(nn.Module):
         features: D, the number of features of a row.
     """
 
-    def __init__(
-        self,
-        num_rows: int,
-        features: int,
-        tp: Group,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        sequence_parallel: bool = False,
-    ) -> None:
+    def __init__(self, num_rows: int, features: int, context: LayerContext) -> None:
         super().__init__()
-        self.tp = tp
-        self.sequence_parallel = sequence_parallel
-        self.weight = nn.Parameter(torch.empty(num_rows, features, dtype=dtype, device=device))
+        self.tp = context.tp
+        self.sequence_parallel = context.sequence_parallel
+        self.weight = context.empty(num_rows, features)
 
     def forward(self, ids_N: torch.Tensor) -> torch.Tensor:
         """Maps int64 ids [...], the same on every rank, to [..., D], replicated (or split along dim -2)."""

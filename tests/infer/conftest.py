@@ -18,6 +18,7 @@ from tk.infer.row_tiles import SMALLEST
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
+from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE
 from tk.parallel.torch_dtypes import torch_dtype
 
@@ -103,7 +104,7 @@ def make_runner(model_folder: Callable[[str], Path]) -> Callable[..., ModelRunne
         weight_dtype = torch_dtype(dtype)
         slices = num_slices(config, 1, weight_dtype)
         device = torch.device("cpu")
-        decoder = Decoder(config, ALONE, dtype=weight_dtype, device=device, num_slices=slices, row_tile=SMALLEST)
+        decoder = Decoder(config, LayerContext(ALONE, weight_dtype, device), num_slices=slices, row_tile=SMALLEST)
         load_weights(decoder, Checkpoint.open(folder))
         heads, head_dim = config.num_key_value_heads, config.head_dim
         cache = KVCache(config.num_hidden_layers, num_blocks, heads, block_size, head_dim, kv_dtype)

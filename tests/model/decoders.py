@@ -12,6 +12,7 @@ from tk.model.decoder import Decoder
 from tk.model.init import initialize_weights
 from tk.parallel.collectives import all_reduce
 from tk.parallel.cross_entropy import vocab_parallel_cross_entropy
+from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.architectures import ENTRIES, VOCAB
 from tk.train.engine.loss import causal_attention
@@ -29,7 +30,8 @@ def config_of(name: str, **changes: Any) -> ModelConfig:
 
 def build(config: ModelConfig, tp: Group, **options: Any) -> Decoder:
     """Builds a decoder with the initial weights of seed 3."""
-    decoder = Decoder(config, tp, dtype=torch.float32, device=CPU, **options)
+    shared = {name: options.pop(name) for name in ("sequence_parallel", "weight_grads") if name in options}
+    decoder = Decoder(config, LayerContext(tp, torch.float32, CPU, **shared), **options)
     initialize_weights(decoder, seed=3)
     return decoder
 

@@ -18,6 +18,7 @@ from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
 from tk.model.registry import architectures, tensor_table
 from tk.parallel.collectives import all_gather
+from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
 from tk.tests.model.decoders import whole_loss
@@ -33,7 +34,7 @@ def _tokens() -> torch.Tensor:
 
 def _load(folder: Path, tp: Group, num_slices: int = 1, row_tile: int = 0) -> Decoder:
     config = ModelConfig.from_json(Checkpoint.open(folder).config())
-    decoder = Decoder(config, tp, dtype=torch.float32, device=CPU, num_slices=num_slices, row_tile=row_tile)
+    decoder = Decoder(config, LayerContext(tp, torch.float32, CPU), num_slices=num_slices, row_tile=row_tile)
     load_weights(decoder, Checkpoint.open(folder))
     return decoder
 

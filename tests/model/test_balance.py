@@ -15,6 +15,7 @@ from tk.model.balance import RouterBalance, balancing_loss, routing_checksum
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
+from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Mesh
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.decoders import (
@@ -72,7 +73,7 @@ def test_gradients_equal_transformers(tmp_path: Path, name: str) -> None:
     coefficient = 0.7
     model = ENTRIES[name].make(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    decoder = Decoder(config, ALONE, dtype=torch.float32, device=CPU)
+    decoder = Decoder(config, LayerContext(ALONE, torch.float32, CPU))
     load_weights(decoder, Checkpoint.open(tmp_path))
     balance = RouterBalance(coefficient / BATCH)
     backward(decoder, balance)

@@ -17,6 +17,7 @@ from tk.model.decoder import Decoder
 from tk.model.init import initialize_weights
 from tk.model.loading import load_weights
 from tk.parallel.collectives import all_gather
+from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.decoders import whole_loss
 from tk.tests.rank_pool import RankPool
@@ -52,7 +53,7 @@ def _tokens() -> torch.Tensor:
 
 
 def _load(folder: Path, tp: Group, num_slices: int = 1) -> Decoder:
-    decoder = Decoder(ModelConfig.from_folder(folder), tp, dtype=torch.float32, device=CPU, num_slices=num_slices)
+    decoder = Decoder(ModelConfig.from_folder(folder), LayerContext(tp, torch.float32, CPU), num_slices=num_slices)
     load_weights(decoder, Checkpoint.open(folder))
     return decoder
 
@@ -126,7 +127,7 @@ def collect_initial_weights(config: dict[str, Any]) -> dict[str, list[float]]:
     size = torch.distributed.get_world_size()
     model = ModelConfig.model_validate(config)
     mesh = Mesh.build(Layout(tp=size), model.num_key_value_heads)
-    decoder = Decoder(model, mesh.tp, dtype=torch.float32, device=CPU)
+    decoder = Decoder(model, LayerContext(mesh.tp, torch.float32, CPU))
     initialize_weights(decoder, seed=5)
     return {
         f"{piece.tensor.name} {piece.box.bounds()}": decoder.get_parameter(local.name)
@@ -142,7 +143,7 @@ def test_every_tp_starts_from_the_same_weights(rank_pool: RankPool) -> None:
     shape = {"vocab_size": 37, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
     config = shape | {"num_attention_heads": 4, "num_key_value_heads": 2}
     model = ModelConfig.model_validate(config)
-    whole = Decoder(model, ALONE, dtype=torch.float32, device=CPU)
+    whole = Decoder(model, LayerContext(ALONE, torch.float32, CPU))
     initialize_weights(whole, seed=5)
     tensors = {}
     for local in whole.local_params():
@@ -161,13 +162,13 @@ def test_every_tp_starts_from_the_same_weights(rank_pool: RankPool) -> None:
 def test_indivisible_tp_names_formula_and_fix() -> None:
     config = ModelConfig.model_validate({"vocab_size": 32, "num_attention_heads": 4})
     with pytest.raises(ParallelError, match=r"num_attention_heads % tp = 4 % 3 = 1.*Use tp = 1 or 2 or 4"):
-        Decoder(config, Group(None, 0, 3), dtype=torch.float32, device=CPU)
+        Decoder(config, LayerContext(Group(None, 0, 3), torch.float32, CPU))
 
 
 def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
     _reference(tmp_path, "untied")
     config = ModelConfig.from_folder(tmp_path).model_copy(update={"intermediate_size": 100})
-    decoder = Decoder(config, ALONE, dtype=torch.float32, device=CPU)
+    decoder = Decoder(config, LayerContext(ALONE, torch.float32, CPU))
     with pytest.raises(ShapeMismatch, match=r"gate_proj\.weight has shape \[96, 64\].*\[100, 64\]"):
         load_weights(decoder, Checkpoint.open(tmp_path))
 

@@ -19,6 +19,7 @@ from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
 from tk.model.registry import tensor_table
 from tk.model.stored_config import stored_config
+from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE
 from tk.tests.model.architectures import ENTRIES, VOCAB
 from tk.train.config.initial_model import resolve
@@ -51,7 +52,7 @@ def expected(folder: Path) -> torch.Tensor:
 
 
 def ours(folder: Path, config: ModelConfig) -> torch.Tensor:
-    decoder = Decoder(config, ALONE, dtype=torch.float32, device=torch.device("cpu"))
+    decoder = Decoder(config, LayerContext(ALONE, torch.float32, torch.device("cpu")))
     load_weights(decoder, Checkpoint.open(folder))
     with torch.no_grad():
         return decoder.logits(decoder(tokens(), torch.arange(9).expand(2, 9), causal_attention))[..., :VOCAB]

@@ -9,7 +9,7 @@ from tk.core.labels import IGNORED
 from tk.core.layout import Layout
 from tk.parallel.collectives import tree_sum
 from tk.parallel.cross_entropy import vocab_parallel_cross_entropy
-from tk.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from tk.parallel.layers import ColumnParallelLinear, LayerContext, RowParallelLinear, VocabParallelEmbedding
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.rank_pool import RankPool
 
@@ -41,8 +41,8 @@ def check_mlp() -> None:
     x = _random(5, 8, seed=3).double().requires_grad_()
     mine = x.detach().clone().requires_grad_()
     rows = slice(tp.rank * 12 // tp.size, (tp.rank + 1) * 12 // tp.size)
-    column = ColumnParallelLinear(8, 12 // tp.size, tp, dtype=torch.float64, device=CPU)
-    row = RowParallelLinear(12 // tp.size, 8, tp, dtype=torch.float64, device=CPU)
+    column = ColumnParallelLinear(8, 12 // tp.size, LayerContext(tp, torch.float64, CPU))
+    row = RowParallelLinear(12 // tp.size, 8, LayerContext(tp, torch.float64, CPU))
     with torch.no_grad():
         column.weight.copy_(up.weight[rows])
         row.weight.copy_(down.weight[:, rows])
@@ -60,8 +60,8 @@ def check_fixed_tree() -> None:
     tp = _tp()
     weight, x = _random(16, 64, seed=4), _random(8, 64, seed=5)
     columns = slice(tp.rank * 64 // tp.size, (tp.rank + 1) * 64 // tp.size)
-    whole = RowParallelLinear(64, 16, ALONE, dtype=torch.float32, device=CPU, num_slices=8)
-    part = RowParallelLinear(64 // tp.size, 16, tp, dtype=torch.float32, device=CPU, num_slices=8)
+    whole = RowParallelLinear(64, 16, LayerContext(ALONE, torch.float32, CPU), num_slices=8)
+    part = RowParallelLinear(64 // tp.size, 16, LayerContext(tp, torch.float32, CPU), num_slices=8)
     with torch.no_grad():
         whole.weight.copy_(weight)
         part.weight.copy_(weight[:, columns])
@@ -75,7 +75,7 @@ def check_vocabulary(vocab_size: int) -> None:
     rows = -(-vocab_size // tp.size)
     first = tp.rank * rows
     table = nn.Parameter(_random(vocab_size, 6, seed=6))
-    embedding = VocabParallelEmbedding(rows, 6, tp, dtype=torch.float32, device=CPU)
+    embedding = VocabParallelEmbedding(rows, 6, LayerContext(tp, torch.float32, CPU))
     part = table.detach()[first : first + rows]
     with torch.no_grad():
         embedding.weight.zero_()[: len(part)] = part

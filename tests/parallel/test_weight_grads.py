@@ -8,7 +8,7 @@ import torch
 from tk.core.layout import Layout
 from tk.parallel import linear
 from tk.parallel.collectives import PendingResult
-from tk.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from tk.parallel.layers import ColumnParallelLinear, LayerContext, RowParallelLinear
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.parallel.weight_grads import WeightGradQueue, run_deferred
 from tk.tests.rank_pool import RankPool
@@ -21,9 +21,9 @@ class _Watched:
 
     def __init__(self, tp: Group, transposed: bool = False, **options: Any) -> None:
         self.queue = WeightGradQueue()
-        shared: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "bias": True, "weight_grads": self.queue}
-        self.up = ColumnParallelLinear(8, 6, tp, num_transposed=3 * transposed, **shared, **options)
-        self.down = RowParallelLinear(6, 8, tp, transposed=transposed, **shared, **options)
+        context = LayerContext(tp, torch.float32, CPU, weight_grads=self.queue, **options)
+        self.up = ColumnParallelLinear(8, 6, context, bias=True, num_transposed=3 * transposed)
+        self.down = RowParallelLinear(6, 8, context, bias=True, transposed=transposed)
         self.fired: list[str] = []
         generator = torch.Generator().manual_seed(tp.rank)
         for name in ("up", "down"):
@@ -125,9 +125,7 @@ def test_the_weight_gradient_is_computed_while_the_sum_is_under_way(
     monkeypatch.setattr(linear, "start_all_gather_dim", gather)
     monkeypatch.setattr(linear, "all_gather_dim", lambda x, *_: x)
     monkeypatch.setattr(linear, "_weight_gradient", weight_gradient)
-    layer = ColumnParallelLinear(
-        8, 6, Group(None, 0, 2), dtype=torch.float32, device=CPU, sequence_parallel=sequence_parallel
-    )
+    layer = ColumnParallelLinear(8, 6, LayerContext(Group(None, 0, 2), torch.float32, CPU, sequence_parallel))
     layer(torch.zeros(4, 8, requires_grad=True)).sum().backward()
     first = ["input's gather started"] if sequence_parallel else []
     assert seen == [*first, "sum started", "weight gradient", "sum waited for"]

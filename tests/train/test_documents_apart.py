@@ -14,6 +14,7 @@ from tk.data.batches import MicroBatch
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.init import initialize_weights
+from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE
 from tk.tests.model.architectures import ENTRIES, VOCAB
 from tk.tests.model.decoders import whole_loss
@@ -29,7 +30,7 @@ CPU = torch.device("cpu")
 
 def _decoder(name: str) -> Decoder:
     shape = ModelConfig.from_json(ENTRIES[name].make_config().to_dict())
-    decoder = Decoder(shape, ALONE, dtype=torch.float32, device=CPU)
+    decoder = Decoder(shape, LayerContext(ALONE, torch.float32, CPU))
     initialize_weights(decoder, 0)
     return decoder
 

@@ -13,6 +13,7 @@ from ...model.balance import RouterBalance
 from ...model.config import ModelConfig
 from ...model.decoder import Decoder
 from ...model.recompute import Recompute
+from ...parallel.layers import LayerContext
 from ...parallel.mesh import Mesh
 from ...parallel.weight_grads import WeightGradQueue
 from ..zero.flat_buffers import FlatBucket, FlatBuffers
@@ -35,15 +36,12 @@ def build_stages(
     Raises:
         ParallelError: the layout does not fit the model.
     """
+    context = LayerContext(mesh.tp, dtype, torch.device("meta"), sequence_parallel, weight_grads)
     return tuple(
         Decoder(
             config,
-            mesh.tp,
-            dtype=dtype,
-            device=torch.device("meta"),
+            context,
             stage=stage,
-            sequence_parallel=sequence_parallel,
-            weight_grads=weight_grads,
             recompute=recompute,
         )
         for stage in stages(table, mesh.layout, mesh.coordinates.pp)

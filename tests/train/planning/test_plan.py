@@ -17,6 +17,7 @@ from tk.core.local_params import local_params
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.registry import count_parameters, decoder_spec
+from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE
 from tk.tests.model.decoders import whole_loss
 from tk.tests.train.conftest import Configure
@@ -48,7 +49,7 @@ MODELS = {
 
 def _kept_by_autograd(config: ModelConfig, dtype: torch.dtype, rows: int, length: int) -> int:
     """Returns the bytes of distinct memory that autograd keeps of a forward pass, without parameters."""
-    decoder = Decoder(config, ALONE, dtype=dtype, device=torch.device("cpu"))
+    decoder = Decoder(config, LayerContext(ALONE, dtype, torch.device("cpu")))
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     own = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}

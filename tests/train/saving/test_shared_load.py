@@ -14,6 +14,7 @@ from tk.core.config import parse
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights, peers
 from tk.parallel.host import host_group
+from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import Mesh
 from tk.tests.checkpoint.thread_peers import counted_reads
 from tk.tests.rank_pool import RankPool
@@ -56,7 +57,7 @@ def load_slice(config: dict[str, Any], step: str) -> list[int]:
     """Bytes read in loading this tensor-parallel rank's weights; compared with a load by itself."""
     trainer = _trainer(config)
     model, tp, device = trainer.inputs.model, trainer.mesh.tp, trainer.device
-    found, wanted = (Decoder(model, tp, dtype=torch.bfloat16, device=device) for _ in range(2))
+    found, wanted = (Decoder(model, LayerContext(tp, torch.bfloat16, device)) for _ in range(2))
     with counted_reads() as reads:
         load_weights(found, Checkpoint.open(step), peers=peers(host_group(trainer.mesh.world, 60)))
     load_weights(wanted, Checkpoint.open(step))
