@@ -22,7 +22,7 @@ from .engine.lr_schedule import learning_rate
 from .engine.optimizer_step import OptimizerStep
 from .engine.passes import Passes
 from .engine.stages import build_stages, gathered_units
-from .engine.training_engine import TrainingEngine
+from .engine.training_engine import TrainingEngine, TrainingOptions
 from .inputs import Inputs, open_inputs
 from .launch.heartbeat import Heartbeat
 from .launch.stop import StopRequest
@@ -96,17 +96,10 @@ class Trainer:
             weight_grads=self.weight_grads,
             recompute=self.config.recompute.mode,
         )
-        engine = TrainingEngine(
-            self.stages,
-            self.table,
-            self.mesh,
-            optimizer=self.config.optimizer,
-            precision=self.config.precision,
-            device=self.device,
-            fill=self._fill,
-            sequence_parallel=parallel.sequence_parallel,
-            overlap=self.config.zero.overlap,
+        options = TrainingOptions(
+            self.config.optimizer, self.config.precision, parallel.sequence_parallel, self.config.zero.overlap
         )
+        engine = TrainingEngine(self.stages, self.table, self.mesh, options, device=self.device, fill=self._fill)
         if self.config.zero.stage == 3:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
         if self.config.train.compile:

@@ -6,6 +6,7 @@ begin and end; everything between is hooks.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 
 import torch
 
@@ -22,12 +23,25 @@ from ..zero.sharded_adamw import ShardedAdamW
 from .loss_scale import LossScale
 
 
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How an engine trains.
+
+    Attributes:
+        sequence_parallel, overlap: see GradientExchange.
+    """
+
+    optimizer: OptimizerSection
+    precision: PrecisionSection
+    sequence_parallel: bool = False
+    overlap: bool = True
+
+
 class TrainingEngine:
     """Buffers, exchange and optimizer of one rank.
 
     Args:
         modules: one per stage of this rank.
-        sequence_parallel, overlap: see GradientExchange.
         fill: gives every parameter its first values.
     """
 
@@ -36,22 +50,21 @@ class TrainingEngine:
         modules: Sequence[torch.nn.Module],
         table: Table,
         mesh: Mesh,
+        options: TrainingOptions,
         *,
-        optimizer: OptimizerSection,
-        precision: PrecisionSection,
         device: torch.device,
         fill: Fill,
-        sequence_parallel: bool = False,
-        overlap: bool = True,
     ) -> None:
         self.mesh = mesh
         self.table = table
         self.device = device
-        dtype = torch_dtype(precision.params)
+        dtype = torch_dtype(options.precision.params)
         self.buffers = FlatBuffers(tuple(modules), table, mesh, dtype=dtype, device=device, fill=fill)
-        self.exchange = GradientExchange(self.buffers, sequence_parallel=sequence_parallel, overlap=overlap)
-        self.optimizer = ShardedAdamW(self.buffers, optimizer)
-        self.loss_scale = LossScale.of(precision)
+        self.exchange = GradientExchange(
+            self.buffers, sequence_parallel=options.sequence_parallel, overlap=options.overlap
+        )
+        self.optimizer = ShardedAdamW(self.buffers, options.optimizer)
+        self.loss_scale = LossScale.of(options.precision)
         self.gathers: list[ParameterGather] = []
         self.agreement: Agreement | None = None
         self._whole = 0

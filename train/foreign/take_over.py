@@ -13,7 +13,7 @@ from ...core.local_params import LocalParam
 from ...parallel.collectives import broadcast
 from ...parallel.mesh import Group, Mesh, cpu_shard_group
 from ..config.sections import OptimizerSection, PrecisionSection
-from ..engine.training_engine import TrainingEngine
+from ..engine.training_engine import TrainingEngine, TrainingOptions
 from .model import ForeignModel
 from .options import InitializeOptions
 
@@ -31,16 +31,8 @@ def build_engine(
     def fill(local: LocalParam, parameter: torch.Tensor) -> None:
         parameter.copy_(values.pop(local.name))
 
-    engine = TrainingEngine(
-        [foreign.module],
-        foreign.table,
-        mesh,
-        optimizer=options,
-        precision=PrecisionSection(params=settings.precision),
-        device=device,
-        fill=fill,
-        overlap=settings.overlap,
-    )
+    training = TrainingOptions(options, PrecisionSection(params=settings.precision), overlap=settings.overlap)
+    engine = TrainingEngine([foreign.module], foreign.table, mesh, training, device=device, fill=fill)
     if settings.zero == 3:
         units = foreign.units(engine.buffers)
         engine.gather_by_agreement(units, cpu_shard_group(mesh, settings.timeout_seconds), prefetch=settings.overlap)
