@@ -160,7 +160,7 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
     )
     record = Path(re.search(r"\(flight recorder\) are in (\S+)\.", errors)[1])  # type: ignore[index]
     recorded = json.loads(record.read_bytes())
-    assert "Rank 1 said nothing for 6 seconds; its message" in recorded["ended_by"]
+    assert "Rank 1 sent nothing for 6 seconds" in recorded["ended_by"]
 
 
 @pytest.mark.parametrize(

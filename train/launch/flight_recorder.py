@@ -37,7 +37,7 @@ def dump_flight_record(logs: Path, rank: int, error: Exception) -> None:
     (logs / FLIGHT_RECORD.format(rank=rank)).write_text(json.dumps(record), encoding="utf-8")
 
 
-def is_echo(error: BaseException) -> bool:
+def is_peer_loss(error: BaseException) -> bool:
     """Whether an error only shows that other ranks have died or are stuck, so that it is not the cause of the failure.
 
     Such errors come from tk's links, from c10d, and from gloo, whose errors have no class of their own. An error that
@@ -45,4 +45,4 @@ def is_echo(error: BaseException) -> bool:
     """
     if isinstance(error, LinkLost | dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
         return True
-    return error.__cause__ is not None and is_echo(error.__cause__)
+    return error.__cause__ is not None and is_peer_loss(error.__cause__)

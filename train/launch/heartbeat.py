@@ -1,7 +1,8 @@
-"""The phase that a rank is in, in a small file that others can read when it no longer answers. No torch.
+"""The heartbeat of a rank: a small file with its current phase, for other processes to read (no torch).
 
-A rank rewrites its file in place when it begins another phase: one system call, a few microseconds where the file is
-local. The launcher, or under torchrun the rank that gives up first, reads all of them and says who holds up whom.
+A rank rewrites its file in place when it begins another phase; on a local file system this takes one system call of a
+few microseconds. The launcher, or under torchrun the rank that gives up first, reads the files of all ranks and finds
+the ranks that hold up the job.
 """
 
 import os
@@ -15,18 +16,19 @@ from typing import Final
 HEARTBEATS_VARIABLE: Final = "TK_HEARTBEATS"  # the folder of a job's heartbeats
 STARTING: Final = "starting"
 _WIDTH: Final = 96
-_RECORD: Final = struct.Struct(f"<qd?{_WIDTH}s")  # the fields of Beat but the rank; the phase in UTF-8
+_RECORD: Final = struct.Struct(f"<qd?{_WIDTH}s")  # the fields of Beat without the rank; the phase in UTF-8
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A rank's place in the run.
+    """The place of a rank in its run.
 
     Attributes:
-        step: the optimizer step that it works on, 1-based; 0 before the first.
-        phase: such as "forward" or "reduce".
-        since: when the phase began, seconds since the epoch.
-        gave_up: it waited there for others in vain, or lost them, and ends.
+        rank: the rank.
+        step: the current optimizer step, counted from 1; 0 before the first step.
+        phase: the current phase, such as "forward" or "reduce".
+        since: the begin of the phase, in seconds since the epoch.
+        gave_up: whether the rank ends because it lost other ranks or waited for them in vain.
     """
 
     rank: int
@@ -37,24 +39,26 @@ class Beat:
 
     @property
     def place(self) -> str:
-        """In words: "at step 41 in forward"."""
+        """The place as text, such as "at step 41 in forward"."""
         return f"at step {self.step} in {self.phase}" if self.step else f"still {self.phase}"
 
 
 class Heartbeat:
-    """The writing side: one rank's file in `folder`; without a folder it is silent.
+    """The writer of one rank's heartbeat.
 
     Args:
-        interval: seconds between two writes at least, where the file system is shared by many hosts; 0 writes every
-            phase. A phase that began sooner is written by a thread once they are over: a rank that is stuck is found in
-            the phase that it is stuck in, and one that was killed in one that it was in up to `interval` before.
+        folder: the folder of the job's heartbeats; None writes nothing.
+        rank: this rank.
+        interval: the least time in seconds between two writes, for a file system that many hosts share; 0 writes every
+            phase. A phase that begins earlier is written by a thread once the time is over. So a stuck rank's file
+            shows the phase in which it is stuck, and a killed rank's file a phase of its last `interval` seconds.
     """
 
     def __init__(self, folder: Path | None = None, rank: int = 0, interval: float = 0.0) -> None:
         self.interval = interval
         self._now = Beat(rank, 0, STARTING, time.time())
         self._file = -1
-        self._lock = threading.Lock()  # of writing: the newest beat is written last
+        self._lock = threading.Lock()  # held while writing, so that the newest beat is written last
         self._may_write_at = 0.0
         self._is_late = threading.Event()
         if folder is not None:
@@ -65,7 +69,7 @@ class Heartbeat:
                 threading.Thread(target=self._write_late, name="tk-heartbeat", daemon=True).start()
 
     def beat(self, phase: str, step: int | None = None) -> None:
-        """Says that `phase` begins now; the step stays what it was if not given."""
+        """Records that `phase` begins now; `step` is the current step, None if it has not changed."""
         step = self._now.step if step is None else step
         self._now = Beat(self._now.rank, step, phase, time.time())
         if not self.interval or time.monotonic() >= self._may_write_at:
@@ -74,7 +78,7 @@ class Heartbeat:
             self._is_late.set()
 
     def give_up(self) -> None:
-        """Says, at once, that this rank ends because of others."""
+        """Writes at once that this rank ends because of other ranks."""
         self._now = replace(self._now, since=time.time(), gave_up=True)
         self._write()
 
@@ -87,6 +91,7 @@ class Heartbeat:
             os.pwrite(self._file, _RECORD.pack(now.step, now.since, now.gave_up, now.phase.encode()[:_WIDTH]), 0)
 
     def _write_late(self) -> None:
+        """Runs on the thread: writes the newest beat when the interval allows it."""
         while self._is_late.wait():
             time.sleep(max(0.0, self._may_write_at - time.monotonic()))
             self._is_late.clear()
@@ -94,7 +99,7 @@ class Heartbeat:
 
 
 def read_beats(folder: Path, num_ranks: int) -> list[Beat]:
-    """Where every rank was last heard of; a rank that has not written yet is `STARTING` since ever."""
+    """Returns the last beat of every rank; a rank without a file is `STARTING` since time 0."""
     return [_read(_path(folder, rank), rank) for rank in range(num_ranks)]
 
 
@@ -105,6 +110,6 @@ def _path(folder: Path, rank: int) -> Path:
 def _read(path: Path, rank: int) -> Beat:
     try:
         step, since, gave_up, phase = _RECORD.unpack(path.read_bytes())
-    except (OSError, struct.error):  # not there, or not written to yet
+    except (OSError, struct.error):  # the file does not exist, or nothing is written yet
         return Beat(rank, 0, STARTING, 0.0)
     return Beat(rank, step, phase.rstrip(b"\0").decode(errors="replace"), since, gave_up)

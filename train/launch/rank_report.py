@@ -29,13 +29,13 @@ class RankReport:
     kind: Kind
 
 
-def write_error(error: Exception, rank: int, echo: bool) -> None:
+def write_error(error: Exception, rank: int, peers_lost: bool) -> None:
     """Writes a rank's error to a file for the launcher, if there is one, and its traceback to the rank's output.
 
     Args:
         error: the error that ended the rank.
         rank: the rank.
-        echo: whether the error only shows that other ranks have died or are stuck.
+        peers_lost: whether the error only shows that other ranks have died or are stuck.
     """
     trace = "".join(traceback.format_exception(error))
     folder = os.environ.get(ERROR_FOLDER_VARIABLE)
@@ -45,7 +45,7 @@ def write_error(error: Exception, rank: int, echo: bool) -> None:
         path = Path(folder) / f"error-{rank}.json"
         temporary = path.with_suffix(".tmp")
         reported = error if isinstance(error, TkError) else TkError(f"Rank {rank}: {type(error).__name__}: {error}")
-        kind: Kind = "peers lost" if echo else "known" if reported is error else "unexpected"
+        kind: Kind = "peers lost" if peers_lost else "known" if reported is error else "unexpected"
         report = {"kind": kind, "error": pack(reported), "traceback": trace}
         temporary.write_text(json.dumps(report), encoding="utf-8")
         temporary.rename(path)  # the launcher never reads half a file

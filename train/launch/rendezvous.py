@@ -1,8 +1,11 @@
-"""Where ranks that torchrun started meet: a corner of the agents' store that belongs to this attempt alone.
+"""The rendezvous of ranks that torchrun started: all ranks of an attempt agree on a prefix for its keys in the store.
 
-torchrun's agents keep one store over all restarts (torch 2.13, pytorch issue 167288), so that a restarted rank may find
-the address of a dead one there. Rank 0 therefore draws a name for the attempt and tells it to every rank that has
-asked under a name of its own, which no earlier attempt can have answered.
+torchrun's agents keep one store over all restarts (torch 2.13, pytorch issue 167288), so a restarted rank may find the
+address of a dead one there. Rank 0 therefore draws a random name for the attempt. Each other rank writes a question
+with a random id, and rank 0 writes the name as the answer to that id, which no earlier attempt can have answered.
+
+    rank r   question/r = id                          waits for answer/id = name   here/r, under the name
+    rank 0   waits for all questions   answer/id = name   waits until all ranks are here
 """
 
 import os
@@ -26,10 +29,10 @@ def agents_keep_a_store() -> bool:
 
 
 def rendezvous_store(rank: int, world: int, timeout: timedelta) -> Store:
-    """The store of this attempt, for `init_process_group`; every rank calls it.
+    """Returns the store of this attempt, for `init_process_group`; every rank calls it.
 
     Raises:
-        WorkerDied: some rank stayed away.
+        WorkerDied: a rank did not arrive within the timeout; the message names it.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, world, is_master=False, timeout=timeout)
@@ -39,14 +42,17 @@ def rendezvous_store(rank: int, world: int, timeout: timedelta) -> Store:
 
 
 def _invite(store: Store, world: int, deadline: float) -> str:
-    """Rank 0: answers every question, stale ones too, until all ranks of this attempt have confirmed."""
+    """Draws the attempt's name on rank 0, and answers questions with it until all ranks of the attempt are here.
+
+    Questions of dead ranks are answered too, since rank 0 cannot tell them from others.
+    """
     name = uuid.uuid4().hex
     missing = list(range(1, world))
     if missing and not _wait(store, [f"tk/question/{rank}" for rank in missing], deadline):
         raise _stayed_away([rank for rank in missing if not store.check([f"tk/question/{rank}"])], world)
     answered: set[bytes] = set()
     pause = _FIRST_PAUSE_SECONDS
-    while missing:  # a living rank's question replaces a dead one's, which no wait of the store shows
+    while missing:  # polling: a rank may replace a dead rank's question, and the store cannot wait for a change
         for rank in missing:
             question = store.get(f"tk/question/{rank}")
             if question not in answered:
@@ -61,6 +67,7 @@ def _invite(store: Store, world: int, deadline: float) -> str:
 
 
 def _ask(store: Store, rank: int, deadline: float) -> str:
+    """Asks rank 0 for the attempt's name and confirms it."""
     question = uuid.uuid4().hex
     store.set(f"tk/question/{rank}", question)
     if not _wait(store, [f"tk/answer/{question}"], deadline):
@@ -71,8 +78,10 @@ def _ask(store: Store, rank: int, deadline: float) -> str:
 
 
 def _wait(store: Store, keys: list[str], deadline: float) -> bool:
-    """Whether the store has all keys before the deadline. It is asked once, on a thread of its own: the main thread
-    goes on handling signals, which a call into the store would put off."""
+    """Waits for keys of the store; returns whether all of them are set before the deadline.
+
+    It is one call of the store, on a thread, so that the main thread can handle signals meanwhile.
+    """
     came: list[bool] = []
 
     def wait() -> None:
@@ -89,8 +98,8 @@ def _wait(store: Store, keys: list[str], deadline: float) -> bool:
 
 
 def _stayed_away(ranks: list[int], world: int) -> WorkerDied:
-    return _too_late(f"ranks {', '.join(map(str, ranks))} of {world} did not come")
+    return _too_late(f"ranks {', '.join(map(str, ranks))} of {world} did not arrive")
 
 
 def _too_late(problem: str) -> WorkerDied:
-    return WorkerDied(f"While ranks met, {problem} within [parallel] timeout_seconds; look at their nodes' logs.")
+    return WorkerDied(f"Rendezvous: {problem} within [parallel] timeout_seconds. See the logs of their nodes.")

@@ -1,4 +1,4 @@
-"""One training rank, started by the launcher (through rank.py; CONFIG is JSON) or by torchrun."""
+"""One training rank: it joins its job and trains. The launcher starts it through rank.py, or torchrun does."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from ...parallel.mesh import Mesh
 from ..config.initial_model import resolve
 from ..config.train_config import TrainConfig
 from ..trainer import Trainer
-from .flight_recorder import dump_flight_record, is_echo, start_flight_recorder
+from .flight_recorder import dump_flight_record, is_peer_loss, start_flight_recorder
 from .heartbeat import HEARTBEATS_VARIABLE, Heartbeat
 from .launcher import FORK, RENDEZVOUS_VARIABLE
 from .rank_report import write_error
@@ -24,15 +24,15 @@ from .rendezvous import agents_keep_a_store, rendezvous_store
 from .stop import StopRequest
 from .torchrun import give_up, set_aside_report
 
-ECHO_SECONDS = 3.0  # of a signal, under torchrun
-SHARED_SECONDS = 1.0  # between two heartbeats, in a run folder that many hosts may share
+ECHO_SECONDS = 3.0  # under torchrun, signals within this time count as one
+SHARED_SECONDS = 1.0  # between two writes of a heartbeat to a run folder that many hosts may share
 
 
 def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
-    """Joins the job that RANK and WORLD_SIZE name, trains, and returns an exit code.
+    """Joins the job that the environment variables RANK and WORLD_SIZE describe, trains, and returns an exit code.
 
     Raises:
-        TkError: whatever ended training.
+        TkError: the error that ended training.
     """
     launched = RENDEZVOUS_VARIABLE in os.environ
     stop = StopRequest(0.0 if launched else ECHO_SECONDS)
@@ -47,7 +47,7 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
     try:
         _join(config, rank, world, stop, resume, fork, heartbeat)
     except Exception as error:
-        if not is_echo(error):
+        if not is_peer_loss(error):
             raise
         dump_flight_record(logs, rank, error)
         if launched:
@@ -62,7 +62,8 @@ def _join(
     rendezvous = os.environ.get(RENDEZVOUS_VARIABLE, "env://")
     if rendezvous == "env://" and not os.environ.get("MASTER_ADDR"):
         raise ConfigError(
-            "RANK and WORLD_SIZE are set and MASTER_ADDR is not: start ranks with torchrun, or unset both."
+            "The environment variables RANK and WORLD_SIZE are set, but MASTER_ADDR is not. Start ranks with torchrun, "
+            "or unset both variables to let tk start the ranks."
         )
     device = _device(config.train.deterministic)
     backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=config.parallel.timeout_seconds)
@@ -85,7 +86,9 @@ def _join(
 def _number(variable: str) -> int:
     text = os.environ.get(variable, "")
     if not text.isdecimal():
-        raise ConfigError(f"The environment variable {variable} is {text!r}; torchrun sets it to a number.")
+        raise ConfigError(
+            f"The environment variable {variable} is {text!r}, but must be a number. Start ranks with torchrun."
+        )
     return int(text)
 
 
@@ -94,7 +97,7 @@ def _device(deterministic: bool) -> torch.device:
         keep_freed_memory()
         return torch.device("cpu")
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS makes its first handle
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first call
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.use_deterministic_algorithms(True)
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -103,13 +106,13 @@ def _device(deterministic: bool) -> torch.device:
 
 
 def main() -> int:
-    """A rank of the launcher's."""
+    """Runs a rank of the launcher; the configuration is JSON in the first argument."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         config = parse(json.loads(sys.argv[1]), TrainConfig, "the launcher's configuration")
         return run_rank(config, sys.argv[2], FORK in sys.argv[3:])
-    except Exception as error:  # the process's boundary: whatever it is, the launcher must be able to say it
-        write_error(error, int(os.environ["RANK"]), is_echo(error))
+    except Exception as error:  # no error may leave the process without a report for the launcher
+        write_error(error, int(os.environ["RANK"]), is_peer_loss(error))
         return error.exit_code if isinstance(error, TkError) else 1
 
 

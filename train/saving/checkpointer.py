@@ -19,7 +19,7 @@ from ...parallel.collectives import broadcast
 from ...parallel.mesh import Mesh
 from ..config.train_config import param_groups
 from ..engine.training_engine import TrainingEngine
-from ..launch.flight_recorder import is_echo
+from ..launch.flight_recorder import is_peer_loss
 from ..records.run_files import REPLACED
 from ..state import LossScaleState
 from .replica_check import ReplicaCheck
@@ -102,7 +102,7 @@ class Checkpointer:
             try:
                 yield run
             except BaseException as error:
-                run.saver.close(failed=True, alone=is_echo(error))
+                run.saver.close(failed=True, alone=is_peer_loss(error))
                 raise
             finally:
                 self._open = None

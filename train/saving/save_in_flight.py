@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...core.errors import TkError
-from ..launch.flight_recorder import is_echo
+from ..launch.flight_recorder import is_peer_loss
 
 _ALONE_SECONDS: Final = 2.0
 
@@ -47,7 +47,7 @@ class SaveInFlight:
 
     def _at_exit(self) -> None:
         failure = getattr(sys, "last_value", None)
-        self._thread.join(_ALONE_SECONDS if failure is not None and is_echo(failure) else None)
+        self._thread.join(_ALONE_SECONDS if failure is not None and is_peer_loss(failure) else None)
         if isinstance(self._error, TkError):
             _log.error("%s", self._error)
         elif self._error:

@@ -27,7 +27,7 @@ def main() -> int:
         if faulty and step == 3 and sys.argv[2] == "sleep":
             time.sleep(60)
         if faulty and step == 3 and sys.argv[2] == "fail":
-            write_error(ValueError("a fault of its own"), rank, echo=False)
+            write_error(ValueError("a fault of its own"), rank, peers_lost=False)
             return 1
         heartbeat.beat("reduce")
         deadline = time.monotonic() + 1.2
@@ -35,7 +35,7 @@ def main() -> int:
             beat.step < step or (beat.step, beat.phase) == (step, "forward") for beat in read_beats(folder, world)
         ):
             if time.monotonic() > deadline:
-                write_error(WorkerDied("a neighbour does not answer"), rank, echo=True)
+                write_error(WorkerDied("a neighbour does not answer"), rank, peers_lost=True)
                 return 1
             time.sleep(0.001)
     return 0

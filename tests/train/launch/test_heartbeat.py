@@ -1,4 +1,4 @@
-"""A heartbeat on a shared file system: few writes, and the phase in which a rank stays all the same."""
+"""Heartbeats: on a shared file system a rank writes rarely, but always the phase in which it stays."""
 
 import os
 import time
@@ -31,7 +31,7 @@ def _wait_for(folder: Path, is_right: Callable[[Beat], bool]) -> Beat:
     return beat
 
 
-def test_every_phase_is_written_where_writing_is_cheap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_an_interval_every_phase_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     writes = _count_writes(monkeypatch)
     heartbeat = Heartbeat(tmp_path)
     for step in range(1, 4):
@@ -40,20 +40,20 @@ def test_every_phase_is_written_where_writing_is_cheap(monkeypatch: pytest.Monke
     assert len(writes) == 4
 
 
-def test_phases_in_between_are_not_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_phases_within_the_interval_are_not_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     writes = _count_writes(monkeypatch)
     heartbeat = Heartbeat(tmp_path, interval=3600.0)
     for step in range(1, 1000):
         heartbeat.beat("forward", step)
         heartbeat.beat("reduce")
-    assert len(writes) == 1, "that it started"
+    assert len(writes) == 1, "only the first beat"
     heartbeat.give_up()
     (beat,) = read_beats(tmp_path, 1)
     assert (beat.place, beat.gave_up, len(writes)) == ("at step 999 in reduce", True, 2)
 
 
 def test_the_phase_in_which_a_rank_stays_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing calls the heartbeat any more: the rank is stuck."""
+    """A stuck rank calls the heartbeat no more."""
     writes = _count_writes(monkeypatch)
     heartbeat = Heartbeat(tmp_path, interval=0.2)
     begun = time.time()

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from tk.core.errors import TkError, WorkerDied
-from tk.train.launch.flight_recorder import is_echo
+from tk.train.launch.flight_recorder import is_peer_loss
 from tk.train.launch.heartbeat import HEARTBEATS_VARIABLE, Beat, Heartbeat, read_beats
 from tk.train.launch.launcher import Launcher
 from tk.train.launch.stall_detector import StallDetector, describe_places, name_ranks
@@ -120,11 +120,11 @@ def test_errors_that_show_lost_ranks_are_distinguished_from_causes() -> None:
     lost = RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
     wrapped = WorkerDied("rank 2 is gone")
     wrapped.__cause__ = lost
-    assert is_echo(lost)
-    assert is_echo(wrapped)
-    assert is_echo(dist.DistBackendError("NCCL timeout"))
-    assert not is_echo(WorkerDied("the process that writes checkpoints was killed by signal 9"))
-    assert not is_echo(RuntimeError("shapes do not match"))
+    assert is_peer_loss(lost)
+    assert is_peer_loss(wrapped)
+    assert is_peer_loss(dist.DistBackendError("NCCL timeout"))
+    assert not is_peer_loss(WorkerDied("the process that writes checkpoints was killed by signal 9"))
+    assert not is_peer_loss(RuntimeError("shapes do not match"))
 
 
 def test_two_signals_within_the_echo_time_are_one_request() -> None:

@@ -1,4 +1,4 @@
-"""Ranks that torchrun started meet their own attempt's ranks, whatever an earlier attempt left in the store."""
+"""The rendezvous under torchrun: ranks meet the ranks of their attempt, with any keys of earlier ones in the store."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ WORLD = 3
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
-    """What torchrun's agent keeps over restarts."""
+    """Starts the store that torchrun's agent keeps over restarts."""
     store = TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
@@ -37,7 +37,7 @@ def _meet(ranks: range, world: int) -> dict[int, Store]:
     return stores
 
 
-def test_no_attempt_sees_what_another_left(server: TCPStore) -> None:
+def test_an_attempt_does_not_see_the_keys_of_another(server: TCPStore) -> None:
     before = _meet(range(WORLD), WORLD)
     before[0].set("address", "of a dead rank")
     assert before[2].get("address") == b"of a dead rank"
@@ -49,13 +49,13 @@ def test_no_attempt_sees_what_another_left(server: TCPStore) -> None:
     assert set(smaller) == {0, 1}
 
 
-def test_questions_of_dead_ranks_are_answered_in_vain(server: TCPStore) -> None:
+def test_questions_of_dead_ranks_do_no_harm(server: TCPStore) -> None:
     server.set("tk/question/1", "asked before it died")
     assert set(_meet(range(2), 2)) == {0, 1}
 
 
 def test_signals_are_handled_while_a_rank_waits(server: TCPStore) -> None:
-    """Rank 0 comes only once the signal has been handled."""
+    """Rank 0 arrives only after the signal has been handled."""
     handled: list[str] = []
     comes = threading.Thread(target=rendezvous_store, args=(0, 2, timedelta(seconds=60)))
 
@@ -92,8 +92,8 @@ def test_a_rank_that_is_late_for_a_second_attempt_is_answered(server: TCPStore) 
     assert not first.is_alive()
 
 
-def test_a_rank_that_stays_away_is_named(server: TCPStore) -> None:
-    with pytest.raises(WorkerDied, match="ranks 1, 2 of 3 did not come"):
+def test_a_rank_that_does_not_arrive_is_named(server: TCPStore) -> None:
+    with pytest.raises(WorkerDied, match="ranks 1, 2 of 3 did not arrive"):
         rendezvous_store(0, WORLD, timedelta(seconds=0.3))
     with pytest.raises(WorkerDied, match="rank 0 did not answer"):
         rendezvous_store(1, WORLD, timedelta(seconds=0.3))
