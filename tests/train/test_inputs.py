@@ -54,7 +54,7 @@ def test_what_is_not_there_is_said_before_any_rank_starts(
 ) -> None:
     path = write_toml(configure(data={"sources": [{"path": str(tmp_path / "nowhere")}]}))
     assert main(["train", str(path)]) == 2
-    assert "nor Megatron's files" in capsys.readouterr().err
+    assert "or the prefix of Megatron-LM's files" in capsys.readouterr().err
 
 
 def test_a_batch_of_questions_alone_is_no_nan(configure: Configure, corpus: Path, tmp_path: Path) -> None:

@@ -86,4 +86,4 @@ def test_no_prompt_at_all_is_a_usage_error(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["generate", server.target]) == 2
-    assert "no prompt" in capsys.readouterr().err
+    assert "The prompt is empty" in capsys.readouterr().err
