@@ -8,8 +8,10 @@ import pytest
 from tk.scripts import module_map
 from tk.tests.house.conftest import ROOMS
 
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 350
+MAX_TEST_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 8
 PICKLING_MODULES = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"})
 # Calls that pickle behind a harmless name: torch's own files and its collectives over Python objects.
 PICKLING_CALLS = frozenset(
@@ -19,9 +21,10 @@ PICKLING_CALLS = frozenset(
 
 
 def test_no_file_is_long(root: Path, sources: list[Path]) -> None:
-    files = [*sources, *(path.relative_to(root) for path in (root / "tests").rglob("*.py"))]
-    lines = {str(path): len((root / path).read_text().splitlines()) for path in files}
-    assert {path: number for path, number in lines.items() if number > MAX_FILE_LINES} == {}
+    tests = [path.relative_to(root) for path in (root / "tests").rglob("*.py")]
+    for files, most in ((sources, MAX_FILE_LINES), (tests, MAX_TEST_FILE_LINES)):
+        lines = {str(path): len((root / path).read_text().splitlines()) for path in files}
+        assert {path: number for path, number in lines.items() if number > most} == {}
 
 
 def test_no_function_is_long(root: Path, sources: list[Path]) -> None:
@@ -33,6 +36,33 @@ def test_no_function_is_long(root: Path, sources: list[Path]) -> None:
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
     }
     assert long == {}
+
+
+def many_parameters(path: Path, text: str) -> dict[str, int]:
+    """Returns functions with too many parameters, but for commands, whose parameters are a user's options."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            number = len(names) - (names[:1] in (["self"], ["cls"]))
+            is_command = any("click." in ast.unparse(decorator) for decorator in node.decorator_list)
+            if number > MAX_PARAMETERS and not is_command:
+                found[f"{path}:{node.lineno} {node.name}"] = number
+    return found
+
+
+def test_no_function_has_many_parameters(root: Path, sources: list[Path]) -> None:
+    found: dict[str, int] = {}
+    for path in sources:
+        found |= many_parameters(path, (root / path).read_text())
+    assert [where for where in found if not where.endswith(" initialize")] == []
+
+
+def test_many_parameters_are_seen() -> None:
+    names = ", ".join(f"p{number}" for number in range(MAX_PARAMETERS))
+    assert many_parameters(Path("core/a.py"), f"def f(self, {names}): ...") == {}
+    assert list(many_parameters(Path("core/a.py"), f"def f(self, {names}, *, q): ...").values()) == [9]
+    assert many_parameters(Path("cli/a.py"), f"@click.command()\ndef f({names}, q): ...") == {}
 
 
 def pickling(text: str) -> list[str]:
