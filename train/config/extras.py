@@ -9,15 +9,15 @@ from pathlib import Path
 from ...core.errors import ConfigError
 
 
-def require_extra(module: str, extra: str, what: str, instead: str) -> None:
+def require_extra(module: str, extra: str, option: str, instead: str) -> None:
     """Raises ConfigError if `module` of an extra is not installed.
 
     Args:
-        what: the option that needs the module, as the subject of a sentence.
+        option: the option that needs the module, as the subject of a sentence.
         instead: a sentence that names an alternative without the module.
     """
     if find_spec(module) is None:
-        raise ConfigError(f"{what} needs the extra `{extra}`: pip install 'tk-toolkit[{extra}]'. {instead}")
+        raise ConfigError(f"{option} needs the extra `{extra}`: pip install 'tk-toolkit[{extra}]'. {instead}")
 
 
 def require_tensorboard() -> None:

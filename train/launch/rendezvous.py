@@ -80,7 +80,7 @@ def _ask(store: Store, rank: int, deadline: float) -> str:
 def _wait(store: Store, keys: list[str], deadline: float) -> bool:
     """Waits for keys of the store; returns whether all of them are set before the deadline.
 
-    It is one call of the store, on a thread, so that the main thread can handle signals meanwhile.
+    It is one call of the store, on a thread, so that the main thread can still handle signals.
     """
     came: list[bool] = []
 

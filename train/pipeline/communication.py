@@ -26,7 +26,7 @@ def plan_communication(schedule: Schedule) -> tuple[Posts, ...]:
     Each rank has one more entry, for the batches after its last action.
 
     Raises:
-        ParallelError: the schedule deadlocks whatever the order of messages is.
+        ParallelError: the schedule deadlocks with any order of messages.
     """
     costs = Costs.uniform(schedule.num_stages, FORWARD, FORWARD, FORWARD, COMMUNICATION)
     ends = simulate(schedule, costs).ends

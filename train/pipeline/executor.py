@@ -236,12 +236,12 @@ class PipelineExecutor:
                 step.sending.popleft().wait()
 
     @contextmanager
-    def _naming_failures(self, what: str) -> Iterator[None]:
+    def _naming_failures(self, failure: str) -> Iterator[None]:
         """Turns an error of the backend into one that names this rank, its phase and the message that failed."""
         try:
             yield
         except RuntimeError as error:
             raise WorkerDied(
-                f"Rank {self.pp.rank} of the pipeline, at {self.phase}: {what}. The other rank has died, or did not "
+                f"Rank {self.pp.rank} of the pipeline, at {self.phase}: {failure}. The other rank has died, or did not "
                 f"answer within parallel.timeout_seconds ({error})."
             ) from error

@@ -167,7 +167,8 @@ class ParameterGather:
     def _ensure_gathered(self, index: int, act: Act) -> None:
         """Gathers a unit if it is free, waits for it, and starts the gather of the unit that comes next in the pass.
 
-        In the backward pass of a chain it first frees the units behind it, whose backward has ended.
+        In the backward pass of a chain it frees the units behind it, whose backward has ended, before that next gather:
+        at most two units have memory at a time.
         """
         if self._all_held:
             return

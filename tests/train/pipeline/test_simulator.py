@@ -41,7 +41,7 @@ def test_no_schedule_deadlocks_and_no_rank_does_two_things_at_once(
 @settings(max_examples=50, deadline=None)
 @given(RANKS, MICRO_BATCHES, st.integers(1, 9), st.integers(1, 9))
 def test_gpipe_and_1f1b_have_the_known_bubble(pp: int, m: int, forward: int, backward: int) -> None:
-    """(pp - 1) / (m + pp - 1), whatever a forward and a backward cost (arXiv 2104.04473, section 2.2.1)."""
+    """(pp - 1) / (m + pp - 1), for any duration of forward and backward (arXiv 2104.04473, section 2.2.1)."""
     costs = Costs.uniform(pp, forward, backward, backward)
     for name in ("gpipe", "1f1b"):
         result = simulate(make_schedule(name, pp, 1, m), costs)

@@ -97,7 +97,7 @@ WITHOUT_SWITCH: Final = frozenset({"sparse_attention", "compression_training", "
 # Keys and sections that do not change the trained numbers, with the part of tk that does their work.
 NOTED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "activation_checkpointing": "[recompute] mode selects what is recomputed",
+        "activation_checkpointing": "[recompute] mode selects the activations that are recomputed",
         "flops_profiler": "metrics.jsonl has mfu and tokens_per_second",
         "comms_logger": "tk plan CONFIG.toml lists the bytes that ranks send",
         "wandb": "read metrics.jsonl, or set [metrics] tensorboard = true",
