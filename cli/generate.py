@@ -26,13 +26,15 @@ _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):\d{1,5}")
 @click.argument("source", metavar="CKPT|HOST:PORT")
 @click.argument("prompt", required=False)
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Most tokens to generate; default: as many as fit.")
-@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True, help="0 is greedy.")
+@click.option(
+    "--temperature", type=click.FloatRange(0), default=1.0, show_default=True, help="Sampling temperature; 0: greedy."
+)
 @click.option("--top-k", type=click.IntRange(0), default=0, help="Sample from the K most probable tokens; 0: from all.")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
-    help="Sample from the most probable tokens that together have probability P.",
+    help="Sample from the most probable tokens with this total probability.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of sampling; the same seed gives the same text.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, which describes the model too.")

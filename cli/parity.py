@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     default="default",
     show_default=True,
     metavar="FILE|default|all",
-    help="default: a selection that covers every combination of three axes' values; all; or a TOML or JSON list.",
+    help="default: a selection that covers every combination of three axes' values; all: every layout; FILE: a TOML or "
+    "JSON list.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Training steps of each layout.")
-@click.option("--nproc", type=click.IntRange(1), default=8, show_default=True, help="Processes to run in.")
+@click.option("--nproc", type=click.IntRange(1), default=8, show_default=True, help="Processes that run the layouts.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="Default: as in CONFIG, or fp32 without one.")
 @click.option(
     "--resume",

@@ -14,7 +14,7 @@ SERVING_TPS = (1, 2, 4, 8)
 
 @click.command(epilog="Example: tk plan examples/llama-1b.toml --nproc 8 --set zero.stage=3")
 @click.argument("path", metavar="CONFIG.toml|CKPT", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Overrides one key of the file.")
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
 @click.option("--nproc", type=click.IntRange(1), help="Number of ranks; default: as many as the layout needs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def plan(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> None:

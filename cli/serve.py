@@ -47,7 +47,7 @@ EXIT_INTERRUPTED = 130
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="Seconds that live requests have to finish after SIGTERM.",
+    help="Seconds in which live requests may finish after SIGTERM.",
 )
 @click.option("--default-max-new-tokens", type=click.IntRange(1), help="Limit for requests that set none.")
 @click.option(

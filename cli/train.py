@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example: tk train examples/tiny.toml --set train.steps=50 --set parallel.tp=2 --nproc 4")
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Overrides one key of the file.")
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
 @click.option(
     "--nproc", type=click.IntRange(1), help="Local ranks to start; default: as many as the configuration's layout has."
 )
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     metavar="FILE.json",
     help="DeepSpeed configuration whose settings are added to CONFIG; --set overrides both.",
 )
-@click.option("--dry-run", is_flag=True, help="Check the configuration without starting a rank, print the plan, stop.")
+@click.option("--dry-run", is_flag=True, help="Check the configuration, print the plan, and stop; no rank is started.")
 @click.pass_context
 def train(
     ctx: click.Context,

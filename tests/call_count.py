@@ -1,4 +1,4 @@
-"""How much work something does, as a number that a loaded machine does not change."""
+"""A measure of work that does not depend on the load of the machine: the number of calls."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from types import FrameType
 
 
 def count_calls(work: Callable[[], object]) -> int:
-    """How many functions, of Python's and of C's, are called in this thread, and generators resumed, while it runs."""
+    """Runs a function; returns the number of calls, of Python's and C's functions, and of resumed generators."""
     calls = 0
 
     def count(_frame: FrameType, event: str, _argument: object) -> None:

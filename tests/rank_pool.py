@@ -3,8 +3,8 @@
 A test names a module-level function; every rank imports its file and calls it inside an initialised default process
 group. Arguments and results are JSON. A rank that fails makes the test fail with its traceback.
 
-Importing torch and transformers takes seconds of processor time. One process does it and forks all ranks: a nursery,
-which has no threads and runs no test itself.
+The imports of torch and transformers take seconds of processor time. So one process imports them and forks all ranks:
+the fork server, which has no threads and runs no test itself.
 """
 
 import gc
@@ -26,27 +26,32 @@ from typing import Any, TextIO
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of the pool and the line to it: a JSON document each way per job."""
+    """One process of the pool.
+
+    Attributes:
+        pid: the process id.
+        line: the connection, over which one JSON document per job goes each way.
+    """
 
     pid: int
     line: TextIO
 
     def send(self, job: dict[str, Any]) -> None:
-        """Has it begin a job."""
+        """Starts a job."""
         self.line.write(json.dumps(job) + "\n")
         self.line.flush()
 
     def close(self) -> None:
-        """Closes our end of the line."""
+        """Closes this end of the connection."""
         self.line.close()
 
 
 class RankPool:
-    """Ranks that are started when first needed and live until `close`."""
+    """Ranks that are started at their first use and live until `close`."""
 
     def __init__(self) -> None:
         self.ranks: list[Rank] = []
-        self._nursery: subprocess.Popen[str] | None = None
+        self._fork_server: subprocess.Popen[str] | None = None
 
     def run(self, function: Callable[..., Any], world_size: int, **arguments: Any) -> list[Any]:
         """Calls `function(**arguments)` on `world_size` ranks; returns their results in rank order."""
@@ -72,9 +77,9 @@ class RankPool:
     def close(self) -> None:
         """Ends all ranks and the process that forked them."""
         self._end_ranks()
-        if self._nursery is not None:
-            self._nursery.communicate("")
-            self._nursery = None
+        if self._fork_server is not None:
+            self._fork_server.communicate("")
+            self._fork_server = None
 
     def _end_ranks(self) -> None:
         for rank in self.ranks:
@@ -91,17 +96,17 @@ class RankPool:
                 return Rank(pid, connection.makefile("rw", encoding="utf-8"))
 
     def _ask(self, request: str) -> str:
-        """What the nursery answers."""
-        if self._nursery is None:
+        """Sends a request to the fork server, which is started at its first use, and returns its answer."""
+        if self._fork_server is None:
             paths = os.pathsep.join(path for path in sys.path if path)
-            self._nursery = subprocess.Popen(
+            self._fork_server = subprocess.Popen(
                 [sys.executable, __file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
             )
-        stdin, stdout = self._nursery.stdin, self._nursery.stdout
+        stdin, stdout = self._fork_server.stdin, self._fork_server.stdout
         assert stdin is not None
         assert stdout is not None
         stdin.write(request + "\n")
@@ -118,13 +123,13 @@ class RankPool:
         return answer
 
 
-def _nurse() -> None:
-    """Forks a rank on request, or ends one and answers with its exit code; at the end of input, ends all."""
+def _serve_forks() -> None:
+    """Runs the fork server: forks a rank, or ends one and answers with its exit code; at the end of input, ends all."""
     import_module("tk.train.trainer")
     import_module("tk.tests.model.architectures")
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork has none of its parent's other threads"
+    assert len(os.listdir("/proc/self/task")) == 1, "a forked process lacks its parent's other threads"
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a test prints is not an answer
+    os.dup2(2, 1)  # stdout carries answers, so tests print to stderr
     codes: dict[int, int | None] = {}
     for request in sys.stdin:
         action, argument = request.split()
@@ -134,7 +139,7 @@ def _nurse() -> None:
             answer = os.fork()
             if answer == 0:
                 answers.close()
-                _serve(argument)
+                _run_jobs(argument)
                 os._exit(0)
             codes[answer] = None
         answers.write(f"{answer}\n")
@@ -144,14 +149,15 @@ def _nurse() -> None:
 
 
 def _end(child: int, code: int | None) -> int:
-    """A child's exit code, `code` if that is known; it is killed if it still runs."""
+    """Returns a child's exit code, which is `code` if that is known; kills the child if it still runs."""
     if code is not None:
         return code
-    os.kill(child, signal.SIGKILL)  # which changes nothing where it has exited
+    os.kill(child, signal.SIGKILL)  # no effect on a child that has exited
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _serve(address: str) -> None:
+def _run_jobs(address: str) -> None:
+    """Runs one rank: each job that arrives at an address, until the connection is closed."""
     import torch.distributed as dist
 
     with socket.socket(socket.AF_UNIX) as connection:
@@ -169,7 +175,7 @@ def _serve(address: str) -> None:
                 dist.destroy_process_group()
         except BaseException:
             answer = {"error": f"rank {job['rank']}:\n{traceback.format_exc()}"}
-        gc.collect()  # a group that a cycle of references keeps alive keeps threads that poll, and peers that wait
+        gc.collect()  # a process group in a cycle of references would keep its threads alive and its peers waiting
         line.write(json.dumps(answer) + "\n")
         line.flush()
 
@@ -181,4 +187,4 @@ def _load(file: Path, name: str) -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
-    _nurse()
+    _serve_forks()
