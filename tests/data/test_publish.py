@@ -48,7 +48,7 @@ def test_only_files_of_the_names_given_are_replaced(tmp_path: Path) -> None:
         (folder / "more").write_text("new")
     assert [path.name for path in out.iterdir()] == ["more"]
     (out / "ours").mkdir()
-    with pytest.raises(ConfigError, match="holds 'ours', which was not written by this command"):
+    with pytest.raises(ConfigError, match="holds 'ours', which this command did not write"):
         refuse_existing(out, ["ours", "more"])
 
 
