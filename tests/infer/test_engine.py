@@ -86,6 +86,7 @@ def test_two_ranks_with_low_precision_are_the_same_alone_and_together(model_fold
     assert (info.dtype, info.kv_dtype, info.kv_bytes_per_token) == ("bf16", "int8", 2 * 2 * 2 * (24 + 4))
 
 
+@pytest.mark.matrix
 def test_half_precision_is_the_same_alone_and_together(model_folder: Callable[[str], Path]) -> None:
     with LLM(model_folder("grouped"), dtype="fp16", kv_blocks=30) as llm:
         together = llm.generate(PROMPTS, GREEDY)

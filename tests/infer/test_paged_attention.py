@@ -109,7 +109,9 @@ def test_reads_what_is_stored_in_the_current_chunk_too(kv_dtype: str) -> None:
 
 @pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (20, 1, 24)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 2, 16), pytest.param(20, 1, 24, marks=pytest.mark.matrix)]
+)
 def test_bits_depend_on_the_past_alone(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,7 @@ def test_a_worker_error_keeps_its_class(model_folder: Callable[[str], Path], tmp
     weights["model.layers.1.mlp.down_proj.weight"] = np.zeros((64, 95), np.float32)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ShapeMismatch, match=r"layers\.1\.mlp\.down_proj") as error:
-        Engine.start(EngineOptions(folder, tp=2, kv_blocks=4))
+        Engine.start(EngineOptions(folder, kv_blocks=4))
     assert error.value.exit_code == 3
 
 
@@ -119,12 +119,12 @@ def test_a_sharded_checkpoint_is_served_and_a_flipped_bit_refused(
     data[-100] ^= 1
     shard.write_bytes(data)
     with pytest.raises(ShardCorrupt, match=shard.name) as error:
-        Engine.start(EngineOptions(run, tp=2, kv_blocks=8))
+        Engine.start(EngineOptions(run, kv_blocks=8))
     assert error.value.exit_code == 3
 
 
 def test_logits_that_are_not_finite_fail_their_request_alone(
-    model_folder: Callable[[str], Path], tmp_path: Path
+    llm: LLM, model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(model_folder("grouped"), folder)
@@ -132,14 +132,14 @@ def test_logits_that_are_not_finite_fail_their_request_alone(
     weights["model.embed_tokens.weight"][200] = np.nan
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     params = SamplingParams(temperature=0, max_new_tokens=20, ignore_eos=True, logit_bias={200: -1e9})
-    with LLM(folder, kv_blocks=4) as llm, LLM(model_folder("grouped"), kv_blocks=4) as healthy:
-        expected = [completion.token_ids for completion in healthy.generate([[1, 2], [3] * 40], params)]
+    expected = [completion.token_ids for completion in llm.generate([[1, 2], [3] * 40], params)]
+    with LLM(folder, kv_blocks=4) as broken:
         for _ in range(3):  # blocks of the failed request are used again
             with pytest.raises(TkError, match="not finite") as error:
-                llm.generate([[5] * 50 + [200, 7]], params)
+                broken.generate([[5] * 50 + [200, 7]], params)
             assert type(error.value) is TkError
-            assert [completion.token_ids for completion in llm.generate([[1, 2], [3] * 40], params)] == expected
-        llm.engine.check()
+            assert [completion.token_ids for completion in broken.generate([[1, 2], [3] * 40], params)] == expected
+        broken.engine.check()
 
 
 SCRIPT = """

@@ -19,7 +19,7 @@ def _is_frozen(name: str) -> bool:
     return name.startswith(("model.embed_tokens.", "model.layers.0."))
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.matrix), 3])
 def test_frozen_parameters_stay_as_they_are(
     rank_pool: RankPool, configure: Configure, tmp_path: Path, stage: int
 ) -> None:

@@ -241,7 +241,7 @@ def _no_large_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
 
-@pytest.mark.parametrize("interrupt", [False, True])
+@pytest.mark.parametrize("interrupt", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_a_failing_disk_is_told_and_leaves_no_debris(
     configure: Configure, write_toml: WriteToml, tmp_path: Path, interrupt: bool
 ) -> None:

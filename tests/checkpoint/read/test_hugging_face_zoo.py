@@ -1,5 +1,6 @@
 """An export of any small model is loaded by `transformers` as its source was: no key missing, outputs equal."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,12 @@ def assert_equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         assert one.isfinite().all()
 
 
-@pytest.mark.parametrize("name", [*MODELS, *OURS])
+def some(names: Iterable[str]) -> list[Any]:
+    """Names as cases, of which `make test` has each third."""
+    return [pytest.param(name, marks=pytest.mark.matrix if index % 3 else ()) for index, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("name", some([*MODELS, *OURS]))
 def test_an_export_is_the_model(tmp_path: Path, name: str) -> None:
     model, kind = build(name)
     model.save_pretrained(tmp_path / "plain")
@@ -82,7 +88,7 @@ def test_an_export_is_the_model(tmp_path: Path, name: str) -> None:
     assert_equal(outputs(found, kind), outputs(wanted, kind))
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", some(ALONE))
 def test_a_base_model_alone_is_loaded_into_either_class(tmp_path: Path, name: str) -> None:
     model, kind = build(name)
     base = model.base_model

@@ -166,7 +166,12 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "AREA", 4096)
 
 
-SOURCES = [Layout(), Layout(tp=4), Layout(tp=2, pp=2, dp=2, zero=2, bucket_size=2000), Layout(dp=4, zero=3)]
+SOURCES = [
+    pytest.param(Layout(), marks=pytest.mark.matrix),
+    pytest.param(Layout(tp=4), marks=pytest.mark.matrix),
+    Layout(tp=2, pp=2, dp=2, zero=2, bucket_size=2000),
+    Layout(dp=4, zero=3),
+]
 TARGETS = [Layout(tp=8), Layout(pp=2, dp=2, zero=1), Layout(tp=2, dp=3, zero=3, sharding="dim0")]
 
 

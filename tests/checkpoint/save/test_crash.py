@@ -95,7 +95,7 @@ def _fail(number: int) -> None:
 # A fork moves steps between folders, which "anything survives" does not do in one go, as real disks do.
 CUTS = [
     pytest.param(name, survives, stride, marks=marks, id=f"{name}-{survives}-{stride}")
-    for stride, marks in ((5, ()), (1, pytest.mark.matrix))
+    for stride, marks in ((7, ()), (1, pytest.mark.matrix))
     for survives in ("only what was synced", "all names", "anything")
     for name in SCENARIOS
     if (name, survives) != ("fork", "anything")
@@ -170,7 +170,7 @@ def _tree(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if not name.endswith("LOCK")}
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(200, marks=[pytest.mark.matrix, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("kills", [2, pytest.param(200, marks=[pytest.mark.matrix, pytest.mark.timeout(1200)])])
 def test_killed_at_random_times_while_saving_in_the_background(scratch: Path, kills: int) -> None:
     rng = random.Random()
     reported = 0

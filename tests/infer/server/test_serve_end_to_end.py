@@ -104,8 +104,10 @@ def test_generate_command_from_a_checkpoint_gives_the_servers_text(
     assert local["model"]["manifest_sha256"] == remote["model"]["manifest_sha256"]
 
 
-def test_sigterm_lets_a_live_stream_finish_and_exits_zero(own: Serving) -> None:
+def test_sigterm_lets_a_live_stream_finish_and_exits_zero_with_its_workers(own: Serving) -> None:
     params = SamplingParams(temperature=0.0, max_new_tokens=300, ignore_eos=True)
+    workers = own.worker_ids()
+    assert len(workers) == 1
     with Client(own.target) as client:
         deltas = client.stream("a", params)
         tokens = list(next(deltas).token_ids)
@@ -116,6 +118,7 @@ def test_sigterm_lets_a_live_stream_finish_and_exits_zero(own: Serving) -> None:
     code, stdout, stderr = own.wait()
     assert (code, stdout) == (0, ""), stderr
     assert "draining: 1 live" in stderr
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 def test_a_second_ctrl_c_ends_at_once(own: Serving) -> None:
@@ -154,13 +157,6 @@ def test_a_killed_worker_ends_streams_and_readiness(own: Serving) -> None:
             client.generate("a")
     channel.close()
     assert own.end(signal.SIGTERM)[0] == 0
-
-
-def test_ending_the_server_ends_its_workers(own: Serving) -> None:
-    workers = own.worker_ids()
-    assert len(workers) == 1
-    assert own.end(signal.SIGTERM)[0] == 0
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 def test_every_dtype_of_the_engine_can_be_asked_for() -> None:
