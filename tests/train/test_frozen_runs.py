@@ -9,7 +9,7 @@ import torch
 from tk.checkpoint.read.reader import Checkpoint
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.tests.train.test_parity import run_training
+from tk.tests.train.run_training import run_training
 
 FREEZE = ["model.embed_tokens", "model.layers.0"]
 LAYOUTS = ({"tp": 2, "dp": 1}, {"tp": 1, "dp": 2}, {"tp": 1, "pp": 2, "dp": 1})

@@ -22,7 +22,7 @@ from tk.core.config import parse
 from tk.core.errors import ConfigError
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.tests.train.test_parity import run_training
+from tk.tests.train.run_training import run_training
 from tk.train.config.train_config import TrainConfig
 from tk.train.trainer import Trainer
 

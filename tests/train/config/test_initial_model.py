@@ -19,7 +19,7 @@ from tk.data.batches import global_batch
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.tests.train.test_parity import run_training
+from tk.tests.train.run_training import run_training
 from tk.text.tokenizer import Tokenizer
 from tk.train.config.initial_model import resolve, unsupported_options
 from tk.train.config.train_config import TrainConfig

@@ -11,7 +11,7 @@ from tk.core.config import parse
 from tk.core.errors import ConfigError
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.tests.train.test_parity import run_training
+from tk.tests.train.run_training import run_training
 from tk.train.config.train_config import TrainConfig
 from tk.train.trainer import Trainer
 
@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "mixture of experts": {"model": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}},
 }
-CHOSEN = ("zero 3", "tp, sequence parallel")  # of the others, uncompiled, test_parity.py and `tk parity` have all
+CHOSEN = ("zero 3", "tp, sequence parallel")  # of the others, uncompiled, test_layouts.py and `tk parity` have all
 
 
 def run_compiled(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,16 +11,11 @@ import pytest
 import torch
 
 from tk.checkpoint.read.reader import Checkpoint
-from tk.core.config import parse
 from tk.model.config import ModelConfig
-from tk.parallel.mesh import Mesh
-from tk.parity.gradients import compare_gradients, first_gradients
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.train.config.train_config import TrainConfig
-from tk.train.state import StepResult
-from tk.train.trainer import Trainer
+from tk.tests.train.run_training import run_training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # seconds: 4 ranks share 2 cores with other tests
 
@@ -56,33 +51,6 @@ CHOSEN = {
     "tp4 sp, kv heads replicated": ("llama3", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2"),
     "pp2 zb tp2 sp": ("llama3", "qwen3_moe", "gpt2"),
 }
-
-
-def run_training(config: dict[str, Any], resume: str = "auto", gradients: str = "") -> dict[str, Any]:
-    """Trains on this rank; returns losses and gradient norms by step.
-
-    Args:
-        gradients: file of the first gradients; a process alone writes it, ranks return how far theirs are from it.
-    """
-    parsed = parse(config, TrainConfig, "test")
-    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
-    model = parsed.model
-    mesh = Mesh.build(parsed.layout(world), model.num_key_value_heads, model.tie_word_embeddings)
-    found: dict[str, Any] = {"loss": [], "grad_norm": [], "balance_loss": []}
-
-    def on_step(step: int, result: StepResult) -> None:
-        found["loss"].append(result.loss)
-        found["grad_norm"].append(result.grad_norm)
-        found["balance_loss"].append(result.balance_loss)
-        held = (trainer.engine.buffers, trainer.table)
-        if step == 1 and gradients and world is None:
-            np.save(gradients, first_gradients(*held))
-        elif step == 1 and gradients:
-            found.update(compare_gradients(*held, np.load(gradients)))
-
-    trainer = Trainer(parsed, mesh, resume=resume, on_step=on_step)
-    trainer.fit()
-    return found
 
 
 def _assert_alike(result: dict[str, Any], expected: dict[str, Any], name: str) -> None:
