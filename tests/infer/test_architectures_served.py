@@ -13,7 +13,7 @@ from tk.infer.model_runner import ModelRunner
 from tk.tests.infer.history import History
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
-NUM_NEW = 16
+NUM_NEW = 24
 CHOSEN = ("llama3", "qwen2 sliding", "qwen3_moe", "gpt2")  # each kind of attention, layer and position
 PROMPTS = tuple(
     [int(token) for token in np.random.default_rng(i).integers(0, VOCAB, length)]
@@ -43,9 +43,9 @@ def test_greedy_equals_transformers_alone_and_in_company(
     everybody = range(len(PROMPTS))
     alone = [History(runner, 100, 512, PROMPTS, NUM_NEW).run([i]) for i in everybody]
     assert [history.tokens[i] for i, history in enumerate(alone)] == expected
-    for num_blocks, budget in ((100, 512), (100, 23), (6, 64)):
+    for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
         together = History(runner, num_blocks, budget, PROMPTS, NUM_NEW).run(everybody)
-        assert (together.preemptions > 0) == (num_blocks == 6)
+        assert (together.preemptions > 0) == (num_blocks == 8)
         for i in everybody:
             assert torch.equal(torch.stack(together.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
 
