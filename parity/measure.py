@@ -75,7 +75,7 @@ class Measurer:
 
 def run_reference(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]:
     """Trains in this process alone and leaves its first gradients in `gradients` (fp32, one after another)."""
-    trainer = Trainer(config)
+    trainer = Trainer(config, Mesh.alone(config.layout(1)))
     return _train(trainer, say, lambda: np.save(gradients, first_gradients(trainer.engine.buffers, trainer.table)))
 
 

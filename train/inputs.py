@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from ..core.dtypes import by_name
 from ..core.errors import ConfigError
 from ..data.dataset import PackedDataset
 from ..data.documents import SPLITS
@@ -98,24 +97,18 @@ def _check_tokenizer(dataset: PackedDataset, tokenizer: Tokenizer) -> None:
 
 
 def _complete(config: TrainConfig, tokenizer: Tokenizer) -> ModelConfig:
-    shape = config.model.shape()
-    vocab_size = shape.vocab_size or tokenizer.vocab_size
-    if vocab_size < tokenizer.vocab_size:
+    model = config.model.complete(tokenizer.vocab_size, tokenizer.eos_token_ids, config.precision.params)
+    if model.vocab_size < tokenizer.vocab_size:
         raise ConfigError(
             f"The tokenizer in {tokenizer.folder} has {tokenizer.vocab_size} tokens, more than "
             + (
-                f"the vocabulary of {vocab_size} of [model] init = {config.model.init}: use that model's own tokenizer."
+                f"the vocabulary of {model.vocab_size} of [model] init = {config.model.init}: use that model's own "
+                "tokenizer."
                 if config.model.init
-                else f"[model] vocab_size = {vocab_size}; leave that key out."
+                else f"[model] vocab_size = {model.vocab_size}; leave that key out."
             )
         )
-    return shape.model_copy(
-        update={
-            "vocab_size": vocab_size,
-            "eos_token_id": shape.eos_token_id or tuple(sorted(tokenizer.eos_token_ids)),
-            "dtype": by_name(config.precision.params).torch,
-        }
-    )
+    return model
 
 
 def _side_files(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 
 from ..core.local_params import LocalParam
 from ..data.batches import MicroBatch, global_batch
@@ -38,7 +39,7 @@ class Trainer:
 
     Args:
         config: the whole run.
-        mesh: groups of this rank; alone if None.
+        mesh: groups of this rank; made over the process group that there is if None, alone without one.
         resume: "auto" continues the run folder's newest committed step, "never" starts at 0 and refuses a run folder
             that has steps, anything else is a checkpoint to continue from.
         fork: steps of the run folder that are newer than the checkpoint to continue from are moved aside, not refused.
@@ -63,7 +64,7 @@ class Trainer:
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self.config = config = resolve(config, resume)
-        self.mesh = mesh or Mesh.alone(config.layout(1))
+        self.mesh = mesh or _build_mesh(config)
         self.device = device or torch.device("cpu")
         self.resume = resume
         self.fork = fork
@@ -210,3 +211,13 @@ class Trainer:
         num_valid = sum(micro.num_valid for micro in micro_batches) if self.pipeline.is_loss_rank else 0
         count = torch.tensor(float(num_valid), dtype=torch.float64, device=self.device)
         return max(1, int(all_reduce(count, self.mesh.world)))  # a batch of questions alone has no loss, not NaN
+
+
+def _build_mesh(config: TrainConfig) -> Mesh:
+    """Makes the groups of this rank; `config` has the model's shape. Every rank of the process group calls it."""
+    return Mesh.build(
+        config.layout(dist.get_world_size() if dist.is_initialized() else 1),
+        config.model.num_key_value_heads,
+        config.model.tie_word_embeddings,
+        timeout_seconds=config.parallel.timeout_seconds,
+    )

@@ -1,6 +1,6 @@
 """The sections of the training configuration: every key with its type, default and bounds (no torch)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from ...core.config import Section
-from ...core.dtypes import Precision
+from ...core.dtypes import Precision, by_name
 from ...model.config import ModelConfig
 
 
@@ -52,9 +52,20 @@ class ModelSection(ModelConfig):
         """Returns this section with `shape`, that of its checkpoint."""
         return self.model_copy(update={name: getattr(shape, name) for name in ModelConfig.model_fields})
 
-    def shape(self) -> ModelConfig:
-        """Returns the model's shape without `init`."""
-        return ModelConfig(**{name: getattr(self, name) for name in ModelConfig.model_fields})
+    def complete(self, vocab_size: int, eos_token_id: Iterable[int], params: Precision) -> ModelConfig:
+        """Returns the complete shape of a run: what the section leaves open is filled in.
+
+        Args:
+            vocab_size, eos_token_id: of the tokenizer; those of the section count first.
+            params: the number format of parameters.
+        """
+        given = {name: getattr(self, name) for name in ModelConfig.model_fields}
+        filled = {
+            "vocab_size": self.vocab_size or vocab_size,
+            "eos_token_id": self.eos_token_id or tuple(sorted(eos_token_id)),
+            "dtype": by_name(params).torch,
+        }
+        return ModelConfig(**given | filled)
 
 
 class DataSource(Section):

@@ -12,8 +12,6 @@ import torch.distributed as dist
 from ...core.config import parse
 from ...core.errors import ConfigError, TkError
 from ...core.process import keep_freed_memory
-from ...parallel.mesh import Mesh
-from ..config.initial_model import resolve
 from ..config.train_config import TrainConfig
 from ..trainer import Trainer
 from .flight_recorder import dump_flight_record, is_peer_loss, start_flight_recorder
@@ -73,12 +71,7 @@ def _join(
     else:
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
     try:
-        config = resolve(config, resume)
-        model, seconds = config.model, config.parallel.timeout_seconds
-        mesh = Mesh.build(
-            config.layout(world), model.num_key_value_heads, model.tie_word_embeddings, timeout_seconds=seconds
-        )
-        Trainer(config, mesh, device, resume=resume, fork=fork, stop=stop, heartbeat=heartbeat).fit()
+        Trainer(config, device=device, resume=resume, fork=fork, stop=stop, heartbeat=heartbeat).fit()
     finally:
         dist.destroy_process_group()
 

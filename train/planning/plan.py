@@ -87,7 +87,7 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
         ConfigError: a pattern of `train.freeze` matches no parameter.
     """
     assert config.model.is_known
-    model = config.model.model_copy(update={"vocab_size": _vocab_size(config)})
+    model = config.model.complete(_vocab_size(config), (), config.precision.params)
     spec = decoder_spec(model)
     table = without_frozen(spec.table, config.train.freeze)
     refuse(problems(config, table, num_ranks))
