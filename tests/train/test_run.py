@@ -224,7 +224,9 @@ def test_rows_go_on_where_they_were_when_the_batch_size_changes(configure: Confi
 
 
 def _children(process: subprocess.Popen[str]) -> list[str]:
-    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    """The process ids of the children that a process has now; none where it has ended."""
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return path.read_text().split() if process.poll() is None else []
 
 
 def _rank(process: subprocess.Popen[str], rank: int) -> int:
@@ -360,6 +362,8 @@ def test_two_nodes_under_torchrun_restart_after_a_kill_save_on_sigterm_and_go_on
         os.kill(int(_children(agents[1])[0]), signal.SIGTERM)  # every rank exits 0, and with them both agents
         assert [agent.wait(timeout=DEADLINE) for agent in agents] == [0, 0]
     finally:
+        for process_id in [child for agent in agents for child in _children(agent)]:
+            os.kill(int(process_id), signal.SIGKILL)  # ranks outlive a torchrun that is killed
         for agent in agents:
             agent.kill()
     assert 40 <= resumed < Checkpoint.open(run).step
