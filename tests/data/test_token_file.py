@@ -1,60 +1,15 @@
-"""Token folders: a round trip through preparation; every kind of damage is found and named."""
+"""Token folders: ids and masks are read as they were written, and every kind of damage is found and named."""
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.data import prepare
-from tk.data.prepare import prepare_tokens
-from tk.data.token_file import FILES, TokenFile, TokenFileWriter
+from tk.data.token_file import TokenFile, TokenFileWriter
 from tk.text.tokenizer import Tokenizer
-
-
-def test_documents_come_back(documents: list[str], token_folder: Path, byte_level: Tokenizer) -> None:
-    tokens = TokenFile(token_folder)
-    tokens.verify()
-    assert (tokens.meta.num_documents, tokens.meta.dtype, tokens.meta.vocab_size) == (len(documents), "uint16", 1000)
-    offsets = tokens.document_offsets
-    for number, text in enumerate(documents):
-        ids = tokens.read(offsets[number], offsets[number + 1]).tolist()
-        assert ids == [*byte_level.encode(text), 0]
-        assert byte_level.decode(ids) == text
-    assert Tokenizer.from_folder(token_folder).sha256 == byte_level.sha256 == tokens.meta.tokenizer_sha256
-
-
-def test_the_same_documents_make_the_same_files(
-    token_folder: Path, documents: list[str], make_tokens: Callable[[Sequence[str]], Path]
-) -> None:
-    again = make_tokens(documents)
-    for name in ("tokens.bin", "index.bin", "meta.json"):
-        assert (again / name).read_bytes() == (token_folder / name).read_bytes()
-    changed = TokenFile(make_tokens([*documents[:-1], documents[-1] + "\n"]))
-    assert changed.meta.fingerprint != TokenFile(token_folder).meta.fingerprint
-
-
-def test_documents_start_and_end_as_prompts_do(byte_fallback: Tokenizer, tmp_path: Path) -> None:
-    tokens = prepare_tokens(["a b", "c"], byte_fallback, tmp_path / "tokens")
-    assert tokens.read(0, tokens.meta.num_tokens).tolist() == [
-        *byte_fallback.encode("a b"),
-        2,
-        *byte_fallback.encode("c"),
-        2,
-    ]
-
-
-def test_a_long_document_stays_one(byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "PIECE_CHARACTERS", 50)
-    monkeypatch.setattr(prepare, "BATCH_CHARACTERS", 70)
-    texts = ["word word\n" * 40 + "x" * 230, "short", "y" * 50, "z" * 51]
-    tokens = prepare_tokens(texts, byte_level, tmp_path / "tokens")
-    assert tokens.meta.num_documents == 4
-    pieces = zip(tokens.document_offsets[:-1], tokens.document_offsets[1:], strict=True)
-    assert [byte_level.decode(tokens.read(*piece).tolist()) for piece in pieces] == texts
 
 
 def test_large_vocabularies_take_four_bytes(byte_level: Tokenizer, tmp_path: Path) -> None:
@@ -136,25 +91,40 @@ def test_a_changed_description_is_refused(copy: Path, change: dict[str, object],
         TokenFile(copy)
 
 
-def test_an_existing_folder_is_kept_unless_tk_wrote_it(
-    token_folder: Path, byte_level: Tokenizer, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    prepare_tokens(["first"], byte_level, out)
-    with pytest.raises(ConfigError, match="exists already"):
-        prepare_tokens(["second"], byte_level, out)
-    first = TokenFile(out).meta
-    with pytest.raises(ConfigError, match="no text"):
-        prepare_tokens([], byte_level, out, FILES)
-    assert TokenFile(out).meta == first, "a failed replacement changes nothing"
-    assert prepare_tokens(["second one"], byte_level, out, FILES).meta != first
-    (out / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match=r"thesis\.tex"):
-        prepare_tokens(["third"], byte_level, out, FILES)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"], "no temporary folder must remain"
+def test_texts_before_the_first_example_count_as_a_whole(byte_level: Tokenizer, tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path, byte_level, 0) as writer:
+        writer.append([5, 6])
+        writer.end_document()
+        writer.add_example([7, 8], [False, True])
+        writer.append([9])
+        writer.end_document()
+        meta = writer.finish()
+    tokens = TokenFile(tmp_path)
+    tokens.verify()
+    assert tokens.read(0, 7).tolist() == [5, 6, 0, 7, 8, 9, 0]
+    assert tokens.learned(0, 7).tolist() == [True, True, True, False, True, True, True]
+    mask = (tmp_path / "mask.bin").read_bytes()
+    (tmp_path / "mask.bin").write_bytes(mask[:-1])
+    with pytest.raises(ConfigError, match=r"mask\.bin has 6 bytes"):
+        TokenFile(tmp_path)
+    (tmp_path / "mask.bin").write_bytes(mask[:3] + b"\1" + mask[4:])
+    with pytest.raises(ConfigError, match=r"mask\.bin is damaged"):
+        TokenFile(tmp_path).verify()
+    assert meta.fingerprint == tokens.fingerprint
 
 
-def test_a_tokenizer_without_an_end_is_refused(byte_level_folder: Path, tmp_path: Path) -> None:
-    shutil.copy(byte_level_folder / "tokenizer.json", tmp_path)
-    with pytest.raises(ConfigError, match="eos_token"):
-        prepare_tokens(["text"], Tokenizer.from_folder(tmp_path), tmp_path / "tokens")
+def test_the_mask_is_part_of_the_fingerprint(byte_level: Tokenizer, tmp_path: Path) -> None:
+    found = set()
+    for number, learned in enumerate(([True, True], [False, True], None)):
+        (tmp_path / str(number)).mkdir()
+        with TokenFileWriter(tmp_path / str(number), byte_level, 0) as writer:
+            if learned:
+                writer.add_example([7, 0], learned)
+            else:
+                writer.append([7])
+                writer.end_document()
+            writer.finish()
+        tokens = TokenFile(tmp_path / str(number))
+        assert tokens.masked == (learned is not None)
+        found.add(tokens.fingerprint)
+    assert len(found) == 3

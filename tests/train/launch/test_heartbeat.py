@@ -65,3 +65,13 @@ def test_the_phase_in_which_a_rank_stays_is_written(monkeypatch: pytest.MonkeyPa
     assert len(writes) <= 2 + (time.time() - begun) / 0.2
     heartbeat.beat("optimizer")
     _wait_for(tmp_path, lambda beat: beat.phase == "optimizer")
+
+
+def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path / "beats", 2)
+    heartbeat.beat("forward of micro-batch 3 on stage 1", 41)
+    heartbeat.beat("x" * 200)
+    heartbeat.give_up()
+    beats = read_beats(tmp_path / "beats", 4)
+    assert [beat.place for beat in beats] == ["still starting"] * 2 + [f"at step 41 in {'x' * 96}", "still starting"]
+    assert [beat.gave_up for beat in beats] == [False, False, True, False]

@@ -1,4 +1,4 @@
-"""`tk plan`: activations that torch keeps, ZeRO's formulas, traffic, and a list of all problems at once."""
+"""`tk plan`: ZeRO's formulas, the memory of each rank, and a list of all problems at once."""
 
 import json
 from pathlib import Path
@@ -12,71 +12,13 @@ from safetensors.torch import save_file
 from tk.cli.plan import plan as plan_command
 from tk.core.config import parse
 from tk.core.errors import ParallelError
-from tk.core.layout import Layout, Stage
 from tk.core.local_params import local_params
 from tk.model.config import ModelConfig
-from tk.model.decoder import Decoder
 from tk.model.registry import count_parameters, decoder_spec
-from tk.parallel.layers import LayerContext
-from tk.parallel.mesh import ALONE
-from tk.tests.model.decoders import whole_loss
 from tk.tests.train.conftest import Configure
+from tk.tests.train.planning.small_models import MODELS, SHAPE
 from tk.train.config.train_config import TrainConfig
-from tk.train.planning.activation_memory import PassShape, stage_bytes
 from tk.train.planning.plan import make_plan, model_state_bytes
-from tk.train.planning.traffic import StepWork, traffic
-
-SHAPE: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
-MODELS = {
-    "llama": {**SHAPE, "num_key_value_heads": 2, "intermediate_size": 160},
-    "qwen3": {**SHAPE, "num_key_value_heads": 4, "intermediate_size": 96, "architecture": "qwen3"},
-    "gpt2": {**SHAPE, "architecture": "gpt2", "intermediate_size": 256},
-    "mixtral": {
-        **SHAPE,
-        "architecture": "mixtral",
-        "num_key_value_heads": 2,
-        "intermediate_size": 96,
-        "num_local_experts": 4,
-    },
-}
-
-
-def _kept_by_autograd(config: ModelConfig, dtype: torch.dtype, rows: int, length: int) -> int:
-    """Returns the bytes of distinct memory that autograd keeps of a forward pass, without parameters."""
-    decoder = Decoder(config, LayerContext(ALONE, dtype, torch.device("cpu")))
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
-    own = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage  # kept alive, so that its address is not used again
-        return tensor
-
-    tokens = torch.randint(0, config.vocab_size, (rows, length + 1))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        whole_loss(decoder, tokens[:, :-1], tokens[:, 1:])
-    return sum(storage.nbytes() for storage in kept.values())
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", MODELS)
-def test_activations_are_those_that_autograd_keeps(name: str, dtype: str) -> None:
-    config, itemsize = ModelConfig(**MODELS[name]), 4 if dtype == "fp32" else 2
-    measured = _kept_by_autograd(config, torch.float32 if itemsize == 4 else torch.bfloat16, 4, 48)
-    spec = decoder_spec(config)
-    shape = PassShape(spec, 4 * 48, itemsize, 1, config.vocab_size, False, "none")
-    logits = 4 * 48 * config.vocab_size * itemsize
-    planned = stage_bytes(shape, Stage(range(len(spec.layers)))) + logits
-    assert planned == pytest.approx(measured, rel=0.03)
 
 
 def _config(configure: Configure, **sections: dict[str, Any]) -> TrainConfig:
@@ -142,19 +84,6 @@ def test_recomputing_keeps_less_and_the_first_pipeline_rank_most(configure: Conf
         assert plan.memory[0]["logits and loss"] == 0 < plan.memory[1]["logits and loss"]
     assert activations["none"][0] > activations["selective"][0] > activations["full"][0]
     assert all(first > last for first, last in activations.values())
-
-
-def test_traffic_is_that_of_the_layout() -> None:
-    work = StepWork(1000, 900, 2, 64, 3, 5, False, False)
-    layout = Layout(tp=2, pp=2, dp=4, zero=3, shard_size=2)
-    found = {(each.axis, each.collective, each.what): each for each in traffic(layout, work)}
-    assert found["tp", "all_reduce", "hidden states"].calls == 4 * 3 * 5
-    assert found["tp", "all_reduce", "hidden states"].wire_bytes == 60 * 64  # 2 (N - 1) / N = 1
-    assert found["pp", "send", "hidden states and their gradients"].calls == 10
-    assert found["dp", "reduce_scatter", "gradients"].wire_bytes == 5 * 4000 // 2
-    assert found["dp", "all_gather", "parameters, backward"].message_bytes == 1800
-    assert found["dp", "all_reduce", "gradients of replicas"].message_bytes == 2000
-    assert traffic(Layout(), work) == []
 
 
 def test_every_problem_is_listed_at_once(configure: Configure) -> None:

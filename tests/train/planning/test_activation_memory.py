@@ -1,0 +1,94 @@
+"""The formula of activations equals the memory that autograd keeps."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tk.core.layout import Stage
+from tk.model.config import ModelConfig
+from tk.model.decoder import Decoder
+from tk.model.registry import decoder_spec
+from tk.parallel.layers import LayerContext
+from tk.parallel.mesh import ALONE
+from tk.tests.model.decoders import whole_loss
+from tk.tests.train.planning.small_models import MODELS
+from tk.train.planning.activation_memory import (
+    LOSS_BLOCK,
+    PassShape,
+    Recompute,
+    backward_bytes,
+    layer_bytes,
+    logits_bytes,
+    stage_bytes,
+)
+
+
+def _kept_by_autograd(config: ModelConfig, dtype: torch.dtype, rows: int, length: int) -> int:
+    """Returns the bytes of distinct memory that autograd keeps of a forward pass, without parameters."""
+    decoder = Decoder(config, LayerContext(ALONE, dtype, torch.device("cpu")))
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    own = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage  # kept alive, so that its address is not used again
+        return tensor
+
+    tokens = torch.randint(0, config.vocab_size, (rows, length + 1))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        whole_loss(decoder, tokens[:, :-1], tokens[:, 1:])
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_activations_are_those_that_autograd_keeps(name: str, dtype: str) -> None:
+    config, itemsize = ModelConfig(**MODELS[name]), 4 if dtype == "fp32" else 2
+    measured = _kept_by_autograd(config, torch.float32 if itemsize == 4 else torch.bfloat16, 4, 48)
+    spec = decoder_spec(config)
+    shape = PassShape(spec, 4 * 48, itemsize, 1, config.vocab_size, False, "none")
+    logits = 4 * 48 * config.vocab_size * itemsize
+    planned = stage_bytes(shape, Stage(range(len(spec.layers)))) + logits
+    assert planned == pytest.approx(measured, rel=0.03)
+
+
+def _shape(recompute: Recompute, tp: int = 1, sequence_parallel: bool = False) -> PassShape:
+    """Returns a pass of 10 tokens in bf16 through the small Llama: D = 64, H = 4, K = 2, E = 16, I = 160."""
+    return PassShape(decoder_spec(ModelConfig(**MODELS["llama"])), 10, 2, tp, 512, sequence_parallel, recompute)
+
+
+def test_a_layer_keeps_what_the_table_lists() -> None:
+    statistics = 2 * 10 * 4  # of two norms, fp32
+    norms = 4 * 10 * 64 * 2
+    attention = 10 * ((4 + 2 * 2) * 16 + 4 * 16) * 2
+    rotated, log_sum_exp = 10 * (4 + 2) * 16 * 2, 10 * 4 * 4
+    none = statistics + norms + attention + rotated + log_sum_exp + 10 * 5 * 160 * 2
+    assert layer_bytes(_shape("none"), 0, "none") == none
+    assert layer_bytes(_shape("none"), 0, "selective") == statistics + norms + attention + 10 * 3 * 160 * 2
+    assert layer_bytes(_shape("none"), 0, "full") == 10 * 64 * 2, "its input alone"
+
+
+def test_tensor_parallel_ranks_divide_blocks_and_with_sequence_parallelism_the_norms_too() -> None:
+    alone = layer_bytes(_shape("none"), 0, "none")
+    norms = 2 * 10 * 4 + 4 * 10 * 64 * 2
+    assert layer_bytes(_shape("none", tp=2), 0, "none") == norms + (alone - norms) // 2
+    assert layer_bytes(_shape("none", tp=2, sequence_parallel=True), 0, "none") == alone // 2
+
+
+def test_backward_holds_a_layer_again_where_it_is_recomputed() -> None:
+    stage = Stage(range(3), first=False, last=False)
+    gradients = 10 * 5 * 160 * 2 + 10 * 64 * 2
+    assert backward_bytes(_shape("none"), stage) == gradients
+    again = layer_bytes(_shape("none"), 0, "none") - 10 * 64 * 2
+    assert backward_bytes(_shape("full"), stage) == gradients + again
+    assert backward_bytes(_shape("full"), Stage(range(0))) == 0
+
+
+def test_the_loss_holds_logits_and_their_gradient_and_a_block_in_fp32() -> None:
+    assert logits_bytes(_shape("none")) == 10 * 512 * (2 + 2 + 4)
+    large = replace(_shape("none"), tokens=LOSS_BLOCK)
+    assert logits_bytes(large) == 512 * LOSS_BLOCK * 4 + LOSS_BLOCK * 4
