@@ -1,1 +1,1 @@
-"""What every room shares: errors, geometry, layout, dtypes and config. Never imports torch."""
+"""The ground floor, which every room uses: errors, geometry, layouts, dtypes, configuration. It never imports torch."""

@@ -1,4 +1,4 @@
-"""Parameters in flat buckets, and the shards of them that data-parallel ranks update, as ZeRO cuts them."""
+"""ZeRO's flat buckets of parameters, and the shards of a bucket that each data-parallel rank updates."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,17 +11,18 @@ from .layout import Layout
 from .local_params import LocalParam, Piece
 
 SHARD_ALIGNMENT: Final = 32  # elements; keeps every rank's shard on a 64-byte boundary, in bf16 too
-ParamRange = tuple[LocalParam, int, int, int]  # [low, high) elements of a parameter, and what lies before them
+ParamRange = tuple[LocalParam, int, int, int]  # parameter, its start in the rank's range, [low, high) of its elements
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters laid end to end in one flat buffer, those that take weight decay first.
+    """Parameters laid end to end in one flat buffer; those with weight decay come first.
 
     Attributes:
-        offsets: where each parameter begins, in elements.
-        num_decay: elements before the first that takes no weight decay.
-        size: elements, padded so that every rank of a group takes an equal, aligned range.
+        params: the parameters, in the order of the buffer.
+        offsets: the element at which each parameter begins.
+        num_decay: the number of elements with weight decay; they precede all others.
+        size: the number of elements, padded so that every rank of a group gets an equal, aligned range.
     """
 
     params: tuple[LocalParam, ...]
@@ -32,12 +33,13 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A run of one logical box that a data-parallel rank updates.
+    """A contiguous run of one logical box, which one data-parallel rank updates.
 
     Attributes:
-        bucket: index of the bucket.
-        start: elements before it in this rank's range of the bucket.
-        flat: [a, b) in the row-major order of `piece.box`.
+        bucket: the index of the bucket that contains the run.
+        start: the number of elements before the run in this rank's range of the bucket.
+        piece: the box of a logical tensor that the run is part of.
+        flat: the run as [a, b) in the row-major order of `piece.box`.
     """
 
     bucket: int
@@ -49,15 +51,15 @@ class Shard:
 def buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
     """Lays trainable parameters into flat buckets, last parameter first: backward finishes them in that order.
 
-    A bucket belongs to one stage of the pipeline, at ZeRO stage 3 to one layer, and tied parameters have one of their
-    own, so that it is cut alike at both ends of the pipeline.
+    All parameters of a bucket belong to one stage of the pipeline, and at ZeRO stage 3 to one layer. Tied parameters
+    get a bucket of their own, which is then cut in the same way on the first and on the last pipeline rank.
     """
 
-    def together(param: LocalParam) -> tuple[object, ...]:
+    def group_key(param: LocalParam) -> tuple[object, ...]:
         return param.stage, param.tied, param.unit if layout.zero == 3 else None
 
     result: list[Bucket] = []
-    for _, group in groupby((param for param in reversed(params) if param.trainable), together):
+    for _, group in groupby((param for param in reversed(params) if param.trainable), group_key):
         members: list[LocalParam] = []
         size = 0
         for param in group:
@@ -81,10 +83,15 @@ def _bucket(params: list[LocalParam], group_size: int) -> Bucket:
 def shards(
     parts: Sequence[Bucket], group_size: int, group_rank: int, sharding: Literal["flat", "dim0"] = "flat"
 ) -> tuple[Shard, ...]:
-    """What member `group_rank` of a ZeRO group updates, padding left out.
+    """Returns the runs that member `group_rank` of a ZeRO group updates, without padding.
 
-    "flat": its equal range of every bucket. "dim0": rows [r * n, (r + 1) * n) of every parameter, n = ceil(rows /
-    group_size), laid end to end, each padded to n rows; the rule of PyTorch's `fully_shard`.
+    Args:
+        parts: the buckets.
+        group_size: the number of ranks in the ZeRO group.
+        group_rank: the member's number in the group.
+        sharding: "flat" gives each member an equal range of every bucket. "dim0" is the rule of PyTorch's
+            `fully_shard`: member r gets rows [r * n, (r + 1) * n) of every parameter, n = ceil(rows / group_size), and
+            its range of the bucket has these laid end to end, each padded to n rows.
     """
     cut = _flat_ranges if sharding == "flat" else _row_ranges
     result: list[Shard] = []

@@ -1,6 +1,7 @@
 """Casts between number formats on numpy arrays, bit-equal to torch's.
 
-numpy has no bfloat16, so its values travel as uint16 bit patterns; those of 8-bit floats as uint8.
+numpy has neither bfloat16 nor 8-bit floats: arrays hold the bit patterns of bfloat16 as uint16, of 8-bit floats as
+uint8.
 """
 
 from typing import Any
@@ -15,15 +16,18 @@ Array = npt.NDArray[Any]
 
 
 def cast(values: Array, source: DType, target: DType, what: str = "the tensor") -> Array:
-    """`values` (held as `source.numpy`) rounded to nearest even into `target`; NaN is kept.
+    """Rounds `values` (an array of dtype `source.numpy`) to nearest even in `target`; NaN stays NaN.
+
+    Args:
+        what: the name of the tensor, for messages.
 
     Raises:
-        CheckpointError: a finite value is too large for fp16 (naming `what`), or no such cast exists.
+        CheckpointError: a finite value is too large for fp16, or tk cannot cast between these two formats.
     """
     if source == target:
         return values
     if source not in COMPUTE_DTYPES or target not in COMPUTE_DTYPES:
-        raise CheckpointError(f"No cast from {source.code} to {target.code} for {what}; keep its dtype.")
+        raise CheckpointError(f"tk cannot cast {what} from {source.code} to {target.code}; keep its dtype.")
     wide = _to_fp32(values, source)
     if target == FP32:
         return wide
@@ -32,17 +36,17 @@ def cast(values: Array, source: DType, target: DType, what: str = "the tensor") 
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = wide.astype(FP16.numpy)
     if np.isinf(narrow).sum() != np.isinf(wide).sum():
-        raise CheckpointError(f"{what} has values beyond fp16's largest, 65504; use bf16 or fp32.")
+        raise CheckpointError(f"{what} has values that exceed fp16's maximum of 65504; use bf16 or fp32.")
     return narrow
 
 
 def widen(values: Array, dtype: DType) -> Array:
-    """`values` as fp64: their exact values, but for integers of more than 53 bits."""
+    """Converts `values` to fp64, which is exact except for integers of more than 53 bits."""
     if dtype == BF16:
         values = _to_fp32(values, dtype)
     elif dtype == FP8_E5M2:  # the upper half of an fp16
         values = (values.astype("<u2") << 8).view(FP16.numpy)
-    elif dtype == FP8_E4M3:  # "FN" of arXiv 2209.05433: no infinities, and one NaN of either sign
+    elif dtype == FP8_E4M3:  # the variant "FN" of arXiv 2209.05433: no infinities, one NaN of each sign
         exponent, mantissa = (values.astype("<i4") >> 3) & 15, values.astype("<i4") & 7
         sizes = np.ldexp(np.where(exponent == 0, mantissa, 8 + mantissa).astype("<f8"), np.maximum(exponent, 1) - 10)
         values = np.where(values & 0x7F == 0x7F, np.nan, np.where(values & 0x80, -sizes, sizes))

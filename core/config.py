@@ -1,6 +1,6 @@
-"""Strict configuration sections, read from TOML with `--set section.key=value` overrides, and errors that help.
+"""Strict configuration sections, read from TOML with `--set section.key=value` overrides.
 
-Every section is a pydantic model that refuses unknown keys; a wrong key is answered with the nearest right one.
+Every section is a pydantic model that refuses unknown keys; the error for a wrong key suggests the nearest right one.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from .errors import ConfigError
 
 
 class Section(BaseModel):
-    """Base of every configuration section: immutable, no unknown keys, no silent conversions."""
+    """The base of every configuration section: immutable, without unknown keys or silent conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -24,10 +24,11 @@ S = TypeVar("S", bound="Section")
 
 
 def load_toml(path: Path, schema: type[S], overrides: Iterable[str] = ()) -> S:
-    """Reads a TOML file into `schema`, with `section.key=value` overrides laid over it.
+    """Reads a TOML file into `schema`, after `section.key=value` overrides have replaced its values.
 
     Raises:
-        ConfigError: the file cannot be read or does not fit the schema; the message names file, key and what fits.
+        ConfigError: the file cannot be read or does not fit the schema; the message names the file, the key and the
+            values that fit.
     """
     data = read_toml(path)
     apply_overrides(data, overrides)
@@ -35,7 +36,11 @@ def load_toml(path: Path, schema: type[S], overrides: Iterable[str] = ()) -> S:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises ConfigError if it cannot be read."""
+    """Reads a TOML file as plain data.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not valid TOML.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -45,13 +50,21 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Lays `section.key=value` overrides over plain data. Raises ConfigError if one is not of that form."""
+    """Replaces values of plain data, in place, by those of `section.key=value` overrides.
+
+    Raises:
+        ConfigError: an override does not have that form.
+    """
     for override in overrides:
         _apply_override(data, override)
 
 
 def parse(data: Mapping[str, Any], schema: type[S], where: str) -> S:
-    """Validates plain data; ConfigError lists every problem, each with its key and what would be right."""
+    """Validates plain data against `schema`; `where` names the data's origin in messages.
+
+    Raises:
+        ConfigError: the data does not fit; the message lists every problem with its key and the values that fit.
+    """
     try:
         return schema.model_validate(dict(data))
     except ValidationError as error:
@@ -63,7 +76,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
     if not separator or not all(parts):
-        raise ConfigError(f"--set {override!r} is not of the form section.key=value.")
+        raise ConfigError(f"--set {override!r} does not have the form section.key=value.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -77,7 +90,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def _describe(item: Any, schema: type[BaseModel]) -> str:
-    location = [str(part) for part in item["loc"] if not str(part).startswith("<")]  # "<...>" tags a union's member
+    location = [str(part) for part in item["loc"] if not str(part).startswith("<")]  # "<...>" names a union's member
     key = ".".join(location) or "the file"
     if item["type"] == "extra_forbidden":
         known = _keys_at(schema, location[:-1])
@@ -92,7 +105,7 @@ def _describe(item: Any, schema: type[BaseModel]) -> str:
 
 
 def _keys_at(schema: type[BaseModel], path: list[str]) -> list[str]:
-    """The keys of the section at `path`; numbers in it are places in an array."""
+    """Returns the keys of the section at `path`; numbers in `path` are array indexes."""
     for part in path:
         if part.isdigit():
             continue
@@ -105,7 +118,7 @@ def _keys_at(schema: type[BaseModel], path: list[str]) -> list[str]:
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, alone or in an array or union."""
+    """Returns the section that a field holds, directly or as the member of an array or union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     found = (_section_in(argument) for argument in get_args(annotation))

@@ -1,4 +1,4 @@
-"""The number formats, in one table: what tk, safetensors, numpy and torch call each, and its bytes per element.
+"""The table of number formats: the names that tk, safetensors, numpy and torch give each, and its bytes per element.
 
 Neither numpy nor torch is imported here; casts are in casts.py, torch's dtypes in parallel/torch_dtypes.py.
 """
@@ -15,11 +15,11 @@ class DType:
     """A number format.
 
     Attributes:
-        name: on the command line and in configurations.
-        code: in the header of a safetensors file.
-        itemsize: bytes per element.
-        numpy: the dtype in which numpy holds it, unsigned integers where it has no such format.
-        torch: torch's name, and that of Hugging Face's config.json.
+        name: the format's name on the command line and in configurations.
+        code: the format's name in the header of a safetensors file.
+        itemsize: the number of bytes per element.
+        numpy: the numpy dtype that holds its values; an unsigned integer of the same size if numpy lacks the format.
+        torch: the format's name in torch and in Hugging Face's config.json.
     """
 
     name: str
@@ -30,7 +30,7 @@ class DType:
 
     @property
     def is_integer(self) -> bool:
-        """Whether it holds integers or truth values, which no change of a model's dtype touches."""
+        """Whether the format holds integers or booleans; a change of a model's dtype does not convert these."""
         return self.code[0] in "IU" or self.code == "BOOL"
 
 
@@ -58,21 +58,29 @@ DTYPES: Final = (
     DType("u8", "U8", 1, "|u1", "uint8"),
     DType("bool", "BOOL", 1, "|b1", "bool"),
 )
-COMPUTE_DTYPES: Final = (FP32, BF16, FP16)  # a model's weights; between these there are casts
+COMPUTE_DTYPES: Final = (FP32, BF16, FP16)  # the formats of a model's weights; `casts.cast` converts between them
 COMPUTE_NAMES: Final = tuple(dtype.name for dtype in COMPUTE_DTYPES)
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]  # one of COMPUTE_NAMES, as a configuration's type
 _BY_CODE: Final = MappingProxyType({dtype.code: dtype for dtype in DTYPES})
 
 
 def by_code(code: str) -> DType:
-    """The format with that safetensors code; CheckpointError if tk does not know it."""
+    """Returns the format with that safetensors code.
+
+    Raises:
+        CheckpointError: tk does not know the code.
+    """
     if code not in _BY_CODE:
-        raise CheckpointError(f"Unknown dtype {code!r} in a safetensors file; known are {', '.join(_BY_CODE)}.")
+        raise CheckpointError(f"Unknown dtype {code!r} in a safetensors file; tk knows {', '.join(_BY_CODE)}.")
     return _BY_CODE[code]
 
 
 def by_name(name: str) -> DType:
-    """The format of weights that the command line and configurations call `name`; ConfigError if there is none."""
+    """Returns the format of weights that the command line and configurations call `name`.
+
+    Raises:
+        ConfigError: weights cannot have a format of that name.
+    """
     for dtype in COMPUTE_DTYPES:
         if dtype.name == name:
             return dtype

@@ -1,25 +1,25 @@
-"""Every error that a user, a file or a client can cause.
+"""The errors that a user, a file or a client can cause.
 
     TkError                     exit 1   INTERNAL
     |- ConfigError              exit 2   INVALID_ARGUMENT      a wrong key or value in a config, or wrong usage
     |- ParallelError            exit 2   INVALID_ARGUMENT      a layout that does not fit the model or the world
     |- CheckpointError          exit 3   FAILED_PRECONDITION   a checkpoint that cannot be used
-    |  |- DamagedCheckpoint                                    content that was read and is not what a save wrote
+    |  |- DamagedCheckpoint                                    content that differs from what a save writes
     |  |  |- ManifestError                                     metadata that breaks the format's rules
-    |  |  |- ShardMissing                                      a file or a chunk that should be there and is not
+    |  |  |- ShardMissing                                      a file or chunk that is listed and absent
     |  |  |- ShardCorrupt                                      bytes that do not match their checksum
     |  |  `- NotCommitted                                      a save that never finished
     |  `- ShapeMismatch                                        tensors that do not fit the model
-    |- StorageError             exit 1   UNAVAILABLE           a file that the system would not open, read or write
+    |- StorageError             exit 1   UNAVAILABLE           a file that the system failed to open, read or write
     |- RequestError             exit 2   INVALID_ARGUMENT
     |  |- InvalidRequest                                       a field with a value that cannot be served
     |  |- PromptTooLong                                        more tokens than the model or the cache can hold
-    |  `- Cancelled             exit 1   CANCELLED             given up by the caller
+    |  `- Cancelled             exit 1   CANCELLED             a request that its caller cancelled
     |- Overloaded               exit 1   RESOURCE_EXHAUSTED    a full queue; try again later
-    `- WorkerDied               exit 1   UNAVAILABLE           a rank or worker process that is gone
+    `- WorkerDied               exit 1   UNAVAILABLE           a rank or worker process that ended or hangs
 
-A message says what is wrong, where, and what would be right. gRPC statuses are kept as names, so that this module
-needs no grpc. An error that one process raises and another reports crosses as JSON: `pack` and `unpack`.
+A message says what is wrong, where, and what would be right. gRPC statuses are plain names here, so that this module
+does not import grpc. `pack` and `unpack` carry an error from one process to another as JSON.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ from typing import Any, ClassVar
 
 
 class TkError(Exception):
-    """Base of all errors that end a command in one readable paragraph.
+    """The base of all errors that end a command with one readable paragraph.
 
     Attributes:
-        exit_code: what the command line exits with.
-        grpc_status: name of the gRPC status that the server answers with.
+        exit_code: the exit status of the command line.
+        grpc_status: the name of the gRPC status that the server answers with.
     """
 
     exit_code: ClassVar[int] = 1
@@ -39,7 +39,7 @@ class TkError(Exception):
 
 
 class ConfigError(TkError):
-    """A configuration or command line that cannot be carried out."""
+    """A configuration or command line that tk cannot carry out."""
 
     exit_code = 2
     grpc_status = "INVALID_ARGUMENT"
@@ -60,8 +60,11 @@ class CheckpointError(TkError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint whose content was read, or listed, and is not what a save wrote: the only reason for which a run
-    passes a step over. Any other error leaves open what is there."""
+    """A checkpoint whose content, as read or listed, differs from what a save writes.
+
+    This is the only error after which a run resumes from an older step: any other error does not show that the newer
+    step is damaged.
+    """
 
 
 class ManifestError(DamagedCheckpoint):
@@ -69,7 +72,7 @@ class ManifestError(DamagedCheckpoint):
 
 
 class ShardMissing(DamagedCheckpoint):
-    """A file, tensor or chunk that the metadata promises and the folder lacks."""
+    """A file, tensor or chunk that the metadata lists and that is absent from the folder."""
 
 
 class ShardCorrupt(DamagedCheckpoint):
@@ -81,15 +84,17 @@ class NotCommitted(DamagedCheckpoint):
 
 
 class ShapeMismatch(CheckpointError):
-    """Stored tensors whose names or shapes are not those of the model."""
+    """Stored tensors whose names or shapes differ from the model's."""
 
 
 class StorageError(TkError, OSError):
-    """A file or folder that the system would not open, read, list, write, move or remove. It says nothing about what
-    is stored there. It is an OSError too, for callers to whom one `errno` means something.
+    """A file or folder that the system failed to open, read, list, write, move or remove.
+
+    The error says nothing about the stored content. It is an OSError too, for callers that distinguish values of
+    `errno`.
 
     Args:
-        message: names the file and the system's reason.
+        message: the name of the file and the system's reason.
         number: the system's errno.
     """
 
@@ -100,7 +105,7 @@ class StorageError(TkError, OSError):
         self.errno = number
 
     def __str__(self) -> str:
-        """The message, which OSError would make of `errno` otherwise."""
+        """Returns the message; OSError would compose another one from `errno`."""
         return str(self.args[0])
 
 
@@ -115,7 +120,7 @@ class InvalidRequest(RequestError):
     """A request field with a value that can never be served.
 
     Attributes:
-        field: the offending field, as spelled on the wire ("sampling.top_p"), or "" if no single one.
+        field: the wrong field, as spelled on the wire ("sampling.top_p"); "" if several fields conflict.
     """
 
     def __init__(self, message: str, field: str = "") -> None:
@@ -128,7 +133,7 @@ class PromptTooLong(InvalidRequest):
 
 
 class Cancelled(RequestError):
-    """A request given up by its caller."""
+    """A request that its caller cancelled."""
 
     exit_code = 1
     grpc_status = "CANCELLED"
@@ -138,7 +143,7 @@ class Overloaded(TkError):
     """A full queue. The same request may succeed later.
 
     Attributes:
-        retry_after: seconds after which trying again makes sense.
+        retry_after: the number of seconds after which the client should try again.
     """
 
     grpc_status = "RESOURCE_EXHAUSTED"
@@ -155,7 +160,7 @@ class WorkerDied(TkError):
 
 
 def pack(error: TkError) -> dict[str, Any]:
-    """An error as plain data for another process of tk: its class and bases by name, its message, its attributes."""
+    """Describes an error as plain data for another process of tk: names of its class and bases, message, attributes."""
     attributes = {name: value for name, value in vars(error).items() if not name.startswith("__")}
     if isinstance(error, OSError):
         attributes["errno"] = error.errno
@@ -164,10 +169,11 @@ def pack(error: TkError) -> dict[str, Any]:
 
 
 def unpack(data: Mapping[str, Any]) -> TkError:
-    """The error that `pack` described: of its own class where this process has loaded it, else of the nearest base."""
+    """Rebuilds the error that `pack` described, in its own class if this process has loaded it, else in the nearest
+    base."""
     known = _loaded_classes()
     kind = next(known[name] for name in data["classes"] if name in known)
-    error = kind.__new__(kind)  # constructors differ; attributes are all that they set
+    error = kind.__new__(kind)  # not kind(...): constructors take different arguments, and only set attributes
     error.args = (data["message"],)
     for name, value in data["attributes"].items():
         setattr(error, name, value)

@@ -1,4 +1,4 @@
-"""Boxes: n-dimensional intervals on plain integers, the one word for who holds what in train, checkpoint and infer."""
+"""Boxes: n-dimensional intervals of a tensor's indexes, by which all rooms say which part of a tensor a rank holds."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import TypeAlias
 class Box:
     """An axis-aligned block of a tensor's elements: `offset[d] <= index[d] < offset[d] + shape[d]` in every dim.
 
-    A box of no dims holds one element (a scalar); a box with a zero in its shape holds none.
+    A box without dims holds one element (a scalar); a box with a zero in its shape holds none.
     """
 
     offset: tuple[int, ...]
@@ -19,26 +19,26 @@ class Box:
 
     @staticmethod
     def whole(shape: Sequence[int]) -> "Box":
-        """The box of a whole tensor of that shape."""
+        """Returns the box of all elements of a tensor with that shape."""
         return Box((0,) * len(shape), tuple(shape))
 
     @staticmethod
     def from_bounds(bounds: Sequence[Sequence[int]]) -> "Box":
-        """The inverse of `bounds()`."""
+        """Builds the box that `bounds()` describes."""
         return Box(tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds))
 
     def bounds(self) -> list[list[int]]:
-        """[[low, high), ...] per dim, as written in a checkpoint."""
+        """Returns [low, high) for each dim, as a checkpoint stores it."""
         return [[low, low + extent] for low, extent in zip(self.offset, self.shape, strict=True)]
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def end(self) -> tuple[int, ...]:
-        """One past the last index, per dim."""
+        """The index after the last one, for each dim."""
         return tuple(low + extent for low, extent in zip(self.offset, self.shape, strict=True))
 
     @property
@@ -47,28 +47,28 @@ class Box:
         return tuple(slice(low, low + extent) for low, extent in zip(self.offset, self.shape, strict=True))
 
     def intersect(self, other: "Box") -> "Box | None":
-        """The elements in both boxes, or None if there are none."""
+        """Returns the box of the elements in both boxes, or None if they share none."""
         offset = tuple(map(max, self.offset, other.offset))
         shape = tuple(min(a, b) - low for a, b, low in zip(self.end, other.end, offset, strict=True))
         return Box(offset, shape) if all(extent > 0 for extent in shape) else None
 
     def contains(self, other: "Box") -> bool:
-        """Whether every element of `other` is in this box."""
+        """Returns whether every element of `other` is in this box."""
         return all(a <= b for a, b in zip(self.offset, other.offset, strict=True)) and all(
             a >= b for a, b in zip(self.end, other.end, strict=True)
         )
 
     def relative_to(self, origin: "Box") -> "Box":
-        """The same elements, counted from `origin`'s first one: an index into an array that holds just `origin`."""
+        """Returns this box with offsets relative to `origin`: its place in an array that holds only `origin`."""
         return Box(tuple(a - b for a, b in zip(self.offset, origin.offset, strict=True)), self.shape)
 
     def flat_range(self, inner: "Box") -> tuple[int, int] | None:
-        """[start, stop) of `inner` in this box's row-major order, or None where `inner` is not one contiguous run."""
+        """Returns [start, stop) of `inner` in this box's row-major order, or None if it is not contiguous there."""
         relative = inner.relative_to(self)
         start = 0
         for low, extent in zip(relative.offset, self.shape, strict=True):
             start = start * extent + low
-        seen_partial = False  # after the first dim that is cut, leading dims must have extent 1
+        seen_partial = False  # from the last dim backwards: all dims before the last partial one must have extent 1
         for part, extent in zip(reversed(inner.shape), reversed(self.shape), strict=True):
             if seen_partial and part != 1:
                 return None
@@ -77,9 +77,9 @@ class Box:
 
 
 def flat_to_boxes(box: Box, start: int, stop: int) -> Iterator[Box]:
-    """Cuts the row-major range [start, stop) of `box` into boxes, in order; at most 2 * ndim - 1 of them.
+    """Cuts the row-major range [start, stop) of `box` into at most 2 * ndim - 1 boxes, in order.
 
-    Each is contiguous in the row-major order of `box`, and one follows where the other ends.
+    Each box is contiguous in the row-major order of `box` and begins at the end of the one before it.
     """
     if start >= stop:
         return
@@ -108,7 +108,10 @@ def _within_row(box: Box, row: int, start: int, stop: int) -> Iterator[Box]:
 
 
 def covers_exactly(boxes: Iterable[Box], whole: Box) -> bool:
-    """Whether the boxes hold every element of `whole` once and nothing else: O(n), up to 2^ndim steps for each."""
+    """Returns whether the boxes hold every element of `whole` once and no other element.
+
+    The time is linear in the number of boxes: up to 2^ndim operations for each.
+    """
     counts = Counter(_bounds(box) for box in boxes if box.size)
     if whole.size:
         counts[_bounds(whole)] -= 1
@@ -123,13 +126,14 @@ def _bounds(box: Box) -> _Bounds:
 
 
 def _vanishes(counts: Mapping[_Bounds, int]) -> bool:
-    """Whether boxes, each added so many times or taken away, leave nothing at any element.
+    """Returns whether the signed sum of boxes is 0 at every element.
 
-    Along the first dim, the sum changes only where a box begins or ends. It is nothing everywhere if each such change,
-    a sum of boxes of one dim less, is nothing. Where neighbours meet, most of them cancel and are not looked at again.
+    Along the first dim, the sum changes only at the beginning and at the end of a box. It is 0 everywhere if each of
+    these changes, which is a sum of boxes with one dim less, is 0. The end of a box mostly cancels the beginning of
+    its neighbour, so few changes remain for the recursion.
 
     Args:
-        counts: by bounds, none of them 0.
+        counts: how many times each box is added (negative: subtracted), by the box's bounds; no count is 0.
     """
     if () in counts:
         return False

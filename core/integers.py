@@ -2,10 +2,10 @@
 
 
 def ceil_div(number: int, divisor: int) -> int:
-    """The least whole number that is not below number / divisor."""
+    """Returns the smallest integer that is at least number / divisor."""
     return -(-number // divisor)
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `number`."""
+    """Returns the smallest multiple of `multiple` that is at least `number`."""
     return ceil_div(number, multiple) * multiple

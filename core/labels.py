@@ -1,5 +1,5 @@
-"""Training labels: the token ids that a model should give."""
+"""Training labels: the token ids that a model should predict."""
 
 from typing import Final
 
-IGNORED: Final = -100  # the label of a position that does not count in the loss, as in torch's cross entropy
+IGNORED: Final = -100  # the label of a position that the loss leaves out, as in torch's cross entropy

@@ -1,8 +1,8 @@
-"""How a model and its optimizer are spread over ranks: a layout is a value, plain data without processes.
+"""The layout: how a model and its optimizer are spread over ranks, as plain data without processes.
 
-Floors of meaning, each built on the one before:
+Six functions derive a rank's share from it, each from the one before:
     split_boxes    the boxes of a tensor that tensor-parallel rank r holds               tensors.py
-    stages         the layers of one pipeline rank                                       here
+    stages         the layers of one pipeline rank                                       layout.py
     local_params   the parameters of one (pp, tp) position, possibly padded              local_params.py
     buckets        those parameters laid end to end in flat buffers, as ZeRO cuts them   buckets.py
     shards         the ranges of a bucket that one data-parallel rank updates            buckets.py
@@ -18,15 +18,20 @@ from .tensors import Table, TensorSpec, num_layers
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What lies between two cuts of the pipeline: consecutive layers; the first stage also embeds, the last one has
-    the final norm and the head."""
+    """A stage of the pipeline: consecutive layers.
+
+    Attributes:
+        layers: the numbers of the layers.
+        first: whether the stage also holds the embedding.
+        last: whether the stage also holds the final norm and the head.
+    """
 
     layers: range
     first: bool = True
     last: bool = True
 
     def holds(self, spec: TensorSpec) -> bool:
-        """Whether a tensor lives on this stage."""
+        """Returns whether this stage holds a tensor."""
         if isinstance(spec.layer, int):
             return spec.layer in self.layers
         return self.first if spec.layer == "first" else self.last
@@ -34,7 +39,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """A rank's place in the mesh."""
+    """A rank's coordinates in the mesh: its number along each axis."""
 
     pp: int
     dp: int
@@ -43,14 +48,19 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a model and its optimizer are spread over ranks; mesh order pp, dp (replicate, shard), tp; tp fastest.
+    """How a model and its optimizer are spread over ranks.
+
+    The axes of the mesh are, from slowest to fastest, pp, dp (replicate, then shard) and tp.
 
     Attributes:
-        virtual_stages: model chunks per pipeline rank.
-        shard_size: ranks of a ZeRO group, a divisor of dp (hybrid sharding); 0 = all of dp.
-        zero: ZeRO stage 0 to 3.
-        bucket_size: elements of a flat bucket, at which the next one is begun.
-        sharding: how ZeRO cuts a bucket: "flat" into equal ranges; "dim0" (FSDP's rule) by whole rows of parameters.
+        tp: the number of tensor-parallel ranks.
+        pp: the number of pipeline-parallel ranks.
+        dp: the number of data-parallel ranks.
+        virtual_stages: the number of stages on each pipeline rank.
+        shard_size: the number of ranks in a ZeRO group, a divisor of dp (hybrid sharding); 0 = dp.
+        zero: the ZeRO stage, 0 to 3.
+        bucket_size: the number of elements at which a flat bucket is full; only a larger parameter exceeds it.
+        sharding: how ZeRO cuts a bucket: "flat" into equal ranges, "dim0" (FSDP's rule) by whole rows of parameters.
     """
 
     tp: int = 1
@@ -73,28 +83,30 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """The number of ranks."""
         return self.pp * self.dp * self.tp
 
     @property
     def group_size(self) -> int:
-        """Ranks over which one copy of the optimizer state is spread (1 at stage 0)."""
+        """The number of ranks that share one copy of the optimizer state (1 at ZeRO stage 0)."""
         return 1 if self.zero == 0 else self.shard_size or self.dp
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where a global rank stands."""
+        """Returns the coordinates of a global rank."""
         return Coordinates(rank // (self.dp * self.tp), rank // self.tp % self.dp, rank % self.tp)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a manifest; `Layout(**data)` reads it back."""
+        """Returns plain data for a manifest; `Layout(**data)` is the inverse."""
         return asdict(self)
 
 
 def stages(table: Table, layout: Layout, pp: int) -> tuple[Stage, ...]:
-    """The stages of pipeline rank `pp`: layers are cut into pp x virtual_stages runs, dealt round-robin over the ranks.
+    """Returns the stages of pipeline rank `pp`.
+
+    The layers are cut into pp x virtual_stages stages, which are assigned to the pipeline ranks in turn.
 
     Raises:
-        ParallelError: there are fewer layers than stages.
+        ParallelError: the model has fewer layers than stages.
     """
     layers, count = num_layers(table), layout.pp * layout.virtual_stages
     if 1 < count > layers:

@@ -1,4 +1,4 @@
-"""The parameters that one (pp, tp) position holds: boxes of logical tensors, stacked and possibly padded."""
+"""The parameters of the ranks at one (pp, tp) position: boxes of logical tensors, stacked and possibly padded."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,13 +12,15 @@ from .tensors import Table, TensorSpec, is_owner, num_holders, split_boxes
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One logical box inside a local parameter.
+    """One box of a logical tensor inside a local parameter.
 
     Attributes:
-        start: elements of the parameter's flat buffer before it; the box lies there contiguously in row-major order.
-        owner: whether this (pp, tp) position is the lowest that holds the box, so saves it and counts its norm.
-        num_holders: neighbouring tensor-parallel ranks with this very box of a split tensor (replicated kv heads),
-            over which its gradient is summed; 1 for a tensor that is not split.
+        tensor: the logical tensor.
+        box: the part of the tensor, contiguous in the parameter in row-major order.
+        start: the number of the parameter's elements before the box.
+        owner: whether this is the lowest (pp, tp) position with the box, which saves it and counts its norm.
+        num_holders: the number of neighbouring tensor-parallel ranks with the same box of a split tensor (replicated
+            kv heads), over which its gradient is summed; 1 for a tensor that is not split.
     """
 
     tensor: TensorSpec
@@ -30,11 +32,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LocalParam:
-    """A parameter as one (pp, tp) position holds it: pieces stacked along dim 0, rows beyond them are padding.
+    """A parameter as one (pp, tp) position holds it.
 
     Attributes:
-        stage: which of the position's stages it lives on.
-        tied: whether another pipeline rank holds a copy of it (tied embeddings), so that their gradients are summed.
+        name: the name of the module's parameter.
+        shape: the shape of the parameter on this position.
+        pieces: the boxes of logical tensors in it, stacked along dim 0; rows after the last are padding.
+        stage: the index of its stage among those of this pipeline rank.
+        tied: whether another pipeline rank holds a copy (tied embeddings), so that the gradients are summed.
     """
 
     name: str
@@ -45,29 +50,32 @@ class LocalParam:
 
     @property
     def size(self) -> int:
-        """Elements, padding included."""
+        """The number of elements, including padding."""
         return math.prod(self.shape)
 
     @property
     def decay(self) -> bool:
-        """Whether it takes weight decay, as tensors of 2 or more dims do."""
+        """Whether weight decay applies: to tensors of 2 or more dims only."""
         return len(self.shape) >= 2
 
     @property
     def unit(self) -> int | str:
-        """What computes with it: its decoder layer, or the end of the pipeline it lives on."""
+        """The unit that computes with it: the index of a decoder layer, or "first" or "last" for the other modules."""
         return self.pieces[0].tensor.layer
 
     @property
     def trainable(self) -> bool:
-        """Whether an optimizer updates it."""
+        """Whether an optimizer updates the parameter."""
         return self.pieces[0].tensor.trainable
 
 
 def local_params(table: Table, layout: Layout, pp: int, tp: int) -> tuple[LocalParam, ...]:
-    """The parameters that position (pp, tp) holds, in the table's order.
+    """Returns the parameters that position (pp, tp) holds, in the table's order.
 
-    A tied tensor is a parameter of its own only where its original is on another pipeline rank.
+    A tied tensor is a parameter of its own only if its original is on another pipeline rank.
+
+    Raises:
+        ParallelError: the layout does not fit the table, or a fused parameter is frozen in part.
     """
     mine = stages(table, layout, pp)
     stage_of = {spec.name: number for number, stage in enumerate(mine) for spec in table if stage.holds(spec)}
@@ -92,12 +100,12 @@ def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> Loca
     first = specs[0]
     if len({spec.trainable for spec in specs}) > 1:
         names = ", ".join(spec.name for spec in specs)
-        raise ParallelError(f"{names} are one parameter, {name}: freeze all of them or none.")
+        raise ParallelError(f"The module fuses {names} into one parameter, {name}: freeze all of them or none.")
     shape = list(pieces[0].box.shape)
     if len(pieces) > 1:
         shape[0] = sum(piece.box.shape[0] for piece in pieces)
     elif first.split and first.split.rule == "pad":
         if first.split.dim != 0:
-            raise ParallelError(f"{first.name}: only rows can be padded, not dim {first.split.dim}.")
+            raise ParallelError(f"{first.name}: tk pads dim 0 only, not dim {first.split.dim}.")
         shape[0] = ceil_div(first.shape[0], tp)
     return LocalParam(name, tuple(shape), tuple(pieces))

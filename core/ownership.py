@@ -1,6 +1,7 @@
-"""Who saves what: the only statement of which rank writes which elements of which slot of a tensor.
+"""Ownership: which rank writes which elements of which slot of a tensor.
 
-Save plans, reshard and `tk plan` ask here. Over the world, every logical element of every slot has exactly one owner.
+This module alone decides it; save plans, `tk reshard` and `tk plan` call it. Over all ranks, every logical element of
+every slot has exactly one owner.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,20 @@ from .layout import Layout
 from .local_params import Piece, local_params
 from .tensors import Table
 
-NEVER_CUT: Final = 2**18  # elements; smaller tensors (1 MiB of fp32) are dealt whole to one replica
+MIN_CUT_SIZE: Final = 2**18  # elements; one replica gets the whole of a smaller tensor (1 MiB of fp32)
 Run = tuple[Piece, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What a rank saves: `flat` elements of a box (None = all of it) of one slot of a tensor."""
+    """Elements that a rank saves.
+
+    Attributes:
+        tensor: the name of the logical tensor.
+        slot: "weight" or a slot of the optimizer.
+        box: the part of the tensor.
+        flat: the range [a, b) of the box in row-major order; None = the whole box.
+    """
 
     tensor: str
     slot: str
@@ -28,13 +36,14 @@ class Owned:
 
 
 def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weight",)) -> tuple[Owned, ...]:
-    """What a rank saves of each slot. Over the world, every logical element of every slot has exactly one owner.
+    """Returns the elements of each slot that a rank saves.
 
-    Weights held by all of dp are dealt out: as whole tensors at tp = 1 (so that the folder is a valid Hugging Face
-    one), by equal flat ranges otherwise. Sharded slots are saved as they lie, without gathering.
+    Weights that all data-parallel ranks hold are divided among them: as whole tensors at tp = 1 (so that the folder is
+    a valid Hugging Face one), in equal flat ranges otherwise. A rank saves sharded slots from its own shards, without
+    a gather.
 
     Args:
-        slots: "weight" and the optimizer's own, such as "master", "exp_avg", "exp_avg_sq".
+        slots: "weight" and the optimizer's slots, for example "master", "exp_avg", "exp_avg_sq".
     """
     at = layout.coordinates(rank)
     params = local_params(table, layout, at.pp, at.tp)
@@ -57,7 +66,7 @@ def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weig
             runs = _deal(mine, layout.dp // group, at.dp // group, cut=True)
             if slot == "weight":
                 runs += _deal(frozen, layout.dp, at.dp, cut=True)
-        if slot == "weight" and at.dp == 0:  # no element to deal out, but the tensor is there all the same
+        if slot == "weight" and at.dp == 0:  # tensors without elements have no runs, but the checkpoint lists them
             runs = runs + [run for run in whole if 0 in run[0].tensor.shape]
         for piece, (a, b) in runs:
             flat = None if (a, b) == (0, piece.box.size) else (a, b)
@@ -66,11 +75,14 @@ def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weig
 
 
 def _deal(runs: Sequence[Run], num_replicas: int, replica: int, cut: bool) -> list[Run]:
-    """The share of `replica`: large runs cut into equal parts, the others whole to whoever has least so far."""
+    """Returns the share of `replica`: a part of each large run, and those small runs that fall to it.
+
+    Small runs go, largest first, to the replica with the fewest elements so far.
+    """
     mine: list[Run] = []
     small: list[Run] = []
     for piece, (a, b) in runs:
-        if cut and b - a >= NEVER_CUT and num_replicas > 1:
+        if cut and b - a >= MIN_CUT_SIZE and num_replicas > 1:
             low, high = (a + (b - a) * i // num_replicas for i in (replica, replica + 1))
             mine.append((piece, (low, high)))
         elif b > a:

@@ -1,5 +1,4 @@
-"""Processes of tk's own: how one is started, and what it asks of the system at its start: to end with its starter, to
-keep the memory that it has."""
+"""Child processes of tk: their start, their end with the process that started them, and their memory allocator."""
 
 import ctypes
 import os
@@ -11,9 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Final
 
-PARENT_VARIABLE: Final = "TK_PARENT"  # process id of the starter, in a child's environment
+PARENT_VARIABLE: Final = "TK_PARENT"  # the environment variable with the process id of the parent
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of glibc's malloc.h
 
 
 def start_module(
@@ -26,19 +25,22 @@ def start_module(
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Starts `python -m MODULE ARGUMENTS`; the module's first act is `die_with_parent()`.
+    """Starts `python -m MODULE ARGUMENTS`; the module must call `die_with_parent()` first.
 
-    The child finds modules where this process finds them, whether or not tk is installed and whatever the current
-    folder is. A session of its own keeps the terminal's Ctrl-C from it: its starter decides when it ends.
+    The child searches modules in the same folders as this process, so tk need not be installed and the current folder
+    does not matter. The child runs in a session of its own, which keeps the terminal's Ctrl-C from it: this process
+    decides when it ends.
 
     Args:
-        environment: variables beside this process's own.
-        inherited: descriptors that stay open in the child, under the same numbers.
-        stdin, stdout, stderr: as `subprocess.Popen` has them.
+        module: the dotted name of the module.
+        arguments: the child's command-line arguments.
+        environment: variables to add to this process's own.
+        inherited: file descriptors that stay open in the child, under the same numbers.
+        stdin, stdout, stderr: as in `subprocess.Popen`.
     """
     paths = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *arguments],  # -P: not what lies in the current folder
+        [sys.executable, "-P", "-m", module, *arguments],  # -P: modules in the current folder must not shadow others
         env={**os.environ, **environment, "PYTHONPATH": paths, PARENT_VARIABLE: str(os.getpid())},
         pass_fds=inherited,
         stdin=stdin,
@@ -49,9 +51,9 @@ def start_module(
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process, which `start_module` began, when the thread that started it ends; Linux only.
+    """Makes the kernel kill this child of `start_module` when the thread that started it ends (Linux only).
 
-    If the starter is gone already, this process ends here and now.
+    If the parent has ended already, this process exits at once.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = os.environ.get(PARENT_VARIABLE)
@@ -60,10 +62,10 @@ def die_with_parent() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Has glibc keep what this process frees for its next allocations.
+    """Makes glibc's malloc keep freed memory for this process's next allocations.
 
-    By default large blocks go back to the system, which clears every page anew when the next layer asks for as much: a
-    fifth of a training step on a CPU. Where malloc is not glibc's, nothing happens.
+    By default malloc returns large blocks to the system, which clears every page again for the next layer's
+    allocation: a fifth of a training step on a CPU. With another malloc this function does nothing.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

@@ -1,4 +1,4 @@
-"""Long work shown on a terminal as a bar, elsewhere as plain lines; and sizes and durations in words."""
+"""The progress of long work, as a bar on a terminal and as plain lines elsewhere; sizes and durations as text."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ PLAIN_INTERVAL_SECONDS: Final = 5.0
 
 
 def format_bytes(num_bytes: int | float) -> str:
-    """A size in binary units with three significant digits: 1536 -> "1.5 KiB"."""
+    """Formats a size in binary units with three significant digits: 1536 -> "1.5 KiB"."""
     size, unit = float(num_bytes), 0
     while abs(size) >= 1023.5 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
@@ -19,7 +19,7 @@ def format_bytes(num_bytes: int | float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: 0.0123 -> "12 ms", 3.21 -> "3.2 s", 75 -> "1 min 15 s", 7260 -> "2 h 01 min"."""
+    """Formats a duration: 0.0123 -> "12.3 ms", 3.21 -> "3.2 s", 75 -> "1 min 15 s", 7260 -> "2 h 01 min"."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 59.95:
@@ -31,24 +31,24 @@ def format_seconds(seconds: float) -> str:
 
 
 class Progress(Protocol):
-    """A running piece of work with a known end."""
+    """The progress display of work with a known number of units."""
 
     def advance(self, amount: int = 1, status: str = "") -> None:
-        """Count `amount` more units as done; `status` says how it goes ("loss 3.21, lr 1e-3")."""
+        """Counts `amount` more units as done and shows `status` ("loss 3.21, lr 1e-3") beside them."""
 
 
 @contextmanager
 def progress_bar(
     description: str, total: int, *, done: int = 0, show: Callable[[int], str] = str, stream: TextIO | None = None
 ) -> Iterator[Progress]:
-    """Show long work on stderr: a bar with the time left on a terminal, plain lines every few seconds elsewhere.
+    """Shows long work: on a terminal as a bar with the time left, elsewhere as plain lines every few seconds.
 
     Args:
-        description: what is being done.
-        total: units of work in all.
-        done: units that were done before.
-        show: how to write a number of units (`format_bytes` for bytes).
-        stream: where to show it; stderr if None.
+        description: the name of the work.
+        total: the number of units of the whole work.
+        done: the number of units done before this call.
+        show: formats a number of units (`format_bytes` for bytes).
+        stream: the stream to write to; None = stderr.
     """
     stream = stream or sys.stderr
     if stream.isatty():
@@ -61,7 +61,7 @@ def progress_bar(
 
 
 class PlainProgress:
-    """Progress as lines of text, at most one per interval, and always one for the end."""
+    """Progress as lines of text: at most one per interval, and always one at the end."""
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class PlainProgress:
         self.printed_at, self.printed_done, self.status = self.start, -1, ""
 
     def advance(self, amount: int = 1, status: str = "") -> None:
-        """Count `amount` more units; print a line if the last one is an interval ago."""
+        """Counts `amount` more units, and prints a line if an interval has passed since the last one."""
         self.done += amount
         self.status = status or self.status
         if self.clock() - self.printed_at >= self.interval:
             self._print()
 
     def finish(self) -> None:
-        """Print where the work ended, unless the last line says it already."""
+        """Prints the final progress, unless the last line shows it already."""
         if self.printed_done != self.done:
             self._print()
 
@@ -121,7 +121,7 @@ def _terminal_bar(
     )
 
     class TerminalBar:
-        """The rich bar behind the two-line interface of `Progress`."""
+        """A bar of rich with the interface of `Progress`."""
 
         def __init__(self, bar: RichProgress) -> None:
             self.bar, self.done, self.status = bar, done, ""

@@ -1,4 +1,4 @@
-"""What several ranks hold the same values of: the ground on which replicas are compared."""
+"""Replicated values: which ranges of which tensors several ranks hold, so that their copies can be compared."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,23 +13,28 @@ from .tensors import Table, num_holders
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What one rank and its neighbours along a mesh axis hold in common, in an order that is the same on all of them.
+    """The ranges to compare along each mesh axis of one rank, in an order that is the same on all ranks of the axis.
 
-    Whatever two ranks of the world hold, a chain of such neighbours connects: where all of them agree, all ranks do.
+    A chain of neighbours connects any two ranks that hold the same range. So if all neighbours agree, all ranks agree.
 
     Attributes:
-        shard, replicate: held by every rank of the group.
-        tp, ends: held by two or more ranks of it, perhaps not by this one.
+        shard: ranges that every rank of the shard group holds.
+        replicate: ranges that every rank of the replicate group holds.
+        tp: ranges that two or more ranks of the tp group hold, perhaps not this one.
+        embedding: ranges that the first and the last pipeline rank both hold (tied embeddings).
     """
 
     shard: tuple[Owned, ...]
     replicate: tuple[Owned, ...]
     tp: tuple[Owned, ...]
-    ends: tuple[Owned, ...]
+    embedding: tuple[Owned, ...]
 
 
 def shared_by_axis(table: Table, layout: Layout, at: Coordinates, slots: Sequence[str]) -> Shared:
-    """What the rank at `at` is to compare along each axis: its own share and its neighbours' alone are looked at."""
+    """Returns the ranges that the rank at `at` compares along each axis.
+
+    The function looks at the shares of this rank and its neighbours only, so its time does not grow with the world.
+    """
     member = at.dp % layout.group_size
     mine = _held(table, layout, at.pp, at.tp, member, slots)
     at_ends = layout.pp > 1 and at.pp in (0, layout.pp - 1) and any(spec.alias for spec in table)
@@ -41,14 +46,14 @@ def shared_by_axis(table: Table, layout: Layout, at: Coordinates, slots: Sequenc
         tp=_held_twice(_held(table, layout, at.pp, tp, member, slots) for tp in range(layout.tp))
         if layout.tp > 1
         else (),
-        ends=_held_twice(_held(table, layout, pp, at.tp, member, slots) for pp in (0, layout.pp - 1))
+        embedding=_held_twice(_held(table, layout, pp, at.tp, member, slots) for pp in (0, layout.pp - 1))
         if at_ends
         else (),
     )
 
 
 def any_replicated(table: Table, layout: Layout) -> bool:
-    """Whether two ranks of the world hold anything in common; the same on every rank."""
+    """Returns whether any two ranks hold the same range; the answer is the same on every rank."""
     frozen = any(not spec.trainable for spec in table)
     over_tp = any(spec.split is None or num_holders(spec, layout.tp) > 1 for spec in table)
     tied = any(spec.alias for spec in table)
@@ -61,11 +66,11 @@ def any_replicated(table: Table, layout: Layout) -> bool:
 
 
 def replicated(table: Table, layout: Layout, slots: Sequence[str]) -> tuple[Owned, ...]:
-    """Every run of a slot that two or more ranks of the world hold, in an order that is the same on all of them.
+    """Returns every range of a slot that two or more ranks hold, in an order that is the same on all ranks.
 
-    Weights are held by all of dp (below ZeRO stage 3), other slots by the replicas of an optimizer shard; either also
-    by tensor-parallel ranks that share a tensor, and by both ends of a pipeline where embeddings are tied. The whole
-    world is walked: seconds for thousands of ranks.
+    Below ZeRO stage 3 all data-parallel ranks hold the same weights. The replicas of an optimizer shard hold the same
+    other slots. Tensor-parallel ranks may share a tensor, and with tied embeddings the first and the last pipeline
+    rank do. The function visits every rank of the layout: it takes seconds for thousands of ranks.
     """
     holders: Counter[Owned] = Counter()
     for pp in range(layout.pp):
@@ -77,16 +82,16 @@ def replicated(table: Table, layout: Layout, slots: Sequence[str]) -> tuple[Owne
 
 
 def _held(table: Table, layout: Layout, pp: int, tp: int, member: int, slots: Sequence[str]) -> list[Owned]:
-    """Everything that one rank holds, by the keys below; `member` is its place in its shard group."""
+    """Returns the keys of all ranges that one rank holds; `member` is its number in its shard group."""
     params = local_params(table, layout, pp, tp)
     found = []
     if "weight" in slots:
         pieces = [piece for param in params for piece in param.pieces]
-        found += [weight_held(piece) for piece in pieces if layout.zero < 3 or not piece.tensor.trainable]
+        found += [weight_key(piece) for piece in pieces if layout.zero < 3 or not piece.tensor.trainable]
     runs = shards(buckets(params, layout), layout.group_size, member)
     for slot in slots:
         if slot != "weight" or layout.zero == 3:
-            found += [run_held(slot, run.piece, run.flat) for run in runs]
+            found += [run_key(slot, run.piece, run.flat) for run in runs]
     return found
 
 
@@ -95,11 +100,11 @@ def _held_twice(ranks: Iterable[list[Owned]]) -> tuple[Owned, ...]:
     return tuple(item for item, count in counts.items() if count > 1)
 
 
-def weight_held(piece: Piece) -> Owned:
-    """The key of a weight that is held whole; a tied one has that of its original."""
+def weight_key(piece: Piece) -> Owned:
+    """Returns the key of a weight that is not sharded; a tied weight has the key of its original."""
     return Owned(piece.tensor.alias or piece.tensor.name, "weight", piece.box)
 
 
-def run_held(slot: str, piece: Piece, flat: tuple[int, int]) -> Owned:
-    """The key of a range of a slot."""
+def run_key(slot: str, piece: Piece, flat: tuple[int, int]) -> Owned:
+    """Returns the key of a range of a slot; a tied tensor has the key of its original."""
     return Owned(piece.tensor.alias or piece.tensor.name, slot, piece.box, flat)

@@ -1,4 +1,4 @@
-"""The tensors of a model as plain data: what an architecture declares of each, and how tensor parallelism cuts it."""
+"""The table of a model's tensors: each one's declaration by its architecture, and how tensor parallelism cuts it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,13 @@ class Split:
     """How tensor parallelism cuts a tensor along `dim`.
 
     Attributes:
-        unit: elements along `dim` that stay together (head_dim for q, k and v).
-        rule: "exact": tp divides the units; "pad": the last ranks may hold fewer, padded to equal shapes;
-            "replicate": as exact, and where tp exceeds the units each is held by tp / units neighbouring ranks.
-        of: the config key that counts the units, for messages.
-        sections: equal sections that `dim` consists of, each cut by itself (GPT-2's columns of q, k and v): where tp
-            is more than 1, a rank holds one box of each.
+        dim: the dimension that is cut.
+        unit: the number of elements along `dim` that stay together (head_dim for q, k and v).
+        rule: "exact": tp divides the number of units; "pad": the last ranks may hold fewer units, and pad to equal
+            shapes; "replicate": as "exact", but if tp exceeds the units, tp / units neighbouring ranks hold each.
+        of: the config key with the number of units, for messages.
+        sections: the number of equal sections of `dim` that are cut separately (GPT-2's columns of q, k and v): at
+            tp > 1, a rank holds one box of each.
     """
 
     dim: int
@@ -31,17 +32,21 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One logical tensor, as the architecture's Hugging Face files name and orient it.
+    """One logical tensor, with the name and orientation of the architecture's Hugging Face files.
 
     Attributes:
-        layer: index of its decoder layer, or which end of the pipeline it lives on.
-        param: FQN of the module parameter that holds it, if that fuses several tensors as stacked rows; "" = `name`.
-        alias: name of the tensor it shares its values with (tied embeddings): held, never stored.
-        init: how training fills it at step 0.
-        partial_grad: every tensor-parallel rank holds all of it but sees only its part of the gradient (norms of
-            heads, routers): the gradient is summed over tp.
-        trainable: whether an optimizer updates it; what it does not is held by all of dp and has no slot but "weight".
-        dtype: safetensors code of its weight where that is not the model's (a module's integer buffers).
+        name: the tensor's name in the files.
+        shape: the shape of the whole tensor.
+        split: how tensor parallelism cuts the tensor; None = every tensor-parallel rank holds all of it.
+        layer: the index of its decoder layer, or the pipeline stage, "first" or "last", of a tensor outside of them.
+        param: the name of the module parameter that fuses this and other tensors as stacked rows; "" = `name`.
+        alias: the name of the tensor whose values it shares (tied embeddings); an alias is never stored.
+        init: how training fills the tensor before step 0.
+        partial_grad: whether every tensor-parallel rank holds the whole tensor but computes only a part of its gradient
+            (norms of heads, routers); the gradient is then summed over tp.
+        trainable: whether an optimizer updates the tensor; all data-parallel ranks hold a frozen tensor, which has no
+            slot but "weight".
+        dtype: the safetensors code of its weight, if it differs from the model's (a module's integer buffers).
     """
 
     name: str
@@ -56,7 +61,11 @@ class TensorSpec:
     dtype: str = ""
 
     def codes(self, slots: Mapping[str, str]) -> dict[str, str]:
-        """The slots that are stored of it, with their dtype codes; `slots` has those of an ordinary tensor."""
+        """Returns the dtype codes of the slots that a checkpoint stores of this tensor.
+
+        Args:
+            slots: the dtype codes of an ordinary tensor's slots.
+        """
         weight = {"weight": self.dtype or slots["weight"]}
         return dict(slots) | weight if self.trainable else weight
 
@@ -65,12 +74,12 @@ Table = Sequence[TensorSpec]
 
 
 def num_layers(table: Table) -> int:
-    """Decoder layers in a table."""
+    """Returns the number of decoder layers in a table."""
     return max((spec.layer + 1 for spec in table if isinstance(spec.layer, int)), default=0)
 
 
 def split_boxes(spec: TensorSpec, tp: int, rank: int) -> tuple[Box, ...]:
-    """The boxes of `spec` that tensor-parallel rank `rank` of `tp` holds: one, or one of each section.
+    """Returns the boxes of `spec` that tensor-parallel rank `rank` of `tp` holds: one, or one of each section.
 
     Raises:
         ParallelError: tp does not fit the tensor.
@@ -109,14 +118,17 @@ def _indivisible(spec: TensorSpec, split: Split, units: int, tp: int) -> str:
 
 
 def num_holders(spec: TensorSpec, tp: int) -> int:
-    """Neighbouring tensor-parallel ranks that hold the same part of a split tensor; 1 for one that is not split."""
+    """Returns how many neighbouring tensor-parallel ranks hold the same part of a split tensor.
+
+    The result is 1 for a tensor that is not split.
+    """
     if spec.split is None or spec.split.rule != "replicate":
         return 1
     return max(1, tp * spec.split.unit * spec.split.sections // spec.shape[spec.split.dim])
 
 
 def is_owner(spec: TensorSpec, tp: int, rank: int) -> bool:
-    """Whether tensor-parallel rank `rank` is the lowest that holds its part."""
+    """Returns whether tensor-parallel rank `rank` is the lowest with its part of the tensor; False for an alias."""
     if spec.alias:
         return False
     return rank == 0 if spec.split is None else rank % num_holders(spec, tp) == 0

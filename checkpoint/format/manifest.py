@@ -148,7 +148,7 @@ class Manifest:
 
     @property
     def table(self) -> tuple[TensorSpec, ...]:
-        """The stored tensors as `core.layout` wants them: enough to say who owns what at any unsharded layout."""
+        """Returns the stored tensors as a table for `core.ownership`, which suffices for any unsharded layout."""
         return tuple(
             TensorSpec(name, tensor.shape, tensor.split, tensor.layer)  # type: ignore[arg-type]  # checked on parsing
             for name, tensor in self.tensors.items()

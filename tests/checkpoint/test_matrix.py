@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tk.checkpoint import Checkpoint, reshard
-from tk.core import layout as core_layout
+from tk.core import ownership
 from tk.core.casts import Array
 from tk.core.layout import Layout
 from tk.core.ownership import owned
@@ -78,7 +78,7 @@ def truth(tensors: tuple[TensorSpec, ...]) -> dict[tuple[str, str], Array]:
 def cut_small_tensors() -> object:
     """Deal small tensors by flat ranges too, as large ones are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core_layout, "NEVER_CUT", 512)
+        patch.setattr(ownership, "MIN_CUT_SIZE", 512)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Tables and layouts at random, for properties that hold over all of them."""
+"""Random tables and layouts, for tests of properties that hold for all of them."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ SLOTS = ("weight", "master", "exp_avg")
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
-    """Models with fused, padded, replicated, column-split and tied tensors."""
+    """Draws models with fused, padded, replicated, column-split and tied tensors."""
     hidden, heads = draw(st.sampled_from([(16, 4), (32, 8), (12, 4)]))
     kv_heads = draw(st.sampled_from([1, 2, 4]))
     inner, vocab = draw(st.sampled_from([8, 24])), draw(st.integers(5, 70))

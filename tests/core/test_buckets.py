@@ -48,7 +48,7 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
 
 @pytest.mark.parametrize(("rows", "ranks"), [(8, 4), (7, 4), (5, 4), (3, 4), (1, 2), (9, 3)])
 def test_rows_are_dealt_as_fully_shard_does(rows: int, ranks: int) -> None:
-    """The dim-0 chunks of torch's FSDP; a rank that gets none has none."""
+    """torch's FSDP chunks tensors along dim 0; a rank without rows has no shard."""
     bucket = buckets(local_params((TensorSpec("w", (rows, 3), None, 0),), Layout(), 0, 0), Layout(dp=ranks, zero=3))
     found = [[s.flat for s in shards(bucket, ranks, rank, "dim0")] for rank in range(ranks)]
     chunks = torch.arange(rows * 3).view(rows, 3).chunk(ranks)

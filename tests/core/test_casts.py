@@ -17,7 +17,7 @@ def as_torch(values: Array, dtype: dtypes.DType) -> torch.Tensor:
 
 
 def hard_fp32() -> Array:
-    """Random bit patterns, and the neighbourhood of every rounding boundary; no NaN payloads."""
+    """Returns random bit patterns and the neighbours of every rounding boundary, without NaN payloads."""
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
     ties = (np.arange(2**16, dtype=np.uint32) << 16)[:, None] + np.array([0, 1, 0x7FFF, 0x8000, 0x8001], np.uint32)
@@ -64,5 +64,5 @@ def test_infinity_is_no_overflow() -> None:
 
 
 def test_an_integer_is_not_cast() -> None:
-    with pytest.raises(CheckpointError, match="No cast from I64 to F32 for ids"):
+    with pytest.raises(CheckpointError, match="tk cannot cast ids from I64 to F32"):
         cast(np.array([1]), dtypes.by_code("I64"), FP32, "ids")

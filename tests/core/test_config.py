@@ -1,4 +1,4 @@
-"""Configuration errors: every wrong key and value is named with what would be right."""
+"""Configuration errors: the message names every wrong key or value, and the right ones."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ GOOD: dict[str, Any] = {"checkpoint": {"dir": "runs/x"}}
         ("data", {"sources": []}, r"'data.sources' = .*at least 1 item"),
         ("checkpoint", {"dir": ""}, r"'checkpoint.dir' = '': string should have at least 1 character"),
         ("checkpoint", {}, r"'checkpoint.dir' is missing"),
-        ("model", {"hidden_size": 30, "num_attention_heads": 4}, r"30 % 4 must be 0"),
+        ("model", {"hidden_size": 30, "num_attention_heads": 4}, r"num_attention_heads = 4 must divide hidden_size = 30"),
         ("model", 5, r"'model' = 5: input should be a valid dictionary"),
         ("parallel", {"timeout_seconds": 1e300}, r"less than or equal to 86400"),
     ],

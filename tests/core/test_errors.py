@@ -15,7 +15,7 @@ SAMPLES = {"field": "sampling.top_p", "retry_after": 2.5, "status": "NOT_FOUND",
 
 
 def classes() -> list[type[TkError]]:
-    """Every TkError that the package declares, found by reading it."""
+    """Returns every TkError that the package declares, found in its source."""
     declared = {
         (path, node.name): {base.id for base in node.bases if isinstance(base, ast.Name)}
         for path in package_files()

@@ -1,4 +1,4 @@
-"""Boxes against numpy, which knows what an index means."""
+"""Boxes, compared with numpy's indexing."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def box_pairs(draw: st.DrawFn) -> tuple[tuple[int, ...], Box, Box]:
 
 
 def elements(box: Box, shape: tuple[int, ...]) -> np.ndarray:
-    """The box's elements by their place in the whole tensor, in the box's order."""
+    """Returns the flat indexes, in the whole tensor, of the box's elements in the box's order."""
     return np.arange(np.prod(shape, dtype=int)).reshape(shape)[box.slices].reshape(-1)
 
 
@@ -76,7 +76,7 @@ def test_cover_holds_for_a_cut_tensor_and_for_no_other(shape: tuple[int, ...], d
 
 @st.composite
 def cut_up(draw: st.DrawFn) -> tuple[Box, list[Box]]:
-    """A box cut in two again and again at places of each piece's own, some pieces then moved, doubled or left out."""
+    """Cuts a box in two repeatedly at random places; some of the pieces are then moved, doubled or left out."""
     whole = Box.whole(draw(st.lists(st.integers(0, 5), max_size=3)))
     pieces = [whole]
     for _ in range(draw(st.integers(0, 8)) if whole.shape else 0):
@@ -110,7 +110,7 @@ def test_cover_is_what_counting_every_element_says(case: tuple[Box, list[Box]]) 
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_the_cover_of_twice_as_many_boxes_takes_twice_the_steps(rows: int) -> None:
-    """Of a grid each box was compared with all that are abreast of it."""
+    """An earlier version compared each box of a grid with all boxes of its row."""
 
     def calls(columns: int) -> int:
         boxes = [Box((3 * row, 2 * column), (3, 2)) for row in range(rows) for column in range(columns)]

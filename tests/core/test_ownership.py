@@ -1,4 +1,4 @@
-"""Who saves what: over any table and layout, every element of every slot has one owner, and the load is even."""
+"""Ownership: over any table and layout, every element of every slot has one owner, and the load is even."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What ranks hold in common, against counting what every single rank holds."""
+"""The ranges that several ranks hold, compared with a count over every single rank."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +19,7 @@ SLOTS = ("weight", "exp_avg")
 
 
 def held(table: tuple[TensorSpec, ...], layout: Layout, rank: int) -> list[Owned]:
-    """Everything on one rank, found the long way."""
+    """Returns every range on one rank, without the code under test."""
     at = layout.coordinates(rank)
     params = local_params(table, layout, at.pp, at.tp)
     member = at.dp % layout.group_size
@@ -51,7 +51,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_it_is_what_two_ranks_hold(layout: Layout) -> None:
+def test_a_range_is_replicated_if_two_ranks_hold_it(layout: Layout) -> None:
     table = llama_table()
     counts: Counter[Owned] = Counter()
     for rank in range(layout.world_size):
@@ -62,22 +62,22 @@ def test_it_is_what_two_ranks_hold(layout: Layout) -> None:
     assert common, "a model always has tensors that are not split"
 
 
-def test_one_rank_has_nothing_in_common_with_anybody() -> None:
+def test_a_single_rank_has_no_replicas() -> None:
     assert replicated(llama_table(), Layout(), SLOTS) == ()
 
 
 def neighbours(layout: Layout, rank: int) -> dict[str, list[int]]:
-    """The ranks with which one communicates along each axis, found by looking at every rank's place."""
+    """Returns the ranks of each mesh axis of `rank`, found from the coordinates of every rank."""
     me, size = layout.coordinates(rank), layout.group_size
 
-    def such(same: Callable[[Coordinates], bool]) -> list[int]:
+    def ranks(same: Callable[[Coordinates], bool]) -> list[int]:
         return [other for other in range(layout.world_size) if same(layout.coordinates(other))]
 
     return {
-        "shard": such(lambda at: (at.pp, at.tp, at.dp // size) == (me.pp, me.tp, me.dp // size)),
-        "replicate": such(lambda at: (at.pp, at.tp, at.dp % size) == (me.pp, me.tp, me.dp % size)),
-        "tp": such(lambda at: (at.pp, at.dp) == (me.pp, me.dp)),
-        "ends": such(lambda at: at.pp in (0, layout.pp - 1) and (at.tp, at.dp) == (me.tp, me.dp)),
+        "shard": ranks(lambda at: (at.pp, at.tp, at.dp // size) == (me.pp, me.tp, me.dp // size)),
+        "replicate": ranks(lambda at: (at.pp, at.tp, at.dp % size) == (me.pp, me.tp, me.dp % size)),
+        "tp": ranks(lambda at: (at.pp, at.dp) == (me.pp, me.dp)),
+        "embedding": ranks(lambda at: at.pp in (0, layout.pp - 1) and (at.tp, at.dp) == (me.tp, me.dp)),
     }
 
 
@@ -85,8 +85,10 @@ def neighbours(layout: Layout, rank: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("layout", [*LAYOUTS, Layout(), Layout(pp=2), Layout(dp=2, zero=3)], ids=str)
 def test_neighbours_that_agree_along_every_axis_make_the_world_agree(layout: Layout, frozen: bool, tied: bool) -> None:
-    """All holders of whatever two ranks hold are connected by neighbours that compare it, and nothing else is compared;
-    neighbours have the same list, so that they meet in the same collectives."""
+    """Neighbours that compare a range connect all of its holders, and nothing else is compared.
+
+    Neighbours have the same list, so that they call the same collectives.
+    """
     table = tuple(
         replace(spec, trainable=not (frozen and spec.name == "model.norm.weight"), alias=spec.alias if tied else "")
         for spec in llama_table()

@@ -6,7 +6,7 @@ import torch
 
 from ...core.errors import TkError
 from ...core.ownership import Owned
-from ...core.replicas import any_replicated, replicated, run_held, shared_by_axis, weight_held
+from ...core.replicas import any_replicated, replicated, run_key, shared_by_axis, weight_key
 from ...parallel.collectives import all_gather, all_reduce_max
 from ...parallel.mesh import Mesh
 from .snapshot import Snapshot
@@ -33,7 +33,7 @@ class ReplicaCheck:
             (mesh.shard, shared.shard),
             (mesh.replicate, shared.replicate),
             (mesh.tp, shared.tp),
-            (mesh.embedding_group, shared.ends),
+            (mesh.embedding_group, shared.embedding),
         )
         self._axes = [(group, items) for group, items in axes if items]
         self._compared = {item for _, items in self._axes for item in items}
@@ -73,10 +73,10 @@ class ReplicaCheck:
 
     def _held(self) -> Iterator[tuple[Owned, torch.Tensor]]:
         for piece, values in self.snapshot.weights.items():
-            yield weight_held(piece), values
+            yield weight_key(piece), values
         for slot in self.slots if self.snapshot.buffers.zero == 3 else self.slots[1:]:
             for shard, values in self.snapshot.runs(slot):
-                yield run_held(slot, shard.piece, shard.flat), values
+                yield run_key(slot, shard.piece, shard.flat), values
 
     def _describe(self, step: int, mine: Checksums) -> str:
         """Where the error is raised anyway, all that any two ranks hold may be gathered."""
