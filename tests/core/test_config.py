@@ -26,7 +26,11 @@ GOOD: dict[str, Any] = {"checkpoint": {"dir": "runs/x"}}
         ("data", {"sources": []}, r"'data.sources' = .*at least 1 item"),
         ("checkpoint", {"dir": ""}, r"'checkpoint.dir' = '': string should have at least 1 character"),
         ("checkpoint", {}, r"'checkpoint.dir' is missing"),
-        ("model", {"hidden_size": 30, "num_attention_heads": 4}, r"num_attention_heads = 4 must divide hidden_size = 30"),
+        (
+            "model",
+            {"hidden_size": 30, "num_attention_heads": 4},
+            r"num_attention_heads = 4 must divide hidden_size = 30",
+        ),
         ("model", 5, r"'model' = 5: input should be a valid dictionary"),
         ("parallel", {"timeout_seconds": 1e300}, r"less than or equal to 86400"),
     ],

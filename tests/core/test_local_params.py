@@ -37,9 +37,7 @@ def test_replicated_heads_are_owned_by_the_lowest_rank() -> None:
 
 def test_parts_of_one_parameter_are_frozen_together() -> None:
     query = TensorSpec("q", (4, 2), Split(0), 0, "qkv", trainable=False)
-    with pytest.raises(
-        ParallelError, match="The module fuses q, k into one parameter, qkv: freeze all"
-    ):
+    with pytest.raises(ParallelError, match="The module fuses q, k into one parameter, qkv: freeze all"):
         local_params((query, TensorSpec("k", (4, 2), Split(0), 0, "qkv")), Layout(), 0, 0)
 
 
