@@ -8,9 +8,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from tk.cli import machine
 from tk.cli.doctor import doctor
-from tk.cli.machine import Fact, examine, is_new_enough
+from tk.cli.machine import examine
 
 
 def test_it_describes_this_machine() -> None:
@@ -31,24 +30,3 @@ def test_a_broken_part_is_marked_with_its_remedy_and_exits_1(monkeypatch: pytest
     assert shown.exit_code == 1
     assert "x torch" in shown.stdout
     assert "pip install 'torch>=2.11'" in shown.stdout
-
-
-def test_a_gloo_that_cannot_start_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
-    gloo = next(fact for fact in examine() if fact.name == "gloo")
-    assert gloo.state == "broken"
-    assert "GLOO_SOCKET_IFNAME" in gloo.hint
-
-
-def test_small_shared_memory_is_noted_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_SMALL_SHM", 1 << 60)
-    shared: Fact = next(fact for fact in examine() if fact.name == "/dev/shm")
-    assert shared.state == "note"
-    assert "--shm-size" in shared.hint
-
-
-@pytest.mark.parametrize(
-    ("version", "fits"), [("2.13.0+cpu", True), ("2.11.0", True), ("2.9.1", False), ("3.0", True), ("nightly", False)]
-)
-def test_versions_compare_as_numbers(version: str, fits: bool) -> None:
-    assert is_new_enough(version) is fits

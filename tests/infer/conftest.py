@@ -21,6 +21,9 @@ from tk.model.loading import load_weights
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE
 from tk.parallel.torch_dtypes import torch_dtype
+from tk.tests.infer.server.conftest import engine, server
+
+__all__ = ["engine", "server"]  # a scripted engine, for the client
 
 VOCAB = 264  # 256 bytes, 7 pairs and an end
 EOS = 263

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tk.core.errors import Cancelled, ConfigError, InvalidRequest, Overloaded, P
 from tk.infer import LLM, SamplingParams, memory_plan
 from tk.infer.engine import Engine
 from tk.infer.events import Delta, Done, Event, Failed, Finished, FinishReason, ModelInfo, Request, Started
-from tk.infer.model_source import ModelSource
 from tk.infer.options import EngineOptions
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
@@ -126,33 +125,6 @@ def test_a_request_is_the_same_alone_and_in_company(llm: LLM) -> None:
     assert together[10].text == alone.text
 
 
-def test_samples_differ_and_repeat_by_seed(llm: LLM) -> None:
-    params = SamplingParams(seed=3, n=4, max_new_tokens=10, ignore_eos=True)
-    (first,), (second,) = llm.generate("the", params), llm.generate("the", params)
-    assert first.choices == second.choices
-    assert len({choice.token_ids for choice in first.choices}) == 4
-    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
-    assert first.text == first.choices[0].text
-    assert first.usage.completion_tokens == 40
-    drawn = llm.generate(["the", "the"], SamplingParams(max_new_tokens=10, ignore_eos=True))
-    assert drawn[0].seed != drawn[1].seed
-
-
-def test_prompt_forms(llm: LLM) -> None:
-    assert llm.engine.tokenizer is not None
-    ids = llm.engine.tokenizer.encode("abc on")
-    by_text, by_ids = llm.generate("abc on", GREEDY)[0], llm.generate(ids, GREEDY)[0]
-    assert by_text.token_ids == by_ids.token_ids
-    forms: list[str | Sequence[int]] = ["abc on", ids, (1, 2)]
-    mixed = llm.generate(forms, [GREEDY, GREEDY, SamplingParams(temperature=0, max_new_tokens=2)])
-    assert [completion.token_ids for completion in mixed[:2]] == [by_text.token_ids] * 2
-    assert len(mixed[2].token_ids) <= 2
-    assert llm.generate([], GREEDY) == []
-    streamed = list(llm.stream("abc on", GREEDY))
-    assert tuple(token for delta in streamed for token in delta.token_ids) == by_text.token_ids
-    assert "".join(delta.text for delta in streamed) == by_text.text
-
-
 def test_stop_strings_and_the_end_token(llm: LLM) -> None:
     (whole,) = llm.generate("the", SamplingParams(temperature=0, max_new_tokens=30, ignore_eos=True))
     stop = whole.text[7:10]
@@ -207,14 +179,6 @@ def test_abort_frees_everything(llm: LLM) -> None:
     assert not engine.abort("abort-0")
     assert not engine.abort("never was")
     assert [type(event) for event in sinks["abort-0"].events].count(Failed) == 1
-
-
-def test_leaving_a_stream_early_ends_its_request(llm: LLM) -> None:
-    stream = llm.stream([1, 2], SamplingParams(max_new_tokens=600, ignore_eos=True))
-    assert next(stream).token_ids
-    stream.close()  # type: ignore[attr-defined]
-    llm.generate([1], GREEDY)  # steps after the abort
-    assert (llm.engine.num_live, llm.engine.num_free_blocks) == (0, llm.engine.info.num_blocks)
 
 
 def test_a_passed_deadline_cancels(llm: LLM) -> None:
@@ -309,28 +273,6 @@ def test_options_that_do_not_fit_are_refused_before_any_process(
         Engine.start(EngineOptions(model_folder("grouped"), **options))
 
 
-@pytest.mark.parametrize("options", [{"kv_memory": 100 << 40}, {"kv_blocks": 1 << 40}])
-def test_more_memory_than_the_host_has_is_refused_unless_gpus_hold_it(
-    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    chosen = EngineOptions(model_folder("grouped"), tp=2, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"each of 2 ranks take .*iB, and this machine has .* free"):
-        Engine.start(chosen)
-    monkeypatch.setattr(memory_plan, "_ranks_have_gpus", lambda tp: tp == 2)
-    assert ModelSource.open(chosen).memory.kv_bytes > 2**45
-
-
-def test_a_container_has_what_its_limit_leaves_and_what_files_only_cache(tmp_path: Path) -> None:
-    unlimited = memory_plan.free_memory(tmp_path)
-    stat = "anon 500\ninactive_file 300\nactive_file 100\nshmem 50\n"
-    for name, text in (("max", "1000\n"), ("current", "900\n"), ("stat", stat)):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert memory_plan.free_memory(tmp_path) == 500
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_plan.free_memory(tmp_path) > 0.5 * unlimited > 500
-
-
 def test_the_plan_is_told_before_anything_is_started(model_folder: Callable[[str], Path]) -> None:
     class Enough(Exception):
         pass
@@ -344,13 +286,3 @@ def test_the_plan_is_told_before_anything_is_started(model_folder: Callable[[str
     with pytest.raises(Enough):
         Engine.start(EngineOptions(model_folder("grouped"), kv_blocks=8), on_plan)
     assert set(threading.enumerate()) == threads
-
-
-def test_memory_is_what_the_plan_says(llm: LLM, llm_tp2: LLM) -> None:
-    whole, half = llm.engine.memory, llm_tp2.engine.memory
-    assert half.weight_bytes < 0.6 * whole.weight_bytes
-    assert whole.kv_bytes == 41 * whole.block_bytes
-    assert whole.block_bytes == 2 * 2 * 4 * 8 * 4 * 16
-    assert half.kv_bytes_per_token == whole.kv_bytes_per_token == 2 * 2 * 4 * 8 * 4
-    assert "40 blocks of 16 tokens" in whole.table()
-    assert llm.engine.info.max_model_len == 640

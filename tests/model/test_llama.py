@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.checkpoint.read.reader import Checkpoint
-from tk.core.errors import ManifestError, ParallelError, ShapeMismatch
+from tk.core.errors import ParallelError, ShapeMismatch
 from tk.core.layout import Layout
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
@@ -179,44 +179,3 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
     decoder = Decoder(config, LayerContext(ALONE, torch.float32, CPU))
     with pytest.raises(ShapeMismatch, match=r"gate_proj\.weight has shape \[96, 64\].*\[100, 64\]"):
         load_weights(decoder, Checkpoint.open(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type = 'yarn' is not supported"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, r"'rope_scaling\.factor' is missing"),
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported for llama"),
-        ({"attention_bias": True}, "attention_bias = True is not supported"),
-        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function = 'relu'"),
-        (
-            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
-            | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-            "layer_types",
-        ),
-        ({"hidden_size": -1}, "hidden_size"),
-        ({"rope_parameters": 7}, "rope_parameters must be an object"),
-        ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 9, "layer_types": 3}, "must be a list"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers.*less than or equal to 10000"),
-        ({"max_position_embeddings": 10**15}, "max_position_embeddings"),
-        ({"num_attention_heads": 0}, "num_attention_heads"),
-        ({"rope_parameters": 5}, "rope_parameters must be an object"),
-        ({"rope_parameters": {"rope_theta": "abc"}}, "rope_theta"),
-        ({"model_type": ["llama"]}, "is not supported"),
-        ({"dtype": 7}, "dtype"),
-    ],
-)
-def test_a_config_that_tk_cannot_run_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    _reference(tmp_path, "untied")
-    config = ModelConfig.from_folder(tmp_path).to_json() | change
-    with pytest.raises(ManifestError, match=message):
-        ModelConfig.from_json(config)
-
-
-def test_config_survives_both_spellings(tmp_path: Path) -> None:
-    _reference(tmp_path, "tied")
-    config = ModelConfig.from_folder(tmp_path)
-    older = config.to_json()
-    del older["rope_parameters"]
-    assert ModelConfig.from_json(older) == config == ModelConfig.from_json(config.to_json())

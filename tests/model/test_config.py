@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tk.checkpoint import Checkpoint, reshard
 from tk.core.config import parse
-from tk.core.errors import ConfigError, TkError
+from tk.core.errors import ConfigError, ManifestError, TkError
 from tk.core.layout import Layout
 from tk.model.config import ModelConfig
 from tk.model.registry import count_multiplied, count_parameters, decoder_spec, tensor_table
@@ -106,6 +106,7 @@ HUB: dict[str, dict[str, Any]] = {
         "vocab_size": 50257,
     },
 }
+SMALL = {"vocab_size": 101, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
 PARAMETERS = {  # the number of all parameters, and of those in the matrix products of a token
     "meta-llama/Llama-3.1-8B": (8_030_261_248, 7_504_924_672),
     "mistralai/Mixtral-8x7B-v0.1": (46_702_792_704, 12_748_853_248),
@@ -192,3 +193,43 @@ def test_a_tensor_that_no_architecture_knows_is_not_lost_silently(tmp_path: Path
     table = tensor_table(ModelConfig.from_folder(source))
     with pytest.raises(TkError, match=r"gate\.weight should have shape \[3, 64\].*found \[4, 64\]"):
         reshard(source, tmp_path / "sharded", layout=Layout(tp=2), table=table)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type = 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, r"'rope_scaling\.factor' is missing"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported for llama"),
+        ({"attention_bias": True}, "attention_bias = True is not supported"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function = 'relu'"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+            | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            "layer_types",
+        ),
+        ({"hidden_size": -1}, "hidden_size"),
+        ({"rope_parameters": 7}, "rope_parameters must be an object"),
+        ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 9, "layer_types": 3}, "must be a list"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers.*less than or equal to 10000"),
+        ({"max_position_embeddings": 10**15}, "max_position_embeddings"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"rope_parameters": 5}, "rope_parameters must be an object"),
+        ({"rope_parameters": {"rope_theta": "abc"}}, "rope_theta"),
+        ({"model_type": ["llama"]}, "is not supported"),
+        ({"dtype": 7}, "dtype"),
+    ],
+)
+def test_a_config_that_tk_cannot_run_is_refused(change: dict[str, Any], message: str) -> None:
+    config = ModelConfig.model_validate(SMALL).to_json() | change
+    with pytest.raises(ManifestError, match=message):
+        ModelConfig.from_json(config)
+
+
+def test_config_survives_both_spellings() -> None:
+    options = {"num_key_value_heads": 2, "head_dim": 24, "tie_word_embeddings": True, "rope_theta": 5000.0}
+    config = ModelConfig.model_validate(SMALL | options)
+    older = config.to_json()
+    del older["rope_parameters"]
+    assert ModelConfig.from_json(older) == config == ModelConfig.from_json(config.to_json())

@@ -1,10 +1,23 @@
-"""The .proto keeps the promises of tk.v1: its numbers, generated code that follows it, room for newer servers."""
+"""Values go to the wire and come back; the .proto keeps the promises of tk.v1: its numbers, room for newer servers."""
 
 import re
 from pathlib import Path
 
-from tk.infer.events import FinishReason
-from tk.infer.wire import completion_from_wire, event_from_wire
+import pytest
+
+from tk.infer.completion import Choice, Completion
+from tk.infer.events import Delta, Finished, FinishReason, ModelInfo, Started, Timing, TokenLogprob, TopLogprob, Usage
+from tk.infer.sampling_params import SamplingParams
+from tk.infer.wire import (
+    completion_from_wire,
+    completion_to_wire,
+    event_from_wire,
+    event_to_wire,
+    model_info_from_wire,
+    model_info_to_wire,
+    params_from_request,
+    params_to_request,
+)
 from tk.proto.v1 import generation_pb2 as pb
 
 # Fixed for ever: fields in order, numbered from 1. Fields that are added later get numbers beyond these.
@@ -31,6 +44,69 @@ PROMISED = {
     "ScoreRequest": "text tokens continuation_text continuation_tokens top",
     "ScoreResponse": "logprobs total is_greedy prompt_tokens",
 }
+
+# Numbers that fp32 and fp64 hold exactly, no two of a message equal.
+FIRST = TokenLogprob(5, None, 0, b"a")
+SECOND = TokenLogprob(6, -0.5, 2, b"\xff", (TopLogprob(7, -0.25, b"b"), TopLogprob(6, -0.5, b"\xff")))
+USAGE, TIMING = Usage(3, 1, 7), Timing(0.25, 0.5, 1.5, 4)
+EVENTS = [
+    Started("r", 3, 1, 2**64 - 1, (FIRST, SECOND)),
+    Delta(2, "caf\u00e9", (5, 6), (SECOND,)),
+    Finished(1, FinishReason.STOP_STRING, USAGE, TIMING, "end"),
+    Finished(1, FinishReason.STOP_TOKEN, USAGE, TIMING, 0),
+    *(Finished(0, reason, USAGE, TIMING) for reason in FinishReason),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_events_come_back_as_they_were(event: Started | Delta | Finished) -> None:
+    sent = event_to_wire(event).SerializeToString()
+    assert event_from_wire(pb.GenerateResponse.FromString(sent)) == event
+
+
+def test_completions_come_back_as_they_were() -> None:
+    choices = (Choice(0, "x", (5,), FinishReason.STOP_TOKEN, (SECOND,), 0), Choice(1, "", (), FinishReason.EOS))
+    completion = Completion("r", 9, choices, USAGE, TIMING, (FIRST, SECOND))
+    sent = completion_to_wire(completion).SerializeToString()
+    assert completion_from_wire(pb.GenerateResult.FromString(sent)) == completion
+
+
+def test_the_model_comes_back_as_it_was() -> None:
+    info = ModelInfo("m", "llama", 7, "ab", "1.0", 1, 2, "fp32", "bf16", "int8", 16, 64, 128, 4, 20, 256, (0, 9), 1024)
+    assert model_info_from_wire(pb.ModelInfo.FromString(model_info_to_wire(info).SerializeToString())) == info
+
+
+def test_params_come_back_as_they_were() -> None:
+    every = SamplingParams(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.75,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.25,
+        frequency_penalty=0.25,
+        logit_bias={4: -2.0, 0: 1.0},
+        seed=0,
+        n=2,
+        max_new_tokens=9,
+        min_new_tokens=1,
+        stop=("a", "b"),
+        stop_token_ids=(8, 0),
+        ignore_eos=True,
+        logprobs=0,
+        prompt_logprobs=4,
+        keep_special_tokens=True,
+        include_stop=True,
+    )
+    default = SamplingParams()
+    assert all(getattr(every, name) != getattr(default, name) for name in vars(default))
+    for params in (every, default):
+        request = pb.GenerateRequest()
+        params_to_request(params, request)
+        assert params_from_request(pb.GenerateRequest.FromString(request.SerializeToString())) == params
+    assert params_from_request(pb.GenerateRequest()) == default, "fields that are unset have the defaults"
+    with pytest.raises(ValueError, match="out of range"):
+        params_to_request(SamplingParams(seed=-1), pb.GenerateRequest())
 
 
 def test_numbers_are_those_promised() -> None:

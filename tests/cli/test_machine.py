@@ -1,0 +1,58 @@
+"""Facts about the machine: parts that are missing or too small are named with their remedy."""
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from tk.cli import machine
+from tk.cli.machine import Fact, examine, is_new_enough
+
+
+def fact(name: str) -> Fact:
+    """Returns a fact by its name."""
+    return next(fact for fact in examine() if fact.name == name)
+
+
+def test_memory_and_disk_are_those_of_the_system(tmp_path: Path) -> None:
+    facts = {fact.name: fact for fact in examine(tmp_path)}
+    assert facts["disk"].value.endswith(f"free in {tmp_path}")
+    assert facts["threads"].value.split()[0] in (os.environ.get("OMP_NUM_THREADS"), str(len(os.sched_getaffinity(0))))
+    assert facts["memory"].state == facts["cores"].state == "ok"
+
+
+def test_few_open_files_are_noted_with_their_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, -1) if kind == resource.RLIMIT_NOFILE else (-1, -1))
+    files = fact("open files")
+    assert (files.value, files.state) == ("1024", "note")
+    assert "ulimit -n 65536" in files.hint
+    assert (fact("processes").value, fact("processes").state) == ("unlimited", "ok")
+
+
+def test_an_optional_package_that_is_missing_is_noted_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_EXTRAS", (("no_such_package", "[metrics] nothing", "pip install nothing"),))
+    missing = fact("no_such_package")
+    assert (missing.value, missing.state) == ("not installed", "note")
+    assert missing.hint == "needed only for [metrics] nothing: pip install nothing"
+
+
+def test_a_gloo_that_cannot_start_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    gloo = fact("gloo")
+    assert gloo.state == "broken"
+    assert "GLOO_SOCKET_IFNAME" in gloo.hint
+
+
+def test_small_shared_memory_is_noted_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_SMALL_SHM", 1 << 60)
+    shared = fact("/dev/shm")
+    assert shared.state == "note"
+    assert "--shm-size" in shared.hint
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"), [("2.13.0+cpu", True), ("2.11.0", True), ("2.9.1", False), ("3.0", True), ("nightly", False)]
+)
+def test_versions_compare_as_numbers(version: str, fits: bool) -> None:
+    assert is_new_enough(version) is fits
