@@ -66,7 +66,7 @@ def tk_load_together(source: str, tp: str) -> None:
 def tk_load_rank(source: str, tp: str, rank: str, connection: str) -> None:
     """Loads the tensors of one rank of `tk_load_together`."""
     from tk.checkpoint import Checkpoint
-    from tk.checkpoint.read.read_plan import Want
+    from tk.checkpoint.read.read_plan import ReadRequest
     from tk.checkpoint.read.shared_read import Peers, read_all
 
     line = socket.socket(fileno=int(connection)).makefile("rw", encoding="latin-1")
@@ -77,9 +77,9 @@ def tk_load_rank(source: str, tp: str, rank: str, connection: str) -> None:
         return [line.readline()[:-1].encode("latin-1") for _ in range(int(tp))]
 
     checkpoint = Checkpoint.open(source)
-    wants = [Want(name, box, slot) for name, slot, box in _boxes(checkpoint, int(tp), int(rank))]
+    requests = [ReadRequest(name, box, slot) for name, slot, box in _boxes(checkpoint, int(tp), int(rank))]
     kept: dict[int, Any] = {}
-    read_all(checkpoint, wants, kept.__setitem__, Peers(int(rank), int(tp), gather))
+    read_all(checkpoint, requests, kept.__setitem__, Peers(int(rank), int(tp), gather))
 
 
 def safetensors_slices(source: str, tp: str, rank: str) -> None:

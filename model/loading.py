@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..checkpoint.convert.diff import equal_tensors
-from ..checkpoint.read.read_plan import Want
+from ..checkpoint.read.read_plan import ReadRequest
 from ..checkpoint.read.reader import Checkpoint
 from ..checkpoint.read.shared_read import ALONE, Peers, read_all
 from ..checkpoint.read.stored_array import StoredArray
@@ -45,18 +45,20 @@ def load_weights(
     locals_ = decoder.local_params()
     check_tensors([piece.tensor for local in locals_ for piece in local.pieces], checkpoint)
     check_ties(decoder.spec.table, checkpoint)
-    wants, places = [], []
+    requests, places = [], []
     for local in locals_:
         flat = decoder.get_parameter(local.name).data.view(-1).zero_()
         for piece in local.pieces:
-            wants.append(Want(piece.tensor.alias or piece.tensor.name, piece.box, dtype=format_of(flat.dtype)))
+            requests.append(
+                ReadRequest(piece.tensor.alias or piece.tensor.name, piece.box, dtype=format_of(flat.dtype))
+            )
             places.append(flat[piece.start : piece.start + piece.box.size])
 
     def deliver(index: int, values: StoredArray) -> None:
         places[index].copy_(values.torch().reshape(-1))
         on_bytes(values.values.nbytes)
 
-    read_all(checkpoint, wants, deliver, peers)
+    read_all(checkpoint, requests, deliver, peers)
 
 
 def check_ties(table: Table, checkpoint: Checkpoint) -> None:

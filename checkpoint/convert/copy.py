@@ -19,7 +19,7 @@ from ..files.data_files import DataFiles, NewFiles
 from ..files.direct_writer import DirectWriter
 from ..format.chunk import BlockCrcs, Chunk, Part
 from ..format.region import as_bytes, copy_region
-from ..read.chunk_blocks import corrupt
+from ..read.chunk_blocks import corrupt_block
 from ..read.reader import Checkpoint
 from ..save.writer import ChunkWriter
 from .plan import TILE, CopyPlan, SlotCopy, Tile, TileRun, tiles
@@ -109,7 +109,7 @@ class TileReader:
             crcs.finish()
         for block in range(checked, len(crcs.blocks)):
             if crcs.blocks[block] != chunk.crc[block]:
-                raise corrupt(path, chunk, block)
+                raise corrupt_block(path, chunk, block)
 
 
 class _Target:

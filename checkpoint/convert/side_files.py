@@ -12,7 +12,7 @@ from ...core.errors import ManifestError
 from ..files import storage
 from ..format.manifest import FileDigest
 from ..read import hugging_face as hf
-from ..read.known_files import not_as_saved
+from ..read.known_files import changed_file
 from ..read.reader import Checkpoint
 
 _PIECE: Final = 2**20  # bytes
@@ -56,7 +56,7 @@ def _look_at(name: str, path: Path, known: FileDigest | None) -> SideFile:
     with storage.reading(path) as fd:
         size = storage.file_size(fd)
     if known is not None and size != known.size:
-        raise not_as_saved(path)
+        raise changed_file(path)
     if size > hf.MAX_SIDE_FILE:
         raise ManifestError(f"{path} has {size} bytes; at most {hf.MAX_SIDE_FILE} are accepted.")
     return SideFile(name, size, path, known)
@@ -79,7 +79,7 @@ def _copy(file: SideFile, target: Path) -> FileDigest:
         storage.fsync(fd)
     written = FileDigest(size, digest.hexdigest())
     if file.known not in (None, written):
-        raise not_as_saved(target if isinstance(file.content, bytes) else file.content)
+        raise changed_file(target if isinstance(file.content, bytes) else file.content)
     return written
 
 

@@ -4,19 +4,19 @@ import os
 import re
 from pathlib import Path
 
-from .storage_errors import naming
+from .storage_errors import error_context
 
 
 def free_bytes(folder: Path) -> int:
     """How many bytes more can be written beneath a folder."""
-    with naming(folder, "looked at"):
+    with error_context(folder, "looked at"):
         found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
 
 def may_write(folder: Path) -> bool:
     """Whether names can be added to a folder and removed from it."""
-    with naming(folder, "looked at"):
+    with error_context(folder, "looked at"):
         return os.access(folder, os.W_OK | os.X_OK)
 
 

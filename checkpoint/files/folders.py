@@ -12,7 +12,7 @@ from typing import Final
 
 from ...core.errors import StorageError
 from . import lookup
-from .storage_errors import naming
+from .storage_errors import error_context
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
@@ -20,7 +20,7 @@ _RENAME_EXCHANGE: Final = 2
 
 def make_dir(path: Path) -> None:
     """Makes a folder; no error if it is there."""
-    with naming(path, "made"):
+    with error_context(path, "made"):
         try:
             os.mkdir(path)
         except FileExistsError:
@@ -38,7 +38,7 @@ def make_dirs(path: Path) -> None:
 
 def fsync_dir(path: Path) -> None:
     """Makes a folder's entries durable."""
-    with naming(path, "made durable"):
+    with error_context(path, "made durable"):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -48,13 +48,13 @@ def fsync_dir(path: Path) -> None:
 
 def rename(source: Path, target: Path) -> None:
     """Moves a file over `target`, or a folder to where none (or an empty one) is."""
-    with naming(source, f"moved to {target}"):
+    with error_context(source, f"moved to {target}"):
         os.rename(source, target)
 
 
 def link(source: Path, target: Path) -> None:
     """Gives a file a second name."""
-    with naming(source, f"linked as {target}"):
+    with error_context(source, f"linked as {target}"):
         os.link(source, target)
 
 
@@ -66,7 +66,7 @@ def exchange(one: Path, two: Path) -> None:
     """
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     names = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two))
-    with naming(one, f"exchanged with {two}"):
+    with error_context(one, f"exchanged with {two}"):
         if call is None or call(*names, _RENAME_EXCHANGE) != 0:
             number = ctypes.get_errno() if call else errno.ENOSYS
             raise OSError(number, os.strerror(number))
@@ -90,13 +90,13 @@ def swap(new: Path, old: Path, spare: Path) -> None:
 
 def remove_file(path: Path) -> None:
     """Removes a file, if it is there."""
-    with naming(path, "removed"), suppress(FileNotFoundError):
+    with error_context(path, "removed"), suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_dir(path: Path) -> None:
     """Removes an empty folder, if it is there."""
-    with naming(path, "removed"), suppress(FileNotFoundError):
+    with error_context(path, "removed"), suppress(FileNotFoundError):
         os.rmdir(path)
 
 
@@ -105,7 +105,7 @@ def remove_tree(path: Path) -> None:
 
     A process that writes there until now may add a file while the others go, or remove one: that is looked at again.
     """
-    with naming(path, "removed"):
+    with error_context(path, "removed"):
         found = lookup.find(path, lambda: os.lstat(path))
     if found is None or not stat.S_ISDIR(found.st_mode):
         remove_file(path)

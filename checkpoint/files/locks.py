@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from .storage_errors import naming
+from .storage_errors import error_context
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_TOLD_AFTER: Final = 1.0  # seconds of waiting
-_PATIENCE: Final = 10.0  # seconds, for a folder that some other program has locked
+_LOG_AFTER: Final = 1.0  # seconds of waiting
+_MAX_WAIT: Final = 10.0  # seconds, for a folder that some other program has locked
 _PAUSE: Final = 0.01  # seconds
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 def open_lock(path: Path) -> int:
     """A descriptor of a file to be locked, which is made if it is missing."""
-    with naming(path, "opened"):
+    with error_context(path, "opened"):
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
 
@@ -33,7 +33,7 @@ def try_lock(fd: int) -> bool | None:
     Returns:
         False if another process has it; None where the file system has no locks.
     """
-    with naming(fd, "locked"):
+    with error_context(fd, "locked"):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -47,7 +47,7 @@ def try_lock(fd: int) -> bool | None:
 
 def write_note(fd: int, data: bytes) -> None:
     """Puts data at the start of an open lock file, where other hosts see it; nothing empties the file."""
-    with naming(fd, "written"):
+    with error_context(fd, "written"):
         if data:
             os.pwrite(fd, data, 0)
         else:
@@ -55,15 +55,15 @@ def write_note(fd: int, data: bytes) -> None:
         os.fsync(fd)
 
 
-def beat(fd: int) -> None:
+def touch(fd: int) -> None:
     """Renews a lock file's time of change."""
-    with naming(fd, "touched"):
+    with error_context(fd, "touched"):
         os.utime(fd)
 
 
-def pulse(path: Path) -> int:
+def last_change(path: Path) -> int:
     """A lock file's time of change, as its server has it now: in nanoseconds, to be compared with itself alone."""
-    with naming(path, "looked at"):
+    with error_context(path, "looked at"):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # by which a network file system asks anew
         try:
             return os.fstat(fd).st_mtime_ns
@@ -87,15 +87,15 @@ def locked_folder(path: Path) -> Iterator[None]:
     Another program may have locked it for as long as it likes: that is waited for, said, and then done without.
     """
     fd = _open_folder(path)
-    begun, told = time.monotonic(), False
+    begun, logged = time.monotonic(), False
     try:
         while try_lock(fd) is False:
             waited = time.monotonic() - begun
-            if waited > _PATIENCE:
+            if waited > _MAX_WAIT:
                 _log.warning("%s is still locked by another program; going on without its lock.", path)
                 break
-            if waited > _TOLD_AFTER and not told:
-                told = True
+            if waited > _LOG_AFTER and not logged:
+                logged = True
                 _log.warning("Waiting for the lock of %s, which another program holds (fuser -v names it).", path)
             time.sleep(_PAUSE)
         yield
@@ -104,5 +104,5 @@ def locked_folder(path: Path) -> Iterator[None]:
 
 
 def _open_folder(path: Path) -> int:
-    with naming(path, "opened"):
+    with error_context(path, "opened"):
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from .storage_errors import naming
+from .storage_errors import error_context
 
 PAUSES: Final = (0.0, 0.01, 0.1)  # seconds between looks at what may be changing
 
@@ -30,19 +30,19 @@ def is_dir(path: Path) -> bool:
 
 def is_link(path: Path) -> bool:
     """Whether there is a link, whatever is at its end."""
-    with naming(path, "found"):
+    with error_context(path, "found"):
         found = find(path, lambda: os.lstat(path))
     return found is not None and stat.S_ISLNK(found.st_mode)
 
 
 def list_names(path: Path) -> list[str]:
     """Names in a folder, sorted; none if there is no such folder."""
-    with naming(path, "listed"):
+    with error_context(path, "listed"):
         return sorted(find(path, lambda: os.listdir(path)) or ())
 
 
 def _status(path: Path) -> os.stat_result | None:
-    with naming(path, "found"):
+    with error_context(path, "found"):
         return find(path, lambda: os.stat(path))
 
 

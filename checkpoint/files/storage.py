@@ -15,7 +15,7 @@ from typing import Final
 
 from ...core.errors import CheckpointError, ShardCorrupt, ShardMissing
 from . import lookup
-from .storage_errors import naming
+from .storage_errors import error_context
 
 _RWF_DONTCACHE: Final = 0x80  # of Linux 6.14's uapi/linux/fs.h
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)  # Linux
@@ -30,7 +30,7 @@ def open_read(path: Path) -> int:
         StorageError: it cannot be opened.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-    with naming(path, "opened"):
+    with error_context(path, "opened"):
         try:
             fd = lookup.find(path, lambda: os.open(path, flags))
         except OSError:
@@ -39,7 +39,7 @@ def open_read(path: Path) -> int:
             raise CheckpointError(f"{path} is not a regular file, as it must be; links are not followed.") from None
     if fd is None:
         raise ShardMissing(f"{path} is missing.")
-    with naming(path, "looked at"), _closing_on_error(fd):
+    with error_context(path, "looked at"), _closing_on_error(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise CheckpointError(f"{path} is not a regular file, as it must be.")
     return fd
@@ -47,13 +47,13 @@ def open_read(path: Path) -> int:
 
 def open_new(path: Path) -> int:
     """A descriptor for writing a file that must not exist yet."""
-    with naming(path, "made"):
+    with error_context(path, "made"):
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
 
 def open_again(path: Path) -> int:
     """A descriptor for writing more of a file that `open_new` made."""
-    with naming(path, "opened"):
+    with error_context(path, "opened"):
         return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
@@ -89,7 +89,7 @@ def _closing_on_error(fd: int) -> Iterator[None]:
 
 def file_size(fd: int) -> int:
     """Bytes in an open file."""
-    with naming(fd, "looked at"):
+    with error_context(fd, "looked at"):
         return os.fstat(fd).st_size
 
 
@@ -100,7 +100,7 @@ def pread(fd: int, buffer: memoryview, offset: int, once: bool = False) -> int:
         once: nobody will read these bytes again soon, so what the page cache does not have yet it need not keep.
     """
     done = 0
-    with naming(fd, "read"):
+    with error_context(fd, "read"):
         while done < len(buffer):
             count = _preadv(fd, buffer[done:], offset + done, once)
             if count == 0:
@@ -129,7 +129,7 @@ def read_exact(fd: int, buffer: memoryview, offset: int, path: Path, once: bool 
 def pwrite(fd: int, data: memoryview, offset: int) -> None:
     """Writes all of `data` at `offset`."""
     done = 0
-    with naming(fd, "written"):
+    with error_context(fd, "written"):
         while done < len(data):
             done += os.pwrite(fd, data[done:], offset + done)
 
@@ -146,5 +146,5 @@ def set_direct(fd: int, direct: bool) -> bool:
 
 def fsync(fd: int) -> None:
     """Makes a file's bytes durable."""
-    with naming(fd, "made durable"):
+    with error_context(fd, "made durable"):
         os.fsync(fd)

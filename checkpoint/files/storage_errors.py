@@ -31,7 +31,7 @@ _ADVICE: Final = MappingProxyType(
 
 
 @contextmanager
-def naming(file: Path | int, deed: str) -> Iterator[None]:
+def error_context(file: Path | int, deed: str) -> Iterator[None]:
     """Has the system's errors say what could not be done to what file.
 
     Args:

@@ -87,7 +87,7 @@ def _check_cover(what: str, groups: list[tuple[Box, list[Chunk]]], shape: tuple[
                     f"{what}: a chunk in {chunk.file} has {chunk.nbytes} bytes; its {size} elements take "
                     f"{size * itemsize}."
                 )
-        if _tile(box, chunks):
+        if _is_contiguous(box, chunks):
             boxes.append(box)
         else:  # its runs may still be completed by those of another box
             boxes += [part for chunk in chunks for part, _ in chunk.region.parts()]
@@ -96,7 +96,7 @@ def _check_cover(what: str, groups: list[tuple[Box, list[Chunk]]], shape: tuple[
         raise ManifestError(f"{what}: its chunks ({stored} elements) do not hold each of {whole.size} exactly once.")
 
 
-def _tile(box: Box, chunks: list[Chunk]) -> bool:
+def _is_contiguous(box: Box, chunks: list[Chunk]) -> bool:
     """Whether runs of one box, sorted, follow each other from its first element to its last."""
     end = 0
     for chunk in chunks:

@@ -24,7 +24,7 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def step_aside(run: Path, step: int, attempt: str) -> Path:
+def pending_step(run: Path, step: int, attempt: str) -> Path:
     """Where every rank of an attempt writes a step until it is committed; a pure function, so that all ranks agree."""
     return run / f"{step_name(step)}.tmp-{attempt}"
 

@@ -70,5 +70,5 @@ class CheckpointFolder(Protocol):
     def removable_files(self) -> set[str]:
         """The files that may go when the folder is replaced by another checkpoint, relative to it."""
 
-    def find_strangers(self) -> tuple[list[Problem], list[str]]:
+    def find_unknown_files(self) -> tuple[list[Problem], list[str]]:
         """Files that `transformers` would load instead of the checkpoint's, or besides; and notes about others."""

@@ -11,7 +11,7 @@ from ..format.chunk import BLOCK, Chunk
 from ..format.region import Region, shared_span
 
 
-def touched(chunk: Chunk, target: Region, itemsize: int) -> list[tuple[int, int]]:
+def spans_to_read(chunk: Chunk, target: Region, itemsize: int) -> list[tuple[int, int]]:
     """What has to be read of a chunk for `target`: [low, high) of its elements, each within one block.
 
     Whole blocks, so that each can be checked; where there are no checksums, no more than from the first element that
@@ -44,10 +44,10 @@ def read_span(fd: int, path: Path, chunk: Chunk, memory: memoryview, start: int,
     """
     storage.read_exact(fd, memory, chunk.offset + start, path, once)
     if chunk.crc is not None and crc32(memory) != chunk.crc[start // BLOCK]:
-        raise corrupt(path, chunk, start // BLOCK)
+        raise corrupt_block(path, chunk, start // BLOCK)
 
 
-def corrupt(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:
+def corrupt_block(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:
     """The error for a block whose bytes are not those that were written."""
     start = chunk.offset + block * BLOCK
     return ShardCorrupt(

@@ -82,7 +82,7 @@ class HuggingFaceFolder:
         """See CheckpointFolder: weights, index, and the names of files that `save_pretrained` writes beside them."""
         return self._weight_files() | hf.SAVED_BESIDE
 
-    def find_strangers(self) -> tuple[list[Problem], list[str]]:
+    def find_unknown_files(self) -> tuple[list[Problem], list[str]]:
         """See CheckpointFolder. Anything may lie in such a folder, so notes are about weight files alone."""
         own = self._weight_files()
         counts = f"{hf.SINGLE} counts" if hf.SINGLE in own else f"{hf.INDEX} does not name it"

@@ -15,11 +15,11 @@ def read_known(folder: Path, name: str, known: FileDigest, max_bytes: int) -> by
     path = real_path(folder, name)
     data = small_files.read_small(path, max_bytes)
     if FileDigest.of(data) != known:
-        raise not_as_saved(path)
+        raise changed_file(path)
     return data
 
 
-def not_as_saved(path: Path) -> ShardCorrupt:
+def changed_file(path: Path) -> ShardCorrupt:
     """The error for a small file that has changed."""
     return ShardCorrupt(f"{path} is not the file that was saved: its SHA-256 differs from the manifest's.")
 

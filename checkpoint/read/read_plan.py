@@ -12,7 +12,7 @@ from ...core.geometry import Box
 from ...core.integers import round_up
 from ..format.chunk import BLOCK, Chunk
 from ..format.region import Region
-from .chunk_blocks import touched
+from .chunk_blocks import spans_to_read
 from .reader import Checkpoint
 
 AREA: Final = 2 * BLOCK  # bytes that a rank reads in a round; it has two such areas in shared memory
@@ -21,7 +21,7 @@ WORTH_SHARING: Final = 1.02  # where reading want by want reads no more than thi
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class ReadRequest:
     """Part of a tensor that a rank needs: the arguments of `Checkpoint.read`."""
 
     tensor: str
@@ -64,18 +64,18 @@ class ReadPlanner:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
 
-    def spans(self, want: Want) -> tuple[Span, ...]:
+    def spans(self, request: ReadRequest) -> tuple[Span, ...]:
         """What has to be read for a part of a tensor.
 
         Raises:
             CheckpointError: the checkpoint has no such tensor or slot, or what it says of them is damaged.
         """
-        name, slot, stored = self.checkpoint.resolve(want.tensor, want.slot, want.dtype)
-        chunks, region = self.checkpoint.chunks[name, slot], Region.of(want.box, want.flat)
+        name, slot, stored = self.checkpoint.resolve(request.tensor, request.slot, request.dtype)
+        chunks, region = self.checkpoint.chunks[name, slot], Region.of(request.box, request.flat)
         return tuple(
             Span(name, slot, index, low, high)
             for index, chunk in chunks.find_indexed(region)
-            for low, high in touched(chunk, region, stored.itemsize)
+            for low, high in spans_to_read(chunk, region, stored.itemsize)
         )
 
     def chunk(self, span: Span) -> Chunk:
@@ -103,7 +103,7 @@ class ReadPlanner:
             merged[block] = replace(span, low=min(span.low, other.low), high=max(span.high, other.high))
         return sorted(merged.values(), key=self._place)
 
-    def deal(self, spans: Sequence[Span], num_ranks: int) -> list[list[Read]]:
+    def assign_rounds(self, spans: Sequence[Span], num_ranks: int) -> list[list[Read]]:
         """Rounds of reads in order; in each, every rank fills its area at most once."""
         rounds: list[list[Read]] = [[]]
         rank = used = 0

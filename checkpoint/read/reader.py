@@ -19,7 +19,7 @@ from ..format.chunk import Chunk
 from ..format.region import Region, as_bytes, copy_region
 from . import hugging_face as hf
 from .checkpoint_folder import CheckpointFolder
-from .chunk_blocks import read_span, touched
+from .chunk_blocks import read_span, spans_to_read
 from .locate import locate
 from .report import VerifyReport
 from .step_folder import StepFolder
@@ -120,19 +120,20 @@ class Checkpoint:
         flat: tuple[int, int] | None = None,
         dtype: DType | None = None,
     ) -> StoredArray:
-        """Reads part of a tensor. Every 16 MiB block that is touched is read whole and checked, if it has a checksum.
+        """Reads part of a tensor. Every 16 MiB block that the part touches is read whole and checked, if it has a
+        checksum.
 
         Args:
-            name: logical name; a tied name reads the tensor it is tied to.
-            box: which elements; None = all.
-            slot: "weight" or one of the optimizer's.
-            flat: [a, b) of the row-major order of the box, given as a 1-D array.
-            dtype: the dtype to cast to. Another dtype of slot "weight" than the stored one is cast from "master" where
-                there is one.
+            name: the logical name; a tied name reads the tensor to which it is tied.
+            box: the elements to read; None = all.
+            slot: "weight" or a slot of the optimizer.
+            flat: [a, b) of the row-major order of the box; the result is then 1-D.
+            dtype: the dtype of the result; None = as stored. If it differs from the stored dtype of slot "weight", the
+                values are cast from slot "master" if the tensor has one.
 
         Raises:
-            ShardMissing: no such tensor or slot.
-            ShardCorrupt: a checksum does not match; names tensor, file and block.
+            ShardMissing: the checkpoint has no tensor or slot of that name.
+            ShardCorrupt: a checksum does not match; the message names tensor, file and block.
             ShapeMismatch: the box or the range is outside the tensor.
         """
         name, slot, stored = self.resolve(name, slot, dtype)
@@ -171,12 +172,12 @@ class Checkpoint:
             on_bytes: called with the bytes of each block once it is checked.
         """
         report = verify(self.folder, on_bytes)
-        problems, notes = self.folder.find_strangers()
+        problems, notes = self.folder.find_unknown_files()
         return replace(report, problems=(*report.problems, *problems), notes=tuple(notes))
 
     def _read_chunk(self, chunk: Chunk, dtype: DType, target: Region, values: Array) -> None:
         """Copies the elements that `target` shares with a chunk into `values`, block by block."""
-        spans = touched(chunk, target, dtype.itemsize)
+        spans = spans_to_read(chunk, target, dtype.itemsize)
         if not spans:
             return
         same_box, path = chunk.box == target.box, self.path / chunk.file

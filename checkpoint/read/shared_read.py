@@ -22,7 +22,7 @@ from ...core.errors import DamagedCheckpoint, StorageError, TkError, pack, unpac
 from ..files.data_files import DataFiles
 from ..format.region import Region, copy_region
 from .chunk_blocks import read_span
-from .read_plan import AREA, Block, Read, ReadPlanner, Span, Want, from_rows, to_rows
+from .read_plan import AREA, Block, Read, ReadPlanner, ReadRequest, Span, from_rows, to_rows
 from .reader import Checkpoint
 from .stored_array import StoredArray
 
@@ -46,8 +46,8 @@ class Peers:
 ALONE: Final = Peers()
 
 
-def read_all(checkpoint: Checkpoint, wants: Sequence[Want], deliver: Deliver, peers: Peers = ALONE) -> None:
-    """Reads parts of tensors; every rank of `peers` calls it, each with what it wants.
+def read_all(checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver: Deliver, peers: Peers = ALONE) -> None:
+    """Reads parts of tensors; every rank of `peers` calls it, each with what it requests.
 
     Together the ranks read each block that any of them needs once, unless want by want they read little more (as at
     the layout at which the checkpoint was saved).
@@ -59,17 +59,17 @@ def read_all(checkpoint: Checkpoint, wants: Sequence[Want], deliver: Deliver, pe
         CheckpointError, StorageError: as `Checkpoint.read`; every rank raises what one of them met.
     """
     planner, spans = ReadPlanner(checkpoint), list[tuple[Span, ...]]()
-    with told_to_all(peers):
-        spans += map(planner.spans, wants)
+    with share_errors(peers):
+        spans += map(planner.spans, requests)
     rows = json.dumps(to_rows(span for some in spans for span in some))
     needs = [from_rows(json.loads(theirs)) for theirs in peers.gather(rows.encode())]
     if planner.is_worth_sharing(needs):
         areas = _Areas.open(peers)
         if areas:
-            _Together(planner, wants, spans, deliver, areas).run(planner.union(needs), peers)
+            _SharedRead(planner, requests, spans, deliver, areas).run(planner.union(needs), peers)
             return
-    with told_to_all(peers):
-        _read_alone(checkpoint, wants, deliver)
+    with share_errors(peers):
+        _read_alone(checkpoint, requests, deliver)
 
 
 def open_together(find: Callable[[], Checkpoint], peers: Peers) -> Checkpoint:
@@ -78,16 +78,16 @@ def open_together(find: Callable[[], Checkpoint], peers: Peers) -> Checkpoint:
     Raises:
         CheckpointError, StorageError: one rank cannot open it; all raise.
     """
-    with told_to_all(peers):
+    with share_errors(peers):
         found = find() if peers.rank == 0 else None
     place = peers.gather(os.fsencode(found.path.absolute()) if found else b"")[0]
-    with told_to_all(peers):
+    with share_errors(peers):
         return Checkpoint.open(os.fsdecode(place)) if found is None else found
 
 
-def _read_alone(checkpoint: Checkpoint, wants: Sequence[Want], deliver: Deliver) -> None:
-    for index, want in enumerate(wants):
-        deliver(index, checkpoint.read(want.tensor, want.box, want.slot, want.flat, want.dtype))
+def _read_alone(checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver: Deliver) -> None:
+    for index, request in enumerate(requests):
+        deliver(index, checkpoint.read(request.tensor, request.box, request.slot, request.flat, request.dtype))
 
 
 class _Areas:
@@ -126,18 +126,18 @@ def _map(process_id: int, fd: int) -> memoryview:
         os.close(mine)
 
 
-class _Together:
+class _SharedRead:
     """One rank's part of a shared load."""
 
     def __init__(
         self,
         planner: ReadPlanner,
-        wants: Sequence[Want],
+        requests: Sequence[ReadRequest],
         spans: Sequence[Sequence[Span]],
         deliver: Deliver,
         areas: _Areas,
     ) -> None:
-        self._planner, self._wants, self._deliver, self._areas = planner, wants, deliver, areas
+        self._planner, self._requests, self._deliver, self._areas = planner, requests, deliver, areas
         self._left = [len(some) for some in spans]
         self._values: dict[int, Array] = {}
         self._waiting: dict[Block, list[int]] = defaultdict(list)  # wants by the block they need
@@ -146,11 +146,11 @@ class _Together:
                 self._waiting[planner.block(span)].append(index)
 
     def run(self, union: Sequence[Span], peers: Peers) -> None:
-        """Reads this rank's share of `union` and delivers its wants."""
-        rounds = self._planner.deal(union, peers.size)
+        """Reads this rank's share of `union` and delivers its requests."""
+        rounds = self._planner.assign_rounds(union, peers.size)
         with DataFiles(self._planner.checkpoint.folder.open_data) as files:
             for number in range(len(rounds) + 1):
-                with told_to_all(peers):  # and nobody goes on before all have read, and copied
+                with share_errors(peers):  # and nobody goes on before all have read, and copied
                     if number == 0:
                         self._deliver_empty()
                     else:
@@ -174,7 +174,7 @@ class _Together:
             memory = self._areas.view(read.rank, number, read.at, self._planner.nbytes(read.span))
             source = Region(chunk.box, chunk.start + read.span.low, chunk.start + read.span.high)
             for index in waiting:
-                target = Region.of(self._wants[index].box, self._wants[index].flat)
+                target = Region.of(self._requests[index].box, self._requests[index].flat)
                 if index not in self._values:
                     self._values[index] = np.empty(target.size, dtype.numpy)
                 copy_region(self._values[index], target, np.frombuffer(memory, dtype.numpy), source)
@@ -183,19 +183,19 @@ class _Together:
                     self._finish(index, dtype)
 
     def _finish(self, index: int, stored: dtypes.DType) -> None:
-        want, values = self._wants[index], self._values.pop(index)
-        values = cast(values, stored, want.dtype or stored, want.tensor)
-        shaped = values if want.flat is not None else values.reshape(want.box.shape)
-        self._deliver(index, StoredArray(shaped, want.dtype or stored))
+        request, values = self._requests[index], self._values.pop(index)
+        values = cast(values, stored, request.dtype or stored, request.tensor)
+        shaped = values if request.flat is not None else values.reshape(request.box.shape)
+        self._deliver(index, StoredArray(shaped, request.dtype or stored))
 
     def _deliver_empty(self) -> None:
         empty = [index for index, left in enumerate(self._left) if left == 0]
-        wants = [self._wants[index] for index in empty]
-        _read_alone(self._planner.checkpoint, wants, lambda at, values: self._deliver(empty[at], values))
+        requests = [self._requests[index] for index in empty]
+        _read_alone(self._planner.checkpoint, requests, lambda at, values: self._deliver(empty[at], values))
 
 
 @contextmanager
-def told_to_all(peers: Peers) -> Iterator[None]:
+def share_errors(peers: Peers) -> Iterator[None]:
     """Ends on every rank when it has ended on all; what one rank raises, all raise.
 
     Of several errors one that is no damage counts: only where all that met one met damage is it said to be that.

@@ -85,16 +85,16 @@ class StepFolder:
         parts = {f"{PARTS}/{name}" for name in self.parts}
         return {COMMIT, MANIFEST, *parts, *self.manifest.files, *self.file_sizes()}
 
-    def foreign_names(self) -> list[str]:
+    def unknown_names(self) -> list[str]:
         """The names in the folder, and in its parts/, that no save wrote."""
         own = self.removable_files()
         names = [name for name in lookup.list_names(self.path) if name not in own and name != PARTS]
         parts = [f"{PARTS}/{name}" for name in lookup.list_names(self.path / PARTS)]
         return [*names, *(name for name in parts if name not in own)]
 
-    def find_strangers(self) -> tuple[list[Problem], list[str]]:
+    def find_unknown_files(self) -> tuple[list[Problem], list[str]]:
         """See CheckpointFolder."""
-        others = self.foreign_names()
+        others = self.unknown_names()
         has_index = hf.INDEX in self.manifest.files
         wrong = [name for name in others if hf.is_preferred(name) or (name in _PICKLES and not has_index)]
         foreign = {name: f"{self.path / name} is none of this checkpoint's files" for name in others}

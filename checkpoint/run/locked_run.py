@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...core.errors import CheckpointError, DamagedCheckpoint
 from ..files import folders, lookup, small_files
-from ..format.step_names import LATEST, attempt_of, step_aside, step_name
+from ..format.step_names import LATEST, attempt_of, pending_step, step_name
 from ..read.step_folder import StepFolder
 from .run_lock import require_lock
 from .run_view import RunView
@@ -28,9 +28,9 @@ class LockedRun(RunView):
         self.lock_fd = lock_fd
         self._files = files
 
-    def step_aside(self, step: int) -> Path:
+    def pending_step(self, step: int) -> Path:
         """The folder of a step that this attempt has not committed yet."""
-        return step_aside(self.path, step, self.attempt)
+        return pending_step(self.path, step, self.attempt)
 
     def begin_step(self, step: int) -> Path:
         """The folder in which every rank writes its part of a step, aside until it is committed.
@@ -46,10 +46,10 @@ class LockedRun(RunView):
             try:
                 StepFolder.open_checked(final)
             except DamagedCheckpoint:
-                self.set_aside([step])
+                self.quarantine([step])
             else:
                 raise CheckpointError(f"{final} is a good checkpoint and is not overwritten; use another run folder.")
-        folder = self.step_aside(step)
+        folder = self.pending_step(step)
         folders.make_dirs(folder)
         return folder
 
@@ -63,7 +63,7 @@ class LockedRun(RunView):
             if attempt_of(name, self._files) not in (None, self.attempt):
                 folders.remove_tree(self.path / name)
 
-    def set_aside(self, steps: Iterable[int]) -> None:
+    def quarantine(self, steps: Iterable[int]) -> None:
         """Moves steps that were found damaged to `step-N.bad-ATTEMPT`, the newest first."""
         self.require_lock()
         for step in sorted(steps, reverse=True):
@@ -116,7 +116,7 @@ class LockedRun(RunView):
                 continue
             if left:
                 left -= 1
-            elif foreign := found.foreign_names():
+            elif foreign := found.unknown_names():
                 _log.warning("%s is not pruned: it holds %s, which no save wrote.", path, ", ".join(foreign[:3]))
             else:
                 old.append(path)

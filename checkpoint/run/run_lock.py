@@ -23,9 +23,9 @@ from ...core.errors import CheckpointError, DamagedCheckpoint, StorageError
 from ..files import locks, small_files, storage
 
 LOCK: Final = "LOCK"
-BEAT_SECONDS: Final = 5.0  # between two signs of life
-SILENCE_SECONDS: Final = 20.0  # without one, after which another host's job is dead
-LAST_BREATH_SECONDS: Final = 10.0  # that the writer of a killed job may need to be gone too
+HEARTBEAT_SECONDS: Final = 5.0  # between two signs of life
+HEARTBEAT_TIMEOUT_SECONDS: Final = 20.0  # without one, after which another host's job is dead
+EXIT_TIMEOUT_SECONDS: Final = 10.0  # that the writer of a killed job may need to be gone too
 SETTLE_SECONDS: Final = 1.0  # in which, where nothing else locks, the last of two notes written at once is seen by both
 _NOTE_BYTES: Final = 512  # written at once, so that no reader sees half of it
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -88,10 +88,10 @@ def run_lock(run: Path, attempt: str) -> Iterator[int]:
     try:
         _take(run, fd, attempt)
         try:
-            with _beating(fd):
+            with _heartbeat(fd):
                 yield fd
         finally:
-            _say_that_it_ended(run, fd, attempt)
+            _clear_note(run, fd, attempt)
     finally:
         storage.close(fd)
 
@@ -101,8 +101,9 @@ def require_lock(run: Path, attempt: str) -> None:
     holder = Holder.of(run)
     if holder and holder.attempt != attempt:
         raise CheckpointError(
-            f"{run} has been taken over by another job: {holder}. This one (attempt {attempt}) showed no sign of life "
-            f"for {SILENCE_SECONDS:.0f} s, or {LOCK} was removed; it writes no more there. Steps committed are whole."
+            f"{run} has been taken over by another job: {holder}. This job (attempt {attempt}) sent no heartbeat for "
+            f"{HEARTBEAT_TIMEOUT_SECONDS:.0f} s, or its {LOCK} file was removed. It writes no more to that folder; the "
+            "steps committed before are whole."
         )
 
 
@@ -120,7 +121,7 @@ def _take(run: Path, fd: int, attempt: str) -> None:
             raise in_use(run, holder)
 
 
-def _say_that_it_ended(run: Path, fd: int, attempt: str) -> None:
+def _clear_note(run: Path, fd: int, attempt: str) -> None:
     with suppress(StorageError):  # without it, a job of another host waits for signs of life
         holder = Holder.of(run)
         if holder and holder.attempt == attempt:
@@ -129,14 +130,14 @@ def _say_that_it_ended(run: Path, fd: int, attempt: str) -> None:
 
 def _wait_for_kernel(run: Path, fd: int) -> bool:
     """Waits for the kernel's lock where its last holder is dying; whether there are such locks at all."""
-    begun, told = time.monotonic(), False
+    begun, logged = time.monotonic(), False
     while (got := locks.try_lock(fd)) is False:
         holder = Holder.of(run)
         waited = time.monotonic() - begun
-        if not (holder and holder.is_gone) or waited > LAST_BREATH_SECONDS:
+        if not (holder and holder.is_gone) or waited > EXIT_TIMEOUT_SECONDS:
             raise in_use(run, holder)
-        if waited > 1 and not told:
-            told = True
+        if waited > 1 and not logged:
+            logged = True
             _log.warning("Waiting for the last processes of a job that has ended to leave %s: %s.", run, holder)
         time.sleep(0.01)
     return got is not None
@@ -146,12 +147,12 @@ def _wait_for_silence(run: Path, holder: Holder) -> None:
     """Returns if a job that may run elsewhere shows no sign of life, or ends; CheckpointError if it lives."""
     _log.warning(
         "%s was last used by %s, which has not said that it ended. Waiting %.0f s for a sign of life from it.",
-        run, holder, SILENCE_SECONDS,
+        run, holder, HEARTBEAT_TIMEOUT_SECONDS,
     )  # fmt: skip
-    seen, begun = locks.pulse(run / LOCK), time.monotonic()
-    while time.monotonic() - begun < SILENCE_SECONDS:
-        time.sleep(SILENCE_SECONDS / 40)
-        if locks.pulse(run / LOCK) != seen:
+    seen, begun = locks.last_change(run / LOCK), time.monotonic()
+    while time.monotonic() - begun < HEARTBEAT_TIMEOUT_SECONDS:
+        time.sleep(HEARTBEAT_TIMEOUT_SECONDS / 40)
+        if locks.last_change(run / LOCK) != seen:
             now = Holder.of(run)
             if now is None:
                 return
@@ -168,14 +169,14 @@ def in_use(run: Path, holder: Holder | None) -> CheckpointError:
 
 
 @contextmanager
-def _beating(fd: int) -> Iterator[None]:
+def _heartbeat(fd: int) -> Iterator[None]:
     """Renews the heartbeat while inside, from a thread that sleeps between: no step waits for it."""
     ended = threading.Event()
 
     def go_on() -> None:
-        while not ended.wait(BEAT_SECONDS):
+        while not ended.wait(HEARTBEAT_SECONDS):
             with suppress(OSError):  # a server that does not answer now; the next beat comes
-                locks.beat(fd)
+                locks.touch(fd)
 
     thread = threading.Thread(target=go_on, name="tk-run-lock", daemon=True)
     thread.start()
@@ -183,7 +184,7 @@ def _beating(fd: int) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        thread.join(BEAT_SECONDS)  # it may hang with its server
+        thread.join(HEARTBEAT_SECONDS)  # it may hang with its server
 
 
 def _boot() -> str:

@@ -23,7 +23,7 @@ from .new_step import NewStep
 from .writer import part_name
 
 _MAX_POLL_SECONDS: Final = 0.5
-_TOLD_AFTER: Final = 30.0  # seconds of waiting
+_LOG_AFTER: Final = 30.0  # seconds of waiting
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def commit(run: LockedRun, new: NewStep, timeout: float = 600.0) -> Path:
         ManifestError: the parts do not hold every element of every slot exactly once.
         CheckpointError: a folder of the final name is there already, or another job has taken the run over.
     """
-    folder, final = run.step_aside(new.step), run.path / step_name(new.step)
+    folder, final = run.pending_step(new.step), run.path / step_name(new.step)
     manifest = new.manifest()
     parts = wait_for_parts(folder, new.layout.world_size, timeout)
     seal(folder, manifest, parts, new.side_files)
@@ -56,7 +56,7 @@ def commit(run: LockedRun, new: NewStep, timeout: float = 600.0) -> Path:
 def wait_for_parts(folder: Path, num_writers: int, timeout: float) -> dict[str, bytes]:
     """The content of every writer's part, once all are there; ShardMissing, naming them, if some stay away."""
     wanted = [part_name(writer) for writer in range(num_writers)]
-    begun, pause, told = time.monotonic(), 0.01, False
+    begun, pause, logged = time.monotonic(), 0.01, False
     while True:
         missing = set(wanted) - set(lookup.list_names(folder / PARTS))
         if not missing:
@@ -67,8 +67,8 @@ def wait_for_parts(folder: Path, num_writers: int, timeout: float) -> dict[str, 
                 f"{folder}: after {timeout:.0f} s {len(missing)} of {num_writers} writers have not finished: {named}. "
                 f"The step is not committed; look at the logs of those ranks."
             )
-        if waited > _TOLD_AFTER and not told:
-            told = True
+        if waited > _LOG_AFTER and not logged:
+            logged = True
             _log.warning("%s: waiting for %d of %d writers: %s.", folder, len(missing), num_writers, named)
         time.sleep(pause)
         pause = min(2 * pause, _MAX_POLL_SECONDS)  # a shared file system is not to be asked 100 times a second for long

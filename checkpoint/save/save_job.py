@@ -16,7 +16,7 @@ from ...core.layout import Layout
 from ...core.ownership import Owned, owned
 from ...core.tensors import Split, Table, TensorSpec
 from ..format.region import Region
-from ..format.step_names import step_aside
+from ..format.step_names import pending_step
 from ..run.run_folder import RunFolder
 from .commit import commit
 from .new_step import NewStep
@@ -72,7 +72,7 @@ class SaveJob:
         run = RunFolder(self.run).held_by(self.attempt) if self.writer == 0 else None
         if run:
             run.begin_step(step)
-        folder = step_aside(self.run, step, self.attempt)
+        folder = pending_step(self.run, step, self.attempt)
         entries = [(item, dtype.code, partial(values, item)) for item, dtype in self.stored_as().items()]
         write_part(folder, self.writer, self.table, entries)
         if run:

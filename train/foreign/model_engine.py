@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ...checkpoint.read.reader import Checkpoint
-from ...checkpoint.read.shared_read import open_together, told_to_all
+from ...checkpoint.read.shared_read import open_together, share_errors
 from ...core.dtypes import Precision
 from ...core.errors import ConfigError
 from ...core.layout import Layout
@@ -243,10 +243,10 @@ class ModelEngine:
         """
         self._engine.refuse_while_whole("load()")
         ranks = self._checkpointer.ranks
-        with told_to_all(ranks):
+        with share_errors(ranks):
             self._checkpointer.finish_save()
         opened = open_together(lambda: Checkpoint.open(Path(checkpoint)), ranks)
-        with told_to_all(ranks):
+        with share_errors(ranks):
             self._watch.check()
             resume = ModuleResume.from_json(opened.resume, str(opened.path))
             self._watch.check_stored(opened)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...checkpoint.read.reader import Checkpoint
-from ...checkpoint.read.shared_read import ALONE, Peers, told_to_all
+from ...checkpoint.read.shared_read import ALONE, Peers, share_errors
 from ...checkpoint.run.locked_run import LockedRun
 from ...checkpoint.run.run_folder import RunFolder
 from ...checkpoint.save.save_job import SaveJob
@@ -91,7 +91,7 @@ class Checkpointer:
             TkError: on leaving, the last save failed.
         """
         with ExitStack() as stack:
-            with told_to_all(self.ranks):
+            with share_errors(self.ranks):
                 is_first = self.mesh.world.rank == 0
                 locked = stack.enter_context(RunFolder(options.folder, REPLACED).lock()) if is_first else None
             attempt = f"{self.from_rank_0(int(locked.attempt, 16) if locked else 0):08x}"
@@ -145,15 +145,15 @@ class Checkpointer:
             CheckpointError: the step is there already, or another job writes there.
             TkError: replicas have drifted, or this save or the one before it failed; all ranks raise it.
         """
-        with told_to_all(self.ranks):
+        with share_errors(self.ranks):
             self.finish_save()
         self.replicas.check(step)
         with ExitStack() as stack:
             run = stack.enter_context(self.open(options))
-            with told_to_all(self.ranks):
+            with share_errors(self.ranks):
                 if run.locked:
                     run.locked.begin_step(step)
-            with told_to_all(self.ranks):
+            with share_errors(self.ranks):
                 run.saver.save(step, resume, wait=wait, compared=True)
             if not wait:
                 self._in_flight = SaveInFlight(stack.pop_all().close)
@@ -183,7 +183,7 @@ class Checkpointer:
         Raises:
             CheckpointError: it is not of this model, or one rank cannot read it; all raise.
         """
-        with told_to_all(self.ranks):
+        with share_errors(self.ranks):
             self.snapshot.load(checkpoint, readers)
         self.snapshot.publish()
         self.engine.optimizer.step_count = optimizer_step
@@ -191,6 +191,6 @@ class Checkpointer:
 
     def load_weights(self, checkpoint: Checkpoint, readers: Peers = ALONE) -> None:
         """As `load`, parameters alone: optimizer states stay as they are."""
-        with told_to_all(self.ranks):
+        with share_errors(self.ranks):
             self.snapshot.load_weights(checkpoint, readers)
         self.snapshot.publish()

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from ...checkpoint.format.step_names import step_name
 from ...checkpoint.read.reader import Checkpoint
-from ...checkpoint.read.shared_read import Peers, open_together, told_to_all
+from ...checkpoint.read.shared_read import Peers, open_together, share_errors
 from ...checkpoint.run.locked_run import LockedRun
 from ...checkpoint.run.run_view import Newest
 from ...core.errors import CheckpointError, ConfigError, DamagedCheckpoint, NotCommitted
@@ -38,7 +38,7 @@ class Start(Generic[Loaded]):
 
     def anew(self) -> None:
         """Raises ConfigError where the folder has steps, good or not."""
-        with told_to_all(self.world):
+        with share_errors(self.world):
             steps = self.run.steps() if self.run else []
             if steps:
                 raise ConfigError(
@@ -79,7 +79,7 @@ class Start(Generic[Loaded]):
             CheckpointError: it cannot be used, or newer good steps are in the way.
         """
         checkpoint = open_together(lambda: Checkpoint.open(path), self.world)
-        with told_to_all(self.world):
+        with share_errors(self.world):
             found = self.run.newest() if self.run else Newest()
             newest = found.checkpoint.step if found.checkpoint else -1
             if checkpoint.step < newest and not fork:
@@ -90,19 +90,19 @@ class Start(Generic[Loaded]):
                 )
         loaded = self.load(checkpoint)
         self._set_aside(found.skipped)
-        with told_to_all(self.world):
+        with share_errors(self.world):
             moved = self.run.fork(checkpoint.step) if self.run and fork else None
             if moved:
                 print(f"steps after {checkpoint.step} are now in {moved}", file=sys.stderr)
         return loaded
 
     def _open(self, step: int) -> Checkpoint:
-        with told_to_all(self.world):
+        with share_errors(self.world):
             return Checkpoint.open(self.folder / step_name(step))
 
     def _newest_step(self, skipped: dict[int, str]) -> int:
         """On rank 0 the newest step older than those skipped, to which it adds; -1 if there is none, and elsewhere."""
-        with told_to_all(self.world):
+        with share_errors(self.world):
             if self.run is None:
                 return -1
             found = self.run.newest(min(skipped, default=float("inf")))
@@ -117,8 +117,8 @@ class Start(Generic[Loaded]):
             return -1
 
     def _set_aside(self, skipped: Mapping[int, str]) -> None:
-        with told_to_all(self.world):
+        with share_errors(self.world):
             if self.run:
-                self.run.set_aside(skipped)
+                self.run.quarantine(skipped)
                 for reason in skipped.values():
                     print(f"{reason} It is kept as .bad-{self.run.attempt}.", file=sys.stderr)

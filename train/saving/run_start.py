@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...checkpoint.read.reader import Checkpoint
-from ...checkpoint.read.shared_read import Peers, open_together, told_to_all
+from ...checkpoint.read.shared_read import Peers, open_together, share_errors
 from ...core.errors import ConfigError
 from ...model.loading import peers
 from ...model.stored_config import stored_config
@@ -41,7 +41,7 @@ def start_run(
     state = start.from_newest()
     if state is None and config.model.init:
         checkpoint = open_together(lambda: open_init(config), ranks)
-        with told_to_all(ranks):
+        with share_errors(ranks):
             for note in unsupported_options(checkpoint.config()) if run.locked else ():
                 print(f"{checkpoint.path / 'config.json'} has {note}", file=sys.stderr)
         checkpointer.load_weights(checkpoint, readers)
@@ -63,7 +63,7 @@ class _Resuming:
 
     def load(self, checkpoint: Checkpoint) -> TrainState:
         """Fills the model; every rank calls it, and raises what one of them meets."""
-        with told_to_all(self.checkpointer.ranks):
+        with share_errors(self.checkpointer.ranks):
             stored = RunResume.from_json(checkpoint.resume, str(checkpoint.path))
             self._check_same_run(checkpoint, stored)
         self.checkpointer.load(checkpoint, stored.optimizer_step, stored.loss_scale, self.readers)

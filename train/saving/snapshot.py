@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...checkpoint.read.read_plan import Want
+from ...checkpoint.read.read_plan import ReadRequest
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import ALONE, Peers, read_all
 from ...core.buckets import Shard
@@ -102,7 +102,7 @@ class Snapshot:
     def _fill(self, checkpoint: Checkpoint, slots: Sequence[str], peers: Peers) -> None:
         check_tensors(self.table, checkpoint)
         check_ties(self.table, checkpoint)
-        wants, places = [], []
+        requests, places = [], []
         for slot in slots:
             for shard, values in self.optimizer.runs(slot):
                 name = shard.piece.tensor.alias or shard.piece.tensor.name
@@ -112,15 +112,15 @@ class Snapshot:
                     raise CheckpointError(
                         f"{checkpoint.path} has no {slot} of {name}: it holds weights only and cannot be resumed."
                     )
-                wants.append(Want(name, shard.piece.box, source, shard.flat))
+                requests.append(ReadRequest(name, shard.piece.box, source, shard.flat))
                 places.append(values)
         for local in self.buffers.frozen:
             whole = self.buffers.frozen_tensor(local)
             whole.data = whole.data.contiguous()  # the elements of an expanded one cannot be written one by one
             for piece in local.pieces:
-                wants.append(Want(piece.tensor.alias or piece.tensor.name, piece.box))
+                requests.append(ReadRequest(piece.tensor.alias or piece.tensor.name, piece.box))
                 places.append(whole.data.view(-1)[piece.start : piece.start + piece.box.size])
-        read_all(checkpoint, wants, lambda index, read: places[index].copy_(read.torch().reshape(-1)), peers)
+        read_all(checkpoint, requests, lambda index, read: places[index].copy_(read.torch().reshape(-1)), peers)
 
 
 def _to_numpy(values: torch.Tensor) -> npt.NDArray[np.generic]:

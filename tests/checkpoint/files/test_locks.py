@@ -36,9 +36,9 @@ def test_a_note_is_written_and_taken_back(lock: Path) -> None:
 def test_a_beat_is_seen(lock: Path) -> None:
     fd = locks.open_lock(lock)
     os.utime(fd, (1.0, 1.0))
-    before = locks.pulse(lock)
-    locks.beat(fd)
-    assert locks.pulse(lock) > before == 10**9
+    before = locks.last_change(lock)
+    locks.touch(fd)
+    assert locks.last_change(lock) > before == 10**9
     storage.close(fd)
 
 
@@ -55,8 +55,8 @@ def test_a_folder_is_had_by_one(tmp_path: Path) -> None:
 def test_a_folder_that_another_program_keeps_is_waited_for_then_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(locks, "_PATIENCE", 0.03)
-    monkeypatch.setattr(locks, "_TOLD_AFTER", 0.0)
+    monkeypatch.setattr(locks, "_MAX_WAIT", 0.03)
+    monkeypatch.setattr(locks, "_LOG_AFTER", 0.0)
     held = locks.lock_folder(tmp_path)
     assert held is not None
     entered = False

@@ -70,9 +70,9 @@ def test_all_that_was_written_may_be_replaced_and_a_strange_file_is_noted(folder
     found = opened(folder)
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert names <= found.removable_files()
-    assert found.find_strangers() == ([], [])
+    assert found.find_unknown_files() == ([], [])
     (folder / "old.safetensors").write_bytes(b"")
-    problems, notes = found.find_strangers()
+    problems, notes = found.find_unknown_files()
     assert not problems
     assert len(notes) == 1
     assert "old.safetensors is n" in notes[0]

@@ -6,7 +6,7 @@ import pytest
 
 from tk.checkpoint import Checkpoint
 from tk.checkpoint.read import read_plan
-from tk.checkpoint.read.read_plan import ReadPlanner, Span, Want, from_rows, to_rows
+from tk.checkpoint.read.read_plan import ReadPlanner, ReadRequest, Span, from_rows, to_rows
 from tk.core.geometry import Box
 
 NORM = "model.norm.weight"  # 32 elements of 4 bytes
@@ -18,8 +18,8 @@ def planner(good: Path) -> ReadPlanner:
     return ReadPlanner(Checkpoint.open(good))
 
 
-def rows(low: int, high: int) -> Want:
-    return Want(UP, Box.from_bounds([[low, high], [0, 32]]))
+def rows(low: int, high: int) -> ReadRequest:
+    return ReadRequest(UP, Box.from_bounds([[low, high], [0, 32]]))
 
 
 def test_a_want_takes_the_whole_blocks_that_it_touches(planner: ReadPlanner) -> None:
@@ -42,10 +42,10 @@ def test_two_ranks_needs_are_read_once(planner: ReadPlanner) -> None:
 def test_rounds_fill_each_ranks_area_once(planner: ReadPlanner, monkeypatch: pytest.MonkeyPatch) -> None:
     spans = [Span(NORM, "weight", 0, low, low + 8) for low in (0, 8, 16, 24)]  # of 32 bytes each
     monkeypatch.setattr(read_plan, "AREA", 128)
-    dealt = planner.deal(spans, 1)
+    dealt = planner.assign_rounds(spans, 1)
     assert [[(read.rank, read.at) for read in reads] for reads in dealt] == [[(0, 0), (0, 64)], [(0, 0), (0, 64)]]
     assert [read.span for reads in dealt for read in reads] == spans
-    (only,) = planner.deal(spans, 2)
+    (only,) = planner.assign_rounds(spans, 2)
     assert [(read.rank, read.at) for read in only] == [(0, 0), (0, 64), (1, 0), (1, 64)]
 
 

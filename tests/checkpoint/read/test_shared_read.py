@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from tk.checkpoint import Checkpoint, StoredArray
 from tk.checkpoint.format import chunk
 from tk.checkpoint.read import chunk_blocks, read_plan, shared_read
-from tk.checkpoint.read.read_plan import AREA, ReadPlanner, Want
+from tk.checkpoint.read.read_plan import AREA, ReadPlanner, ReadRequest
 from tk.checkpoint.read.shared_read import Peers, read_all
 from tk.core.buckets import buckets, shards
 from tk.core.casts import Array
@@ -38,22 +38,22 @@ TABLE = (
 LOGICAL = 4 * sum(math.prod(spec.shape) for spec in TABLE)  # bytes of one slot
 
 
-def held(table: tuple[TensorSpec, ...], layout: Layout, rank: int) -> list[Want]:
-    """What an inference rank wants: every weight that it holds."""
+def held(table: tuple[TensorSpec, ...], layout: Layout, rank: int) -> list[ReadRequest]:
+    """What an inference rank requests: every weight that it holds."""
     at = layout.coordinates(rank)
     params = local_params(table, layout, at.pp, at.tp)
-    return [Want(piece.tensor.name, piece.box) for param in params for piece in param.pieces]
+    return [ReadRequest(piece.tensor.name, piece.box) for param in params for piece in param.pieces]
 
 
-def updated(table: tuple[TensorSpec, ...], layout: Layout, rank: int, slots: dict[str, str]) -> list[Want]:
-    """What a training rank wants: the ranges that it updates, of every slot."""
+def updated(table: tuple[TensorSpec, ...], layout: Layout, rank: int, slots: dict[str, str]) -> list[ReadRequest]:
+    """What a training rank requests: the ranges that it updates, of every slot."""
     at = layout.coordinates(rank)
     params = buckets(local_params(table, layout, at.pp, at.tp), layout)
     mine = shards(params, layout.group_size, at.dp % layout.group_size, layout.sharding)
-    return [Want(shard.piece.tensor.name, shard.piece.box, slot, shard.flat) for slot in slots for shard in mine]
+    return [ReadRequest(shard.piece.tensor.name, shard.piece.box, slot, shard.flat) for slot in slots for shard in mine]
 
 
-def load(path: Path, wants: list[Want], peers: Peers) -> list[Array]:
+def load(path: Path, requests: list[ReadRequest], peers: Peers) -> list[Array]:
     """The values of every want, after a check that each came once."""
     found: dict[int, Array] = {}
 
@@ -61,23 +61,23 @@ def load(path: Path, wants: list[Want], peers: Peers) -> list[Array]:
         assert index not in found
         found[index] = values.numpy()
 
-    read_all(Checkpoint.open(path), wants, deliver, peers)
-    return [found[index] for index in range(len(wants))]
+    read_all(Checkpoint.open(path), requests, deliver, peers)
+    return [found[index] for index in range(len(requests))]
 
 
-def load_together(path: Path, wants: list[list[Want]]) -> list[Any]:
+def load_together(path: Path, requests: list[list[ReadRequest]]) -> list[Any]:
     """What each rank's wants bring, or the error that they do."""
-    return together(len(wants), lambda peers: load(path, wants[peers.rank], peers))
+    return together(len(requests), lambda peers: load(path, requests[peers.rank], peers))
 
 
-def check(wants: list[Want], found: Any, table: tuple[TensorSpec, ...], slots: dict[str, str]) -> None:
+def check(requests: list[ReadRequest], found: Any, table: tuple[TensorSpec, ...], slots: dict[str, str]) -> None:
     """Bit for bit what was saved."""
     assert not isinstance(found, Exception), repr(found)
     specs = {spec.name: spec for spec in table}
-    for want, values in zip(wants, found, strict=True):
-        spec = specs[specs[want.tensor].alias or want.tensor]
-        boxed = true_values(spec, want.slot, slots[want.slot])[want.box.slices]
-        assert_equal(values, boxed if want.flat is None else boxed.reshape(-1)[slice(*want.flat)])
+    for request, values in zip(requests, found, strict=True):
+        spec = specs[specs[request.tensor].alias or request.tensor]
+        boxed = true_values(spec, request.slot, slots[request.slot])[request.box.slices]
+        assert_equal(values, boxed if request.flat is None else boxed.reshape(-1)[slice(*request.flat)])
 
 
 def hugging_face(folder: Path) -> Path:
@@ -116,15 +116,15 @@ def test_inference_ranks_read_the_weights_once(
 ) -> None:
     """`apart`: what they read at least, by the size, if each reads for itself."""
     path, size = saved(source), target.world_size
-    wants = [held(TABLE, target, rank) for rank in range(size)]
+    requests = [held(TABLE, target, rank) for rank in range(size)]
     with counted_reads() as reads:
-        found = load_together(path, wants)
+        found = load_together(path, requests)
     for rank in range(size):
-        check(wants[rank], found[rank], TABLE, SLOTS)
+        check(requests[rank], found[rank], TABLE, SLOTS)
     assert LOGICAL <= reads.nbytes <= 1.02 * LOGICAL
     with counted_reads() as reads:
         for rank in range(size):
-            load(path, wants[rank], shared_read.ALONE)
+            load(path, requests[rank], shared_read.ALONE)
     assert reads.nbytes >= apart * LOGICAL
 
 
@@ -141,19 +141,19 @@ def test_training_ranks_read_every_slot_once(
     saved: Callable[[Layout | None], Path], source: Layout, target: Layout
 ) -> None:
     path, size = saved(source), target.world_size
-    wants = [updated(TABLE, target, rank, SLOTS) for rank in range(size)]
+    requests = [updated(TABLE, target, rank, SLOTS) for rank in range(size)]
     with counted_reads() as reads:
-        found = load_together(path, wants)
+        found = load_together(path, requests)
     for rank in range(size):
-        check(wants[rank], found[rank], TABLE, SLOTS)
+        check(requests[rank], found[rank], TABLE, SLOTS)
     assert reads.nbytes <= 1.02 * 2 * LOGICAL
 
 
 def test_three_boxes_of_one_tensor_are_read_once_by_one_rank(saved: Callable[[Layout | None], Path]) -> None:
-    wants = [want for want in held(TABLE, Layout(tp=2), 0) if "c_attn" in want.tensor]
-    assert len(wants) == 3
+    requests = [request for request in held(TABLE, Layout(tp=2), 0) if "c_attn" in request.tensor]
+    assert len(requests) == 3
     with counted_reads() as reads:
-        check(wants, load(saved(Layout()), wants, shared_read.ALONE), TABLE, SLOTS)
+        check(requests, load(saved(Layout()), requests, shared_read.ALONE), TABLE, SLOTS)
     assert reads.nbytes <= 1.02 * 4 * 256 * 3072
 
 
@@ -182,9 +182,9 @@ def test_many_rounds_bring_every_rank_its_own(source: Layout, tmp_path: Path) ->
     path = save_step(tmp_path / "run", table, source, MIXED)
     for target in TARGETS:
         ranks = range(target.world_size)
-        wants = [held(table, target, rank) + updated(table, target, rank, MIXED) for rank in ranks]
-        for rank, found in zip(ranks, load_together(path, wants), strict=True):
-            check(wants[rank], found, table, MIXED)
+        requests = [held(table, target, rank) + updated(table, target, rank, MIXED) for rank in ranks]
+        for rank, found in zip(ranks, load_together(path, requests), strict=True):
+            check(requests[rank], found, table, MIXED)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -192,13 +192,13 @@ def test_rounds_hold_each_block_once_and_fit_the_areas(tmp_path: Path) -> None:
     table = mixed_table()
     planner = ReadPlanner(Checkpoint.open(save_step(tmp_path / "run", table, Layout(tp=2, dp=2, zero=1), MIXED)))
     needs = [
-        [span for want in updated(table, Layout(tp=4), rank, MIXED) for span in planner.spans(want)]
+        [span for request in updated(table, Layout(tp=4), rank, MIXED) for span in planner.spans(request)]
         for rank in range(4)
     ]
     union = planner.union(needs)
     assert sum(map(planner.nbytes, union)) == sum(c.nbytes for of in planner.checkpoint.chunks.values() for c in of)
     for num_ranks in (1, 3, 4):
-        rounds = planner.deal(union, num_ranks)
+        rounds = planner.assign_rounds(union, num_ranks)
         assert [read.span for reads in rounds for read in reads] == union, "in the order of the files"
         assert len(rounds) > 1
         for reads in rounds:
@@ -251,10 +251,10 @@ def test_where_memory_cannot_be_shared_each_reads_alone(
 
     monkeypatch.setattr(shared_read, "_map", hidden)
     target = Layout(tp=2)
-    wants = [held(TABLE, target, rank) for rank in range(2)]
-    found = load_together(saved(Layout()), wants)
+    requests = [held(TABLE, target, rank) for rank in range(2)]
+    found = load_together(saved(Layout()), requests)
     for rank in range(2):
-        check(wants[rank], found[rank], TABLE, SLOTS)
+        check(requests[rank], found[rank], TABLE, SLOTS)
 
 
 def test_shared_memory_is_bounded_and_has_no_name(saved: Callable[[Layout | None], Path]) -> None:

@@ -70,6 +70,6 @@ def test_half_written_copies_of_a_jobs_own_files_are_cleared_with_those_of_steps
 def test_another_process_of_the_job_works_under_the_same_lock(tmp_path: Path) -> None:
     with RunFolder(tmp_path).lock() as run:
         other = RunFolder(tmp_path).held_by(run.attempt)
-        assert other.begin_step(1) == run.step_aside(1)
+        assert other.begin_step(1) == run.pending_step(1)
     with RunFolder(tmp_path).lock(), pytest.raises(CheckpointError, match="has been taken over by another job"):
         other.begin_step(2)

@@ -25,8 +25,8 @@ from tk.tests.checkpoint.crashing import LAYOUT, SLOTS, TABLE, assert_is_step, j
 
 @pytest.fixture(autouse=True)
 def hearts_beat_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.02)
-    monkeypatch.setattr(run_lock, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(run_lock, "HEARTBEAT_TIMEOUT_SECONDS", 1.0)
     monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 0.1)
 
 
@@ -121,7 +121,7 @@ def test_a_job_that_lost_its_lock_publishes_and_removes_nothing(run: Path) -> No
             lambda: commit(late, NewStep(4, TABLE, LAYOUT, SLOTS)),
             lambda: late.begin_step(5),
             lambda: late.prune(1),
-            lambda: late.set_aside([1]),
+            lambda: late.quarantine([1]),
             lambda: late.fork(1),
         ]
         for deed in deeds:
@@ -178,8 +178,8 @@ def test_a_late_file_does_not_end_a_removal(run: Path, monkeypatch: pytest.Monke
 def test_another_program_s_lock_of_the_folder_above_is_told_and_done_without(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(locks, "_PATIENCE", 0.3)
-    monkeypatch.setattr(locks, "_TOLD_AFTER", 0.1)
+    monkeypatch.setattr(locks, "_MAX_WAIT", 0.3)
+    monkeypatch.setattr(locks, "_LOG_AFTER", 0.1)
     foreign = locks.lock_folder(run.parent)
     assert foreign is not None
     try:

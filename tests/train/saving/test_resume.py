@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder
-from tk.checkpoint.read.shared_read import Peers, open_together, told_to_all
+from tk.checkpoint.read.shared_read import Peers, open_together, share_errors
 from tk.checkpoint.run.locked_run import LockedRun
 from tk.core.errors import CheckpointError, ConfigError, NotCommitted, StorageError, TkError
 from tk.scripts.broken_checkpoints import flip
@@ -34,7 +34,7 @@ def start(
 
     def one(peers: Peers) -> object:
         def load(checkpoint: Checkpoint) -> int:
-            with told_to_all(peers):
+            with share_errors(peers):
                 fail(peers.rank, checkpoint.step)
                 for tensor, slot in checkpoint.chunks if peers.rank == 1 else ():
                     checkpoint.read(tensor, slot=slot)
