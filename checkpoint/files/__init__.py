@@ -1,1 +1,1 @@
-"""Files and folders on disk: every call to the system, locks, links and how large runs of bytes are written."""
+"""Files and folders on disk: system calls, locks, links, and direct writes of large files."""

@@ -1,4 +1,4 @@
-"""Data files that are open for reading or writing, few at a time."""
+"""Data files that are open for reading or writing, a limited number at a time."""
 
 import resource
 from collections.abc import Callable, Mapping
@@ -7,27 +7,27 @@ from typing import Final
 
 from . import storage
 
-_MOST: Final = 256
+_MAX_OPEN: Final = 256
 
 
 def max_open() -> int:
-    """How many files a copy keeps open to read from, and how many to write to.
+    """Returns how many files a copy keeps open for reading; it keeps as many open for writing.
 
-    A quarter each of what the process may have open: the rest is left to others.
+    Each is at most a quarter of the process's limit: the rest is left to other code.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST if limit == resource.RLIM_INFINITY else max(min(_MOST, limit // 4), 1)
+    return _MAX_OPEN if limit == resource.RLIM_INFINITY else max(min(_MAX_OPEN, limit // 4), 1)
 
 
 class DataFiles:
-    """Files opened when first asked for; where there are too many, the one not asked for for longest is closed."""
+    """Files that open on first use; if too many are open, the least recently used one is closed."""
 
     def __init__(self, open_file: Callable[[str], int], close_file: Callable[[int], None] = storage.close) -> None:
-        """Opens nothing yet.
+        """Stores the two functions; opens no file.
 
         Args:
-            open_file: opens a file by its name.
-            close_file: closes one before its time.
+            open_file: opens a file by its name and returns a descriptor.
+            close_file: closes a descriptor to make room for another.
         """
         self._open_file, self._close_file = open_file, close_file
         self._open: dict[str, int] = {}
@@ -41,7 +41,7 @@ class DataFiles:
             storage.close(self._open.popitem()[1])
 
     def open(self, name: str) -> int:
-        """A descriptor; it may be closed when the next one is asked for. Raises what `open_file` does."""
+        """Returns a descriptor, valid until the next call of `open`. Raises the errors of `open_file`."""
         fd = self._open.pop(name, None)
         if fd is None:
             if len(self._open) >= self._max_open:
@@ -52,7 +52,7 @@ class DataFiles:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of the files that are open now."""
+        """The descriptors of the files that are open now."""
         return list(self._open.values())
 
 
@@ -60,12 +60,12 @@ class NewFiles:
     """Files being written in a folder; each begins with its header, and is durable before it is closed.
 
     Args:
-        headers: by name.
+        headers: the first bytes of each file, by file name.
     """
 
     def __init__(self, folder: Path, headers: Mapping[str, bytes]) -> None:
         self._folder = folder
-        self._to_be_made = dict(headers)
+        self._not_created = dict(headers)
         self._files = DataFiles(self._open, _sync_and_close)
 
     def __enter__(self) -> "NewFiles":
@@ -75,18 +75,18 @@ class NewFiles:
         self._files.__exit__()
 
     def open(self, name: str) -> int:
-        """A descriptor for writing; it may be closed when the next one is asked for."""
+        """Returns a descriptor for writing, valid until the next call of `open`."""
         return self._files.open(name)
 
     def finish(self) -> None:
-        """Makes all files durable, those too that nothing was written to."""
-        for name in list(self._to_be_made):
+        """Makes all files durable, including those that hold a header only."""
+        for name in list(self._not_created):
             self.open(name)
         for fd in self._files.descriptors:
             storage.fsync(fd)
 
     def _open(self, name: str) -> int:
-        header = self._to_be_made.pop(name, None)
+        header = self._not_created.pop(name, None)
         if header is None:
             return storage.open_again(self._folder / name)
         fd = storage.open_new(self._folder / name)

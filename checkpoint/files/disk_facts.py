@@ -1,4 +1,4 @@
-"""What the system says of a place before anything is written there: room, rights and mount points."""
+"""Facts about a place on disk before anything is written there: free space, permissions and mount points."""
 
 import os
 import re
@@ -8,25 +8,25 @@ from .storage_errors import error_context
 
 
 def free_bytes(folder: Path) -> int:
-    """How many bytes more can be written beneath a folder."""
+    """Returns the number of bytes that can still be written beneath a folder."""
     with error_context(folder, "looked at"):
         found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
 
 def may_write(folder: Path) -> bool:
-    """Whether names can be added to a folder and removed from it."""
+    """Returns whether this user may add names to a folder and remove names from it."""
     with error_context(folder, "looked at"):
         return os.access(folder, os.W_OK | os.X_OK)
 
 
 def mounts_beneath(folder: Path) -> list[Path]:
-    """Where file systems (or single files) are mounted: the folder itself, if it is such a place, and those inside."""
+    """Returns the mount points of file systems or single files: the folder itself, if it is one, and those inside."""
     real = Path(os.path.realpath(folder))
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
     except FileNotFoundError:  # no Linux
         return [real] if real.is_mount() else []
-    octal = re.compile(rb"\\([0-7]{3})")  # how spaces and such are written there
+    octal = re.compile(rb"\\([0-7]{3})")  # mountinfo escapes spaces and other special bytes as octal codes
     places = {os.fsdecode(octal.sub(lambda code: bytes([int(code[1], 8)]), line.split()[4])) for line in lines}
     return sorted(place for place in map(Path, places) if place == real or real in place.parents)

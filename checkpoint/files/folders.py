@@ -1,4 +1,4 @@
-"""Names in folders: made, moved, exchanged and removed. A folder's names are durable once `fsync_dir` returns."""
+"""Changes to names in folders: make, move, exchange, remove. The names are durable once `fsync_dir` returns."""
 
 import ctypes
 import errno
@@ -19,7 +19,7 @@ _RENAME_EXCHANGE: Final = 2
 
 
 def make_dir(path: Path) -> None:
-    """Makes a folder; no error if it is there."""
+    """Makes a folder; no error if the folder exists."""
     with error_context(path, "made"):
         try:
             os.mkdir(path)
@@ -29,7 +29,7 @@ def make_dir(path: Path) -> None:
 
 
 def make_dirs(path: Path) -> None:
-    """Makes a folder and those above it, durably; no error if it is there."""
+    """Makes a folder and its missing parents, durably; no error if the folder exists."""
     missing = list(takewhile(lambda folder: not lookup.is_dir(folder), (path, *path.parents)))
     for folder in reversed(missing):
         make_dir(folder)
@@ -47,22 +47,22 @@ def fsync_dir(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Moves a file over `target`, or a folder to where none (or an empty one) is."""
+    """Moves a file to `target`, which it replaces, or a folder to a name that is free or an empty folder."""
     with error_context(source, f"moved to {target}"):
         os.rename(source, target)
 
 
 def link(source: Path, target: Path) -> None:
-    """Gives a file a second name."""
+    """Makes a hard link: a second name of the same file."""
     with error_context(source, f"linked as {target}"):
         os.link(source, target)
 
 
 def exchange(one: Path, two: Path) -> None:
-    """Swaps two folders at once: at no time is either name free.
+    """Swaps two folders in one operation: at no time is either name free.
 
     Raises:
-        StorageError: EINVAL or ENOSYS where the file system cannot.
+        StorageError: with EINVAL or ENOSYS if the file system has no exchange.
     """
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     names = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two))
@@ -73,9 +73,9 @@ def exchange(one: Path, two: Path) -> None:
 
 
 def swap(new: Path, old: Path, spare: Path) -> None:
-    """Gives a complete folder the name of another, which gets its name instead; durable.
+    """Exchanges the names of a complete new folder and an old one, durably.
 
-    Where the file system cannot exchange names, a crash can leave the old one under the name `spare`.
+    If the file system has no exchange, a crash can leave the old folder under the name `spare`.
     """
     try:
         exchange(new, old)
@@ -89,21 +89,21 @@ def swap(new: Path, old: Path, spare: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Removes a file, if it is there."""
+    """Removes a file, if it exists."""
     with error_context(path, "removed"), suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_dir(path: Path) -> None:
-    """Removes an empty folder, if it is there."""
+    """Removes an empty folder, if it exists."""
     with error_context(path, "removed"), suppress(FileNotFoundError):
         os.rmdir(path)
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder and all in it, or a file; links are removed, never followed.
+    """Removes a folder and its content, or a file; links are removed, never followed.
 
-    A process that writes there until now may add a file while the others go, or remove one: that is looked at again.
+    Another process may add or remove files at the same time, so the folder is listed again until it is empty.
     """
     with error_context(path, "removed"):
         found = lookup.find(path, lambda: os.lstat(path))

@@ -1,7 +1,7 @@
-"""Links that stand for a checkpoint's files: those of the Hugging Face hub's cache, whose snapshots hold nothing else.
+"""Symbolic links that stand for a checkpoint's files: those of the Hugging Face hub's cache, whose snapshots are links.
 
-The cache lies as CACHE/models--OWNER--NAME/{blobs, snapshots/REVISION}: a name in REVISION is a link to a file in
-blobs, which itself may be a link to one in CACHE/blobs/XX, shared by all repositories.
+The cache is CACHE/models--OWNER--NAME/{blobs, snapshots/REVISION}: a name in REVISION is a link to a file in blobs,
+which may itself be a link to a file in CACHE/blobs/XX that all repositories share.
 """
 
 import os
@@ -12,13 +12,13 @@ from . import lookup
 
 
 def real_path(folder: Path, name: str, inside: bool = False) -> Path:
-    """The regular file behind a name in a folder: itself, or that which a link of the hub's cache leads to.
+    """Returns the regular file behind a name in a folder: the file itself, or the target of a link of the hub's cache.
 
     Args:
-        inside: whether a link may lead to another file of the folder, too.
+        inside: whether a link may also lead to another file of the folder.
 
     Raises:
-        CheckpointError: a link that leads anywhere else.
+        CheckpointError: the link leads anywhere else.
     """
     path = folder / name
     if not lookup.is_link(path):
@@ -27,7 +27,7 @@ def real_path(folder: Path, name: str, inside: bool = False) -> Path:
     if _is_blob(target, own) or (inside and target.parent == own):
         return target
     where = "outside its folder and the hub's cache" if inside else "outside the hub's cache"
-    raise CheckpointError(f"{path} is a link to {target}, {where}; put the file itself there.")
+    raise CheckpointError(f"{path} is a link to {target}, {where}. Replace the link by a copy of the file.")
 
 
 def _is_blob(target: Path, folder: Path) -> bool:

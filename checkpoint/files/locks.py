@@ -1,5 +1,7 @@
-"""Locks of files and folders (flock), which the kernel gives back when a process dies. Some file systems have none, and
-on some each host has its own."""
+"""Locks of files and folders (flock), which the kernel releases when a process dies.
+
+Some file systems have no locks, and on some a lock is visible to one host only.
+"""
 
 import errno
 import fcntl
@@ -15,23 +17,23 @@ from .storage_errors import error_context
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _LOG_AFTER: Final = 1.0  # seconds of waiting
-_MAX_WAIT: Final = 10.0  # seconds, for a folder that some other program has locked
+_MAX_WAIT: Final = 10.0  # seconds, for a folder that another program has locked
 _PAUSE: Final = 0.01  # seconds
 
 _log = logging.getLogger(__name__)
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor of a file to be locked, which is made if it is missing."""
+    """Returns a descriptor of a file to be locked; the file is made if it is missing."""
     with error_context(path, "opened"):
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
 
 def try_lock(fd: int) -> bool | None:
-    """Locks an open file or folder until its descriptor is closed or the process dies, without waiting.
+    """Locks an open file or folder until its descriptor is closed or the process dies; does not wait.
 
     Returns:
-        False if another process has it; None where the file system has no locks.
+        True if it is locked now; False if another process holds the lock; None if the file system has no locks.
     """
     with error_context(fd, "locked"):
         try:
@@ -46,7 +48,7 @@ def try_lock(fd: int) -> bool | None:
 
 
 def write_note(fd: int, data: bytes) -> None:
-    """Puts data at the start of an open lock file, where other hosts see it; nothing empties the file."""
+    """Writes `data` at the start of an open lock file, durably, for other hosts to read; b"" empties the file."""
     with error_context(fd, "written"):
         if data:
             os.pwrite(fd, data, 0)
@@ -56,15 +58,15 @@ def write_note(fd: int, data: bytes) -> None:
 
 
 def touch(fd: int) -> None:
-    """Renews a lock file's time of change."""
+    """Sets a lock file's time of change to now."""
     with error_context(fd, "touched"):
         os.utime(fd)
 
 
 def last_change(path: Path) -> int:
-    """A lock file's time of change, as its server has it now: in nanoseconds, to be compared with itself alone."""
+    """Returns a lock file's time of change in nanoseconds, by its server's clock: only comparable with itself."""
     with error_context(path, "looked at"):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # by which a network file system asks anew
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # a network file system asks its server on open
         try:
             return os.fstat(fd).st_mtime_ns
         finally:
@@ -72,7 +74,11 @@ def last_change(path: Path) -> int:
 
 
 def lock_folder(path: Path) -> int | None:
-    """Locks a folder until the descriptor is closed or the process dies; None if another holds it, or it cannot be."""
+    """Locks a folder until the returned descriptor is closed or the process dies.
+
+    Returns:
+        The descriptor; None if another process holds the lock or the file system has no locks.
+    """
     fd = _open_folder(path)
     if try_lock(fd):
         return fd
@@ -82,9 +88,9 @@ def lock_folder(path: Path) -> int | None:
 
 @contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Has a folder to oneself among those who lock it for a moment, as far as the file system can.
+    """Holds the lock of a folder for a short time, as far as the file system can.
 
-    Another program may have locked it for as long as it likes: that is waited for, said, and then done without.
+    Another program may hold the lock for long: this logs a warning, waits 10 s, and then goes on without the lock.
     """
     fd = _open_folder(path)
     begun, logged = time.monotonic(), False

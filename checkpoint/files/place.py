@@ -1,4 +1,4 @@
-"""Whether a new folder can get a name: refused before anything is written there."""
+"""Checks that a new folder can get its name and has room, before anything is written."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,11 @@ from . import disk_facts
 
 
 def check_place(path: Path) -> None:
-    """Raises ConfigError where a new folder cannot get its name, for what is there or above; not if it is a folder."""
+    """Checks that a new folder can be made at `path`; an ordinary folder that is there is accepted.
+
+    Raises:
+        ConfigError: something else is at `path`, or the folder above it cannot hold the new one.
+    """
     if path.name in ("", ".."):
         raise ConfigError(f"{path} cannot be replaced by a new folder; give the new folder's own name.")
     above = _nearest(path)
@@ -23,12 +27,12 @@ def check_place(path: Path) -> None:
 
 
 def require_room(path: Path, num_bytes: int) -> None:
-    """Raises TkError where a new folder of that many bytes finds no room."""
+    """Raises TkError if the disk has no room for a new folder of that many bytes."""
     free = disk_facts.free_bytes(_nearest(path))
     if num_bytes > free:
         raise TkError(
-            f"{path} would take {format_bytes(num_bytes)}; {format_bytes(free)} are free there. Free some, or name a "
-            "folder on another disk; nothing was written."
+            f"{path} would take {format_bytes(num_bytes)}; {format_bytes(free)} are free there. Free some space, or "
+            "name a folder on another disk. Nothing was written."
         )
 
 
@@ -38,7 +42,7 @@ def _check_kind(path: Path) -> None:
             f"{path} is a link (to {os.readlink(path)}), which a new folder cannot replace; name the folder itself."
         )
     if not path.is_dir():
-        raise ConfigError(f"{path} is there already and is a file, so it is not replaced; name another folder.")
+        raise ConfigError(f"{path} exists and is a file, so it is not replaced; name another folder.")
     mounts = disk_facts.mounts_beneath(path)
     if mounts:
         raise ConfigError(
@@ -51,5 +55,5 @@ def _check_kind(path: Path) -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """The nearest of the folders above that is there, be it a folder or not."""
+    """Returns the nearest path above that exists, of any kind."""
     return next(folder for folder in path.absolute().parents if os.path.lexists(folder))

@@ -1,4 +1,4 @@
-"""Small files, read and written whole."""
+"""Small files that are read and written whole."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from . import folders, storage
 
 
 def read_small(path: Path, max_bytes: int) -> bytes:
-    """A whole small file; ManifestError if it is larger than `max_bytes`."""
+    """Reads a whole small file; ManifestError if it is larger than `max_bytes`."""
     with storage.reading(path) as fd:
         size = storage.file_size(fd)
         if size > max_bytes:
@@ -18,7 +18,7 @@ def read_small(path: Path, max_bytes: int) -> bytes:
 
 
 def write_small(path: Path, data: bytes) -> None:
-    """A new small file, durable; its folder's entry is not."""
+    """Writes a new small file. Its bytes are durable, its name is not before an fsync of the folder."""
     fd = storage.open_new(path)
     try:
         storage.pwrite(fd, memoryview(data), 0)
@@ -27,10 +27,10 @@ def write_small(path: Path, data: bytes) -> None:
         storage.close(fd)
 
 
-def replace_small(path: Path, data: bytes, attempt: str) -> None:
-    """A small file that appears whole or not at all, durable with its folder's entry."""
-    aside = path.with_name(f"{path.name}.tmp-{attempt}")
-    folders.remove_file(aside)
-    write_small(aside, data)
-    folders.rename(aside, path)
+def replace_small(path: Path, data: bytes, suffix: str) -> None:
+    """Writes a small file that appears whole or not at all, under `NAME.tmp-SUFFIX` until it is; durable."""
+    temporary = path.with_name(f"{path.name}.tmp-{suffix}")
+    folders.remove_file(temporary)
+    write_small(temporary, data)
+    folders.rename(temporary, path)
     folders.fsync_dir(path.parent)

@@ -1,7 +1,7 @@
 """Open files: every read and write of a checkpoint's bytes.
 
-All calls to the system go through this module, `folders`, `lookup`, `disk_facts` and `locks`, so that tests can make
-each of them fail. What the system refuses is a `StorageError` that names the file; it never counts as damage.
+All system calls go through this module, `folders`, `lookup`, `disk_facts` and `locks`, so that tests can make each of
+them fail. A system error becomes a `StorageError` that names the file; it never counts as damage.
 """
 
 import errno
@@ -22,12 +22,12 @@ _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)  # Linux
 
 
 def open_read(path: Path) -> int:
-    """A descriptor for reading a regular file.
+    """Opens a regular file for reading and returns its descriptor.
 
     Raises:
-        ShardMissing: there is no such file.
-        CheckpointError: it is a folder, a device or a link.
-        StorageError: it cannot be opened.
+        ShardMissing: the file does not exist.
+        CheckpointError: the path is a folder, a device or a link.
+        StorageError: the system refuses to open the file.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     with error_context(path, "opened"):
@@ -36,23 +36,25 @@ def open_read(path: Path) -> int:
         except OSError:
             if stat.S_ISREG(os.lstat(path).st_mode):
                 raise
-            raise CheckpointError(f"{path} is not a regular file, as it must be; links are not followed.") from None
+            raise CheckpointError(
+                f"{path} must be a regular file and is not a regular file; links are refused."
+            ) from None
     if fd is None:
         raise ShardMissing(f"{path} is missing.")
     with error_context(path, "looked at"), _closing_on_error(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise CheckpointError(f"{path} is not a regular file, as it must be.")
+            raise CheckpointError(f"{path} must be a regular file and is not a regular file.")
     return fd
 
 
 def open_new(path: Path) -> int:
-    """A descriptor for writing a file that must not exist yet."""
+    """Makes a file, which must not exist yet, and returns a descriptor for writing it."""
     with error_context(path, "made"):
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
 
 def open_again(path: Path) -> int:
-    """A descriptor for writing more of a file that `open_new` made."""
+    """Opens a file that `open_new` made, to write more of it."""
     with error_context(path, "opened"):
         return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
@@ -64,7 +66,7 @@ def close(fd: int) -> None:
 
 @contextmanager
 def closing(fd: int) -> Iterator[int]:
-    """A descriptor, closed at the end."""
+    """Closes a descriptor at the end of the block."""
     try:
         yield fd
     finally:
@@ -73,7 +75,7 @@ def closing(fd: int) -> Iterator[int]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[int]:
-    """A descriptor for reading, closed at the end."""
+    """Opens a file for reading, and closes it at the end of the block."""
     with closing(open_read(path)) as fd:
         yield fd
 
@@ -88,16 +90,16 @@ def _closing_on_error(fd: int) -> Iterator[None]:
 
 
 def file_size(fd: int) -> int:
-    """Bytes in an open file."""
+    """Returns the number of bytes in an open file."""
     with error_context(fd, "looked at"):
         return os.fstat(fd).st_size
 
 
 def pread(fd: int, buffer: memoryview, offset: int, once: bool = False) -> int:
-    """Reads into `buffer` until it is full or the file ends; the number of bytes read.
+    """Reads into `buffer` until it is full or the file ends; returns the number of bytes read.
 
     Args:
-        once: nobody will read these bytes again soon, so what the page cache does not have yet it need not keep.
+        once: the bytes are not needed again soon, so the page cache need not keep those that it does not hold yet.
     """
     done = 0
     with error_context(fd, "read"):
@@ -114,13 +116,13 @@ def _preadv(fd: int, buffer: memoryview, offset: int, once: bool) -> int:
         try:
             return os.preadv(fd, [buffer], offset, _RWF_DONTCACHE)
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # kernels and file systems that do not know it
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # old kernel or file system
                 raise
     return os.preadv(fd, [buffer], offset)
 
 
 def read_exact(fd: int, buffer: memoryview, offset: int, path: Path, once: bool = False) -> None:
-    """Fills `buffer` from `offset`, as `pread`; ShardCorrupt if the file ends before."""
+    """Fills `buffer` from `offset`; ShardCorrupt if the file ends before. For `once` see `pread`."""
     count = pread(fd, buffer, offset, once)
     if count != len(buffer):
         raise ShardCorrupt(f"{path} ends at byte {offset + count}; bytes up to {offset + len(buffer)} are needed.")
@@ -135,7 +137,7 @@ def pwrite(fd: int, data: memoryview, offset: int) -> None:
 
 
 def set_direct(fd: int, direct: bool) -> bool:
-    """Has later writes of a descriptor pass the page cache by, or not; False where the file system cannot."""
+    """Switches direct writes of a descriptor, past the page cache, on or off; False if the file system has none."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~_O_DIRECT
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | (_O_DIRECT if direct else 0))

@@ -1,4 +1,4 @@
-"""How refusals of the system are reported: as a `StorageError` that names the file and the way out."""
+"""System errors reported as a `StorageError` that names the file, the cause and a remedy."""
 
 import errno
 import os
@@ -11,32 +11,32 @@ from typing import Final
 from ...core.errors import StorageError
 
 _AT_FAULT: Final = "The disk or the network file system is at fault: see the system's log, then try again."
-_RIGHTS: Final = "This user needs the right to it."
+_RIGHTS: Final = "This user needs the right to do that: change the permissions, or run as another user."
 _ADVICE: Final = MappingProxyType(
     {
         errno.EACCES: _RIGHTS,
         errno.EPERM: _RIGHTS,
-        errno.EROFS: "It is mounted read-only.",
+        errno.EROFS: "The file system is mounted read-only: remount it, or use another folder.",
         errno.EMFILE: "This process has too many files open: raise its limit (ulimit -n).",
         errno.ENFILE: "This machine has too many files open: close some.",
-        errno.ENOMEM: "This machine is out of memory.",
-        errno.ENOSPC: "Free some room.",
-        errno.EDQUOT: "Free some room, or raise the quota.",
+        errno.ENOMEM: "This machine is out of memory: end other processes.",
+        errno.ENOSPC: "Free some space on that disk.",
+        errno.EDQUOT: "Free some space, or raise the quota.",
         errno.EIO: _AT_FAULT,
         errno.ESTALE: _AT_FAULT,
         errno.ETIMEDOUT: _AT_FAULT,
-        errno.ENOENT: _AT_FAULT,  # of a name that its folder lists
+        errno.ENOENT: _AT_FAULT,  # raised only for a name that its folder lists; see `lookup`
     }
 )
 
 
 @contextmanager
-def error_context(file: Path | int, deed: str) -> Iterator[None]:
-    """Has the system's errors say what could not be done to what file.
+def error_context(file: Path | int, action: str) -> Iterator[None]:
+    """Raises system errors as `StorageError`s that name the file and the action that failed.
 
     Args:
         file: a path or a descriptor.
-        deed: a participle, as in "FILE cannot be opened".
+        action: a participle, as in "FILE cannot be opened".
     """
     try:
         yield
@@ -46,7 +46,7 @@ def error_context(file: Path | int, deed: str) -> Iterator[None]:
         path = _path_of(file) if isinstance(file, int) else file
         reason = f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, error.errno)})"
         advice = _ADVICE.get(error.errno or 0, "")
-        raise StorageError(f"{path} cannot be {deed}: {reason}. {advice}".rstrip(), error.errno) from error
+        raise StorageError(f"{path} cannot be {action}: {reason}. {advice}".rstrip(), error.errno) from error
 
 
 def _path_of(fd: int) -> str:

@@ -1,6 +1,7 @@
-"""A folder that appears complete or not at all: written aside, then renamed to its name. Nothing of a user's is lost.
+"""A folder that appears complete or not at all: it is written under a temporary name, then renamed.
 
-Only files that the caller names are ever removed from a folder that is replaced; one that got others meanwhile is kept.
+No file of a user is lost: only files that the caller names are removed from a replaced folder, and a replaced folder
+that received other files meanwhile is kept.
 """
 
 import errno
@@ -17,7 +18,7 @@ from typing import Final
 from ...core.errors import CheckpointError, ConfigError
 from . import folders, locks, lookup, storage
 
-_LONGEST: Final = 200  # bytes of a name to which an ending may be added
+_LONGEST: Final = 200  # bytes of a name that leave room for a suffix
 _TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EBUSY)
 
 _log = logging.getLogger(__name__)
@@ -25,47 +26,48 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def whole_folder(path: Path, replaced: Callable[[], Sequence[str]], shared: bool = False) -> Iterator[Path]:
-    """The folder to write in. It becomes `path` when the block ends well, and is removed when it does not.
+    """Makes a folder to write in. It becomes `path` if the block succeeds, and is removed if the block raises.
 
-    What dead attempts at the same path left is removed first: a folder is locked as long as its maker lives.
+    Folders that dead processes left for the same path are removed first; a living process holds its folder's lock.
 
     Args:
-        replaced: the files at `path` that the new folder replaces, relative to it; none where it is free or an empty
-            folder. Called once the new folder is complete; raises ConfigError where `path` cannot be replaced.
-        shared: several jobs may make the same folder at once: the first to end wins, and the folders of the others are
-            removed. Else a second job is refused, and a complete folder whose name was taken is kept under another.
+        replaced: returns the files at `path` that the new folder replaces, relative to `path`; empty if `path` is free
+            or an empty folder. Called once the new folder is complete; raises ConfigError if `path` must stay.
+        shared: whether several jobs may make the same folder at once: the first to end wins, and the folders of the
+            others are removed. Otherwise a second job is refused, and a complete folder whose name was taken is kept
+            under another name.
 
     Raises:
-        ConfigError: another job is writing `path`; or, if shared, it has been taken meanwhile.
+        ConfigError: another job is writing `path`; or, if shared, another job has made it.
         CheckpointError: `path` has been taken meanwhile; the message says where the new folder is.
     """
-    attempt = secrets.token_hex(4)
-    with _locked_aside(path, attempt, shared) as aside:
+    suffix = secrets.token_hex(4)
+    with _locked_temporary(path, suffix, shared) as temporary:
         try:
-            yield aside
+            yield temporary
         except BaseException:
-            folders.remove_tree(aside)
+            folders.remove_tree(temporary)
             raise
-        _put_in_place(aside, path, replaced, attempt, shared)
+        _put_in_place(temporary, path, replaced, suffix, shared)
 
 
 @contextmanager
-def _locked_aside(path: Path, attempt: str, shared: bool) -> Iterator[Path]:
+def _locked_temporary(path: Path, suffix: str, shared: bool) -> Iterator[Path]:
     folders.make_dirs(path.parent)
-    aside = _beside(path, "tk-target", attempt)
-    with locks.locked_folder(path.parent):  # no other job reaps between our making a folder and locking it
-        _reap(path, shared)
-        folders.make_dir(aside)
-        lock = locks.lock_folder(aside)
+    temporary = _sibling(path, "tk-target", suffix)
+    with locks.locked_folder(path.parent):  # no other job removes the new folder before it is locked
+        _remove_leftovers(path, shared)
+        folders.make_dir(temporary)
+        lock = locks.lock_folder(temporary)
     try:
-        yield aside
+        yield temporary
     finally:
         if lock is not None:
             storage.close(lock)
 
 
-def _reap(path: Path, shared: bool) -> None:
-    """Removes what dead attempts at the same target left."""
+def _remove_leftovers(path: Path, shared: bool) -> None:
+    """Removes the folders that dead processes left for the same target."""
     leftover = re.compile(re.escape(_stem(path)) + r"\.tk-target-[0-9a-f]{8}")
     for name in lookup.list_names(path.parent):
         if not leftover.fullmatch(name):
@@ -75,41 +77,43 @@ def _reap(path: Path, shared: bool) -> None:
             continue
         if lock is None:
             raise ConfigError(
-                f"Another job is writing {path}, in {path.parent / name}. Wait for its end or name another folder; if "
-                "there is no such job any more (this file system may have no locks), remove that folder."
+                f"Another job is writing {path}, in {path.parent / name}. Wait for its end or name another folder. If "
+                "that job has ended (this file system may have no locks), remove its folder."
             )
         folders.remove_tree(path.parent / name)
         storage.close(lock)
 
 
-def _put_in_place(aside: Path, path: Path, replaced: Callable[[], Sequence[str]], attempt: str, shared: bool) -> None:
+def _put_in_place(
+    temporary: Path, path: Path, replaced: Callable[[], Sequence[str]], suffix: str, shared: bool
+) -> None:
     try:
         old = replaced()
         if not old:
-            folders.rename(aside, path)
+            folders.rename(temporary, path)
     except (ConfigError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in _TAKEN:
             raise
         if shared:
-            folders.remove_tree(aside)
-            raise ConfigError(f"{path} was free and is not any more. {error}") from error
-        kept = _beside(path, "new", attempt)
-        folders.rename(aside, kept)
+            folders.remove_tree(temporary)
+            raise ConfigError(f"{path} was taken while the new folder was written. {error}") from error
+        kept = _sibling(path, "new", suffix)
+        folders.rename(temporary, kept)
         raise CheckpointError(
-            f"{path} was free and is not any more. The new folder is complete: {kept}. {error}"
+            f"{path} was taken while the new folder was written. The new folder is complete: {kept}. {error}"
         ) from error
     if not old:
         folders.fsync_dir(path.parent)
         return
-    kept = _beside(path, "old", attempt)
-    folders.swap(aside, path, kept)
-    if not _remove(aside, old):
-        folders.rename(aside, kept)
-        _log.warning("%s got new files while it was replaced; they are in %s.", path, kept)
+    kept = _sibling(path, "old", suffix)
+    folders.swap(temporary, path, kept)  # the old folder now has the temporary name
+    if not _remove(temporary, old):
+        folders.rename(temporary, kept)
+        _log.warning("%s received new files while it was replaced; they are in %s.", path, kept)
 
 
 def _remove(folder: Path, files: Sequence[str]) -> bool:
-    """Removes those files and the folder; False, and the folder stays, if something else is there by now."""
+    """Removes those files and the folder; False, and the folder stays, if it holds other files."""
     for name in files:
         folders.remove_file(folder / name)
     inner = {(folder / name).parent for name in files}
@@ -120,9 +124,9 @@ def _remove(folder: Path, files: Sequence[str]) -> bool:
     return True
 
 
-def _beside(path: Path, word: str, attempt: str) -> Path:
-    """`NAME.WORD-ATTEMPT` beside a target; a long name is replaced by its hash."""
-    return path.with_name(f"{_stem(path)}.{word}-{attempt}")
+def _sibling(path: Path, word: str, suffix: str) -> Path:
+    """Returns `NAME.WORD-SUFFIX` in the target's parent; a long name is replaced by its hash."""
+    return path.with_name(f"{_stem(path)}.{word}-{suffix}")
 
 
 def _stem(path: Path) -> str:
