@@ -1,8 +1,8 @@
 """The checkpoint: writing, reading, resharding, exporting and checking it. No torch and no model.
 
 Its folders are floors, and each imports only those before it: `files` (the disk), `format` (the bytes as plain data),
-`read` (a checkpoint opened, read and checked), `run` (a run's steps and its lock), `save` (a step written and
-committed, by the rank or by a process of its own), `convert` (reshard, export, compare).
+`read` (opens, reads and checks a checkpoint), `run` (a run's steps and its lock), `save` (writes and commits a step, in
+the rank's process or in a process of its own), `convert` (reshards, exports and compares).
 """
 
 from .convert.diff import compare

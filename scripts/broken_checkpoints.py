@@ -223,7 +223,7 @@ CASES: Final[dict[str, tuple[Change, str]]] = {
     ),
     "newer-version": (
         _in_manifest(lambda m: m.update(version=2)),
-        r"CheckpointError: .*this tk reads 'tk', version 1: take the tk that wrote it",
+        r"CheckpointError: .*this tk reads 'tk', version 1. Read it with the tk that wrote it",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Chunks: which elements of which tensor and slot lie at which bytes of which file, with their checksums."""
+"""Chunks, the places in files of elements of one slot of one tensor, with checksums; and parts, lists of chunks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from . import json_strict as strict
 from .region import Region
 from .safetensors_file import MAX_DIMS
 
-BLOCK: Final = 2**24  # bytes of a chunk under one checksum
+BLOCK: Final = 2**24  # bytes of a chunk that share one checksum
 _MAX_CRC: Final = 2**32 - 1
 _KEYS: Final = frozenset({"tensor", "slot", "box", "file", "offset", "nbytes", "crc"})
 _KEYS_AND_FLAT: Final = _KEYS | {"flat"}
@@ -22,12 +22,17 @@ _KEYS_AND_FLAT: Final = _KEYS | {"flat"}
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stored run of elements.
+    """A run of elements stored in one place.
 
     Attributes:
-        flat: [a, b) of the row-major order of `box`; None = all of it.
-        offset: bytes from the file's start.
-        crc: zlib CRC-32 of each 16 MiB counted from the chunk's first byte; None where the source has none.
+        tensor: the logical tensor's name.
+        slot: "weight" or a slot of the optimizer.
+        box: the box of the logical tensor to which the elements belong.
+        flat: [a, b) of the row-major order of `box`; None = the whole box.
+        file: the name of the file that holds the bytes.
+        offset: bytes from the file's start to the chunk.
+        nbytes: bytes of the chunk.
+        crc: zlib CRC-32 of each 16 MiB counted from the chunk's first byte; None if the source has no checksums.
     """
 
     tensor: str
@@ -41,21 +46,21 @@ class Chunk:
 
     @property
     def start(self) -> int:
-        """Elements of the box before it."""
+        """The number of the box's elements before the chunk."""
         return self.flat[0] if self.flat else 0
 
     @property
     def stop(self) -> int:
-        """Elements of the box up to its last."""
+        """The number of the box's elements up to the chunk's end."""
         return self.flat[1] if self.flat else self.box.size
 
     @property
     def region(self) -> Region:
-        """The elements it holds."""
+        """The elements that the chunk holds."""
         return Region(self.box, self.start, self.stop)
 
     def to_json(self) -> dict[str, Any]:
-        """As written in a part."""
+        """Returns the chunk's JSON object in a part."""
         flat = {} if self.flat is None else {"flat": list(self.flat)}
         return {
             "tensor": self.tensor,
@@ -72,8 +77,8 @@ class Chunk:
 class _ChunkReader:
     """Reads the chunks of one part.
 
-    A million chunks are read when a large checkpoint is checked: what many of them share (names, boxes) is checked and
-    held once, and the words for messages are put together only where one is needed.
+    A check of a large checkpoint reads a million chunks. So names and boxes that many chunks share are checked and held
+    once, and the text of a message is built only for an error.
     """
 
     def __init__(self, what: str) -> None:
@@ -82,13 +87,15 @@ class _ChunkReader:
         self._boxes: dict[tuple[tuple[int, ...], ...], Box] = {}
 
     def read(self, value: Any, index: int) -> Chunk:
-        """Reads one; ManifestError if it breaks a rule that can be seen without its tensor."""
+        """Reads one chunk; ManifestError if it breaks a rule that does not depend on its tensor."""
         if type(value) is not dict or value.keys() not in (_KEYS, _KEYS_AND_FLAT):
             strict.members(value, f"{self._what}: chunk {index}", sorted(_KEYS), ("flat",))
         box = self._box(value["box"], index)
         flat = self._interval(value["flat"], index, "flat") if "flat" in value else None
         if flat and flat[1] > box.size:
-            raise ManifestError(f"{self._at(index, 'flat')}: {list(flat)} is no run of box {box.bounds()}.")
+            raise ManifestError(
+                f"{self._at(index, 'flat')}: {list(flat)} is no run of the elements of box {box.bounds()}."
+            )
         nbytes = self._integer(value["nbytes"], index, "nbytes")
         crc = value["crc"]
         if type(crc) is not list or len(crc) != ceil_div(nbytes, BLOCK):
@@ -138,13 +145,15 @@ class _ChunkReader:
         bounds = tuple([self._interval(pair, index, "box") for pair in pairs])
         if bounds not in self._boxes:
             if len(bounds) > MAX_DIMS:
-                raise ManifestError(f"{self._at(index, 'box')}: {len(bounds)} dims; at most {MAX_DIMS} dims are read.")
+                raise ManifestError(
+                    f"{self._at(index, 'box')}: {len(bounds)} dims; at most {MAX_DIMS} dims are accepted."
+                )
             self._boxes[bounds] = Box.from_bounds(bounds)
         return self._boxes[bounds]
 
 
 class BlockCrcs:
-    """The checksums of a chunk whose bytes pass by in order."""
+    """Computes the checksums of a chunk from its bytes, which arrive in order."""
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
@@ -152,7 +161,7 @@ class BlockCrcs:
         self._filled = 0
 
     def update(self, data: memoryview) -> None:
-        """Takes in the next bytes; `data` is flat, of bytes."""
+        """Adds the next bytes; `data` is 1-D, of bytes."""
         while len(data):
             piece = data[: BLOCK - self._filled]
             self._crc = crc32(piece, self._crc)
@@ -162,7 +171,7 @@ class BlockCrcs:
                 self._close_block()
 
     def finish(self) -> tuple[int, ...]:
-        """Closes the last, shorter block; all checksums."""
+        """Closes the last block, which may be shorter, and returns all checksums."""
         if self._filled:
             self._close_block()
         return tuple(self.blocks)
@@ -174,7 +183,7 @@ class BlockCrcs:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """Bytes of a safetensors file, and the SHA-256 of its header (length and JSON)."""
+    """The size of a safetensors file in bytes, and the SHA-256 of its header (length and JSON)."""
 
     size: int
     header_sha256: str
@@ -182,20 +191,20 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one writer wrote: its files and the chunks in them."""
+    """The files that one writer wrote, and the chunks in them."""
 
     writer: int
     files: Mapping[str, DataFile] = field(default_factory=dict)
     chunks: tuple[Chunk, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """The content of parts/WRITER.json."""
+        """Returns the content of parts/WRITER.json."""
         files = {name: {"size": f.size, "header_sha256": f.header_sha256} for name, f in self.files.items()}
         return strict.dump({"writer": self.writer, "files": files, "chunks": [c.to_json() for c in self.chunks]})
 
     @staticmethod
     def parse(data: bytes, what: str) -> "Part":
-        """Reads a part; ManifestError, beginning with `what`, where it breaks a rule."""
+        """Reads a part; if it breaks a rule, raises a ManifestError that begins with `what`."""
         found = strict.members(strict.parse(data, what), what, ("writer", "files", "chunks"))
         files = {}
         for name, value in strict.mapping(found["files"], f"{what}: files").items():
@@ -214,7 +223,7 @@ class Part:
         return part
 
     def _check_bytes(self, what: str) -> None:
-        """Every chunk lies inside a file of this part, and no two share a byte."""
+        """Checks that every chunk lies inside a file of this part, and that no two chunks share a byte."""
         by_file: dict[str, list[Chunk]] = {}
         for chunk in self.chunks:
             if chunk.file not in self.files or chunk.offset + chunk.nbytes > self.files[chunk.file].size:

@@ -1,4 +1,4 @@
-"""Finding chunks: all those of one slot of one tensor, checked to hold it exactly once, and by region."""
+"""The chunks of each slot of each tensor: checked to hold every element exactly once, and found by region."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,19 +15,22 @@ from .region import Region, shared_span
 class TensorChunks(Sequence[Chunk]):
     """The chunks of one slot of one tensor, in the order of their first element; they hold each element exactly once.
 
-    Chunks are few boxes (one per tensor-parallel rank), each cut into many runs (one per data-parallel rank). So a
-    region finds its boxes by bisection along the dim that cuts them, and the runs of each by another.
+    A slot has few boxes (one per tensor-parallel rank), and each box is cut into many runs (one per data-parallel
+    rank). So a search bisects along the dim that separates the boxes, and then bisects the runs of each box.
     """
 
     def __init__(self, what: str, chunks: Iterable[Chunk], shape: tuple[int, ...], dtype: dtypes.DType) -> None:
-        """Checks and sorts.
+        """Checks and sorts the chunks.
 
         Args:
             what: tensor and slot, for messages.
+            chunks: the chunks in any order.
+            shape: the tensor's shape.
+            dtype: the dtype of the stored elements.
 
         Raises:
-            ManifestError: a chunk outside the tensor or of the wrong length, two that overlap, or an element that no
-                chunk holds.
+            ManifestError: a chunk lies outside the tensor or has the wrong length, two chunks overlap, or no chunk
+                holds some element.
         """
         self._chunks = sorted(chunks, key=lambda chunk: (chunk.box.offset, chunk.box.shape, chunk.start))
         groups = [(box, list(of_box)) for box, of_box in groupby(self._chunks, key=lambda chunk: chunk.box)]
@@ -43,11 +46,11 @@ class TensorChunks(Sequence[Chunk]):
         self._groups = [(box, [chunk.start for chunk in of_box], of_box) for box, of_box in groups]
 
     def find(self, region: Region) -> Iterator[Chunk]:
-        """The chunks that may share elements with a region, O(log n + those found); none that does is left out."""
+        """Yields all chunks that share elements with a region, and perhaps others; O(log n + number found)."""
         return (chunk for _, chunk in self.find_indexed(region))
 
     def find_indexed(self, region: Region) -> Iterator[tuple[int, Chunk]]:
-        """As `find`, each with its index."""
+        """Yields (index, chunk) for the chunks of `find`."""
         first, last = 0, len(self._groups)
         if self._dim is not None:
             first = bisect_right(self._highs, region.box.offset[self._dim])
@@ -89,15 +92,18 @@ def _check_cover(what: str, groups: list[tuple[Box, list[Chunk]]], shape: tuple[
                 )
         if _is_contiguous(box, chunks):
             boxes.append(box)
-        else:  # its runs may still be completed by those of another box
+        else:  # the runs of another box may hold the missing elements
             boxes += [part for chunk in chunks for part, _ in chunk.region.parts()]
     if not covers_exactly(boxes, whole):
         stored = sum(chunk.stop - chunk.start for _, chunks in groups for chunk in chunks)
-        raise ManifestError(f"{what}: its chunks ({stored} elements) do not hold each of {whole.size} exactly once.")
+        raise ManifestError(
+            f"{what}: its chunks ({stored} elements) do not hold each of {whole.size} exactly once: some are missing "
+            "or stored twice."
+        )
 
 
 def _is_contiguous(box: Box, chunks: list[Chunk]) -> bool:
-    """Whether runs of one box, sorted, follow each other from its first element to its last."""
+    """Returns whether the sorted runs of one box follow each other from its first element to its last."""
     end = 0
     for chunk in chunks:
         if chunk.start != end:
@@ -109,14 +115,16 @@ def _is_contiguous(box: Box, chunks: list[Chunk]) -> bool:
 def index_chunks(
     parts: Iterable[Part], shapes: Mapping[str, tuple[int, ...]], slots: Mapping[str, Mapping[str, str]]
 ) -> dict[tuple[str, str], TensorChunks]:
-    """All chunks of all parts by (tensor, slot); checks that they hold each one exactly once.
+    """Returns the chunks of all parts by (tensor, slot), checked to hold each element of each slot exactly once.
 
     Args:
-        shapes: of every stored tensor.
-        slots: dtype code of each slot of every stored tensor.
+        parts: the parts of all writers.
+        shapes: the shape of every stored tensor.
+        slots: the dtype code of each slot of every stored tensor.
 
     Raises:
-        ManifestError: a chunk of an unknown tensor or slot, a file in two parts, or what `TensorChunks` refuses.
+        ManifestError: a chunk names an unknown tensor or slot, two parts list one file, or the chunks break a rule of
+            `TensorChunks`.
     """
     found: dict[tuple[str, str], list[Chunk]] = {(name, slot): [] for name, of in slots.items() for slot in of}
     owner: dict[str, int] = {}
@@ -129,7 +137,7 @@ def index_chunks(
 
 
 def add_part(part: Part, found: Mapping[tuple[str, str], list[Chunk]], owner: dict[str, int]) -> None:
-    """Deals a part's chunks out to their (tensor, slot); `owner` says whose each file is."""
+    """Adds a part's chunks to the lists of their (tensor, slot); `owner` maps each file to its writer."""
     for name in part.files:
         if owner.setdefault(name, part.writer) != part.writer:
             raise ManifestError(f"{name} is in the parts of writers {owner[name]} and {part.writer}.")
@@ -138,5 +146,5 @@ def add_part(part: Part, found: Mapping[tuple[str, str], list[Chunk]], owner: di
             found[chunk.tensor, chunk.slot].append(chunk)
         except KeyError:
             raise ManifestError(
-                f"{chunk.file} holds {chunk.tensor}, slot {chunk.slot}, unknown to the manifest."
+                f"{chunk.file} holds {chunk.tensor}, slot {chunk.slot}, which is unknown to the manifest."
             ) from None

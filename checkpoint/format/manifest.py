@@ -1,4 +1,4 @@
-"""The manifest: everything about a step but its bytes; its SHA-256, in COMMIT, is the checkpoint's identity."""
+"""The manifest: the metadata of a step. Its SHA-256, stored in COMMIT, is the checkpoint's identity."""
 
 import hashlib
 import math
@@ -21,7 +21,7 @@ COMMIT: Final = "COMMIT"
 PARTS: Final = "parts"
 MAX_MANIFEST: Final = 2**28  # bytes
 MAX_PART: Final = 2**28  # bytes
-_BYTES_PER_CHUNK: Final = 8  # of a part's list of tensors
+_BYTES_PER_CHUNK: Final = 8  # bytes that a chunk adds to its part's list of tensors, at most
 
 _KEYS: Final = (
     "format", "version", "step", "layout", "tensors", "aliases", "param_groups", "resume", "files", "parts",
@@ -40,24 +40,25 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """Bytes and SHA-256 of a small file."""
+    """The size in bytes and the SHA-256 of a small file."""
 
     size: int
     sha256: str
 
     @staticmethod
     def of(data: bytes) -> "FileDigest":
-        """The digest of a file with that content."""
+        """Returns the digest of a file with that content."""
         return FileDigest(len(data), hashlib.sha256(data).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """What the manifest knows of a part.
+    """The manifest's record of a part.
 
     Attributes:
-        tensors: those it holds something of, as positions in the sorted list of all tensors' names, so that a reader
-            of one tensor opens no other parts.
+        digest: the size and SHA-256 of the part's file.
+        tensors: the tensors of which the part holds elements, as positions in the sorted list of all tensors' names, so
+            that a reader of one tensor opens no other parts.
     """
 
     digest: FileDigest
@@ -65,7 +66,7 @@ class PartRecord:
 
     @staticmethod
     def of(data: bytes, part: Part, names: Collection[str]) -> "PartRecord":
-        """The record of a part with that content; `names` are those of all tensors."""
+        """Returns the record of a part with that content; `names` are the names of all tensors."""
         position = {name: index for index, name in enumerate(sorted(names))}
         return PartRecord(FileDigest.of(data), tuple(sorted({position[chunk.tensor] for chunk in part.chunks})))
 
@@ -75,11 +76,14 @@ class Manifest:
     """A step's metadata.
 
     Attributes:
-        layout: how it was saved; readers need no layout, it is a fact about the past.
-        aliases: tied tensors, held but never stored: name -> name of the tensor whose values they share.
+        step: the training step.
+        layout: the layout that saved the step; no reader needs it.
+        tensors: the stored tensors by name.
+        aliases: the name of each tied tensor -> the name of the stored tensor whose values it shares.
         param_groups: the optimizer's groups, each with "params", a list of tensor names.
-        resume: layout-free state of the run, as `train/` gave it.
-        files: side files such as config.json; parts: chunk tables, by name inside parts/.
+        resume: the run's state from `train/`, independent of the layout.
+        files: the side files (config.json and others) by name.
+        parts: the records of the parts, by file name inside parts/.
     """
 
     step: int
@@ -92,7 +96,7 @@ class Manifest:
     parts: Mapping[str, PartRecord] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The content of manifest.json."""
+        """Returns the content of manifest.json."""
         document = {
             "format": FORMAT,
             "version": VERSION,
@@ -108,7 +112,7 @@ class Manifest:
         return strict.dump(document)
 
     def check_size(self, num_chunks: int) -> None:
-        """Raises ManifestError where no reader would accept this manifest once it lists that many chunks' parts."""
+        """Raises ManifestError if readers would refuse this manifest once it lists the parts of that many chunks."""
         data = self.to_bytes()
         size = len(data) + _BYTES_PER_CHUNK * num_chunks
         if size > MAX_MANIFEST:
@@ -120,15 +124,24 @@ class Manifest:
 
     @staticmethod
     def parse(data: bytes, what: str) -> "Manifest":
-        """Reads a manifest; ManifestError, beginning with `what`, where it breaks a rule; CheckpointError if a newer
-        tk wrote it."""
+        """Reads a manifest.
+
+        Args:
+            data: the content of manifest.json.
+            what: the file, for messages.
+
+        Raises:
+            ManifestError: the manifest breaks a rule.
+            CheckpointError: a newer tk wrote it.
+        """
         document = strict.mapping(strict.parse(data, what), what)
         found, version = document.get("format"), document.get("version")
         if (found, version) != (FORMAT, VERSION):
-            newer = found == FORMAT and isinstance(version, int) and version > VERSION  # whole, and not to be judged
+            # A step of a newer tk may be whole, so it must not count as damaged: damaged steps are passed over.
+            newer = found == FORMAT and isinstance(version, int) and version > VERSION
             raise (CheckpointError if newer else ManifestError)(
                 f"{what} has format {str(found)[:40]!r}, version {str(version)[:40]}; this tk reads {FORMAT!r}, "
-                f"version {VERSION}{': take the tk that wrote it' if newer else ''}."
+                f"version {VERSION}{'. Read it with the tk that wrote it' if newer else ''}."
             )
         strict.members(document, what, _KEYS)
         tensors = {
@@ -164,7 +177,10 @@ def _tensor_from_json(value: Any, what: str) -> StoredTensor:
     found = strict.members(value, what, ("shape", "split", "layer", "slots"))
     shape = tuple(strict.integer(extent, f"{what}: shape") for extent in strict.array(found["shape"], f"{what}: shape"))
     if len(shape) > MAX_DIMS or math.prod(shape) > strict.MAX_INT:
-        raise ManifestError(f"{what}: a shape of {len(shape)} dims and {math.prod(shape)} elements is refused.")
+        raise ManifestError(
+            f"{what}: a shape of {len(shape)} dims and {math.prod(shape)} elements is refused; at most {MAX_DIMS} dims "
+            f"and {strict.MAX_INT} elements are accepted."
+        )
     layer = found["layer"]
     if layer not in ("first", "last"):
         strict.integer(layer, f"{what}: layer", 0, 2**20)
@@ -208,7 +224,7 @@ def _aliases(value: Any, tensors: Mapping[str, StoredTensor], what: str) -> dict
     found = strict.mapping(value, what)
     for alias, name in found.items():
         if alias in tensors or not isinstance(name, str) or name not in tensors:
-            raise ManifestError(f"{what}: {alias[:80]!r} must be no stored tensor and name one.")
+            raise ManifestError(f"{what}: {alias[:80]!r} must be no stored tensor and name one that is stored.")
         strict.text(alias, what)
     return found
 
@@ -219,7 +235,7 @@ def _groups(value: Any, tensors: Mapping[str, StoredTensor], what: str) -> tuple
         params = strict.array(strict.mapping(group, what).get("params"), f"{what}: params")
         unknown = [name for name in params if not isinstance(name, str) or name not in tensors]
         if unknown:
-            raise ManifestError(f"{what}: {str(unknown[0])[:80]!r} is no tensor of this checkpoint.")
+            raise ManifestError(f"{what}: {str(unknown[0])[:80]!r} is no tensor of this checkpoint's manifest.")
         groups.append(group)
     return tuple(groups)
 

@@ -1,7 +1,7 @@
-"""Regions: runs of a box's row-major order, and how values move from one region's memory to another's.
+"""Regions: runs of a box's row-major order, and copies of values from one region's memory to another's.
 
-A row-major order of a box is also the tensor's own order with other elements left out. So a run of the whole tensor
-meets every box in one run; that is what lets the copy engine read and write each stored chunk strictly forward.
+The row-major order of a box is the tensor's own order with other elements left out. So a run of the whole tensor meets
+every box in one run, and the copy engine can read and write each stored chunk strictly forward.
 """
 
 import math
@@ -16,7 +16,7 @@ from ...core.geometry import Box, flat_to_boxes
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Elements [start, stop) of a box in row-major order; in memory they lie one after the other."""
+    """Elements [start, stop) of a box in row-major order; in memory they are contiguous."""
 
     box: Box
     start: int
@@ -24,16 +24,16 @@ class Region:
 
     @staticmethod
     def of(box: Box, flat: tuple[int, int] | None = None) -> "Region":
-        """All of a box, or the run `flat` of it."""
+        """Returns the whole box, or its run `flat`, as a region."""
         return Region(box, *(flat or (0, box.size)))
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return self.stop - self.start
 
     def parts(self) -> list[tuple[Box, int]]:
-        """The region as boxes, each with the number of the region's elements before it."""
+        """Returns the region as boxes, each with the number of the region's elements before it."""
         result, position = [], 0
         for box in flat_to_boxes(self.box, self.start, self.stop):
             result.append((box, position))
@@ -42,12 +42,12 @@ class Region:
 
 
 def as_bytes(values: Array) -> memoryview:
-    """The memory of a 1-D contiguous array."""
+    """Returns the memory of a 1-D contiguous array."""
     return values.view(np.uint8).data
 
 
 def count_before(box: Box, shape: Sequence[int], position: int) -> int:
-    """How many elements of `box` come before element `position` of the row-major order of a tensor of that shape."""
+    """Returns how many elements of `box` precede element `position` of a tensor of that shape, in row-major order."""
     if position >= math.prod(shape):
         return box.size
     rest, inner, count = position, math.prod(shape), box.size
@@ -65,7 +65,7 @@ def count_before(box: Box, shape: Sequence[int], position: int) -> int:
 
 
 def position_of(box: Box, shape: Sequence[int], element: int) -> int:
-    """Where element `element` of a box's row-major order stands in that of the whole tensor."""
+    """Returns the position of a box's element `element` in the whole tensor, both counted in row-major order."""
     position, count, rest = 0, box.size, element
     for low, extent, whole in zip(box.offset, box.shape, shape, strict=True):
         count //= extent
@@ -78,7 +78,8 @@ def copy_region(target: Array, target_region: Region, source: Array, source_regi
     """Copies the elements that two regions share.
 
     Args:
-        target, source: 1-D arrays of one dtype, holding exactly the elements of their regions.
+        target, source: 1-D arrays of one dtype, each with exactly the elements of its region.
+        target_region, source_region: the regions of the two arrays.
     """
     target_parts = target_region.parts()
     for source_box, source_at in source_region.parts():
@@ -91,9 +92,9 @@ def copy_region(target: Array, target_region: Region, source: Array, source_regi
 
 
 def shared_span(source: Region, target: Region) -> tuple[int, int] | None:
-    """[first, last + 1) of the elements of `source`, in its box's order, that `target` shares; None if there are none.
+    """Returns [first, last + 1) of the elements that `source` shares with `target`, in the order of `source`'s box.
 
-    Elements between the two may be outside `target`.
+    Elements between the two may be outside `target`. None if the regions share no element.
     """
     low, high = source.stop, source.start
     for source_box, source_at in source.parts():

@@ -1,4 +1,4 @@
-"""One safetensors file: its header read as untrusted input, and written padded so that data starts on a page.
+"""The header of a safetensors file: read as untrusted input, and written padded so that data starts on a page.
 
 The format: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the bytes,
 without holes. See the README of huggingface/safetensors, section Format.
@@ -22,12 +22,12 @@ MAX_DIMS: Final = 8
 PAGE: Final = 4096
 METADATA_KEY: Final = "__metadata__"
 TK_MARK: Final = "tk"
-_LFS_POINTER: Final = b"version "  # its first bytes; as a length they would be an impossible one
+_LFS_POINTER: Final = b"version "  # the first bytes of a Git LFS pointer; no real header has that length
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file: dtype code, shape, and [begin, end) of its bytes counted from the file's start."""
+    """One tensor of a file: its dtype code, its shape, and [begin, end) of its bytes counted from the file's start."""
 
     name: str
     dtype: str
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says about itself; `sha256` is over the length and the JSON together."""
+    """The content of a file's header; `sha256` is over the length and the JSON together."""
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
@@ -47,7 +47,7 @@ class Header:
 
     @property
     def size(self) -> int:
-        """Bytes of the file: its last tensor ends there."""
+        """The size of the file in bytes: the end of its last tensor."""
         return max((entry.end for entry in self.entries.values()), default=self.data_start)
 
 
@@ -55,8 +55,8 @@ def read_header(path: Path) -> Header:
     """Reads and checks the header of a file.
 
     Raises:
-        ManifestError: any rule of the format is broken; the message names the file and the rule.
-        ShardMissing: there is no such file.
+        ManifestError: the header breaks a rule of the format; the message names the file and the rule.
+        ShardMissing: the file does not exist.
     """
     with storage.reading(path) as fd:
         size = storage.file_size(fd)
@@ -64,7 +64,9 @@ def read_header(path: Path) -> Header:
         if storage.pread(fd, memoryview(raw), 0) != 8:
             raise ManifestError(f"{path} has {size} bytes; a safetensors file has 8 at least.")
         if raw == _LFS_POINTER:
-            raise ManifestError(f"{path} is a Git LFS pointer, not the file itself: `git lfs pull` brings that.")
+            raise ManifestError(
+                f"{path} is a Git LFS pointer, not the file itself. Run `git lfs pull` to download the file."
+            )
         (length,) = struct.unpack("<Q", raw)
         if length > min(MAX_HEADER, size - 8):
             raise ManifestError(
@@ -117,18 +119,17 @@ def _parse_entry(name: str, value: object, start: int, what: str) -> Entry:
 
 
 def build_header(entries: Iterable[tuple[str, str, tuple[int, ...]]], marked: bool = True) -> tuple[bytes, list[Entry]]:
-    """The first bytes of a file that holds those (name, dtype code, shape) one after the other.
-
-    The header is padded with spaces to a multiple of 4 KiB.
+    """Builds the header of a file that holds the given tensors in order, padded with spaces to a multiple of 4 KiB.
 
     Args:
+        entries: (name, dtype code, shape) of each tensor.
         marked: whether `__metadata__` says that the file belongs to a tk checkpoint.
 
     Returns:
         The header's bytes, and each tensor's place in the file, in the given order.
 
     Raises:
-        ManifestError: two of one name, or more of them than a reader accepts in one file.
+        ManifestError: two tensors have one name, or the header is larger than readers accept.
     """
     document: dict[str, object] = {METADATA_KEY: {"format": "pt"} | ({TK_MARK: "1"} if marked else {})}
     placed: list[Entry] = []
@@ -141,7 +142,10 @@ def build_header(entries: Iterable[tuple[str, str, tuple[int, ...]]], marked: bo
         placed.append(Entry(name, dtype, shape, begin, end))
     text = strict.dump(document)
     if len(text) > MAX_HEADER:
-        raise ManifestError(f"A safetensors header of {len(text)} bytes would not be read: {MAX_HEADER} are accepted.")
+        raise ManifestError(
+            f"A safetensors header of {len(text)} bytes would not be read: at most {MAX_HEADER} are accepted. Store "
+            "fewer and larger tensors."
+        )
     text += b" " * (-(8 + len(text)) % PAGE)
     start = 8 + len(text)
     shifted = [Entry(e.name, e.dtype, e.shape, start + e.begin, start + e.end) for e in placed]

@@ -1,4 +1,4 @@
-"""The names in a run folder: its steps', those of what a job writes aside, and when a name and a manifest agree."""
+"""The names in a run folder: of steps and of temporary files, and checks that a folder's name fits its content."""
 
 import re
 import secrets
@@ -10,67 +10,71 @@ from ...core.errors import CheckpointError, ConfigError
 
 _STEP: Final = re.compile(r"step-([0-9]{8,})")
 _NUMBERED: Final = re.compile(r"step-([0-9]+)")
-_ASIDE: Final = re.compile(r"(?P<of>.+)\.(tmp|trash)-(?P<attempt>[0-9a-z-]+)")
+_TEMPORARY: Final = re.compile(r"(?P<of>.+)\.(tmp|trash)-(?P<attempt>[0-9a-z-]+)")
 LATEST: Final = "LATEST"  # a small file that names the newest step
 
 
 def new_attempt() -> str:
-    """A name for one start of a job, unlike any other."""
+    """Draws the random name of one start of a job, its attempt."""
     return secrets.token_hex(4)
 
 
 def step_name(step: int) -> str:
-    """The name of a step's folder."""
+    """Returns the name of a step's folder."""
     return f"step-{step:08d}"
 
 
 def pending_step(run: Path, step: int, attempt: str) -> Path:
-    """Where every rank of an attempt writes a step until it is committed; a pure function, so that all ranks agree."""
+    """Returns the folder in which all ranks of an attempt write a step until it is committed."""
     return run / f"{step_name(step)}.tmp-{attempt}"
 
 
 def step_of(name: str) -> int | None:
-    """The step that a run keeps under a name; None if a run names none so."""
+    """Returns the step that a run keeps under a name; None for any other name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match and name == step_name(int(match[1])) else None
 
 
 def is_misnamed(name: str) -> bool:
-    """Whether a name means a step and is not how a run names it, as step-7 or step-000000007."""
+    """Returns whether a name looks like a step but is not a run's name for it, such as step-7 or step-000000007."""
     return _NUMBERED.fullmatch(name) is not None and step_of(name) is None
 
 
 def attempt_of(name: str, files: Collection[str] = ()) -> str | None:
-    """The attempt that wrote aside, or was removing, a step, LATEST or one of `files` under a name; None for any other
-    name."""
-    match = _ASIDE.fullmatch(name)
+    """Returns the attempt in a temporary name of a step, LATEST or one of `files`; None for any other name."""
+    match = _TEMPORARY.fullmatch(name)
     ours = match is not None and (_STEP.fullmatch(match["of"]) is not None or match["of"] in (LATEST, *files))
     return match["attempt"] if match and ours else None
 
 
 def check_step_name(folder: Path, step: int) -> None:
-    """Raises CheckpointError where a folder bears the name of another step than the one that it holds or will hold."""
+    """Raises CheckpointError if a folder has the name of another step than `step`, which it holds or will hold."""
     match = _STEP.fullmatch(folder.name)
     if match and int(match[1]) != step:
         raise CheckpointError(
-            f"{folder} is named as step {int(match[1])} and holds step {step}: in a run it would pass for a step that "
-            f"it is not. Name it {step_name(step)}, or keep it outside the run under another name."
+            f"{folder} is named as step {int(match[1])} and holds step {step}. Rename it to {step_name(step)}, or move "
+            "it out of the run folder under another name."
         )
 
 
 def check_target_name(target: Path, step: int | None) -> None:
-    """Raises ConfigError where a run would take a new folder for what it is not, another step or a dead job's rest, or
-    would remove it with the step that it lies in.
+    """Checks that no run mistakes a new folder for another step or a leftover, or removes it with the step around it.
 
     Args:
-        step: what the folder will hold; None for a plain one, which is no step.
+        target: the new folder.
+        step: the step that the folder will hold; None for a plain Hugging Face folder, which is no step.
+
+    Raises:
+        ConfigError: the name is not safe.
     """
     if attempt_of(target.name) is not None:
-        raise ConfigError(f"{target}: a run removes folders of such a name when it starts; name the target otherwise.")
+        raise ConfigError(f"{target}: a run removes folders with names like this when it starts; choose another name.")
     for above in target.absolute().parents:
         if _STEP.fullmatch(above.name) or attempt_of(above.name) is not None:
-            raise ConfigError(f"{target} lies inside {above}, which a run removes whole one day; name one outside.")
+            raise ConfigError(
+                f"{target} lies inside {above}, which a run may remove with all its content; choose a folder outside."
+            )
     right = None if step is None else step_name(step)
     if _STEP.fullmatch(target.name) and target.name != right:
         held = f"step {step}, whose name is {right}" if right else "no step of a run"
-        raise ConfigError(f"{target} has the name of a step and would hold {held}; name the target otherwise.")
+        raise ConfigError(f"{target} has the name of a step and would hold {held}; choose another name.")

@@ -11,8 +11,8 @@ from tk.core.errors import ManifestError
     [
         (b'{"a":1,"a":2}', "'a' twice"),
         (b"[       " * 20_000, "nested deeper"),
-        (b"[" + b"0," * 50_000 + b"0]", "holds 50001 values in 100003 bytes; 3 bytes each are the least"),
-        (b"[" + b'"ab",' * 50_000 + b"0]", "holds 50000 strings in 250003 bytes; 8 bytes each are the least"),
+        (b"[" + b"0," * 50_000 + b"0]", "holds 50001 values in 100003 bytes; at least 3 bytes each are required"),
+        (b"[" + b'"ab",' * 50_000 + b"0]", "holds 50000 strings in 250003 bytes; at least 8 bytes each are required"),
         (b'{"a":' * 40 + b"1" + b"}" * 40, "nested deeper than 32"),
         (b'{"a":NaN}', "NaN"),
         (b'{"a":1e999}', "beyond the range"),
