@@ -1,6 +1,5 @@
 """`tk serve`: serves a checkpoint over gRPC."""
 
-import logging
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +80,6 @@ def serve(
     server_options.validate()
     check_address(server_options)
     given = {name: value for name, value in engine_values.items() if value is not None}
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     with closing(Engine.start(EngineOptions(checkpoint, **given), on_plan=_show)) as engine:
         orderly = serve_until_signal(engine, server_options, on_ready=lambda address: click.echo(f"ready {address}"))
     if not orderly:

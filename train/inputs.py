@@ -1,7 +1,7 @@
 """What a run reads before it starts: its data, opened, and the model's config completed by the tokenizer."""
 
 import json
-import sys
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from ..text.tokenizer import SIDE_FILES, Tokenizer
 from .config.train_config import TrainConfig
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def open_inputs(config: TrainConfig, mesh: Mesh, device: torch.device) -> Inputs
     model = _complete(config, tokenizer)
     if mesh.world.rank == 0:
         for note in (*train.notes(), *held_out.notes()):
-            print(note, file=sys.stderr)
+            _log.info("%s", note)
     return Inputs(model, train, held_out, train.fingerprint, _side_files(model, tokenizer))
 
 
@@ -78,7 +80,7 @@ def _stdlib(config: TrainConfig, mesh: Mesh, device: torch.device) -> tuple[Path
 
         def announce(phase: str, done: int, total: int) -> None:
             if phase not in announced:
-                print(f"preparing Python's own library as data, once: {phase}", file=sys.stderr, flush=True)
+                _log.info("preparing Python's own library as data, once: %s", phase)
                 announced.add(phase)
 
         prepare_stdlib(cache, vocab_size, announce)

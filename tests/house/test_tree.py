@@ -12,6 +12,7 @@ MAX_FILE_LINES = 350
 MAX_TEST_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
+PRINTERS = ("cli", "core/progress.py", "core/console_log.py")
 PICKLING_MODULES = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"})
 # Calls that pickle behind a harmless name: torch's own files and its collectives over Python objects.
 PICKLING_CALLS = frozenset(
@@ -102,3 +103,14 @@ def test_pickling_is_seen(text: str) -> None:
 def test_the_map_shows_every_module() -> None:
     assert module_map.PAGE.read_text() == module_map.page(), "run `make map`"
     assert set(module_map.ROOMS) == set(ROOMS)
+
+
+def test_libraries_log_and_commands_print(root: Path, sources: list[Path]) -> None:
+    printing = [
+        f"{path}:{node.lineno}"
+        for path in sources
+        if not str(path).startswith(PRINTERS)
+        for node in ast.walk(ast.parse((root / path).read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert printing == []

@@ -3,11 +3,11 @@
 Under torchrun it is not used: there torchrun starts the ranks.
 """
 
+import logging
 import math
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
@@ -19,6 +19,8 @@ from ...core.process import start_module
 from .heartbeat import HEARTBEATS_VARIABLE
 from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
 from .stall_detector import StallDetector, describe_places, name_flight_records
+
+_log = logging.getLogger(__name__)
 
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
 FORK = "--fork"  # an argument of a rank
@@ -155,7 +157,7 @@ class Launcher:
             return
         self.signal_seen = number
         self.kill_at = min(self.kill_at, time.monotonic() + self.stop_timeout)
-        print("stopping after the current step and a checkpoint (signal again to quit at once)", file=sys.stderr)
+        _log.warning("stopping after the current step and a checkpoint (signal again to quit at once)")
         for rank in self.ranks:
             if rank.poll() is None:
                 rank.send_signal(signal.SIGTERM)

@@ -1,14 +1,16 @@
 """The report of a rank that ended with an error, for the launcher (no torch)."""
 
 import json
+import logging
 import os
-import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from ...core.errors import TkError, pack, unpack
+
+_log = logging.getLogger(__name__)
 
 ERROR_FOLDER_VARIABLE: Final = "TK_ERROR_FOLDER"
 
@@ -40,7 +42,7 @@ def write_error(error: Exception, rank: int, peers_lost: bool) -> None:
     trace = "".join(traceback.format_exception(error))
     folder = os.environ.get(ERROR_FOLDER_VARIABLE)
     if folder is None or rank != 0:
-        print(trace, file=sys.stderr)
+        _log.error("%s", trace)
     if folder is not None:
         path = Path(folder) / f"error-{rank}.json"
         temporary = path.with_suffix(".tmp")

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ...core.config import parse
+from ...core.console_log import show_log
 from ...core.errors import ConfigError, TkError
 from ...core.process import keep_freed_memory
 from ..config.train_config import TrainConfig
@@ -100,6 +101,7 @@ def _device(deterministic: bool) -> torch.device:
 
 def main() -> int:
     """Runs a rank of the launcher; the configuration is JSON in the first argument."""
+    show_log()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         config = parse(json.loads(sys.argv[1]), TrainConfig, "the launcher's configuration")

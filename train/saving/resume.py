@@ -3,7 +3,7 @@
 Nothing in the run folder moves before the checkpoint to start from is loaded.
 """
 
-import sys
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ from ...checkpoint.read.shared_read import Peers, open_together, share_errors
 from ...checkpoint.run.locked_run import LockedRun
 from ...checkpoint.run.run_view import Newest
 from ...core.errors import CheckpointError, ConfigError, DamagedCheckpoint, NotCommitted
+
+_log = logging.getLogger(__name__)
 
 Loaded = TypeVar("Loaded")
 
@@ -93,7 +95,7 @@ class Start(Generic[Loaded]):
         with share_errors(self.world):
             moved = self.run.fork(checkpoint.step) if self.run and fork else None
             if moved:
-                print(f"steps after {checkpoint.step} are now in {moved}", file=sys.stderr)
+                _log.info("steps after %d are now in %s", checkpoint.step, moved)
         return loaded
 
     def _open(self, step: int) -> Checkpoint:
@@ -121,4 +123,4 @@ class Start(Generic[Loaded]):
             if self.run:
                 self.run.quarantine(skipped)
                 for reason in skipped.values():
-                    print(f"{reason} It is kept as .bad-{self.run.attempt}.", file=sys.stderr)
+                    _log.warning("%s It is kept as .bad-%s.", reason, self.run.attempt)

@@ -1,6 +1,6 @@
 """What a run of `tk train` begins with: a step of its own, another checkpoint's, or the weights of `[model] init`."""
 
-import sys
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from ..inputs import Inputs
 from ..state import RunResume, TrainState
 from .checkpointer import Checkpointer, OpenRun
 from .resume import Start
+
+_log = logging.getLogger(__name__)
 
 
 def start_run(
@@ -43,7 +45,7 @@ def start_run(
         checkpoint = open_together(lambda: open_init(config), ranks)
         with share_errors(ranks):
             for note in unsupported_options(checkpoint.config()) if run.locked else ():
-                print(f"{checkpoint.path / 'config.json'} has {note}", file=sys.stderr)
+                _log.warning("%s has %s", checkpoint.path / "config.json", note)
         checkpointer.load_weights(checkpoint, readers)
     return state or TrainState()
 
@@ -70,7 +72,7 @@ class _Resuming:
         if self.checkpointer.mesh.world.rank == 0:
             steps = self.config.train.steps
             done = f"; train.steps = {steps} leaves nothing to do" if checkpoint.step >= steps else ""
-            print(f"resuming from {checkpoint.path}{done}", file=sys.stderr)
+            _log.info("resuming from %s%s", checkpoint.path, done)
         return stored.state
 
     def _check_same_run(self, checkpoint: Checkpoint, stored: RunResume) -> None:

@@ -1,0 +1,26 @@
+"""The log of tk's libraries on standard error."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tk.core.console_log import show_log
+
+
+@pytest.fixture
+def restored() -> Iterator[logging.Logger]:
+    """The logger of all of tk, as it was before the test."""
+    logger = logging.getLogger("tk")
+    handlers, level = list(logger.handlers), logger.level
+    yield logger
+    logger.handlers[:], logger.level = handlers, level
+
+
+def test_messages_are_plain_lines_and_come_once(restored: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    show_log()
+    show_log()
+    logging.getLogger("tk.train.saving.resume").info("resuming from %s", "step-00000004")
+    logging.getLogger("tk.train.saving.resume").debug("a detail")
+    logging.getLogger("another.library").info("a line of theirs")
+    assert capsys.readouterr().err == "resuming from step-00000004\n"
