@@ -9,20 +9,21 @@ from tk.core.tensors import TensorSpec
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.train.zero.flat_buffers import FlatBuffers
 
-# Two layers, with 12 + 3 and 6 + 2 elements.
+# Two layers, with 180 + 9 and 54 + 6 elements: a rank's range of a bucket is a multiple of 32 elements, so that up to 3
+# ranks have parts of both layers' weights, and the border between weight and bias is in a later rank's range.
 TABLE = (
-    TensorSpec("0.weight", (3, 4), None, 0),
-    TensorSpec("0.bias", (3,), None, 0),
-    TensorSpec("1.weight", (2, 3), None, 1),
-    TensorSpec("1.bias", (2,), None, 1),
+    TensorSpec("0.weight", (9, 20), None, 0),
+    TensorSpec("0.bias", (9,), None, 0),
+    TensorSpec("1.weight", (6, 9), None, 1),
+    TensorSpec("1.bias", (6,), None, 1),
 )
-NUM_ELEMENTS = 23
+BUCKET_SIZE, NUM_ELEMENTS = 200, 249
 
 
 def make_module() -> nn.Sequential:
     """Returns a module with TABLE's parameters and the same values every time."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    return nn.Sequential(nn.Linear(20, 9), nn.Linear(9, 6))
 
 
 def make_buffers(
@@ -35,7 +36,7 @@ def make_buffers(
     table: tuple[TensorSpec, ...] = TABLE,
 ) -> FlatBuffers:
     """Returns the buffers of rank `rank` in a shard group of `size` ranks, filled with the values of `make_module`."""
-    layout = Layout(dp=size, zero=zero, bucket_size=16)
+    layout = Layout(dp=size, zero=zero, bucket_size=BUCKET_SIZE)
     group = Group(None, rank, size) if zero else ALONE
     mesh = Mesh(layout, Coordinates(0, rank, 0), ALONE, ALONE, ALONE, group, ALONE)
     values = {name: parameter.detach().clone() for name, parameter in make_module().named_parameters()}
@@ -47,5 +48,5 @@ def make_buffers(
 
 
 def rows(seed: int = 0) -> torch.Tensor:
-    """Returns a batch for the module, fp32 [5, 4]."""
-    return torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+    """Returns a batch for the module, fp32 [5, 20]."""
+    return torch.randn(5, 20, generator=torch.Generator().manual_seed(seed))

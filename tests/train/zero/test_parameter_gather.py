@@ -106,7 +106,7 @@ def test_outside_a_chain_a_unit_stays_until_all_its_gradients_have_arrived() -> 
 def test_a_module_that_is_recomputed_in_backward_frees_no_unit() -> None:
     stage = Stage()
     stage.gather.begin_backward()
-    stage.module[1](torch.ones(1, 3))
+    stage.module[1](torch.ones(1, 9))
     assert stage.held() == [1]
     stage.gather.end_pass()
     assert stage.held() == []

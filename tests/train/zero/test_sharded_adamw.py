@@ -60,11 +60,12 @@ def test_all_ranks_together_equal_the_adamw_of_torch(size: int, grad_scale: floa
     ranks = [update(make_module(), 3, size, rank, torch.float32, grad_scale) for rank in range(size)]
     for slot, tensors in expected.items():
         found = {spec.name: torch.full(spec.shape, torch.nan) for spec in TABLE}
+        smallest = 1e-8 if slot == "master" else 1e-12  # masters are differences of larger numbers
         for optimizer in ranks:
             for shard, values in optimizer.runs(slot):
                 found[shard.piece.tensor.name].view(-1)[slice(*shard.flat)] = values
         for name, values in tensors.items():
-            torch.testing.assert_close(found[name], values.detach(), rtol=1e-6, atol=1e-9, msg=f"{slot} of {name}")
+            torch.testing.assert_close(found[name], values.detach(), rtol=1e-6, atol=smallest, msg=f"{slot} of {name}")
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
@@ -73,7 +74,7 @@ def test_below_stage_3_the_module_has_the_new_values_at_once(zero: int) -> None:
     optimizer = update(module, zero, 1, 0, torch.float32, 1.0)
     assert set(optimizer.states) == {"exp_avg", "exp_avg_sq"}, "fp32 parameters are their own masters"
     for name, values in updated_by_torch(1.0)["master"].items():
-        torch.testing.assert_close(module.get_parameter(name), values, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(module.get_parameter(name), values, rtol=1e-6, atol=1e-8)
 
 
 def test_low_precision_parameters_are_rounded_masters() -> None:
@@ -96,5 +97,5 @@ def test_values_that_a_user_writes_into_whole_parameters_reach_the_masters() -> 
     for shard, master in optimizer.runs("master"):
         name = shard.piece.tensor.name
         changed = master != before[name]
-        assert changed.nonzero().flatten().tolist() == ([1 * 4 + 2] if name == "0.weight" else [])
+        assert changed.nonzero().flatten().tolist() == ([1 * 20 + 2] if name == "0.weight" else [])
         assert (master[changed] == 5.0).all()

@@ -1,0 +1,127 @@
+"""Snapshots: all ranks together save every element of every slot once, and a checkpoint is read back by slot."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tk.checkpoint.read.reader import Checkpoint
+from tk.core.errors import CheckpointError, ShapeMismatch
+from tk.core.layout import Layout
+from tk.core.tensors import TensorSpec
+from tk.tests.checkpoint.saving import MIXED, save_step, true_values
+from tk.tests.train.zero.small_buffers import NUM_ELEMENTS, TABLE, make_buffers, make_module
+from tk.train.config.sections import OptimizerSection
+from tk.train.saving.snapshot import Snapshot, slot_dtypes
+from tk.train.zero.sharded_adamw import ShardedAdamW
+
+
+def make_snapshot(
+    zero: int,
+    size: int = 1,
+    rank: int = 0,
+    dtype: torch.dtype = torch.float32,
+    table: tuple[TensorSpec, ...] = TABLE,
+    module: torch.nn.Module | None = None,
+) -> Snapshot:
+    """Returns one rank's snapshot; its exp_avg is the weight plus 1."""
+    buffers = make_buffers(module or make_module(), zero, size=size, rank=rank, dtype=dtype, table=table)
+    optimizer = ShardedAdamW(buffers, OptimizerSection())
+    for (_, master), (_, values) in zip(optimizer.runs("master"), optimizer.runs("exp_avg"), strict=True):
+        values.copy_(master + 1)
+    return Snapshot(optimizer, table)
+
+
+@pytest.mark.parametrize(("zero", "size"), [(0, 1), (0, 3), (1, 2), (2, 2), (3, 1), (3, 2), (3, 3)])
+def test_all_ranks_together_save_each_element_of_each_slot_once(zero: int, size: int) -> None:
+    whole = {name: parameter.detach().flatten() for name, parameter in make_module().named_parameters()}
+    added = {"weight": 0.0, "exp_avg": 1.0}
+    counted = dict.fromkeys(added, 0)
+    for rank in range(size):
+        snapshot = make_snapshot(zero, size, rank)
+        for item in snapshot.owned(rank):
+            if item.slot in added:
+                values = torch.from_numpy(snapshot.values(item))
+                start, stop = item.flat or (0, item.box.size)
+                assert torch.equal(values, whole[item.tensor][start:stop] + added[item.slot])
+                counted[item.slot] += len(values)
+    assert counted == dict.fromkeys(added, NUM_ELEMENTS)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_weights_in_bf16_are_rounded_masters_and_travel_as_uint16(zero: int) -> None:
+    snapshot = make_snapshot(zero, dtype=torch.bfloat16)
+    assert slot_dtypes(snapshot.optimizer) == {"weight": "BF16", "exp_avg": "F32", "exp_avg_sq": "F32", "master": "F32"}
+    for _, master in snapshot.optimizer.runs("master"):
+        master += 2**-20  # which bf16 cannot hold
+    whole = dict(make_module().named_parameters())
+    for item in snapshot.owned(0):
+        expected = whole[item.tensor].detach().flatten()
+        values = snapshot.values(item)
+        if item.slot == "weight":
+            assert values.dtype == np.uint16
+            assert values.tolist() == expected.bfloat16().view(torch.uint16).tolist()
+        elif item.slot == "master":
+            assert torch.equal(torch.from_numpy(values), expected.bfloat16().float() + 2**-20)
+
+
+def test_an_fp32_run_saves_no_masters_beside_its_weights() -> None:
+    assert slot_dtypes(make_snapshot(1).optimizer) == {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}
+
+
+def test_ranks_hold_whole_weights_below_stage_3_and_frozen_ones_at_stage_3() -> None:
+    frozen = (replace(TABLE[0], trainable=False, dtype="F32"), *TABLE[1:])
+    module = make_module()
+    module[0].weight.requires_grad_(False)
+    held = {
+        piece.tensor.name: values for piece, values in make_snapshot(3, table=frozen, module=module).weights.items()
+    }
+    assert list(held) == ["0.weight"]
+    assert torch.equal(held["0.weight"], make_module()[0].weight.flatten())
+    assert {piece.tensor.name for piece in make_snapshot(2, 2).weights} == {spec.name for spec in TABLE}
+
+
+def save(folder: Path, slots: dict[str, str]) -> Checkpoint:
+    """Saves random values of TABLE from two ranks."""
+    return Checkpoint.open(save_step(folder / "run", TABLE, Layout(dp=2, zero=1), slots))
+
+
+@pytest.mark.parametrize(("zero", "size"), [(1, 1), (3, 1), (3, 2), (3, 3)])
+def test_ranks_read_what_they_update_from_a_checkpoint_of_another_layout(zero: int, size: int, tmp_path: Path) -> None:
+    checkpoint, specs = save(tmp_path, MIXED), {spec.name: spec for spec in TABLE}
+    counted = dict.fromkeys(("master", "exp_avg", "exp_avg_sq"), 0)
+    for rank in range(size):
+        snapshot = make_snapshot(zero, size, rank)
+        snapshot.load(checkpoint)
+        for slot in counted:
+            for shard, values in snapshot.optimizer.runs(slot):
+                stored = np.asarray(true_values(specs[shard.piece.tensor.name], slot, "F32")).reshape(-1)
+                assert np.array_equal(values.numpy(), stored[slice(*shard.flat)])
+                counted[slot] += len(values)
+    assert counted == dict.fromkeys(counted, NUM_ELEMENTS)
+
+
+def test_a_checkpoint_of_weights_gives_weights_and_cannot_be_resumed(tmp_path: Path) -> None:
+    checkpoint, module = save(tmp_path, {"weight": "F32"}), make_module()
+    snapshot = make_snapshot(1, module=module)
+    with pytest.raises(
+        CheckpointError, match=r"has no exp_avg of \d\.\w+: it holds weights only and cannot be resumed"
+    ):
+        snapshot.load(checkpoint)
+    states = [values.clone() for _, values in snapshot.optimizer.runs("exp_avg")]
+    snapshot.load_weights(checkpoint)
+    snapshot.publish()
+    for spec in TABLE:
+        stored = np.asarray(true_values(spec, "weight", "F32"))
+        assert np.array_equal(module.get_parameter(spec.name).detach().numpy(), stored)
+    for (_, now), before in zip(snapshot.optimizer.runs("exp_avg"), states, strict=True):
+        assert torch.equal(now, before), "optimizer states stay"
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    other = (*TABLE[:-1], replace(TABLE[-1], shape=(5,)))
+    checkpoint = Checkpoint.open(save_step(tmp_path / "run", other, Layout(), MIXED))
+    with pytest.raises(ShapeMismatch, match=r"1\.bias"):
+        make_snapshot(0).load(checkpoint)
