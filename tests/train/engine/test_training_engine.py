@@ -107,13 +107,13 @@ def test_written_values_of_whole_parameters_stay(zero: int) -> None:
     module = make_module()
     engine = make_engine(module, zero)
     with engine.whole_parameters(), torch.no_grad():
-        module[1].bias.fill_(7.0)
+        module.get_parameter("1.bias").fill_(7.0)
         with pytest.raises(ConfigError, match=r"engine\.step\(\) inside `with engine\.full_parameters\(\):`"):
             engine.refuse_while_whole("engine.step()")
     engine.refuse_while_whole("engine.step()")
     with engine.whole_parameters():
-        assert module[1].bias.tolist() == [7.0] * 6
-        assert torch.equal(module[0].weight, make_module()[0].weight)
+        assert module.get_parameter("1.bias").tolist() == [7.0] * 6
+        assert torch.equal(module.get_parameter("0.weight"), make_module().get_parameter("0.weight"))
 
 
 def test_parameters_come_one_unit_at_a_time() -> None:

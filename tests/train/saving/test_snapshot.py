@@ -74,12 +74,12 @@ def test_an_fp32_run_saves_no_masters_beside_its_weights() -> None:
 def test_ranks_hold_whole_weights_below_stage_3_and_frozen_ones_at_stage_3() -> None:
     frozen = (replace(TABLE[0], trainable=False, dtype="F32"), *TABLE[1:])
     module = make_module()
-    module[0].weight.requires_grad_(False)
+    module.get_parameter("0.weight").requires_grad_(False)
     held = {
         piece.tensor.name: values for piece, values in make_snapshot(3, table=frozen, module=module).weights.items()
     }
     assert list(held) == ["0.weight"]
-    assert torch.equal(held["0.weight"], make_module()[0].weight.flatten())
+    assert torch.equal(held["0.weight"], make_module().get_parameter("0.weight").flatten())
     assert {piece.tensor.name for piece in make_snapshot(2, 2).weights} == {spec.name for spec in TABLE}
 
 

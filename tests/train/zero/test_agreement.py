@@ -4,11 +4,11 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed as dist
 
 from tk.core.errors import TkError
 from tk.parallel.local_link import BlockedConnections, Connection, Link
 from tk.parallel.mesh import ALONE, Group
-from tk.train.zero import agreement
 from tk.train.zero.agreement import Act, Agreement
 
 
@@ -29,7 +29,7 @@ class Rank:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rank, Rank]]:
     """Ranks 4 and 6 of a job, which form a group; a message waits in its socket until its receiver reads it."""
-    monkeypatch.setattr(agreement.dist, "get_process_group_ranks", lambda group: [4, 6])
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [4, 6])
     ends, blocked = socket.socketpair(), BlockedConnections(5.0)
     links = [Link({1 - rank: Connection(ends[rank], f"rank {1 - rank}", blocked)}) for rank in range(2)]
     yield Rank(Group(None, 0, 2, links[0])), Rank(Group(None, 1, 2, links[1]))

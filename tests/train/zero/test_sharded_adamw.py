@@ -60,7 +60,7 @@ def test_all_ranks_together_equal_the_adamw_of_torch(size: int, grad_scale: floa
     ranks = [update(make_module(), 3, size, rank, torch.float32, grad_scale) for rank in range(size)]
     for slot, tensors in expected.items():
         found = {spec.name: torch.full(spec.shape, torch.nan) for spec in TABLE}
-        smallest = 1e-8 if slot == "master" else 1e-12  # masters are differences of larger numbers
+        smallest = 1e-7 if slot == "master" else 1e-12  # masters are differences of larger numbers
         for optimizer in ranks:
             for shard, values in optimizer.runs(slot):
                 found[shard.piece.tensor.name].view(-1)[slice(*shard.flat)] = values
@@ -74,7 +74,7 @@ def test_below_stage_3_the_module_has_the_new_values_at_once(zero: int) -> None:
     optimizer = update(module, zero, 1, 0, torch.float32, 1.0)
     assert set(optimizer.states) == {"exp_avg", "exp_avg_sq"}, "fp32 parameters are their own masters"
     for name, values in updated_by_torch(1.0)["master"].items():
-        torch.testing.assert_close(module.get_parameter(name), values, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(module.get_parameter(name), values, rtol=1e-6, atol=1e-7)
 
 
 def test_low_precision_parameters_are_rounded_masters() -> None:
