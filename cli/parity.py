@@ -76,11 +76,11 @@ def parity(
     else:
         _show(report)
     if out is not None:
-        out.write_text(report.page(_words(ctx)), encoding="utf-8")
+        out.write_text(report.page(_command_line(ctx)), encoding="utf-8")
     ctx.exit(1 if report.failed else 0)
 
 
-def _words(ctx: click.Context) -> list[str]:
+def _command_line(ctx: click.Context) -> list[str]:
     """Returns the words of the command line that started this command."""
     words = ["tk", "parity"]
     for param in ctx.command.params:

@@ -1,7 +1,7 @@
-"""Covering arrays: a small choice of combinations in which all values of any few axes still meet (no torch).
+"""Covering arrays: a small subset of combinations that still has every combination of values of any few axes.
 
-Greedy, one combination at a time, each the one that adds most (as AETG: Cohen et al., The AETG system, IEEE TSE 23(7),
-1997), over a given list of combinations, so that constraints between axes cost nothing.
+The greedy algorithm of AETG (Cohen et al., The AETG system, IEEE TSE 23(7), 1997) repeatedly takes the combination that
+adds most. It chooses from a given list of combinations, so constraints between axes cost nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from itertools import combinations
 def covering_set(
     rows: Sequence[Sequence[object]], strength: int, cost: Callable[[int], float] = lambda index: 0.0
 ) -> list[int]:
-    """Indexes of rows in which every tuple of `strength` columns' values occurs that occurs in any row; ascending.
+    """Returns ascending indexes of rows that together have each tuple of values of `strength` columns of any row.
 
-    Fewer columns are covered with them. The same for the same input: among rows that add as much, the one of least
-    `cost`, then the first.
+    The rows then also have each tuple of fewer columns. The result is deterministic: among rows that add equally much,
+    the algorithm takes the first one of the least `cost`.
     """
     numbers: dict[tuple[object, ...], int] = {}
     masks = [_mask(row, strength, numbers) for row in rows]
@@ -30,7 +30,7 @@ def covering_set(
 
 
 def _mask(row: Sequence[object], strength: int, numbers: dict[tuple[object, ...], int]) -> int:
-    """The tuples that a row holds, one bit each."""
+    """Returns the set of tuples in a row as a bit mask; `numbers` assigns a bit to each tuple."""
     bits = 0
     for columns in combinations(range(len(row)), min(strength, len(row))):
         key = (columns, *(row[column] for column in columns))

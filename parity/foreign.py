@@ -1,4 +1,4 @@
-"""A module that is not ours, trained by `initialize`, and the same on one process by torch's AdamW, to compare with."""
+"""A foreign module: its training by `initialize`, and the reference that torch's AdamW gives on one process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..train.foreign.blocks import find_blocks
 from ..train.foreign.model import ForeignModel
 from ..train.foreign.model_engine import initialize
 from .gradients import compare_gradients
-from .rank_loop import Say
+from .rank_loop import Send
 from .subject import MICRO_BATCHES
 
 VOCAB_SIZE: Final = 101
@@ -26,7 +26,7 @@ LENGTH: Final = 12
 
 
 class Reader(nn.Module):
-    """torch's own layers in an `nn.ModuleList`, a tied head, a frozen table of positions; gives the mean loss."""
+    """A module of torch's layers with a tied head and a frozen position embedding; it returns the mean loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Reader(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, tokens_BL: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
-        """int64 [B, L] twice -> a scalar."""
+        """Maps tokens and targets, int64 [B, L] each, to the mean loss, a scalar."""
         x_BLD = self.embed(tokens_BL) + self.positions.weight
         for layer in self.layers:
             x_BLD = layer(x_BLD)
@@ -48,22 +48,25 @@ class Reader(nn.Module):
 
 
 def make_module(seed: int) -> Reader:
-    """The same first values on every rank."""
+    """Builds the module with the same initial values on every rank."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         return Reader()
 
 
 def micro_batch(seed: int, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of one micro-batch, and those that follow them: a walk that can be learned."""
+    """Returns tokens and next tokens of one micro-batch, int64 [2, LENGTH] each, in a pattern that can be learned."""
     generator = torch.Generator().manual_seed((seed * 1000 + step) * MICRO_BATCHES + number)
     starts_B1 = torch.randint(VOCAB_SIZE, (2, 1), generator=generator)
     walk_BL = (starts_B1 + 7 * torch.arange(LENGTH + 1)) % VOCAB_SIZE
     return walk_BL[:, :-1], walk_BL[:, 1:]
 
 
-def run_reference(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]:
-    """Trains with torch alone, and leaves the first gradients in `gradients` as `gradients.first_gradients` does."""
+def run_reference(config: TrainConfig, gradients: Path, send: Send) -> dict[str, Any]:
+    """Trains with torch alone and writes the first step's gradients to the file `gradients`.
+
+    The file has the order of `gradients.first_gradients`. Returns the curves by name, one value per step.
+    """
     module, options = make_module(config.train.seed), config.optimizer
     table = ForeignModel.of(module, find_blocks(module)).table
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -80,7 +83,7 @@ def run_reference(config: TrainConfig, gradients: Path, say: Say) -> dict[str, A
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.train.steps, options)
         optimizer.step()
-        _note(curves, step, float(loss), float(norm), say)
+        _record(curves, step, float(loss), float(norm), send)
     return curves
 
 
@@ -99,17 +102,17 @@ def _gradients(module: nn.Module, table: Table) -> Iterator[torch.Tensor]:
             yield grad
 
 
-def _note(curves: dict[str, list[float]], step: int, loss: float, norm: float, say: Say) -> None:
+def _record(curves: dict[str, list[float]], step: int, loss: float, norm: float, send: Send) -> None:
     for name, value in (("loss", loss), ("grad_norm", norm), ("routing", 0.0)):
         curves[name].append(value)
-    say({"step": step + 1})
+    send({"step": step + 1})
 
 
-def run_layout(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]:
-    """Trains as a rank of the process group that is there, and compares.
+def run_layout(config: TrainConfig, gradients: Path, send: Send) -> dict[str, Any]:
+    """Trains as a rank of the current process group, and compares the first gradients with the file `gradients`.
 
     Raises:
-        TkError: replicas that must be bit-equal are not.
+        TkError: replicas that must be bit-equal differ.
     """
     dp, zero = config.layout(None).dp, config.zero
     engine = initialize(
@@ -122,7 +125,7 @@ def run_layout(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]
         bucket_size=zero.bucket_size,
         timeout_seconds=config.parallel.timeout_seconds,
     )
-    inner = engine._engine  # gradients are nothing that a training script sees
+    inner = engine._engine  # the public engine does not show gradients
     world = inner.mesh.world
     curves: dict[str, list[float]] = {"loss": [], "grad_norm": [], "routing": []}
     found: dict[str, Any] = {}
@@ -135,6 +138,6 @@ def run_layout(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]
         engine.step()
         if step == 0:
             found = compare_gradients(inner.buffers, inner.table, np.load(gradients, mmap_mode="r"))
-        _note(curves, step, float(all_reduce(share, world)), engine.last_grad_norm, say)
+        _record(curves, step, float(all_reduce(share, world)), engine.last_grad_norm, send)
     engine._checkpointer.replicas.check(config.train.steps)
     return curves | found

@@ -1,4 +1,4 @@
-"""First gradients in a file and beside it: what a layout's are compared with, range by range."""
+"""The first step's gradients: the reference's file of them, and the comparison of a layout's gradients with it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from ..parallel.collectives import all_reduce
 from ..train.zero.flat_buffers import FlatBuffers
 from .judge import TOTAL_SHARE
 
-BLOCK: Final = 2**20  # elements that are compared at once
+BLOCK: Final = 2**20  # elements compared at once
 Gradients = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def _places(table: Table) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Where each trained tensor lies in the file of first gradients: elements before it, and its shape."""
+    """Returns each trained tensor's place in the file of first gradients: the elements before it, and its shape."""
     places, start = {}, 0
     for spec in table:
         if spec.trainable and not spec.alias:
@@ -28,7 +28,11 @@ def _places(table: Table) -> dict[str, tuple[int, tuple[int, ...]]]:
 
 
 def first_gradients(buffers: FlatBuffers, table: Table) -> Gradients:
-    """The gradients that one process has at hand, as they go into the file: fp32, 1-D, in the table's order."""
+    """Returns the gradients of a process that holds all of them, as the file stores them.
+
+    Returns:
+        fp32 [elements], in the table's order.
+    """
     places = _places(table)
     flat = np.full(sum(math.prod(shape) for _, shape in places.values()), np.nan, np.float32)
     for shard, grads in buffers.own_runs():
@@ -42,15 +46,18 @@ def first_gradients(buffers: FlatBuffers, table: Table) -> Gradients:
 
 
 def compare_gradients(buffers: FlatBuffers, table: Table, expected: Gradients) -> dict[str, Any]:
-    """The largest difference over all parameters of this rank's mesh, relative as in `judge.py`, and whose it is.
+    """Compares the mesh's gradients with the reference's.
 
-    Every rank compares what it updates, wherever that lies in the logical tensors; only sums of squares travel.
+    Every rank compares the runs that it updates; the ranks exchange only sums of squares.
 
     Args:
-        expected: the reference's first gradients.
+        expected: the reference's first gradients, fp32 [elements].
+
+    Returns:
+        "gradients": the largest difference over all parameters, relative as in `judge.py`; "parameter": its parameter.
 
     Raises:
-        TkError: the ranks' runs together are not every element once.
+        TkError: the ranks together did not compare every element exactly once.
     """
     places, mesh = _places(table), buffers.mesh
     number = {name: index for index, name in enumerate(places)}
@@ -72,8 +79,10 @@ def compare_gradients(buffers: FlatBuffers, table: Table, expected: Gradients) -
 
 
 def square_distance(values: Gradients, others: Gradients | None = None) -> float:
-    """Sum of squares of the differences of 1-D arrays (or of one to zero), in fp64 for a block at a time: parameters
-    may be as large as memory allows."""
+    """Returns the squared distance of two 1-D arrays, or of one to zero, summed in fp64.
+
+    Only one block at a time is converted to fp64: parameters may be as large as memory allows.
+    """
     total = 0.0
     for start in range(0, values.size, BLOCK):
         difference = values[start : start + BLOCK].astype(np.float64)
@@ -84,7 +93,7 @@ def square_distance(values: Gradients, others: Gradients | None = None) -> float
 
 
 def relative_differences(differences: Sequence[float], norms: Sequence[float]) -> list[float]:
-    """Each |g - g0| / (|g0| + share |G|), G being all g0 together; infinite for what is no number."""
+    """Returns each |g - g0| / (|g0| + TOTAL_SHARE |G|), G being all g0 together; infinity in place of NaN."""
     total = math.hypot(*norms)
     ratios = (one / (norm + TOTAL_SHARE * total) for one, norm in zip(differences, norms, strict=True))
     return [ratio if math.isfinite(ratio) else math.inf for ratio in ratios]
@@ -94,5 +103,6 @@ def _check_complete(places: Mapping[str, tuple[int, tuple[int, ...]]], counts: S
     for (name, (_, shape)), count in zip(places.items(), counts, strict=True):
         if count != math.prod(shape):
             raise TkError(
-                f"{name}: the ranks compared {count:.0f} elements of its gradient, and it has {math.prod(shape)}."
+                f"{name}: the ranks compared {count:.0f} elements of its gradient, which has {math.prod(shape)}; each "
+                "must be compared once. This is a defect of tk."
             )

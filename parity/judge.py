@@ -1,4 +1,4 @@
-"""What counts as the same model: the largest relative differences to one process, and the bounds that they keep."""
+"""The verdict on a layout: its largest relative differences from one process, and the bounds on them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,14 @@ from .layout import ParityLayout
 
 # |g - g0| <= 1e-5 |g0| + 1e-7 |G| is |g - g0| / (|g0| + TOTAL_SHARE |G|) <= 1e-5: a relative difference with one bound.
 TOTAL_SHARE: Final = 1e-2
-# A token between two experts goes to either, as rounding falls, and then everything differs; not within so many steps.
+# Rounding may send a token with two equally likely experts to either; later steps then differ. It must not happen in
+# the first steps.
 SAME_ROUTING_STEPS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Largest relative differences; None = shown and not judged."""
+    """The largest relative differences allowed; None = the report shows the difference without a bound."""
 
     loss: float
     grad_norm: float | None
@@ -30,16 +31,17 @@ BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a layout compares with one process.
+    """The comparison of a layout with one process.
 
     Attributes:
-        loss, grad_norm: largest relative difference over the steps; None = there is none, or not as a number.
-        gradients: largest over the parameters of the first step, |g - g0| / (|g0| + 0.01 |G|); G: all of them together.
-        parameter: whose gradient differs most.
-        error: why there are no numbers.
-        seconds: that it took.
-        routing_changed: the first step (1-based) in which a token was sent to another expert than in one process, which
-            ends the steps that are compared; 0 = none.
+        layout: the layout.
+        loss, grad_norm: the largest relative difference over the steps; None = not measured, or not finite.
+        gradients: the largest |g - g0| / (|g0| + 0.01 |G|) over the first step's parameters; G: all gradients together.
+        parameter: the name of the parameter with the largest difference.
+        error: the reason for missing numbers; "" if the layout ran.
+        seconds: the time of the layout's run.
+        routing_changed: the first step (from 1) that sent a token to another expert than on one process, after which
+            steps are not compared; 0 = none.
     """
 
     layout: ParityLayout
@@ -52,12 +54,12 @@ class Result:
     routing_changed: int = 0
 
     def badness(self, bounds: Bounds) -> float:
-        """The largest difference in units of its bound; infinite where there is none."""
+        """Returns the largest ratio of a difference to its bound; infinity if a difference is missing."""
         pairs = ((getattr(self, name), bound) for name, bound in asdict(bounds).items() if bound is not None)
         return max(math.inf if value is None else value / bound for value, bound in pairs)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Returns plain data for a results file and `tk parity --json`."""
         data: dict[str, Any] = {"layout": self.layout.to_json(), "loss": self.loss, "grad_norm": self.grad_norm}
         data |= {"gradients": self.gradients, "parameter": self.parameter, "seconds": round(self.seconds, 3)}
         data |= {"routing_changed": self.routing_changed} if self.routing_changed else {}
@@ -65,25 +67,25 @@ class Result:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Result":
-        """The inverse of `to_json`."""
+        """Rebuilds the result that `to_json` described."""
         return Result(**{**data, "layout": ParityLayout.model_validate(data["layout"])})
 
 
 def compare_curves(mine: Sequence[float], expected: Sequence[float]) -> float:
-    """The largest |a - e| / |e| over steps; 0 / 0 is 0."""
+    """Returns the largest |a - e| / |e| over the steps, with 0 / 0 = 0."""
     return max(abs(a - e) / abs(e) if a != e else 0.0 for a, e in zip(mine, expected, strict=True))
 
 
 def common_start(mine: Sequence[float], expected: Sequence[float]) -> int:
-    """How many values are equal before the first that is not."""
+    """Returns the number of equal values before the first difference."""
     return next((i for i, (a, e) in enumerate(zip(mine, expected, strict=True)) if a != e), len(expected))
 
 
 def finite(value: float) -> float | None:
-    """The value, or None for infinities and what is no number, which JSON lacks."""
+    """Returns the value, or None in place of an infinity or NaN, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
 def worst_first(results: Sequence[Result], bounds: Bounds) -> list[Result]:
-    """Errors first, then by the largest difference in units of its bound."""
+    """Sorts results: errors first, then by the largest ratio of a difference to its bound."""
     return sorted(results, key=lambda result: -result.badness(bounds))

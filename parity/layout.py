@@ -1,4 +1,4 @@
-"""One layout that is compared with one process: the keys of a training configuration that say how it is spread."""
+"""A layout of the comparison: the keys of a training configuration that spread a model over ranks."""
 
 from typing import Any, Literal
 
@@ -8,13 +8,15 @@ from ..core.config import Section
 
 
 class ParityLayout(Section):
-    """One layout; keys as in a training configuration.
+    """A layout of the comparison; keys without an entry below are those of a training configuration.
 
     Attributes:
-        zero, shard_size: ZeRO stage, and the ranks that one copy is spread over; 0 = all of dp.
-        tied: whether embedding and head are one tensor.
-        kv_heads: as many as heads, half of them, or tp / 2; of these two, None leaves the model as it is configured.
-        foreign: a module of torch's under `initialize`, compared with torch's AdamW, rather than a decoder of ours.
+        zero: the ZeRO stage.
+        shard_size: the number of ranks that share one copy of the state; 0 = dp.
+        tied: whether embedding and head are one tensor; None = as the model is configured.
+        kv_heads: as many kv heads as heads, half as many, or tp / 2; None = as the model is configured.
+        foreign: whether the model is a module of torch's layers, which `initialize` trains and torch's AdamW checks,
+            instead of a decoder of tk.
     """
 
     tp: int = Field(default=1, ge=1)
@@ -32,11 +34,11 @@ class ParityLayout(Section):
 
     @property
     def num_ranks(self) -> int:
-        """Processes that it takes."""
+        """The number of processes of the layout."""
         return self.tp * self.pp * self.dp
 
     def to_json(self) -> dict[str, Any]:
-        """The keys that say something, in their order; reads back to the same."""
+        """Returns the keys as plain data, without the less common ones at their defaults."""
         data = self.model_dump(exclude_none=True)
         for key in ("num_virtual_stages", "shard_size", "foreign"):
             if data[key] == type(self).model_fields[key].default:

@@ -1,4 +1,4 @@
-"""The layouts that are compared with one process, as plain data: the whole matrix, what covers it, or a file's list."""
+"""The layouts of the comparison: the whole matrix, a covering subset of it, or the list in a file."""
 
 import json
 import tomllib
@@ -16,9 +16,7 @@ from .covering import covering_set
 from .layout import ParityLayout
 from .subject import Subject
 
-COVERED_AT_ONCE: Final = 3  # axes whose values all meet in the default set
-
-
+COVERED_AXES: Final = 3  # the default set has every combination of values of so many axes
 AXES: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "tp": (1, 2, 4),
@@ -34,16 +32,16 @@ AXES: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "foreign": (False, True),
     }
 )
-FOREIGN_AXES: Final = ("dp", "zero", "shard_size")  # all that `initialize` knows of them
+FOREIGN_AXES: Final = ("dp", "zero", "shard_size")  # the axes that `initialize` supports
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Combinations of the axes' values.
+    """All combinations of the axes' values.
 
     Attributes:
-        layouts: those that can run, each another program.
-        left_out: reason -> how many combinations are left out for it.
+        layouts: the combinations that can run, without those that repeat the program of another.
+        left_out: the number of combinations left out, by reason.
     """
 
     layouts: tuple[ParityLayout, ...]
@@ -51,22 +49,25 @@ class Matrix:
 
     @property
     def num_combinations(self) -> int:
-        """All of them."""
+        """The number of combinations, including those left out."""
         return len(self.layouts) + self.left_out.total()
 
     def covering(self) -> tuple[ParityLayout, ...]:
-        """The layouts of a small choice in which every three axes' values meet that can meet."""
+        """Returns a small subset of the layouts with every possible combination of values of three axes."""
         rows = [[getattr(layout, axis) for axis in AXES] for layout in self.layouts]
-        chosen = covering_set(rows, COVERED_AT_ONCE, cost=lambda index: self.layouts[index].num_ranks)
+        chosen = covering_set(rows, COVERED_AXES, cost=lambda index: self.layouts[index].num_ranks)
         return tuple(self.layouts[index] for index in chosen)
 
 
 def matrix(subject: Subject, num_ranks: int) -> Matrix:
-    """Every combination that fits the subject and `num_ranks` processes; a user's own model stays as it is."""
+    """Builds the matrix of the combinations that fit the subject and `num_ranks` processes.
+
+    The axes that vary the model are left out for a user's own model.
+    """
     layouts: list[ParityLayout] = []
     left_out: Counter[str] = Counter()
     for layout in _combinations(subject):
-        reason = _same_as(layout) or why_not(layout, subject, num_ranks)
+        reason = _equivalent(layout) or rejection(layout, subject, num_ranks)
         if reason:
             left_out[reason] += 1
         else:
@@ -86,8 +87,8 @@ def _combinations(subject: Subject) -> Iterator[ParityLayout]:
             yield ParityLayout.model_validate(dict(zip(FOREIGN_AXES, values, strict=True)) | {"foreign": True})
 
 
-def why_not(layout: ParityLayout, subject: Subject, num_ranks: int) -> str:
-    """Why a layout cannot run, in the words of whichever check refuses it; "" if it can."""
+def rejection(layout: ParityLayout, subject: Subject, num_ranks: int) -> str:
+    """Returns the message of the check that rejects a layout; "" if the layout can run."""
     if layout.num_ranks > num_ranks:
         return f"tp x pp x dp is more than {num_ranks} ranks"
     try:
@@ -97,32 +98,32 @@ def why_not(layout: ParityLayout, subject: Subject, num_ranks: int) -> str:
     return ""
 
 
-def _same_as(layout: ParityLayout) -> str:
-    """Which other layout is the very same program; "" if there is none."""
+def _equivalent(layout: ParityLayout) -> str:
+    """Explains which other layout runs the same program; "" if none does."""
     if layout.sequence_parallel and layout.tp == 1:
-        return "at tp = 1 sequence_parallel splits nothing: the same as without"
+        return "at tp = 1 sequence_parallel splits nothing: it equals the layout without it"
     if layout.zero == 1 and layout.dp == 1:
-        return "at dp = 1 ZeRO stage 1 shards nothing: the same as stage 0"
+        return "at dp = 1 ZeRO stage 1 shards nothing: it equals stage 0"
     if layout.shard_size and layout.zero == 0:
-        return "ZeRO stage 0 shards nothing: shard_size changes nothing"
+        return "ZeRO stage 0 shards nothing: shard_size has no effect"
     if layout.shard_size == layout.dp:
-        return "shard_size = dp spreads a copy over all of dp: the same as 0"
+        return "shard_size = dp shards over all of dp: it equals shard_size = 0"
     return ""
 
 
 def read_layouts(path: Path, subject: Subject, num_ranks: int) -> tuple[ParityLayout, ...]:
-    """The layouts that a TOML or JSON file lists under "layouts"; what `tk parity --json` prints is such a file.
+    """Reads the layouts that a TOML or JSON file lists under "layouts"; `tk parity --json` prints a file like this.
 
     Raises:
-        ConfigError: it cannot be read, has an unknown key, or a layout of it cannot run.
+        ConfigError: the file cannot be read or has an unknown key, or one of its layouts cannot run.
     """
     result = []
     for place, data in enumerate(_listed(path), start=1):
         where = f"{path}, layout {place}"
         if not isinstance(data, dict):
-            raise ConfigError(f"{where}: {data!r} must be a table of keys such as tp and zero.")
+            raise ConfigError(f"{where}: {data!r} must be a table with keys like tp and zero.")
         layout = parse(data.get("layout", data), ParityLayout, where)
-        reason = why_not(layout, subject, num_ranks)
+        reason = rejection(layout, subject, num_ranks)
         if reason:
             raise ConfigError(f"{where}: {reason}")
         result.append(layout)
@@ -134,10 +135,11 @@ def _listed(path: Path) -> Sequence[object]:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
-        raise ConfigError(f"Cannot read the layouts {path}: {error.strerror}.") from error
+        raise ConfigError(f"Cannot read the file of layouts {path}: {error.strerror}.") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is neither TOML nor, named *.json, JSON: {error}.") from error
+        language = "JSON" if path.suffix == ".json" else "TOML"
+        raise ConfigError(f"The file of layouts {path} is not valid {language}: {error}.") from error
     layouts = data.get("layouts") if isinstance(data, dict) else None
     if not isinstance(layouts, list) or not layouts:
-        raise ConfigError(f'{path} has no list "layouts": write [[layouts]] and keys such as tp = 2 below it.')
+        raise ConfigError(f'{path} has no list "layouts": write [[layouts]] and keys like tp = 2 below it.')
     return layouts

@@ -1,4 +1,4 @@
-"""One rank of a layout under comparison: trains a few steps and compares first gradients with those of one process."""
+"""The work of one rank: it trains a few steps at a layout and compares the first gradients with the reference's."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -19,11 +19,11 @@ from ..train.config.train_config import TrainConfig
 from ..train.trainer import Trainer
 from . import foreign
 from .gradients import compare_gradients, first_gradients
-from .rank_loop import Say
+from .rank_loop import Send
 
 
 class Measurer:
-    """Carries out the pool's jobs; process groups last from one job to the next where the pool says so."""
+    """Carries out the pool's jobs in one process; it keeps process groups between jobs with the same store."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -31,19 +31,24 @@ class Measurer:
         self.store = ""
         self.mesh = Mesh.alone()
 
-    def __call__(self, job: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        """Loss, gradient norm and routing of each step; of a layout, the largest difference of a first gradient too."""
+    def __call__(self, job: Mapping[str, Any], send: Send) -> dict[str, Any]:
+        """Carries out one job.
+
+        Returns:
+            Loss, gradient norm and routing checksum of each step; for a layout also the largest difference of a first
+            gradient and its parameter.
+        """
         payload = job["payload"]
         config = parse(payload["config"], TrainConfig, "a layout's configuration")
         gradients = Path(payload["gradients"])
         if payload["reference"]:
             reference = foreign.run_reference if payload["foreign"] else run_reference
-            return reference(config, gradients, say)
+            return reference(config, gradients, send)
         if payload["foreign"]:
             self._join(job, config)
-            return foreign.run_layout(config, gradients, say)
+            return foreign.run_layout(config, gradients, send)
         mesh = replace(self._mesh(job, config), layout=config.layout(job["num_ranks"]))
-        return run_layout(config, mesh, gradients, say)
+        return run_layout(config, mesh, gradients, send)
 
     def _mesh(self, job: Mapping[str, Any], config: TrainConfig) -> Mesh:
         if self._join(job, config):
@@ -55,13 +60,13 @@ class Measurer:
         return self.mesh
 
     def _join(self, job: Mapping[str, Any], config: TrainConfig) -> bool:
-        """Whether the job's process group is another one than the last job's."""
+        """Joins the job's process group; returns False if it is the last job's, which is then kept."""
         if job["store"] == self.store:
             return False
         if dist.is_initialized():
             self.mesh = Mesh.alone()
             dist.destroy_process_group()
-            gc.collect()  # a group that a cycle of references keeps alive keeps threads that poll
+            gc.collect()  # a cycle of references could keep the old group, and its polling threads, alive
         dist.init_process_group(
             "gloo",
             init_method=f"file://{job['store']}",
@@ -73,17 +78,17 @@ class Measurer:
         return True
 
 
-def run_reference(config: TrainConfig, gradients: Path, say: Say) -> dict[str, Any]:
-    """Trains in this process alone and leaves its first gradients in `gradients` (fp32, one after another)."""
+def run_reference(config: TrainConfig, gradients: Path, send: Send) -> dict[str, Any]:
+    """Trains in this process alone and writes its first gradients to the file `gradients` (fp32, one after another)."""
     trainer = Trainer(config, Mesh.alone(config.layout(1)))
-    return _train(trainer, say, lambda: np.save(gradients, first_gradients(trainer.engine.buffers, trainer.table)))
+    return _train(trainer, send, lambda: np.save(gradients, first_gradients(trainer.engine.buffers, trainer.table)))
 
 
-def run_layout(config: TrainConfig, mesh: Mesh, gradients: Path, say: Say) -> dict[str, Any]:
-    """Trains as a rank of `mesh`, and compares.
+def run_layout(config: TrainConfig, mesh: Mesh, gradients: Path, send: Send) -> dict[str, Any]:
+    """Trains as a rank of `mesh`, and compares the first gradients with the file `gradients`.
 
     Raises:
-        TkError: replicas that must be bit-equal are not.
+        TkError: replicas that must be bit-equal differ.
     """
     trainer = Trainer(config, mesh)
     found: dict[str, Any] = {}
@@ -92,12 +97,12 @@ def run_layout(config: TrainConfig, mesh: Mesh, gradients: Path, say: Say) -> di
     def compare() -> None:
         found.update(compare_gradients(buffers, table, np.load(gradients, mmap_mode="r")))
 
-    curves = _train(trainer, say, compare)
+    curves = _train(trainer, send, compare)
     trainer.checkpointer.replicas.check(config.train.steps)
     return curves | found
 
 
-def _train(trainer: Trainer, say: Say, after_first: Callable[[], None]) -> dict[str, list[float]]:
+def _train(trainer: Trainer, send: Send, after_first: Callable[[], None]) -> dict[str, list[float]]:
     curves: dict[str, list[float]] = {"loss": [], "grad_norm": [], "routing": []}
     for stage in trainer.pipeline.stages:
         stage.watch_routing = True
@@ -108,12 +113,12 @@ def _train(trainer: Trainer, say: Say, after_first: Callable[[], None]) -> dict[
         curves["routing"].append(_routing(trainer))
         if step == 0:
             after_first()
-        say({"step": step + 1})
+        send({"step": step + 1})
     return curves
 
 
 def _routing(trainer: Trainer) -> float:
-    """The checksum of where all tokens were sent in all layers; 0 without experts."""
+    """Returns the checksum of the experts of all tokens in all layers; 0 for a model without experts."""
     value = torch.zeros((), dtype=torch.float64, device=trainer.device)
     if trainer.mesh.tp.rank == 0:
         value += trainer.pipeline.routing()

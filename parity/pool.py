@@ -1,7 +1,8 @@
-"""Processes that stand by to be ranks: started once, put together anew for every job, several jobs side by side.
+"""The pool of rank processes: each process is started once and then serves as a rank of many jobs.
 
-A lane is as many of them as a job has ranks. Jobs and answers are lines of JSON; a lane in which a rank fails, dies or
-falls silent is ended, its job's error is told, and the next job gets new processes. No torch is imported here.
+Jobs run side by side in lanes; a lane has as many processes as its job has ranks. Jobs and answers are lines of JSON.
+If a rank fails, dies or sends nothing for too long, the pool reports the job's error and replaces the lane's processes.
+This module does not import torch.
 """
 
 import json
@@ -19,18 +20,19 @@ from typing import Any, Final
 from ..core.errors import TkError, WorkerDied, pack, unpack
 from ..core.process import start_module
 
-GRACE_SECONDS: Final = 3.0  # that the peers of a failed rank get to answer
-LOG_TAIL: Final = 2000  # characters of a dead rank's output that its error shows
+GRACE_SECONDS: Final = 3.0  # the time for the peers of a failed rank to answer
+LOG_TAIL: Final = 2000  # characters of a dead rank's output in the error
 
 
 @dataclass(frozen=True, eq=False)
 class PoolJob:
-    """What `num_ranks` ranks do together.
+    """A job for `num_ranks` ranks.
 
     Attributes:
-        name: what errors call it.
+        name: the job's name in errors.
         payload: plain data, the same for every rank.
-        groups: jobs of equal `groups`, one after another, may keep their process groups.
+        num_ranks: the number of ranks that the job needs.
+        groups: the key of the job's process groups; successive jobs of a lane with the same key may keep them.
     """
 
     name: str
@@ -41,7 +43,7 @@ class PoolJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: every rank's answer in rank order, or an error."""
+    """The end of a job: every rank's answer in rank order, or an error."""
 
     job: PoolJob
     answers: tuple[dict[str, Any], ...] = ()
@@ -50,7 +52,7 @@ class Outcome:
 
 
 class RankProcess:
-    """One process of the pool; its lines, and None when it ends, arrive in `inbox` with itself."""
+    """One process of the pool; a thread puts its lines of output, and None at its end, into `inbox`."""
 
     def __init__(self, module: str, log: Path, inbox: "queue.Queue[Line]") -> None:
         self.log = log
@@ -71,7 +73,7 @@ class RankProcess:
         inbox.put((self, None))
 
     def send(self, message: dict[str, Any]) -> None:
-        """One job for this rank; if it is dead, its end is in the inbox already."""
+        """Sends a job; if the process is dead, does nothing, since its end is in the inbox already."""
         try:
             if self.process.stdin is not None:
                 self.process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -80,7 +82,7 @@ class RankProcess:
             return
 
     def end(self) -> None:
-        """Ends it at once and waits for that."""
+        """Kills the process and waits for its end."""
         self.process.kill()
         self.process.wait()
         self._reader.join()
@@ -88,8 +90,8 @@ class RankProcess:
             if stream is not None:
                 stream.close()
 
-    def last_words(self) -> str:
-        """How it ended, and what it printed last."""
+    def describe_exit(self) -> str:
+        """Describes the end of the process: its exit code and the last lines of its output."""
         tail = self.log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].strip()
         return f"its process ended with code {self.process.wait()}" + (f": {tail}" if tail else "")
 
@@ -99,19 +101,25 @@ Line = tuple[RankProcess, bytes | None]
 
 @dataclass
 class Lane:
-    """Ranks that work on one job at a time.
+    """Processes that work on one job at a time.
 
     Attributes:
-        places: which of the pool's processes they are.
-        heard: when one of them said something last.
-        give_up: when peers of a failed rank have had their time.
+        places: the indexes of the lane's processes in the pool.
+        job: the current job; None = the lane is free.
+        started: the start of the job, in seconds of `time.monotonic`, like the next two.
+        last_message: the time of the last line from any of its ranks.
+        deadline: the time at which the pool stops waiting for the peers of a failed rank; None = no rank has failed.
+        answers: the last message of each rank that has finished, by rank.
+        error: the first error of a rank.
+        groups: the key of the process groups that the processes hold.
+        store: the file by which the ranks find each other.
     """
 
     places: range
     job: PoolJob | None = None
     started: float = 0.0
-    heard: float = 0.0
-    give_up: float | None = None
+    last_message: float = 0.0
+    deadline: float | None = None
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)
     error: str = ""
     groups: str | None = None
@@ -124,11 +132,13 @@ class Lane:
 
 
 class Pool:
-    """Up to `num_ranks` processes running `python -m MODULE`; a context that ends them.
+    """Up to `num_ranks` processes of `python -m MODULE`; leaving its context ends them.
 
     Args:
-        folder: takes what ranks print, and the files by which they find each other.
-        silence_seconds: after which a job none of whose ranks has said anything has failed.
+        num_ranks: the largest number of processes at a time.
+        module: the dotted name of the module that each process runs.
+        folder: the folder for the output of the ranks, and for the files by which they find each other.
+        silence_seconds: the time after which a job fails if none of its ranks has sent a message.
     """
 
     def __init__(self, num_ranks: int, module: str, folder: Path, silence_seconds: float) -> None:
@@ -147,15 +157,15 @@ class Pool:
         self._end(list(self.ranks))
 
     def run(self, jobs: Iterable[PoolJob]) -> Iterator[Outcome]:
-        """Runs all jobs, those of fewer ranks first, otherwise in their order; yields each as it ends."""
+        """Runs all jobs, those with fewer ranks first, else in the given order; yields each outcome at once."""
         by_size: dict[int, deque[PoolJob]] = {}
         for job in jobs:
             by_size.setdefault(job.num_ranks, deque()).append(job)
         for size in sorted(by_size):
-            yield from self._run_alike(by_size[size], size)
+            yield from self._run_jobs(by_size[size], size)
 
-    def _run_alike(self, waiting: deque[PoolJob], size: int) -> Iterator[Outcome]:
-        """Jobs of `size` ranks each, in as many lanes as there are processes for."""
+    def _run_jobs(self, waiting: deque[PoolJob], size: int) -> Iterator[Outcome]:
+        """Runs jobs of `size` ranks each, in as many lanes as the pool and the machine's cores allow."""
         count = min(self.num_ranks // size, max(1, 2 * (os.cpu_count() or 1) // size), len(waiting))
         lanes = [Lane(range(number * size, (number + 1) * size)) for number in range(count)]
         while True:
@@ -178,15 +188,15 @@ class Pool:
         if lane.groups != job.groups:
             self._num_stores += 1
             lane.groups, lane.store = job.groups, str(self.folder / f"store-{self._num_stores}")
-        lane.job, lane.answers, lane.error, lane.give_up = job, {}, "", None
-        lane.started = lane.heard = time.monotonic()
+        lane.job, lane.answers, lane.error, lane.deadline = job, {}, "", None
+        lane.started = lane.last_message = time.monotonic()
         for rank, place in enumerate(lane.places):
             self.ranks[place].send(
                 {"rank": rank, "num_ranks": job.num_ranks, "store": lane.store, "payload": job.payload}
             )
 
     def _receive(self, lanes: Sequence[Lane]) -> None:
-        """Takes in one line of any rank, or waits a moment."""
+        """Handles one line of any rank; returns after a moment if none comes."""
         try:
             sender, line = self.inbox.get(timeout=0.2)
         except queue.Empty:
@@ -194,27 +204,27 @@ class Pool:
         for lane in lanes:
             for rank, place in enumerate(lane.places):
                 if self.ranks.get(place) is sender and lane.job is not None:
-                    self._note(lane, rank, sender, line)
+                    self._handle(lane, rank, sender, line)
 
-    def _note(self, lane: Lane, rank: int, sender: RankProcess, line: bytes | None) -> None:
-        lane.heard = time.monotonic()
-        message = {"error": pack(WorkerDied(sender.last_words()))} if line is None else json.loads(line)
+    def _handle(self, lane: Lane, rank: int, sender: RankProcess, line: bytes | None) -> None:
+        lane.last_message = time.monotonic()
+        message = {"error": pack(WorkerDied(sender.describe_exit()))} if line is None else json.loads(line)
         if "error" in message:
             lane.error = lane.error or f"rank {rank}: {unpack(message['error'])}"
-            lane.give_up = lane.give_up or lane.heard + GRACE_SECONDS
+            lane.deadline = lane.deadline or lane.last_message + GRACE_SECONDS
         if "error" in message or "result" in message:
             lane.answers[rank] = message
 
     def _outcome(self, lane: Lane) -> Outcome | None:
-        """How a lane's job ended, if it has; a lane with an error begins with new processes."""
+        """Returns the outcome of a lane's job, or None if it still runs; after an error, ends the lane's processes."""
         job, now = lane.job, time.monotonic()
         if job is None:
             return None
-        if not lane.complete and now - lane.heard > self.silence_seconds:
+        if not lane.complete and now - lane.last_message > self.silence_seconds:
             silent = ", ".join(str(rank) for rank in range(job.num_ranks) if rank not in lane.answers)
-            lane.error = lane.error or f"ranks {silent} said nothing for {self.silence_seconds:g} seconds"
-            lane.give_up = now
-        if not lane.complete and (lane.give_up is None or now < lane.give_up):
+            lane.error = lane.error or f"no message from ranks {silent} for {self.silence_seconds:g} seconds"
+            lane.deadline = now
+        if not lane.complete and (lane.deadline is None or now < lane.deadline):
             return None
         lane.job, seconds = None, now - lane.started
         if lane.error:
@@ -227,8 +237,8 @@ class Pool:
             self.ranks.pop(place).end()
 
 
-def only(outcome: Outcome) -> dict[str, Any]:
-    """The answer of a job's rank 0.
+def first_answer(outcome: Outcome) -> dict[str, Any]:
+    """Returns the answer of a job's rank 0.
 
     Raises:
         TkError: the job failed.

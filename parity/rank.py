@@ -1,6 +1,6 @@
-"""The entry of a rank of the parity pool, `python -m tk.parity.rank`.
+"""The entry point of a rank of the parity pool, `python -m tk.parity.rank`.
 
-Tied to its starter before it loads anything that takes time.
+The slow imports happen in `_load`, after `serve` has tied the process's life to its parent's.
 """
 
 from .rank_loop import Work, serve

@@ -1,4 +1,4 @@
-"""The life of a rank of the parity pool: a job per line of stdin, lines of JSON out."""
+"""The main loop of a rank of the parity pool: it reads a job per line from stdin and writes lines of JSON."""
 
 import json
 import os
@@ -10,32 +10,31 @@ from typing import Any
 from ..core.errors import TkError, pack
 from ..core.process import die_with_parent
 
-Say = Callable[[Mapping[str, Any]], None]
-Work = Callable[[Mapping[str, Any], Say], Mapping[str, Any]]
+Send = Callable[[Mapping[str, Any]], None]
+Work = Callable[[Mapping[str, Any], Send], Mapping[str, Any]]
 
 
 def serve(load: Callable[[], Work]) -> None:
-    """Answers every line of stdin with {"result": ...} or a packed {"error": ...}, and before that with whatever the
-    work says.
+    """Answers every line of stdin with {"result": ...} or a packed {"error": ...}, after the messages of the work.
 
     Args:
-        load: imports what takes time, and returns what does a job: given the job and a way to say something meanwhile.
+        load: does the slow imports and returns the work: a function of a job and of a function that sends a message.
     """
     die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # stdout of libraries must not mix with the answers
 
-    def say(message: Mapping[str, Any]) -> None:
+    def send(message: Mapping[str, Any]) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
     work = load()
     for line in sys.stdin:
         try:
-            answer: dict[str, Any] = {"result": work(json.loads(line), say)}
-        except Exception as error:  # the process's boundary: whatever it is, the pool must be able to say it
+            answer: dict[str, Any] = {"result": work(json.loads(line), send)}
+        except Exception as error:  # the process's boundary: the pool must be able to report any error
             answer = {"error": pack(error if isinstance(error, TkError) else _fault(error))}
-        say(answer)
+        send(answer)
 
 
 def _fault(error: Exception) -> TkError:

@@ -1,4 +1,4 @@
-"""A comparison's outcome for people: a table, worst first, what each axis's values came to, and a page in Markdown."""
+"""The report of a comparison: a table of layouts, worst first, a table of axes, and a page in Markdown."""
 
 import os
 import platform
@@ -45,11 +45,15 @@ The worst value over all layouts that have it.
 
 @dataclass(frozen=True)
 class ParityReport:
-    """What was compared and what came of it.
+    """The results of a comparison, and their presentation.
 
     Attributes:
-        matrix: words about how layouts were chosen; "" if a file lists them.
-        model: words about what was trained.
+        results: the results of all layouts.
+        bounds: the largest differences allowed.
+        steps: the number of steps of each run.
+        precision: the dtype of parameters and computation.
+        model: a sentence about the model.
+        matrix: a sentence about the choice of layouts; "" if a file lists them.
     """
 
     results: Sequence[Result]
@@ -61,33 +65,33 @@ class ParityReport:
 
     @property
     def failed(self) -> list[Result]:
-        """Layouts beyond a bound, or without numbers; worst first."""
+        """The results that exceed a bound or lack a number, worst first."""
         return [result for result in self.ordered if result.badness(self.bounds) > 1]
 
     @property
     def ordered(self) -> list[Result]:
-        """Worst first."""
+        """The results, worst first."""
         return worst_first(self.results, self.bounds)
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """A sentence with the number of layouts that agree or differ."""
         if self.failed:
             return f"{len(self.failed)} of {len(self.results)} layouts differ from one process."
         return f"{len(self.results)} of {len(self.results)} layouts give the model of one process."
 
     def rows(self, count: int) -> list[tuple[str, ...]]:
-        """The worst layouts, and every one that failed."""
+        """Returns table rows of the `count` worst layouts, and of every one that failed."""
         return [_row(result) for result in self.ordered[: max(count, len(self.failed))]]
 
     def axis_rows(self) -> list[tuple[str, ...]]:
-        """Per value of each axis: how many layouts, how many failed, worst numbers."""
+        """Returns a row per value of each axis: the numbers of layouts and of failures, and the worst differences."""
         rows: list[tuple[str, ...]] = []
         for axis in AXES:
             by_value: dict[str, list[Result]] = {}
             for result in self.results:
                 by_value.setdefault(str(getattr(result.layout, axis)), []).append(result)
-            by_value.pop("None", None)  # as configured
+            by_value.pop("None", None)  # the model as configured: no value of this axis
             rows += [(axis, value, *self._summary(by_value[value])) for value in sorted(by_value)]
         return rows
 
@@ -97,7 +101,7 @@ class ParityReport:
         return (str(len(group)), str(failed), *(_number(max(values, default=None)) for values in numbers))
 
     def remarks(self) -> list[str]:
-        """What went wrong where there are no numbers, and where they are of fewer steps."""
+        """Returns lines about layouts that failed, and about layouts of which fewer steps were compared."""
         remarks = [f"{result.layout}: {result.error}" for result in self.ordered if result.error]
         changed = [result.routing_changed for result in self.results if result.routing_changed and not result.error]
         if changed:
@@ -107,13 +111,13 @@ class ParityReport:
             )
         return remarks
 
-    def page(self, words: Sequence[str]) -> str:
-        """The whole page; `words` are the command's."""
+    def page(self, command: Sequence[str]) -> str:
+        """Returns the Markdown page; `command` is the command line that made the report."""
         rows = self.rows(ROWS_ON_PAGE)
         seconds = sum(result.seconds for result in self.results)
         remarks = "".join(f"\n- {line}" for line in self.remarks())
         return PAGE.format(
-            command=shlex.join(words),
+            command=shlex.join(command),
             date=datetime.now(UTC).strftime("%Y-%m-%d"),
             machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
             versions=f"Python {platform.python_version()}, torch {version('torch')}, tk {__version__}",

@@ -1,4 +1,4 @@
-"""Results kept as they come, so that a comparison that was interrupted goes on where it was."""
+"""The results file of a comparison, from which an interrupted comparison continues."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,17 @@ from .layout import ParityLayout
 
 
 class ResultsFile:
-    """Results as lines of JSON, appended as they come; what an earlier session left in it is `done`.
+    """A file of results as lines of JSON, to which each new result is appended.
 
     Args:
-        settings: what results depend on beside their layout; a file of other settings is refused.
+        path: the file; it is created if absent.
+        settings: everything except the layout that determines the results; it must equal the file's.
+
+    Attributes:
+        done: the results of earlier sessions, by layout.
 
     Raises:
-        ConfigError: the file cannot be read or written, or is of other settings.
+        ConfigError: the file cannot be read or written, or has other settings.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
@@ -29,29 +33,29 @@ class ResultsFile:
             lines = text.splitlines()
             if lines and lines[0] != header:
                 raise ConfigError(
-                    f"{path} was written by a comparison with other settings ({lines[0][:300]}; now {header}): give "
-                    "this one another file."
+                    f"{path} belongs to a comparison with other settings ({lines[0][:300]}; now {header}): use another "
+                    "file for this one."
                 )
             self._file: TextIO = path.open("a", encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"Cannot use {path} for results: {error.strerror}.") from error
+            raise ConfigError(f"Cannot use {path} as the results file: {error.strerror}.") from error
         if not lines:
             self._write(header)
         elif not text.endswith("\n"):
-            self._write("")  # ends the torn line
+            self._write("")  # ends the line that an earlier session left incomplete
         for line in lines[1:]:
-            self._take(line)
+            self._read(line)
 
-    def _take(self, line: str) -> None:
+    def _read(self, line: str) -> None:
         try:
             result = Result.from_json(json.loads(line))
         except (ValueError, KeyError, TypeError):
-            return  # a line cut short when its session ended
+            return  # its session ended in the middle of the line
         if not result.error:
             self.done[result.layout] = result
 
     def add(self, result: Result) -> None:
-        """Keeps one result."""
+        """Appends one result to the file."""
         self._write(json.dumps(result.to_json()))
 
     def _write(self, line: str) -> None:

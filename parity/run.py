@@ -1,4 +1,4 @@
-"""A comparison from start to end: references once, then layouts by size and groups."""
+"""A whole comparison: first the reference runs on one process, then the layouts, ordered by size and groups."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -8,19 +8,21 @@ from typing import Final
 
 from .judge import SAME_ROUTING_STEPS, Result, common_start, compare_curves, finite
 from .layout import ParityLayout
-from .pool import Outcome, Pool, PoolJob, only
+from .pool import Outcome, Pool, PoolJob, first_answer
 from .subject import Subject
 
 MODULE: Final = "tk.parity.rank"
-PATIENCE_SECONDS: Final = 60.0  # beyond the ranks' own timeout, after which they report themselves
+PATIENCE_SECONDS: Final = 60.0  # in addition to the ranks' timeout, so that hanging ranks report it themselves
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What one process gave.
+    """The results of a run on one process.
 
     Attributes:
-        gradients: file of its first gradients.
+        gradients: the file of the first step's gradients.
+        loss, grad_norm: the loss and the gradient norm of each step.
+        routing: the routing checksum of each step.
     """
 
     gradients: Path
@@ -30,11 +32,13 @@ class Reference:
 
 
 class ParityRun:
-    """Compares layouts of one subject.
+    """The comparison of one subject's layouts with one process.
 
     Args:
-        folder: for references and what ranks print; the caller removes it.
-        num_ranks: processes at once.
+        subject: the model, data and optimizer.
+        folder: the folder for references and for the output of ranks; the caller removes it.
+        num_ranks: the largest number of processes at a time.
+        module: the dotted name of the module that the processes run.
     """
 
     def __init__(self, subject: Subject, folder: Path, num_ranks: int, module: str = MODULE) -> None:
@@ -45,15 +49,15 @@ class ParityRun:
         self.references: dict[str, Reference] = {}
 
     def run(self, layouts: Sequence[ParityLayout]) -> Iterator[Result]:
-        """Each layout's result as it comes: those of few ranks first, those of equal groups together.
+        """Yields the layouts' results: layouts with few ranks first, layouts with the same groups together.
 
         Raises:
-            TkError: one process by itself failed.
+            TkError: a reference run on one process failed.
         """
         timeout = self.subject.base.parallel.timeout_seconds + PATIENCE_SECONDS
         with Pool(self.num_ranks, self.module, self.folder, timeout) as pool:
             for outcome in pool.run(self._reference_jobs(layouts)):
-                answer = only(outcome)
+                answer = first_answer(outcome)
                 gradients = Path(outcome.job.payload["gradients"])
                 curves = (answer[name] for name in ("loss", "grad_norm", "routing"))
                 self.references[outcome.job.groups] = Reference(gradients, *curves)
@@ -79,9 +83,9 @@ class ParityRun:
         ]
 
     def _key(self, layout: ParityLayout) -> str:
-        """Names what one process computes for a layout to be compared with."""
-        said = f"{layout.foreign} {self.subject.reference(layout).model_dump_json()}"
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        """Returns the key of a layout's reference: layouts with the same reference have the same key."""
+        text = f"{layout.foreign} {self.subject.reference(layout).model_dump_json()}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _job(self, layout: ParityLayout) -> PoolJob:
         reference = self.references[self._key(layout)]
@@ -108,7 +112,10 @@ class ParityRun:
         same = common_start(answer["routing"], reference.routing)
         changed = same + 1 if same < len(reference.routing) else 0
         if 0 < changed <= SAME_ROUTING_STEPS:
-            error = f"a token was sent to another expert in step {changed}; {SAME_ROUTING_STEPS} steps must be alike"
+            error = (
+                f"a token was sent to another expert in step {changed}; the first {SAME_ROUTING_STEPS} steps must have "
+                "the routing of one process"
+            )
             return Result(layout, error=error, seconds=outcome.seconds, routing_changed=changed)
         return Result(
             layout,

@@ -1,4 +1,4 @@
-"""What is compared over layouts: a model with its data and optimizer, as one training configuration per layout."""
+"""The subject of a comparison: a model with its data and optimizer, from which each layout's configuration is made."""
 
 import json
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from ..train.config.train_config import TrainConfig
 from ..train.pipeline.schedules import make_schedule
 from .layout import ParityLayout
 
-MICRO_BATCHES: Final = 4  # of a foreign module's step, dealt out over dp
-VOCAB_SIZE: Final = 301  # which neither 2 nor 4 divides
-# At a learning rate of 3e-3 one process alone, its weights changed by 6e-8, is off by up to 4e-3 in gradient norm in 50
-# steps (at 1e-3: 6e-6): that would compare how training amplifies rounding, not layouts.
+MICRO_BATCHES: Final = 4  # of a foreign module's step, divided among the data-parallel ranks
+VOCAB_SIZE: Final = 301  # neither 2 nor 4 divides it
+# A larger learning rate would measure how training amplifies rounding, not how layouts differ: at 3e-3, changing the
+# weights of one process by 6e-8 changes the gradient norm by up to 4e-3 within 50 steps (at 1e-3: by 6e-6).
 BUILT_IN: Final = """{
     "model": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8, "max_position_embeddings": 16},
     "train": {"micro_batch_size": 2, "seq_len": 16},
@@ -37,11 +37,11 @@ BUILT_IN: Final = """{
 
 @dataclass(frozen=True)
 class Subject:
-    """A base configuration and what layouts may change of it.
+    """A base configuration, from which each layout's configuration is made.
 
     Attributes:
-        base: layout sections in it do not matter; `checkpoint.dir` is never written to.
-        varies_model: whether the model is ours to vary (tied embeddings, kv heads, more layers for more stages).
+        base: the configuration; its layout sections are ignored, and nothing is written to its `checkpoint.dir`.
+        varies_model: whether layouts may change the model (tied embeddings, kv heads, more layers for more stages).
     """
 
     base: TrainConfig
@@ -49,7 +49,7 @@ class Subject:
 
     @staticmethod
     def built_in(folder: Path, steps: int, precision: str) -> "Subject":
-        """A small Llama with awkward sizes, on a corpus of its own that `prepare` makes in `folder`."""
+        """Returns a small Llama with sizes that divide badly, on a corpus that `prepare` makes in `folder`."""
         data = json.loads(BUILT_IN)
         data["data"] = {"sources": [{"path": str(folder / "tokens")}], "tokenizer": str(folder / "tokenizer")}
         data["checkpoint"] = {"dir": str(folder / "run")}
@@ -60,15 +60,15 @@ class Subject:
 
     @staticmethod
     def of(config: TrainConfig, steps: int, precision: str | None) -> "Subject":
-        """A run of the user's, with its own model and data.
+        """Returns the subject of a user's configuration, with its model and data.
 
         Raises:
-            ConfigError: it begins with a checkpoint's weights.
+            ConfigError: the model starts from a checkpoint.
         """
         if config.model.init:
             raise ConfigError(
-                f"[model] init = {config.model.init!r}: layouts are compared from initial weights on; give a "
-                "shape instead."
+                f"[model] init = {config.model.init!r}: tk parity starts from random weights; set the model's shape "
+                "instead of init."
             )
         train = config.train.model_copy(update={"steps": steps})
         warmup = min(steps, config.optimizer.warmup_steps)  # a comparison may be shorter than the run
@@ -77,12 +77,12 @@ class Subject:
         return Subject(config.model_copy(update={"train": train, "optimizer": optimizer, "precision": params}))
 
     def settings(self) -> dict[str, Any]:
-        """What results depend on beside the layout: the base without its places on disk."""
+        """Returns everything except the layout that determines the results: the base without its paths."""
         data = self.base.model_dump(mode="json", exclude={"checkpoint": True})
         return data | ({"data": "built in"} if self.varies_model else {})
 
     def describe(self) -> str:
-        """The model in one sentence."""
+        """Returns one or two sentences about the model."""
         model = self.base.model
         if not self.varies_model:
             return f"The model is the configuration's: {model.architecture}, hidden size {model.hidden_size}."
@@ -94,7 +94,7 @@ class Subject:
         )
 
     def prepare(self, folder: Path) -> None:
-        """Makes the data that ranks only open."""
+        """Makes the data, which the ranks only read."""
         if self.varies_model:
             tokenizer = train_byte_level_bpe(iter(_documents()), VOCAB_SIZE, folder / "tokenizer")
             prepare_tokens(iter(_documents()), tokenizer, folder / "tokens")
@@ -102,10 +102,10 @@ class Subject:
             prepare_stdlib(Path(self.base.data.cache), self.base.data.vocab_size)
 
     def config(self, layout: ParityLayout) -> TrainConfig:
-        """The training configuration of a layout.
+        """Returns the training configuration of a layout.
 
         Raises:
-            ConfigError: it does not fit the model.
+            ConfigError: the layout does not fit the model.
         """
         data = self._base_data | {
             "model": self._base_data["model"] | ({} if layout.foreign else self._model(layout)),
@@ -119,7 +119,7 @@ class Subject:
         return parse(data, TrainConfig, str(layout))
 
     def reference(self, layout: ParityLayout) -> TrainConfig:
-        """The run on one process that a layout is compared with."""
+        """Returns the configuration of the run on one process with which a layout is compared."""
         return self.config(layout).model_copy(
             update={"parallel": ParallelSection(), "zero": ZeroSection(), "recompute": RecomputeSection()}
         )
@@ -129,29 +129,32 @@ class Subject:
         return self.base.model_dump(mode="json")
 
     def _batch(self, layout: ParityLayout) -> dict[str, Any]:
-        """As many micro-batches of 2 rows as pipeline ranks, and two or more on every rank; all ranks together get a
-        single row for the last, so that it is short and a second data-parallel rank has nothing in it."""
+        """Returns the global batch size of a layout.
+
+        Every data-parallel rank gets at least as many micro-batches of 2 rows as the pipeline has ranks, and at least
+        two. All ranks together have a single row in the last micro-batch, which tests a short and an empty one.
+        """
         rows = 2 * max(layout.pp, 2 * layout.dp) - (2 * layout.dp - 1)
         return {"global_batch_size": rows} if self.varies_model else {}
 
     def _model(self, layout: ParityLayout) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if self.varies_model:
-            result["num_hidden_layers"] = layout.pp * layout.num_virtual_stages + 1  # one stage has more than others
+            result["num_hidden_layers"] = layout.pp * layout.num_virtual_stages + 1  # one stage has one layer more
         if layout.tied is not None:
             result["tie_word_embeddings"] = layout.tied
         if layout.kv_heads is not None:
             heads = self.base.model.num_attention_heads
             result["num_key_value_heads"] = {"heads": heads, "fewer": heads // 2}.get(layout.kv_heads, layout.tp // 2)
             if layout.kv_heads == "fewer than tp" and layout.tp == 1:
-                raise ConfigError("at tp = 1 there cannot be fewer kv heads than tp")
+                raise ConfigError("at tp = 1 a model cannot have fewer kv heads than tp")
         return result
 
     def check(self, layout: ParityLayout) -> None:
-        """Everything that can be said before a process is started.
+        """Checks a layout as far as possible without starting processes.
 
         Raises:
-            ConfigError, ParallelError: the layout does not fit the model, the batch or itself.
+            ConfigError, ParallelError: the layout contradicts itself, or does not fit the model or the batch.
         """
         config = self.config(layout)
         plan = config.layout(None)
@@ -169,19 +172,19 @@ class Subject:
         make_schedule(layout.schedule, plan.pp, plan.virtual_stages, num_micro_batches)
 
     def _check_foreign(self, layout: ParityLayout) -> None:
-        ours = layout.model_dump(exclude_defaults=True).keys() - {"dp", "zero", "shard_size", "foreign"}
-        if ours:
+        unsupported = layout.model_dump(exclude_defaults=True).keys() - {"dp", "zero", "shard_size", "foreign"}
+        if unsupported:
             raise ConfigError(
-                f"a foreign module has dp, zero and shard_size alone: leave out {', '.join(sorted(ours))}"
+                f"a foreign module supports only dp, zero and shard_size: leave out {', '.join(sorted(unsupported))}"
             )
         if MICRO_BATCHES % layout.dp:
-            raise ConfigError(f"a foreign module has {MICRO_BATCHES} micro-batches: dp = {layout.dp} must divide them")
+            raise ConfigError(f"a foreign module has {MICRO_BATCHES} micro-batches: dp = {layout.dp} must divide that")
         if self.base.precision.params != "fp32" or not self.varies_model:
-            raise ConfigError("a foreign module is compared in fp32 only, beside the built-in model")
+            raise ConfigError("tk parity compares foreign modules only in fp32 and only beside the built-in model")
 
     @cached_property
     def _fitting(self) -> set[tuple[object, ...]]:
-        """Models with the parts of a layout that cut them, known to fit; thousands of layouts share a few."""
+        """Models and the axes that cut them, already found to fit: thousands of layouts share a few of these."""
         return set()
 
     def _table(self, model: ModelConfig) -> tuple[TensorSpec, ...]:
@@ -190,7 +193,7 @@ class Subject:
 
 
 def _documents() -> list[str]:
-    """A corpus with something in it to learn: words of a small vocabulary, some of which like to follow others."""
+    """Returns a corpus that can be learned: words of a small vocabulary, some of which often follow others."""
     random = Random(0)
     words = ["".join(random.choices("abcdefghijklmnopqrstuvwxyz", k=random.randint(2, 7))) for _ in range(60)]
     documents = []

@@ -1,4 +1,4 @@
-"""A rank of the pool on which sequence parallelism forgets to sum the gradients of what it does not split."""
+"""A rank of the pool with a defect: sequence parallelism does not sum the gradients of tensors that are not split."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A rank of the pool without torch, that does as its job says: answers, fails, dies, or waits for ever."""
+"""A rank of the pool without torch that answers, fails, dies or hangs, as its job demands."""
 
 import os
 import signal
@@ -6,17 +6,17 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from tk.parity.rank_loop import Say, Work, serve
+from tk.parity.rank_loop import Send, Work, serve
 
 
-def work(job: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-    say({"step": 1})
-    what = job["payload"]["do"] if job["rank"] == job["num_ranks"] - 1 else "answer"
-    if what == "fail":
+def work(job: Mapping[str, Any], send: Send) -> Mapping[str, Any]:
+    send({"step": 1})
+    action = job["payload"]["do"] if job["rank"] == job["num_ranks"] - 1 else "answer"
+    if action == "fail":
         raise ValueError("out of luck")
-    if what == "die":
+    if action == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "wait":
+    if action == "wait":
         threading.Event().wait()
     return {"rank": job["rank"], "process": os.getpid(), "store": job["store"]}
 

@@ -16,7 +16,7 @@ from tk.parity.subject import Subject
 
 
 def tuples(rows: list[tuple[int, ...]], strength: int) -> set[tuple[tuple[int, int], ...]]:
-    """Every choice of `strength` (column, value) pairs that occurs in a row."""
+    """Returns every choice of `strength` (column, value) pairs of any row."""
     return {pairs for row in rows for pairs in combinations(enumerate(row), strength)}
 
 
@@ -116,22 +116,22 @@ def test_what_json_prints_is_a_file_of_layouts(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[[layouts]]\ntpp = 2", "layout 1: unknown key 'tpp'; did you mean 'tp'"),
         ("[[layouts]]\ntp = 3", "layout 1: tp = 3 does not fit"),
         ("[[layouts]]\ntp = 8\npp = 2", "more than 8 ranks"),
         ('[[layouts]]\n[[layouts]]\nschedule = "interleaved"', 'layout 2: .*"interleaved" needs 2 or more'),
-        ("[[layouts]]\nforeign = true\ntp = 2", "a foreign module has dp, zero and shard_size alone: leave out tp"),
-        ("[[layouts]]\nforeign = true\ndp = 3", "4 micro-batches: dp = 3 must divide them"),
+        ("[[layouts]]\nforeign = true\ntp = 2", "a foreign module supports only dp, zero and shard_size: leave out tp"),
+        ("[[layouts]]\nforeign = true\ndp = 3", "4 micro-batches: dp = 3 must divide that"),
         ("layouts = [1]", "layout 1: 1 must be a table"),
         ("tp = 2", 'no list "layouts"'),
-        ("[[", "neither TOML"),
+        ("[[", "is not valid TOML"),
     ],
 )
-def test_a_wrong_file_of_layouts_is_refused(subject: Subject, tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_file_of_layouts_is_refused(subject: Subject, tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "layouts.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         read_layouts(path, subject, 8)
     assert str(path) in str(caught.value)

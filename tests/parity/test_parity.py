@@ -1,4 +1,4 @@
-"""`tk parity` as a whole: right layouts pass, a wrong one is seen, results are kept, numbers mean what they say."""
+"""`tk parity` as a whole: it passes right layouts, finds a wrong one, keeps results and reports correct numbers."""
 
 import json
 import math
@@ -133,7 +133,7 @@ def test_a_token_that_goes_to_another_expert_is_told(
     assert Result.from_json(result.to_json()) == replace(result, seconds=round(result.seconds, 3))
     if step == 3:
         assert report.failed == [result]
-        assert "another expert in step 3; 10 steps must be alike" in report.remarks()[0]
+        assert "another expert in step 3; the first 10 steps must have the routing" in report.remarks()[0]
     else:
         assert not report.failed
         assert "another expert than one process did, first in step 11" in report.remarks()[0]

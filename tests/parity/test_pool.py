@@ -1,4 +1,4 @@
-"""The pool of ranks: jobs side by side, and ranks that fail, die or fall silent."""
+"""The pool of ranks: jobs side by side, and ranks that fail, die or stop answering."""
 
 import os
 import re
@@ -17,7 +17,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 
 def run(pool: Pool, *jobs: tuple[str, int], groups: str = "g") -> list[Outcome]:
-    return list(pool.run([PoolJob(f"job {n}", {"do": what}, size, groups) for n, (what, size) in enumerate(jobs)]))
+    return list(pool.run([PoolJob(f"job {n}", {"do": do}, size, groups) for n, (do, size) in enumerate(jobs)]))
 
 
 def test_ranks_are_started_once_and_jobs_run_side_by_side(pool: Pool) -> None:
@@ -41,21 +41,21 @@ def test_groups_are_made_anew_for_other_layouts_only(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("action", "message"),
     [
         ("fail", r"rank 3: ValueError: out of luck \(in .*light_rank.py:\d+\)"),
         ("die", "rank 3: its process ended with code -9"),
-        ("wait", "ranks 3 said nothing for 0.5 seconds"),
+        ("wait", "no message from ranks 3 for 0.5 seconds"),
     ],
 )
-def test_a_lane_whose_rank_ends_badly_begins_anew(pool: Pool, what: str, said: str) -> None:
+def test_a_lane_whose_rank_fails_gets_new_processes(pool: Pool, action: str, message: str) -> None:
     before = {answer["process"] for answer in run(pool, ("answer", 4))[0].answers}
     pool.silence_seconds = 0.5
-    outcomes = pool.run([PoolJob(what, {"do": what}, 4, "g"), PoolJob("next", {"do": "answer"}, 4, "g")])
+    outcomes = pool.run([PoolJob(action, {"do": action}, 4, "g"), PoolJob("next", {"do": "answer"}, 4, "g")])
     bad = next(outcomes)
     pool.silence_seconds = 60.0
     (after,) = outcomes
-    assert re.search(said, bad.error)
+    assert re.search(message, bad.error)
     assert not after.error
     assert not before & {answer["process"] for answer in after.answers}
 

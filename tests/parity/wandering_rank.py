@@ -1,4 +1,4 @@
-"""A rank of the pool on which, where there are several, one token goes to another expert in step TK_TEST_WANDERS_IN."""
+"""A rank of the pool that, at tp > 1, sends one token to another expert in step TK_TEST_WANDERS_IN."""
 
 import os
 
