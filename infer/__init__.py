@@ -1,4 +1,4 @@
-"""Inference: engine, workers, Python API, gRPC server and client. Nothing here imports torch but the workers."""
+"""Inference: engine, workers, Python API, gRPC server and client. Only the worker processes import torch."""
 
 from importlib import import_module
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""A client for `tk serve` with the methods and results of `LLM`. Starts no deep-learning stack."""
+"""A client for `tk serve` with the methods and results of `LLM`. It does not import torch."""
 
 import time
 from collections import deque
@@ -33,14 +33,15 @@ _CHANNEL_OPTIONS: Final = (
 
 
 class Client:
-    """Talks to the server at `target` (HOST:PORT) over one connection; for any thread, and as a context manager.
+    """A connection to a server, usable from any thread and as a context manager.
 
-    A call is tried again, with growing pauses, while the server is away or its queue is full and no event has come.
+    If the server is unavailable or its queue is full, the client repeats the call after a growing pause, unless it has
+    already received an event.
 
     Args:
-        target: HOST:PORT.
-        timeout: seconds that a call may take in all, or None.
-        max_attempts: how often a call is tried.
+        target: the server's address, HOST:PORT.
+        timeout: the largest number of seconds that a call may take; None = no limit.
+        max_attempts: the largest number of attempts of a call.
 
     All methods raise InvalidRequest, Overloaded, Cancelled, Unavailable, or RemoteError for every other status.
     """
@@ -55,11 +56,11 @@ class Client:
         prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """One Completion per prompt, in order; the server works on many at a time.
+        """Returns one Completion per prompt, in order; the server computes many at a time.
 
         Args:
             prompts: a sequence of prompts, each a str or a list of token ids; a bare str or flat list is one prompt.
-            params: one SamplingParams for all, or one per prompt; None is the defaults.
+            params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
         """
         given = as_prompts(prompts)
         requests = [_request(prompt, one) for prompt, one in zip(given, as_params(params, len(given)), strict=True)]
@@ -78,29 +79,29 @@ class Client:
         return completions
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Delta]:
-        """The Deltas of one prompt as they are made; leaving the iterator early ends the request."""
+        """Yields the Deltas of one prompt as the server sends them; leaving the iterator early ends the request."""
         request = _request(as_prompt(prompt), params or SamplingParams())
         return self._stream(request)
 
     def model_info(self) -> ModelInfo:
-        """What is being served."""
+        """Returns the description of the served model."""
         return model_info_from_wire(self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest()))
 
     def tokenize(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Token ids of `text` by the served model's tokenizer."""
+        """Returns the token ids of `text` by the served model's tokenizer."""
         with _sendable():
             request = pb.TokenizeRequest(text=text, no_special_tokens=not special_tokens)
         return list(self._call(self._stub.Tokenize, request).ids)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens included."""
+        """Returns the text of token ids, including special tokens."""
         with _sendable():
             request = pb.TokenIds(ids=token_ids)
         text: str = self._call(self._stub.Detokenize, request).text
         return text
 
     def close(self) -> None:
-        """Close the connection; calls in progress end. Idempotent."""
+        """Closes the connection and ends the calls in progress; a second call does nothing."""
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -115,7 +116,7 @@ class Client:
         return self._stub.GenerateOnce.future(request, timeout=self._timeout)
 
     def _finish(self, request: pb.GenerateRequest, call: Any) -> Completion:
-        """The result of a call under way, or of its successors."""
+        """Returns the result of a started call, which it repeats if another attempt makes sense."""
         attempt = 1
         while True:
             try:
@@ -150,7 +151,7 @@ class Client:
                 self._pause_or_raise(error, attempt)
 
     def _pause_or_raise(self, rpc_error: grpc.RpcError, attempt: int) -> None:
-        """Wait until another attempt makes sense; raise the error if none does."""
+        """Waits until another attempt makes sense, or raises the error if none does."""
         error = error_from_rpc(rpc_error, self._target)
         if attempt >= self._max_attempts or not isinstance(error, (Overloaded, Unavailable)):
             raise error from None
@@ -159,7 +160,11 @@ class Client:
 
 
 def _request(prompt: Prompt, params: SamplingParams) -> pb.GenerateRequest:
-    """The request for a prompt; InvalidRequest for what no server would take, whatever its vocabulary."""
+    """Builds the request for a prompt.
+
+    Raises:
+        InvalidRequest: a value that no server accepts, whatever the size of its vocabulary.
+    """
     params.validate(_ANY_VOCABULARY)
     request = pb.GenerateRequest()
     with _sendable():
@@ -174,7 +179,7 @@ def _request(prompt: Prompt, params: SamplingParams) -> pb.GenerateRequest:
 
 @contextmanager
 def _sendable() -> Iterator[None]:
-    """Tell what the wire's types cannot hold (a negative id, a lone surrogate) as the caller's error."""
+    """Turns the error for a value that the wire's types cannot hold (a negative id) into InvalidRequest."""
     try:
         yield
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What `generate` returns, the same from `LLM` and from `Client`, and the gathering of events into it."""
+"""The result of `generate`, the same from `LLM` and `Client`, and the builder that collects events into it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,12 +11,12 @@ class Choice:
     """One complete sample.
 
     Attributes:
-        index: which of the n samples.
-        text: its final text.
-        token_ids: every sampled token, EOS and stop tokens included.
-        finish_reason: why it ended.
-        logprobs: one per token id if asked for, else empty.
-        matched: the stop string or token id that ended it, if one did.
+        index: the sample's number among the n samples.
+        text: the sample's final text.
+        token_ids: every sampled token, including EOS and stop tokens.
+        finish_reason: the reason for the sample's end.
+        logprobs: one entry per token id if requested, else empty.
+        matched: the stop string or token id that ended the sample, if one did.
     """
 
     index: int
@@ -33,11 +33,11 @@ class Completion:
 
     Attributes:
         request_id: the request's name.
-        seed: of its noise, given or drawn; the same seed gives the same text again.
+        seed: the seed of the sampling noise, given or drawn; the same seed gives the same text again.
         choices: all n samples in order.
-        usage: tokens of the whole request.
-        timing: seconds of the whole request.
-        prompt_logprobs: one per token of the prompt if asked for, else empty.
+        usage: the number of tokens of the whole request.
+        timing: the times of the whole request, in seconds.
+        prompt_logprobs: one entry per token of the prompt if requested, else empty.
     """
 
     request_id: str
@@ -77,14 +77,14 @@ class _Sample:
 
 
 class CompletionBuilder:
-    """Gathers the events of one request. Feed it everything up to Done, then take `completion()`."""
+    """Collects the events of one request; after Done, `completion()` returns the result."""
 
     def __init__(self) -> None:
         self._started: Started | None = None
         self._samples: dict[int, _Sample] = {}
 
     def add(self, event: Event) -> None:
-        """Take in one event; raises the error of a Failed one."""
+        """Adds one event; raises the error of a Failed event."""
         match event:
             case Started():
                 self._started = event
@@ -101,7 +101,7 @@ class CompletionBuilder:
                 pass
 
     def completion(self) -> Completion:
-        """The completed request."""
+        """Returns the completed request."""
         assert self._started is not None, "a completion is asked for before its request was started"
         choices, ends = [], []
         for index in sorted(self._samples):
@@ -131,7 +131,7 @@ def _choice(index: int, sample: _Sample, finished: Finished) -> Choice:
 
 
 def _whole_usage(usages: Sequence[Usage]) -> Usage:
-    """The prompt counts once, new tokens of all samples together."""
+    """Returns the usage of the request: the prompt counts once, and the new tokens of all samples are summed."""
     return replace(usages[0], completion_tokens=sum(usage.completion_tokens for usage in usages))
 
 

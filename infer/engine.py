@@ -1,7 +1,7 @@
-"""The engine: takes requests from any thread, decides every step, has the workers compute it, sends the events.
+"""The engine: it accepts requests from any thread, plans every step, lets the workers compute it and sends the events.
 
-It needs no torch: the model lives in the worker processes (`worker.py`). One thread of its own owns them and runs the
-loop schedule -> plan -> compute -> take; the queues are shared with submitting threads under one lock.
+The engine does not import torch: the worker processes (`worker.py`) hold the model. One thread owns the workers and
+runs the loop schedule -> plan -> compute -> take; a lock guards the queues that it shares with submitting threads.
 """
 
 import itertools
@@ -29,13 +29,13 @@ OnPlan = Callable[[ModelInfo, MemoryPlan], None]
 
 
 class Engine:
-    """A model being served; made by `Engine.start`.
+    """A served model; `Engine.start` makes it.
 
     Attributes:
-        options: as given.
-        info: what is served.
-        tokenizer: None where the checkpoint has no tokenizer.json.
-        memory: bytes per rank.
+        options: the options of `Engine.start`.
+        info: the description of the model.
+        tokenizer: the checkpoint's tokenizer; None if the checkpoint has no tokenizer.json.
+        memory: the number of bytes on each rank.
     """
 
     def __init__(self, options: EngineOptions, source: ModelSource) -> None:
@@ -61,16 +61,16 @@ class Engine:
 
     @classmethod
     def start(cls, options: EngineOptions, on_plan: OnPlan = lambda info, memory: None) -> Self:
-        """Plans memory, starts the workers, and returns once they have loaded the model.
+        """Plans memory, starts the workers, and returns when they have loaded the model.
 
         Args:
-            on_plan: called with what will be served and the memory it takes, before anything is allocated.
+            on_plan: is called with the model's description and the memory plan, before anything is allocated.
 
         Raises:
-            ConfigError: options that fit neither each other nor the model.
+            ConfigError: the options contradict each other or do not fit the model.
             ParallelError: tp does not divide the model.
             CheckpointError: the checkpoint cannot be used.
-            WorkerDied: a worker ended without saying why.
+            WorkerDied: a worker ended without reporting an error.
         """
         options.validate()
         source = ModelSource.open(options)
@@ -87,32 +87,33 @@ class Engine:
 
     @property
     def num_live(self) -> int:
-        """Requests that are waiting or running."""
+        """The number of requests that are waiting or running."""
         with self._lock:
             return len(self._live)
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks of the KV cache that no request holds."""
+        """The number of KV cache blocks that no request holds."""
         with self._lock:
             return self._scheduler.allocator.num_free
 
     @property
     def worker_process_ids(self) -> tuple[int, ...]:
-        """Of the ranks, in order."""
+        """The process ids of the workers, in rank order."""
         return self._workers.process_ids
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
-        """Takes in a request, from any thread. Its events come on the engine's thread; the last is Done or Failed.
+        """Submits a request, from any thread.
 
         Args:
-            on_event: must neither block nor raise.
+            on_event: is called with each event on the engine's thread, the last being Done or Failed; it must neither
+                block nor raise.
 
         Raises:
-            InvalidRequest: a value that cannot be served, or a request id that is live.
+            InvalidRequest: a value cannot be served, or another live request has the request id.
             PromptTooLong: prompt and new tokens can never fit.
             Overloaded: the queue is full.
-            WorkerDied: a worker is gone.
+            WorkerDied: a worker has died.
             Cancelled: the engine is closed.
         """
         self._validate(request)
@@ -130,7 +131,7 @@ class Engine:
         self._workers.wake()
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request, from any thread: its sink gets Failed(Cancelled). False if there is none of that name."""
+        """Ends a request, from any thread; its last event is Failed(Cancelled). Returns False if it is not live."""
         with self._lock:
             request = self._live.get(request_id)
             if request is None:
@@ -140,7 +141,10 @@ class Engine:
         return True
 
     def on_death(self, callback: Callable[[], None]) -> None:
-        """Has `callback` called once, on the engine's thread, when a worker dies; at once if one is dead."""
+        """Registers a callback for the death of a worker.
+
+        The engine's thread calls `callback` once; if a worker has died already, this method calls it at once.
+        """
         with self._lock:
             if self._death is None:
                 self._on_death.append(callback)
@@ -148,12 +152,12 @@ class Engine:
         callback()
 
     def check(self) -> None:
-        """Raises AssertionError where the books on blocks and queues do not add up."""
+        """Checks that the blocks and the queues are consistent; raises AssertionError otherwise."""
         with self._lock:
             self._scheduler.check()
 
     def close(self) -> None:
-        """Ends live requests with Cancelled, and the workers. Idempotent, from any thread."""
+        """Ends live requests with Cancelled, and the workers, from any thread; a second call does nothing."""
         with self._lock:
             self._closing = True
         self._workers.wake()
@@ -177,7 +181,7 @@ class Engine:
             )
 
     def _run(self) -> None:
-        """The engine's thread."""
+        """Runs the engine's thread until the engine is closed or a worker dies."""
         end: TkError = Cancelled("The engine was closed.")
         try:
             self._workers.start(self._source.job(), self.options.tp, self.options.start_timeout)
@@ -186,7 +190,7 @@ class Engine:
                 pass
         except TkError as error:
             end = error
-        except Exception as error:  # a mistake of ours: nobody may wait for ever because of it
+        except Exception as error:  # a defect of tk: callers must get an error rather than wait for ever
             end = WorkerDied(f"The engine failed: {type(error).__name__}: {error}")
             end.__cause__ = error
         finally:
@@ -211,7 +215,7 @@ class Engine:
             callback()
 
     def _turn(self) -> bool:
-        """One step, or a sleep where there is nothing to do; False when the engine is to close."""
+        """Runs one step, or sleeps if no request is live; returns False when the engine must close."""
         self._end_unwanted()
         with self._lock:
             if self._closing:
@@ -265,7 +269,7 @@ class Engine:
             self._fail(request, Cancelled(f"The deadline of request {request.request.request_id} has passed."))
 
     def _fail(self, request: LiveRequest, error: TkError) -> None:
-        """Ends a request, unless it is over already."""
+        """Ends a request with an error, unless it has ended already."""
         if request.is_over:
             return
         self._forget(request)
@@ -280,10 +284,12 @@ class Engine:
 
 
 def make_plan(chunks: Sequence[ScheduledChunk], rows: Sequence[SamplingRow], block_size: int) -> StepPlan:
-    """Lays the chunks' tokens end to end, in order.
+    """Builds the plan of a step: the chunks' tokens laid end to end, in order.
 
     Args:
-        rows: with their indices among those tokens, ascending.
+        chunks: the scheduled chunks.
+        rows: the rows of logits that the step needs, with ascending indexes among those tokens.
+        block_size: the number of tokens of a block.
     """
     tokens: list[int] = []
     positions, slots = [], []

@@ -1,7 +1,7 @@
-"""What goes into the engine and what comes out of it: plain values, neither torch nor grpc.
+"""Requests and events, the engine's input and output: plain values without torch or grpc.
 
-A request's life as events: one Started, then Deltas of its n samples interleaved, one Finished per sample, then Done;
-or, at any point, Failed in place of all that would follow.
+The events of a request are one Started, then Deltas of its n samples interleaved, one Finished per sample, and Done.
+At any point Failed can replace the rest.
 """
 
 import enum
@@ -12,7 +12,7 @@ from .sampling_params import SamplingParams
 
 
 class FinishReason(enum.Enum):
-    """Why a completed sample ended; the names are the wire's."""
+    """The reason for the end of a completed sample; the names are those of the wire."""
 
     EOS = "eos"
     STOP_TOKEN = "stop_token"
@@ -22,14 +22,14 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to be continued.
+    """A prompt to continue.
 
     Attributes:
-        request_id: unique among live requests of this engine.
-        prompt: token ids, special tokens included.
-        params: validated by the engine at submission.
-        priority: higher first.
-        deadline: time.monotonic() value after which nobody waits for the answer, or None.
+        request_id: the request's name, unique among live requests of this engine.
+        prompt: the token ids, including special tokens.
+        params: the sampling options, which the engine validates at submission.
+        priority: the priority; requests with higher values run first.
+        deadline: the value of time.monotonic() after which the caller no longer waits for the answer, or None.
     """
 
     request_id: str
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True)
 class TopLogprob:
-    """One of the most probable alternatives at a position: id, natural-log probability, the token's bytes."""
+    """One of the most probable tokens at a position: its id, natural-log probability and bytes."""
 
     token_id: int
     logprob: float
@@ -61,7 +61,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens spent by a request."""
+    """The numbers of tokens of a request."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -70,7 +70,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds since submission, and how often the request was preempted."""
+    """Times in seconds since submission, and the number of preemptions of the request."""
 
     queue_seconds: float
     first_token_seconds: float
@@ -127,7 +127,7 @@ Event = Started | Delta | Finished | Done | Failed
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model that is served: `manifest_sha256` shows that it is the one that was trained."""
+    """The served model; `manifest_sha256` identifies the checkpoint that training wrote."""
 
     name: str
     architecture: str

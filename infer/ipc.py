@@ -1,4 +1,4 @@
-"""Frames between the engine and its workers: a JSON header and raw arrays over a socket pair. No pickle.
+"""Frames between the engine and its workers: a JSON header and raw arrays, without pickle, over a socket pair.
 
 frame = u32 header bytes | u32 payload bytes | header (UTF-8 JSON) | payload
 header = {"op": ..., "arrays": [[name, dtype, shape], ...], ...}; the payload is the arrays end to end.
@@ -21,7 +21,7 @@ _LENGTHS = struct.Struct("<II")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message."""
+    """A message between the engine and a worker."""
 
     op: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -29,7 +29,11 @@ class Frame:
 
 
 def send(connection: socket.socket, frame: Frame) -> None:
-    """Sends a frame. Raises WorkerDied if the other side is gone or does not read."""
+    """Sends a frame.
+
+    Raises:
+        WorkerDied: the other process has ended or does not read.
+    """
     arrays = {name: np.ascontiguousarray(array) for name, array in frame.arrays.items()}
     described = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
     header = json.dumps({"op": frame.op, "arrays": described, **frame.values}).encode()
@@ -41,7 +45,7 @@ def send(connection: socket.socket, frame: Frame) -> None:
 
 
 def receive(connection: socket.socket) -> Frame | None:
-    """The next frame, or None where the other side is gone. Blocks until it is whole."""
+    """Waits for the next whole frame; returns None if the other process has ended."""
     lengths = _read(connection, _LENGTHS.size)
     if lengths is None:
         return None
@@ -60,12 +64,12 @@ def receive(connection: socket.socket) -> Frame | None:
 
 
 def error_frame(error: TkError) -> Frame:
-    """An error on its way to the engine."""
+    """Packs an error for the engine."""
     return Frame("error", {"error": pack(error)})
 
 
 def error_from(frame: Frame) -> TkError:
-    """The error that `error_frame` packed, of its own class."""
+    """Unpacks the error that `error_frame` packed, in its own class."""
     return unpack(frame.values["error"])
 
 

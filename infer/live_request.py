@@ -1,4 +1,4 @@
-"""A request while the engine works on it: its samples, the events that are due, and to whom they go."""
+"""A request while the engine works on it: its samples, its pending events, and the callback that receives them."""
 
 import logging
 import math
@@ -20,7 +20,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the requests of an engine share."""
+    """The properties of the served model that all requests of an engine share."""
 
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
@@ -28,12 +28,14 @@ class Served:
 
 
 class LiveRequest:
-    """One submitted request. For the engine's thread alone.
+    """A submitted request; only the engine's thread uses it.
 
     Args:
-        arrival: order of submission.
-        seed: the request's own, or drawn.
-        on_event: the sink of its events.
+        request: the request as submitted.
+        arrival: the request's number in the order of submission.
+        seed: the seed of the sampling noise, the request's own or drawn.
+        served: the properties of the model.
+        on_event: the callback that receives the events.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class LiveRequest:
     ) -> None:
         params, num_prompt = request.params, len(request.prompt)
         max_new = served.max_model_len - num_prompt if params.max_new_tokens is None else params.max_new_tokens
-        max_new = max(1, max_new)  # a prompt that leaves no room is then refused as too long
+        max_new = max(1, max_new)  # the scheduler then refuses a prompt without room for a token as too long
         eos_token_ids = frozenset[int]() if params.ignore_eos else served.eos_token_ids
         self.request = request
         self.seed = seed
@@ -74,11 +76,16 @@ class LiveRequest:
 
     @property
     def is_over(self) -> bool:
-        """Whether its last event is due or delivered."""
+        """Whether the request's last event is pending or delivered."""
         return self._num_unfinished == 0
 
     def want(self, chunk: ScheduledChunk, first: int) -> list[SamplingRow]:
-        """The logits wanted of a chunk whose tokens lie packed from `first`; notes that its step begins."""
+        """Returns the rows of logits that the request needs of a chunk, and records that its step begins.
+
+        Args:
+            chunk: the scheduled chunk.
+            first: the index of the chunk's first token among the step's packed tokens.
+        """
         sequence, stop = chunk.sequence, chunk.start + chunk.length
         if self._scheduled is None:
             self._scheduled = time.monotonic()
@@ -99,7 +106,7 @@ class LiveRequest:
         return rows
 
     def take(self, sequence: Sequence, row: SamplingRow, result: SamplerOutput, index: int) -> bool:
-        """Takes what came of a row that `want` asked for, at `index` of the result.
+        """Takes the result, at `index` of the step's results, of a row that `want` returned.
 
         Returns:
             Whether the sequence is complete.
@@ -120,13 +127,13 @@ class LiveRequest:
         return ending is not None
 
     def fail(self, error: TkError) -> None:
-        """Ends the request; nothing follows."""
+        """Ends the request with an error, which is its last event."""
         self._num_unfinished = 0
         self._started = True
         self._due.append(Failed(error))
 
     def deliver(self) -> None:
-        """Sends the events that are due. A sink that raises gets no more, and harms nobody else."""
+        """Sends the pending events. If the callback raises, it gets no more events; other requests are not affected."""
         if not self._started:
             return
         events, self._due = self._due, []
@@ -134,7 +141,7 @@ class LiveRequest:
             for event in events:
                 self._on_event(event)
         except Exception:
-            _LOG.exception("The sink of request %s failed; it gets no more events.", self.request.request_id)
+            _LOG.exception("The callback of request %s failed and gets no more events.", self.request.request_id)
             self._on_event = _ignore
 
     def _start(self) -> None:
@@ -174,11 +181,12 @@ class LiveRequest:
 
 
 def sampling_row(sequence: Sequence, token: int, stopping: frozenset[int]) -> SamplingRow:
-    """The row that chooses the sequence's next token.
+    """Returns the row that chooses the sequence's next token.
 
     Args:
-        token: index of its last token among the step's packed tokens.
-        stopping: ids that end it, banned until `min_new_tokens`.
+        sequence: the sequence.
+        token: the index of its last token among the step's packed tokens.
+        stopping: the token ids that end the sequence, which are banned until `min_new_tokens`.
     """
     params = sequence.params
     bias = dict(params.logit_bias)
@@ -208,4 +216,4 @@ def sampling_row(sequence: Sequence, token: int, stopping: frozenset[int]) -> Sa
 
 
 def _ignore(event: Event) -> None:
-    """The sink of nobody."""
+    """Ignores an event: replaces a callback that has failed."""

@@ -1,4 +1,4 @@
-"""The engine as a plain Python object, for scripts and notebooks: prompts in, completions out."""
+"""The Python API of inference, for scripts and notebooks."""
 
 import queue
 import uuid
@@ -17,16 +17,17 @@ from .sampling_params import SamplingParams
 
 
 class LLM:
-    """A model loaded on this machine; also a context manager, which closes it.
+    """A model loaded on this machine; as a context manager it closes itself at the end.
 
-    Works in scripts without a `__main__` guard, on stdin and in notebooks: the workers are started as processes of
-    their own, never by forking or by importing the caller's script.
+    It works in scripts without a `__main__` guard, on stdin and in notebooks: the workers are new processes, which
+    neither fork this one nor import the caller's script.
 
     Args:
         path: a step folder, a run folder or a Hugging Face folder.
-        tp: tensor-parallel ranks.
-        dtype, kv_dtype: "auto" is as stored, and as the weights.
-        options: others of EngineOptions.
+        tp: the number of tensor-parallel ranks.
+        dtype: the dtype of weights and activations; "auto" = as stored.
+        kv_dtype: the dtype of the KV cache; "auto" = `dtype`.
+        options: other fields of EngineOptions.
 
     Raises:
         TkError: the model cannot be served; see `Engine.start`.
@@ -35,16 +36,16 @@ class LLM:
     def __init__(
         self, path: str | Path, *, tp: int = 1, dtype: str = "auto", kv_dtype: str = "auto", **options: Any
     ) -> None:
-        options.setdefault("max_queued", 2**31)  # a script waits for all of its prompts
+        options.setdefault("max_queued", 2**31)  # a script may pass any number of prompts at once
         self._engine = Engine.start(EngineOptions(Path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options))
 
     def model_info(self) -> ModelInfo:
-        """What is loaded."""
+        """Returns the description of the loaded model."""
         return self._engine.info
 
     @property
     def engine(self) -> Engine:
-        """What does the work."""
+        """The engine behind this object."""
         return self._engine
 
     def generate(
@@ -52,15 +53,15 @@ class LLM:
         prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """One Completion per prompt, in order, all computed together.
+        """Returns one Completion per prompt, in order; the engine computes them together.
 
         Args:
             prompts: a sequence of prompts, each a str or a list of token ids; a bare str or flat list is one prompt.
-            params: one SamplingParams for all, or one per prompt; None is the defaults.
+            params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
 
         Raises:
-            InvalidRequest: a prompt or a value that cannot be served; nothing is computed then.
-            WorkerDied: a worker is gone.
+            InvalidRequest: a prompt or a value cannot be served; all requests of the call are then ended.
+            WorkerDied: a worker has died.
         """
         given = as_prompts(prompts)
         requests = [self._request(one, how) for one, how in zip(given, as_params(params, len(given)), strict=True)]
@@ -82,16 +83,16 @@ class LLM:
         return [builder.completion() for builder in builders.values()]
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Delta]:
-        """The Deltas of one prompt as they are made; leaving the iterator early ends the request.
+        """Yields the Deltas of one prompt as they are computed; leaving the iterator early ends the request.
 
         Raises:
             InvalidRequest: the prompt or a value cannot be served.
-            WorkerDied: a worker is gone.
+            WorkerDied: a worker has died.
         """
         return self._stream(self._request(as_prompt(prompt), params or SamplingParams()))
 
     def close(self) -> None:
-        """Ends the workers. Idempotent."""
+        """Ends the workers; a second call does nothing."""
         self._engine.close()
 
     def __enter__(self) -> Self:

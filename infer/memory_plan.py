@@ -1,4 +1,4 @@
-"""What a rank will hold, worked out before anything is allocated."""
+"""The memory plan of a rank: its weights and KV cache, computed before anything is allocated."""
 
 import math
 import os
@@ -16,20 +16,23 @@ from ..model.config import ModelConfig
 from ..model.registry import tensor_table
 from .options import INT8, EngineOptions
 
-KV_SHARE: Final = 0.3  # of the free memory, where nobody says how large the cache is
-CONTROL_GROUP: Final = Path("/sys/fs/cgroup")  # of a container
-SCALE_BYTES: Final = dtypes.FP32.itemsize  # of an int8 vector
+KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
+CONTROL_GROUP: Final = Path("/sys/fs/cgroup")  # the control group of a container
+SCALE_BYTES: Final = dtypes.FP32.itemsize  # the scale of an int8 vector
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes per rank, and the cache that fits.
+    """The bytes of a rank, and the size of the cache.
 
     Attributes:
-        weight_bytes: of the rank with most.
-        block_bytes: keys and values of one block over all layers, on one rank.
-        num_blocks: that requests can use.
-        max_model_len: tokens that one sequence can have.
+        tp: the number of tensor-parallel ranks.
+        dtype, kv_dtype: the dtypes of weights and cache.
+        weight_bytes: the bytes of weights on the rank with most.
+        block_bytes: the bytes of keys and values of one block over all layers, on one rank.
+        block_size: the number of tokens of a block.
+        num_blocks: the number of blocks that requests can use.
+        max_model_len: the largest number of tokens of a sequence.
     """
 
     tp: int
@@ -43,16 +46,16 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """The cache of one rank, null block included."""
+        """The bytes of the cache on one rank, including the null block."""
         return (self.num_blocks + 1) * self.block_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token over all layers and ranks."""
+        """The bytes of keys and values of one token over all layers and ranks."""
         return self.block_bytes * self.tp // self.block_size
 
     def table(self) -> str:
-        """For people, one line per part."""
+        """Formats the plan as text, one line per part."""
         lines = (
             ("weights", self.dtype, self.weight_bytes, ""),
             ("KV cache", self.kv_dtype, self.kv_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
@@ -64,10 +67,12 @@ class MemoryPlan:
 
 
 def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtype: str) -> MemoryPlan:
-    """Sizes weights and cache.
+    """Plans the sizes of weights and cache.
 
     Args:
-        dtype, kv_dtype: with "auto" resolved.
+        config: the model.
+        options: the engine's options.
+        dtype, kv_dtype: the dtypes of weights and cache, with "auto" resolved.
 
     Raises:
         ParallelError: tp does not divide the model.
@@ -94,14 +99,18 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
 
 
 def weight_bytes_per_rank(config: ModelConfig, tp: int, dtype: str) -> int:
-    """Weights of the rank with most. Raises ParallelError if tp does not divide the model."""
+    """Returns the bytes of weights on the rank with most.
+
+    Raises:
+        ParallelError: tp does not divide the model.
+    """
     table, layout = tensor_table(config), Layout(tp=tp)
     ranks = (local_params(table, layout, 0, rank) for rank in range(tp))
     return max(sum(math.prod(param.shape) for param in params) for params in ranks) * dtypes.by_name(dtype).itemsize
 
 
 def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str) -> int:
-    """Keys and values of one token over all layers, on one rank."""
+    """Returns the bytes of keys and values of one token over all layers, on one rank."""
     if kv_dtype == INT8:
         vector_bytes = config.head_dim + SCALE_BYTES
     else:
@@ -110,7 +119,7 @@ def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str) -> int:
 
 
 def free_memory(group: Path = CONTROL_GROUP) -> int:
-    """Bytes that this machine, or this container, can still give out."""
+    """Returns the number of bytes that this machine, or this container, can still allocate."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     try:
@@ -120,7 +129,7 @@ def free_memory(group: Path = CONTROL_GROUP) -> int:
     except OSError:
         return free
     sizes = {name: int(size) for name, size in (line.split() for line in stat.splitlines())}
-    cached = sizes["active_file"] + sizes["inactive_file"]  # counted as used, and given up when asked for
+    cached = sizes["active_file"] + sizes["inactive_file"]  # counted as used, but the kernel frees it on demand
     return free if limit == "max" else min(free, max(0, int(limit) - int(used) + cached))
 
 
@@ -142,7 +151,7 @@ def _num_blocks(options: EngineOptions, weight_bytes: int, block_bytes: int, lon
 
 
 def _check_room(plan: MemoryPlan) -> None:
-    """Refuses what the host cannot hold; a rank on a GPU looks at that itself, once its weights are there."""
+    """Refuses a plan that exceeds the host's memory; a rank on a GPU checks the GPU's after loading its weights."""
     needed, free = plan.tp * (plan.weight_bytes + plan.kv_bytes), free_memory()
     if needed > free and not _ranks_have_gpus(plan.tp):
         raise ConfigError(
@@ -153,7 +162,7 @@ def _check_room(plan: MemoryPlan) -> None:
 
 
 def _ranks_have_gpus(tp: int) -> bool:
-    """Whether ranks will compute on GPUs, as far as that can be told without torch."""
+    """Returns whether ranks will compute on GPUs, as far as this process can find out without torch."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return not hidden and len(list(Path("/dev").glob("nvidia[0-9]*"))) >= tp
 

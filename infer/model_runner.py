@@ -1,4 +1,4 @@
-"""Carries out step plans on one rank: forward passes in tiles of fixed size, logits of the wanted rows, the sampler."""
+"""The model of one rank, which carries out step plans: forward passes in tiles of fixed size, logits, the sampler."""
 
 import torch
 
@@ -15,14 +15,14 @@ from .row_tiles import RowTile, agreeing_sizes, cut
 from .sampler import run_sampler
 from .step_plan import SamplerOutput, StepPlan, spans_within
 
-MAX_HEAD_ROWS = 64  # rows of logits at a time; the head is wide
+MAX_HEAD_ROWS = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
 
 
 def num_slices(config: ModelConfig, tp: int, dtype: torch.dtype) -> int:
-    """Into how many fixed slices row-parallel sums are cut, 1 for none.
+    """Returns the number of fixed slices into which row-parallel sums are cut; 1 = the sums are not cut.
 
-    fp32: the same bits at every tp that divides it. Else only where more than two ranks would sum in an order that
-    depends on a row's place in the batch.
+    In fp32 the slices give the same bits at every tp that divides their number. In other dtypes they are used only if
+    more than two ranks would otherwise sum in an order that depends on a row's place in the batch.
     """
     if dtype == torch.float32:
         sizes = {config.num_attention_heads, *(layer.feed_forward.inner for layer in decoder_spec(config).layers)}
@@ -32,11 +32,13 @@ def num_slices(config: ModelConfig, tp: int, dtype: torch.dtype) -> int:
 
 
 class ModelRunner:
-    """One rank's model and cache.
+    """The model and the cache of one rank.
 
     Args:
-        decoder: with its weights loaded.
-        max_batched_tokens: tokens of a step at most.
+        decoder: the rank's part of the model, with loaded weights.
+        cache: the rank's KV cache.
+        tp: the tensor-parallel group.
+        max_batched_tokens: the largest number of tokens of a step.
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, tp: Group, max_batched_tokens: int) -> None:
@@ -55,13 +57,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> SamplerOutput | None:
-        """Computes a step, keys and values included; rank 0 returns what the sampler chose, the others None."""
+        """Computes a step and stores its keys and values; returns the sampler's output on rank 0, else None."""
         logits_RV = self.logits(plan)
         return run_sampler(logits_RV.cpu(), plan.rows) if self.tp.rank == 0 else None
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """Computes a step; the raw logits of its rows in fp32, the same on every rank, without vocabulary padding."""
+        """Computes a step and returns the raw logits of its rows, on every rank: fp32 [R, V] without padding of V."""
         wanted = torch.from_numpy(plan.rows.token.astype("int64"))
         hidden = []
         for tile in cut(len(plan.tokens), self.sizes):
@@ -91,7 +93,7 @@ class ModelRunner:
 
 
 def _distinct_linears(decoder: Decoder) -> list[ColumnParallelLinear | RowParallelLinear | Router]:
-    """One of each kind and shape of the matrix products that see a whole tile of rows."""
+    """Returns one layer of each kind and shape among those that multiply a whole tile of rows."""
     found: dict[tuple[type, torch.Size], ColumnParallelLinear | RowParallelLinear | Router] = {}
     for module in decoder.model.layers.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear | Router):

@@ -1,4 +1,4 @@
-"""What the engine knows about a checkpoint before a worker loads it: shape, tokenizer, dtypes, memory, identity."""
+"""The engine's view of a checkpoint before a worker loads it: shape, tokenizer, dtypes, memory, identity."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .memory_plan import MemoryPlan, plan_memory
 from .options import EngineOptions
 from .sampling_params import MAX_TOP_LOGPROBS
 
-API_REVISION: Final = 1  # of tk.v1; raised when the wire gains something
+API_REVISION: Final = 1  # the revision of tk.v1, raised with every addition to the wire
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ModelSource:
 
     @staticmethod
     def open(options: EngineOptions) -> "ModelSource":
-        """Reads metadata only.
+        """Opens the checkpoint, of which it reads only the metadata.
 
         Raises:
             CheckpointError, ConfigError, ParallelError: see `Engine.start`.
@@ -67,10 +67,10 @@ class ModelSource:
         return ModelSource(options, checkpoint, memory, tokenizer, info)
 
     def check_what_workers_skip(self) -> None:
-        """Reads the bytes that no worker will: a checkpoint that is damaged anywhere is not served.
+        """Verifies the bytes that no worker reads, so that no checkpoint with damage anywhere is served.
 
         Raises:
-            ShardCorrupt: the first damage found; names tensor, file and block.
+            ShardCorrupt: the checkpoint is damaged; the message names tensor, file and block.
         """
         target = dtypes.by_name(self.memory.dtype)
         read = {self.checkpoint.resolve(name, "weight", target)[1] for name in self.checkpoint.tensors}
@@ -78,7 +78,7 @@ class ModelSource:
             raise ShardCorrupt(problem.message)
 
     def job(self) -> dict[str, Any]:
-        """What every worker is told."""
+        """Returns the job that every worker receives."""
         return {
             "checkpoint": str(self.checkpoint.path.absolute()),
             "dtype": self.memory.dtype,
@@ -91,19 +91,19 @@ class ModelSource:
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str:
-    """The dtype of most tensors."""
+    """Returns the name of the dtype of most tensors."""
     codes = Counter(tensor.slots["weight"] for tensor in checkpoint.tensors.values() if "weight" in tensor.slots)
     code = codes.most_common(1)[0][0] if codes else "none"
     names = {dtype.code: dtype.name for dtype in dtypes.COMPUTE_DTYPES}
     if code not in names:
         raise ConfigError(
-            f"{checkpoint.path} stores its weights as {code}, which cannot be served as it is; say --dtype "
+            f"{checkpoint.path} stores its weights as {code}, which tk cannot serve without a cast; use --dtype "
             f"{' or '.join(dtypes.COMPUTE_NAMES)}."
         )
     return names[code]
 
 
 def _name(checkpoint: Checkpoint) -> str:
-    """The run's name for a step of a run, else the folder's."""
+    """Returns the name of the run for a step of a run, else the name of the folder."""
     folder = checkpoint.path.resolve()
     return folder.parent.name if folder.name.startswith("step-") else folder.name

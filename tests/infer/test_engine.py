@@ -220,13 +220,13 @@ def test_the_whole_length_can_be_used(llm: LLM) -> None:
     assert full.finish_reason is FinishReason.LENGTH
 
 
-def test_a_sink_that_fails_harms_nobody_else(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_fails_does_not_affect_other_requests(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     def broken(event: Event) -> None:
         raise RuntimeError("no room for events")
 
     llm.engine.submit(Request("broken", (1,), GREEDY), broken)
     assert len(llm.generate([2], GREEDY)[0].token_ids) == 24
-    assert "The sink of request broken failed" in caplog.text
+    assert "The callback of request broken failed" in caplog.text
 
 
 def test_a_full_queue_and_a_live_name(model_folder: Callable[[str], Path]) -> None:
