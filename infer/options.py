@@ -1,4 +1,4 @@
-"""What an engine is started with: which checkpoint, on how many ranks, with how much cache and how many requests."""
+"""The options of an engine: the checkpoint, the number of ranks, the size of the cache, the limits on requests."""
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -7,29 +7,31 @@ from typing import Final
 from ..core.dtypes import COMPUTE_NAMES
 from ..core.errors import ConfigError
 
-INT8: Final = "int8"  # of the KV cache: symmetric, with a scale per vector
+INT8: Final = "int8"  # a dtype of the KV cache: symmetric, with a scale per vector
 KV_DTYPES: Final = (*COMPUTE_NAMES, INT8)
-ATTENTION_TILE: Final = 256  # tokens; keys and values are read in tiles of so many, whatever the batch
+ATTENTION_TILE: Final = 256  # tokens; keys and values are read in tiles of this size, independently of the batch
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Everything that `Engine.start` needs; the values of "None" are chosen from the model and the machine.
+    """The options of `Engine.start`; the engine replaces None by a value that fits the model and the machine.
 
     Attributes:
         checkpoint: a step folder, a run folder (its newest committed step) or a Hugging Face folder.
-        tp: tensor-parallel ranks, one process each.
-        dtype: of weights and activations; "auto" is as stored.
-        kv_dtype: of the KV cache; "auto" is `dtype`.
-        kv_blocks: blocks of the cache; None lets `kv_memory` decide.
-        kv_memory: bytes of the cache on each rank; None fits `max_running` sequences into 30 % of the free memory.
-        block_size: tokens per block, a divisor of 256.
-        max_model_len: prompt and new tokens of one sequence; None is what the model and the cache can hold.
-        max_running: sequences that are computed at the same time.
-        max_queued: sequences that may wait beside them; more are refused with Overloaded.
-        max_batched_tokens: tokens computed in one step, which bounds how long a long prompt holds up the others.
-        start_timeout: seconds that the workers may take to load.
-        step_timeout: seconds after which a worker that does not answer counts as dead.
+        tp: the number of tensor-parallel ranks, one process each.
+        dtype: the dtype of weights and activations; "auto" = as stored.
+        kv_dtype: the dtype of the KV cache; "auto" = `dtype`.
+        kv_blocks: the number of blocks of the cache; None = as `kv_memory` allows.
+        kv_memory: the bytes of the cache on each rank; None = enough for `max_running` sequences, but at most 30 % of
+            the free memory.
+        block_size: the number of tokens per block, a divisor of 256.
+        max_model_len: the largest number of tokens of a sequence, prompt included; None = the limit of the model and
+            the cache.
+        max_running: the largest number of sequences that are computed at the same time.
+        max_queued: the largest number of sequences that wait; the engine refuses more with Overloaded.
+        max_batched_tokens: the largest number of tokens of a step, which bounds the delay that a long prompt causes.
+        start_timeout: the time, in seconds, for the workers to load the model.
+        step_timeout: the time, in seconds, after which a worker that does not answer counts as dead.
     """
 
     checkpoint: Path
@@ -48,7 +50,11 @@ class EngineOptions:
     step_timeout: float = 300.0
 
     def validate(self) -> None:
-        """Raises ConfigError for the first value that no model could be served with."""
+        """Checks the options as far as possible without a model.
+
+        Raises:
+            ConfigError: a value is wrong for every model; the message names the first one.
+        """
         for name in ("tp", "kv_blocks", "kv_memory", "max_model_len", "max_running", "max_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -67,4 +73,4 @@ class EngineOptions:
                 "running sequence needs a token of each step. Lower the first or raise the second."
             )
         if self.kv_blocks is not None and self.kv_memory is not None:
-            raise ConfigError("kv_blocks and kv_memory both say how large the KV cache is; give one of them.")
+            raise ConfigError("kv_blocks and kv_memory both set the size of the KV cache; give only one of them.")

@@ -1,4 +1,4 @@
-"""From tokens to what a caller sees of one sample: text without half characters, stop strings cut, a reason to end."""
+"""The output of one sample: text without incomplete characters, cut at stop strings, and the reason for its end."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,13 @@ from .sampling_params import SamplingParams
 
 
 class StopStrings:
-    """Finds the first of several strings in text that comes in pieces, holding back what may be the start of one.
+    """Finds the first of several strings in text that arrives in pieces; holds text back that may begin a string.
 
-    "First" is what a reader of single characters would meet first: the match that ends earliest, of these the longest.
+    The first match is the one that ends earliest, and the longest of these.
+
+    Args:
+        strings: the strings to find.
+        include: whether the text before the end includes the string.
     """
 
     def __init__(self, strings: Sequence[str], include: bool) -> None:
@@ -21,10 +25,14 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, armed: bool) -> tuple[str, str | None]:
-        """Takes a piece; returns text that is certain and the string found, if any, after which nothing may follow.
+        """Adds a piece of text.
 
         Args:
+            text: the piece.
             armed: whether a string that ends in this piece counts.
+
+        Returns:
+            The text that is certain, and the string found, if any; after a string no call may follow.
         """
         text, begin = self._held + text, len(self._held)
         found = self._find(text, begin) if armed else None
@@ -37,12 +45,12 @@ class StopStrings:
         return text[: len(text) - keep], None
 
     def flush(self) -> str:
-        """What was held back, once no text follows."""
+        """Returns the text held back, when no more text follows."""
         text, self._held = self._held, ""
         return text
 
     def _find(self, text: str, begin: int) -> tuple[int, str] | None:
-        """The end of the first match that ends after `begin`."""
+        """Returns the end of the first match that ends after `begin`, and the string; None if nothing matches."""
         matches = []
         for string in self._strings:
             start = text.find(string, max(0, begin - len(string) + 1))
@@ -56,20 +64,21 @@ class StopStrings:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a sample is complete."""
+    """The reason for the end of a sample, and the stop string or token that matched."""
 
     reason: FinishReason
     matched: str | int | None = None
 
 
 class SampleOutput:
-    """Builds the deltas of one sample.
+    """The builder of one sample's deltas.
 
     Args:
-        index: of the sample.
-        tokenizer: None where the checkpoint has none: texts are empty then.
-        eos_token_ids: that end this sample.
-        max_new_tokens: of this sample.
+        index: the sample's number.
+        params: the sampling options of the request.
+        tokenizer: the checkpoint's tokenizer; None = the checkpoint has none, and all texts are empty.
+        eos_token_ids: the EOS tokens that end this sample.
+        max_new_tokens: the largest number of new tokens of this sample.
     """
 
     def __init__(
@@ -89,7 +98,10 @@ class SampleOutput:
         self._stop = StopStrings(params.stop, params.include_stop)
 
     def push(self, token: int, logprobs: tuple[TokenLogprob, ...]) -> tuple[Delta, Ending | None]:
-        """Takes the next token, with its log-probability if asked for. Nothing may follow an ending."""
+        """Adds the next token, with its log-probability if requested; returns its delta and the ending, if any.
+
+        After an ending no call may follow.
+        """
         self.num_tokens += 1
         armed = self.num_tokens >= self._params.min_new_tokens
         text, stop = self._stop.push(self._stream.push([token]), armed)
@@ -112,7 +124,7 @@ class SampleOutput:
 
 
 class _NoText:
-    """Stands for a detokenizer where there is no tokenizer."""
+    """The detokenizer of a checkpoint without a tokenizer: all texts are empty."""
 
     def push(self, ids: Sequence[int]) -> str:
         return ""
@@ -125,5 +137,5 @@ _NO_TEXT: Final = _NoText()
 
 
 def _overlap(text: str, string: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `string`."""
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `string`."""
     return next((n for n in range(min(len(string) - 1, len(text)), 0, -1) if text.endswith(string[:n])), 0)

@@ -1,12 +1,12 @@
-"""Causal attention over the paged cache, whose bits depend on nothing but the tokens before a query.
+"""Causal attention over the paged cache; the bits of its result depend only on the tokens up to a query.
 
-Keys and values are read in tiles of 256 tokens counted from the sequence's start, queries of a kv head in tiles of 16
-rows. Every product therefore has the same shape, whoever else is in the batch and however a prompt was cut, and the
-tiles of a row are merged in order by an fp32 online softmax (Milakov and Gimelshein, arXiv 1805.02867; tiles as in
-FlashAttention, arXiv 2205.14135). A tile that a row may not see changes none of its bits.
+Keys and values are read in tiles of 256 tokens from the sequence's start, queries of a kv head in tiles of 16 rows. So
+every product has the same shape for any batch and any cut of a prompt into chunks. An fp32 online softmax (Milakov and
+Gimelshein, arXiv 1805.02867; tiles as in FlashAttention, arXiv 2205.14135) merges the tiles of a row in order. A tile
+that is hidden from a row changes none of its bits.
 
 Letters: T tokens, H query heads, K kv heads, G = H / K, E head dim, S decoding sequences, Q query tiles, R = 16 rows,
-C = 256 keys, N independent pieces of work (kv heads, of one sequence or of many).
+C = 256 keys, N independent problems (kv heads of one sequence or of several).
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,19 @@ from .options import ATTENTION_TILE
 from .step_plan import TokenSpan
 
 QUERY_ROWS: Final = 16
-_LOWEST: Final = -3e38  # the maximum of nothing: finite, so that differences are never NaN
-_MAX_READ: Final = 2**23  # elements of keys in fp32 that decoding gathers at once
+_LOWEST: Final = -3e38  # the maximum of no scores: finite, so that differences are never NaN
+_MAX_READ: Final = 2**23  # the most elements of keys, in fp32, that decoding gathers at once
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodeGroup:
-    """Consecutive tiles of all decoding sequences that reach them: multiplied together, merged in order.
+    """Consecutive tiles of all decoding sequences that reach them, multiplied together and merged in order.
 
     Attributes:
-        counts: sequences of each tile, which are the first so many.
-        sequence: of each (tile, sequence) pair.
-        hidden: which keys a pair may not see.
+        counts: for each tile, the number of sequences that reach it; these are the first ones.
+        sequence: the sequence of each (tile, sequence) pair.
+        pages: the pages of each pair.
+        hidden: the mask of the keys that each pair must not see.
     """
 
     counts: tuple[int, ...]
@@ -44,7 +45,7 @@ class _DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Decode:
-    """Spans of one token, longest context first."""
+    """The spans of one token, longest context first."""
 
     tokens: torch.Tensor
     groups: tuple[_DecodeGroup, ...]
@@ -52,10 +53,14 @@ class _Decode:
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """A span of several tokens: where it lies, the position of each query row, the pages of each tile.
+    """A span of several tokens.
 
     Attributes:
-        first_tile: the first that a query of it sees.
+        first: the index of its first token among the packed tokens.
+        length: the number of its tokens.
+        positions_QR: the position of each query row.
+        first_tile: the first tile that a query of the span sees.
+        tile_pages: the pages of each tile.
     """
 
     first: int
@@ -67,7 +72,7 @@ class _Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What layers with one and the same window do."""
+    """The plan of one forward pass for all layers with the same window."""
 
     window: int | None
     decode: _Decode | None
@@ -75,12 +80,13 @@ class _Plan:
 
 
 class PagedAttention:
-    """What one forward pass needs to know about its spans, worked out once for all layers of a window.
+    """The attention of one forward pass, planned once for all layers with the same window.
 
     Args:
-        spans: of the pass's tokens; tokens in no span are padding and get zeros.
-        slots_T: where the tokens' keys and values go (see StepPlan), without padding.
-        num_heads: query heads of this rank.
+        cache: the rank's KV cache.
+        spans: the spans of the pass's tokens; tokens outside of them are padding and get zeros.
+        slots_T: the cache slots of the tokens' keys and values (see StepPlan), without padding.
+        num_heads: the number of query heads on this rank.
     """
 
     def __init__(self, cache: KVCache, spans: Sequence[TokenSpan], slots_T: torch.Tensor, num_heads: int) -> None:
@@ -153,7 +159,7 @@ class PagedAttention:
         return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), _first_tile(span.start, window), pages)
 
     def _tiles(self, span: TokenSpan) -> torch.Tensor:
-        """The block table cut into tiles, [tiles, blocks per tile], padded with the null block."""
+        """Cuts the block table into tiles, [tiles, blocks per tile], padded with the null block."""
         num_tiles = ceil_div(span.stop, ATTENTION_TILE)
         used = ceil_div(span.stop, self.cache.block_size)
         table = torch.zeros(num_tiles * self.blocks_per_tile, dtype=torch.int64)
@@ -193,37 +199,43 @@ class PagedAttention:
 
 
 def _hidden(keys: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Which key positions a query position does not see."""
+    """Returns the mask of the key positions that a query position must not see."""
     hidden = keys > query
     return hidden if window is None else hidden | (keys <= query - window)
 
 
 def _first_tile(query: int, window: int | None) -> int:
-    """The first tile that a query at that position sees; leaving out those before it changes no bit."""
+    """Returns the first tile that a query at that position sees; leaving out earlier tiles changes no bit."""
     return 0 if window is None else max(0, query - window + 1) // ATTENTION_TILE
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Softmax over some keys: each row's largest score, sum of exp(score - largest), and values weighted by those."""
+    """The softmax over a part of the keys.
+
+    Attributes:
+        largest: the largest score of each row.
+        total: the sum of exp(score - largest) of each row.
+        values: the sum of the values, weighted by exp(score - largest).
+    """
 
     largest: torch.Tensor  # [N, Q, R, 1]
     total: torch.Tensor  # [N, Q, R, 1]
     values: torch.Tensor  # [N, Q, R, E]
 
     def part(self, rows: slice) -> "Partial":
-        """Rows of the first dim."""
+        """Returns a slice of the first dim."""
         return Partial(self.largest[rows], self.total[rows], self.values[rows])
 
 
 class OnlineSoftmax:
-    """Merges partial results over consecutive tiles of keys. The first one covers every row."""
+    """The merge of partial results over consecutive tiles of keys; the first result covers every row."""
 
     def __init__(self) -> None:
         self._state: Partial | None = None
 
     def merge(self, new: Partial, where: tuple[slice, ...]) -> None:
-        """Adds keys that the rows `where` see."""
+        """Adds the partial result of further keys for the rows `where`."""
         if self._state is None:
             self._state = new
             return
@@ -237,13 +249,13 @@ class OnlineSoftmax:
         self._state.largest[where] = largest
 
     def result(self) -> torch.Tensor:
-        """The attention's output, [N, Q, R, E]."""
+        """Returns the attention's output, [N, Q, R, E]."""
         assert self._state is not None
         return self._state.values / self._state.total
 
 
 def _attend(q_NQRE: torch.Tensor, k_NCE: torch.Tensor, v_NCE: torch.Tensor, hidden: torch.Tensor) -> Partial:
-    """Attention of query tiles to one tile of keys each; `hidden` broadcasts to [N, Q, R, C]."""
+    """Computes the attention of query tiles to one tile of keys each; `hidden` broadcasts to [N, Q, R, C]."""
     scores_NQRC = _products(q_NQRE, k_NCE.transpose(1, 2)).masked_fill_(hidden, -torch.inf)
     largest_NQR1 = scores_NQRC.amax(dim=-1, keepdim=True).clamp_min_(_LOWEST)
     weights_NQRC = scores_NQRC.sub_(largest_NQR1).exp_()
@@ -251,7 +263,7 @@ def _attend(q_NQRE: torch.Tensor, k_NCE: torch.Tensor, v_NCE: torch.Tensor, hidd
 
 
 def _products(a_NQRX: torch.Tensor, b_NXY: torch.Tensor) -> torch.Tensor:
-    """[N, Q, R, X] by [N, X, Y] -> [N, Q, R, Y], as N Q products of one shape; b is not copied."""
+    """Multiplies [N, Q, R, X] by [N, X, Y] to [N, Q, R, Y], as N * Q products of one shape, without copying b."""
     if a_NQRX.shape[1] == 1:
         return torch.bmm(a_NQRX.squeeze(1), b_NXY).unsqueeze(1)
     pieces = [torch.bmm(a_QRX, b_XY.expand(len(a_QRX), -1, -1)) for a_QRX, b_XY in zip(a_NQRX, b_NXY, strict=True)]
@@ -259,7 +271,7 @@ def _products(a_NQRX: torch.Tensor, b_NXY: torch.Tensor) -> torch.Tensor:
 
 
 def _query_tiles(q_NE: torch.Tensor) -> torch.Tensor:
-    """[..., n, E] -> [..., Q, 16, E], the last rows zero."""
+    """Cuts [..., n, E] into tiles [..., Q, 16, E], padded with rows of zeros."""
     missing = -q_NE.shape[-2] % QUERY_ROWS
     padded: torch.Tensor = torch.nn.functional.pad(q_NE, (0, 0, 0, missing))
     return padded.unflatten(-2, (-1, QUERY_ROWS))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Counter-based noise: the same bits for a token whatever the batch, the rank or the number of retries.
+"""Counter-based noise: the bits for a token do not depend on the batch, the rank or the number of retries.
 
 Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
 """
@@ -18,7 +18,7 @@ _NUM_ROUNDS: Final = 10
 
 
 def philox4x32(counter: Sequence[Array], key: tuple[int, int]) -> tuple[Array, Array, Array, Array]:
-    """Four random 32-bit words per counter.
+    """Computes four random 32-bit words per counter.
 
     Args:
         counter: four uint64 arrays of values below 2^32, which broadcast against each other.
@@ -34,14 +34,15 @@ def philox4x32(counter: Sequence[Array], key: tuple[int, int]) -> tuple[Array, A
 
 
 def gumbel(seed: int, sample_index: int, new_number: int, token_ids_K: Array) -> Array:
-    """Standard Gumbel noise for tokens, float64 [K].
+    """Computes standard Gumbel noise for tokens, float64 [K].
 
-    Key = seed; counter = (sample index, number of the new token, token id, 0).
+    Philox's key is the seed; its counter is (sample index, number of the new token, token id, 0).
 
     Args:
-        seed: unsigned, 64 bits.
-        sample_index: which of a request's n samples.
-        new_number: which of its new tokens.
+        seed: an unsigned number of 64 bits.
+        sample_index: the sample's number among the request's n samples.
+        new_number: the number of the new token in the sample.
+        token_ids_K: the ids of the tokens, integers [K].
     """
     constants = (np.array([value], np.uint64) for value in (sample_index, new_number))
     counter = (*constants, token_ids_K.astype(np.uint64), np.zeros(1, np.uint64))

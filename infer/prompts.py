@@ -1,4 +1,4 @@
-"""The two freedoms of `generate`: one prompt or many, each text or token ids; one SamplingParams or one per prompt."""
+"""The arguments of `generate`: one prompt or many, each text or token ids; one SamplingParams or one per prompt."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -11,7 +11,11 @@ Prompt = str | tuple[int, ...]
 
 
 def as_prompt(prompt: str | Sequence[int]) -> Prompt:
-    """One prompt as a str or a tuple of ints; InvalidRequest if it is neither text nor a sequence of token ids."""
+    """Converts one prompt to a str or a tuple of ints.
+
+    Raises:
+        InvalidRequest: the prompt is neither text nor a sequence of token ids.
+    """
     if isinstance(prompt, str):
         return prompt
     if _is_sequence(prompt) and all(isinstance(token, Integral) for token in prompt):
@@ -20,7 +24,7 @@ def as_prompt(prompt: str | Sequence[int]) -> Prompt:
 
 
 def as_prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> list[Prompt]:
-    """The prompts of a call: a bare str or a flat list of ids is one prompt, an empty list is none."""
+    """Returns the prompts of a call: a bare str or a flat list of ids is one prompt, an empty list is none."""
     if isinstance(prompts, str):
         return [prompts]
     if not _is_sequence(prompts):
@@ -29,12 +33,12 @@ def as_prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> 
             field="prompt",
         )
     if len(prompts) > 0 and isinstance(prompts[0], Integral):
-        return [as_prompt(prompts)]  # type: ignore[arg-type]  # a flat list, as its first element tells
+        return [as_prompt(prompts)]  # type: ignore[arg-type]  # a flat list, as its first element shows
     return [as_prompt(prompt) for prompt in prompts]  # type: ignore[arg-type]
 
 
 def as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
-    """One SamplingParams per prompt, from one for all (None: the defaults) or one each."""
+    """Returns one SamplingParams per prompt, from one for all (None = the defaults) or one for each."""
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
@@ -45,7 +49,7 @@ def as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prom
 
 
 def _is_sequence(value: Any) -> bool:
-    """Lists, tuples, ranges and arrays; bytes and mappings are none of them."""
+    """Returns whether a value is a list, tuple, range or array, but neither bytes nor a mapping."""
     return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, (bytes, dict))
 
 

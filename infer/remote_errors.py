@@ -1,4 +1,4 @@
-"""The client's side of the status table: the error that a gRPC status was made from, as near as it can be told."""
+"""The client's side of the status table: it rebuilds the server's error, as far as possible, from a gRPC status."""
 
 from typing import Any, Final
 
@@ -14,8 +14,8 @@ class RemoteError(TkError):
     """A call that a server refused or could not finish.
 
     Attributes:
-        status: name of the gRPC status, as "NOT_FOUND".
-        retry_after: seconds after which trying again makes sense, if the server said so.
+        status: the name of the gRPC status, for example "NOT_FOUND".
+        retry_after: the number of seconds after which the client should try again, if the server sent it.
     """
 
     def __init__(self, message: str, status: str, retry_after: float | None = None) -> None:
@@ -25,13 +25,13 @@ class RemoteError(TkError):
 
 
 class Unavailable(RemoteError):
-    """No server at that address, or one that is draining or has lost a worker."""
+    """A call to an address without a server, or to a server that is draining or has lost a worker."""
 
     grpc_status = "UNAVAILABLE"
 
 
 def error_from_rpc(error: grpc.RpcError, target: str) -> TkError:
-    """InvalidRequest, Overloaded and Cancelled as the server raised them, Unavailable and RemoteError for the rest."""
+    """Rebuilds InvalidRequest, Overloaded and Cancelled; other statuses become Unavailable or RemoteError."""
     status: str = error.code().name
     message = f"{target}: {error.details() or status}"
     details = _details(error)
@@ -51,7 +51,7 @@ def error_from_rpc(error: grpc.RpcError, target: str) -> TkError:
 
 
 def _details(error: grpc.RpcError) -> dict[str, Any]:
-    """The google.rpc details that the client reads, by name."""
+    """Returns the google.rpc details that the client uses, by name."""
     raw = next((value for key, value in error.trailing_metadata() or () if key == _DETAILS_KEY), b"")
     found: dict[str, Any] = {}
     for packed in status_pb2.Status.FromString(raw).details:

@@ -1,9 +1,9 @@
-"""How many rows the model's matrix products get at a time, so that a row's bits do not depend on its batch mates.
+"""The number of rows of the matrix products, chosen so that a row's bits do not depend on the rest of the batch.
 
-A CPU's matrix product picks its kernel, and with it the order of its sums, by its number of rows: fp32 differs below
-16 rows or where threads share the inner dim, bf16 at several borders that vary with the shape. So a step's rows are
-padded and cut to a few fixed sizes, and before serving each size is compared, bit for bit, with the smallest on the
-very layers that will run. Sizes that differ are not used on this machine.
+A CPU's matrix product chooses its kernel, and with it the order of its sums, by the number of rows: fp32 differs below
+16 rows or if threads share the inner dim, bf16 at several numbers that vary with the shape. So a step's rows are padded
+and cut into tiles of a few fixed sizes. Before serving, each size is compared, bit for bit, with the smallest size on
+the layers that will run; sizes that differ are not used on this machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from ..parallel.mesh import Group
 
 SMALLEST: Final = 16
 CANDIDATES: Final = (SMALLEST, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-MOST_WASTE: Final = 1.5  # a tile may be so many times the rows that are left
+MOST_WASTE: Final = 1.5  # the largest ratio of a tile's size to the rows that are left
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -32,7 +32,7 @@ class RowTile:
 
 
 def cut(num_rows: int, sizes: Sequence[int]) -> list[RowTile]:
-    """Covers `num_rows` with tiles of the given ascending sizes, few of them and none mostly empty."""
+    """Covers `num_rows` with few tiles of the given ascending sizes, without much padding."""
     tiles: list[RowTile] = []
     first = 0
     while first < num_rows:
@@ -45,11 +45,13 @@ def cut(num_rows: int, sizes: Sequence[int]) -> list[RowTile]:
 
 
 def agreeing_sizes(layers: Sequence[tuple[Layer, int]], dtype: torch.dtype, most: int, tp: Group) -> tuple[int, ...]:
-    """The sizes at which every layer gives a row the bits that it gives among 16; called by every rank.
+    """Returns the sizes at which every layer gives a row the same bits as in a tile of 16 rows; every rank calls it.
 
     Args:
         layers: functions of [rows, D], each with its D.
-        most: rows that will ever be wanted at once.
+        dtype: the dtype of the rows.
+        most: the largest number of rows of a step.
+        tp: the tensor-parallel group.
     """
     sizes = [size for size in CANDIDATES if size <= most] or [SMALLEST]
     generator = torch.Generator("cpu").manual_seed(0)

@@ -1,6 +1,6 @@
-"""From logits to tokens, in the order of docs/wire.md: bias, penalties, temperature, top-k, top-p, min-p.
+"""The sampler: it turns logits into tokens by bias, penalties, temperature, top-k, top-p and min-p (docs/wire.md).
 
-Letters: R rows, V vocabulary, K candidates of a row. Every row's result depends on that row alone.
+Letters: R rows, V vocabulary, K candidates of a row. The result of a row depends only on that row.
 """
 
 import numpy as np
@@ -11,10 +11,11 @@ from .step_plan import NO_LOGPROBS, SAMPLE, Array, SamplerOutput, SamplingRows
 
 
 def run_sampler(logits_RV: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
-    """Chooses a token for every row whose target is SAMPLE, and scores the tokens of all rows that ask for it.
+    """Chooses a token for every row whose target is SAMPLE, and scores the tokens of all rows that request it.
 
     Args:
-        logits_RV: raw logits in fp32, without padding of the vocabulary.
+        logits_RV: the raw logits in fp32, without padding of the vocabulary.
+        rows: the options of the rows.
     """
     finite_R = torch.isfinite(logits_RV).all(dim=-1)
     token_ids_R = torch.from_numpy(rows.target.astype(np.int64))
@@ -35,7 +36,7 @@ def run_sampler(logits_RV: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
 
 
 def choose(logits_RV: torch.Tensor, rows: SamplingRows, chosen: Array) -> torch.Tensor:
-    """One token id per row of `logits_RV` (overwritten), which are the rows `chosen` of `rows`; int64 [R]."""
+    """Chooses a token for the rows `chosen` of `rows`; overwrites their logits `logits_RV` and returns int64 [R]."""
     _add_bias(logits_RV, rows, chosen)
     _penalize(logits_RV, rows, chosen)
     result_R = torch.argmax(logits_RV, dim=-1)  # the first, so the lowest id, of equals
@@ -59,7 +60,8 @@ def _add_bias(logits_RV: torch.Tensor, rows: SamplingRows, chosen: Array) -> Non
 
 
 def _penalize(logits_RV: torch.Tensor, rows: SamplingRows, chosen: Array) -> None:
-    """Repetition divides positive logits and multiplies negative ones (CTRL, arXiv 1909.05858); the others subtract."""
+    """Applies penalties: repetition divides positive and multiplies negative logits (CTRL, arXiv 1909.05858), the
+    others subtract."""
     place, entries = _entries(rows.count_row, chosen)
     if not len(entries):
         return
@@ -75,15 +77,16 @@ def _penalize(logits_RV: torch.Tensor, rows: SamplingRows, chosen: Array) -> Non
 
 
 def _entries(entry_row: Array, chosen: Array) -> tuple[torch.Tensor, Array]:
-    """Which (row, token, value) entries belong to `chosen`, and the place of each one's row among them."""
+    """Returns, for the (row, token, value) entries of `chosen`: each one's place in `chosen`, and the entries."""
     entries = np.flatnonzero(np.isin(entry_row, chosen))
     return torch.from_numpy(np.searchsorted(chosen, entry_row[entries])), entries
 
 
 def _scale(logits_RV: torch.Tensor, temperature_R1: torch.Tensor) -> torch.Tensor:
-    """logits / temperature; where that overflows, less the row's largest, which has the same softmax.
+    """Divides logits by the temperature.
 
-    What is still too large is -inf then, so that a temperature that goes to 0 tends to argmax.
+    If that overflows, the row's largest logit is subtracted first, which does not change the softmax. Quotients that
+    still overflow become -inf, so the choice tends to argmax as the temperature goes to 0.
     """
     scaled_RV = logits_RV / temperature_R1
     overflown_R1 = scaled_RV.isinf().any(dim=-1, keepdim=True)
@@ -95,7 +98,7 @@ def _keep_all(scaled_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _keep(scaled_RV: torch.Tensor, rows: SamplingRows, which: Array) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores of the tokens that top-k, top-p and min-p keep (-inf for the rest) and their ids, most probable first."""
+    """Returns the scores of the tokens that top-k, top-p and min-p keep (others -inf) and their ids, best first."""
     scores_RK, ids_RK = torch.sort(scaled_RV, dim=-1, descending=True, stable=True)
     top_k = _column(rows.top_k[which])
     place_K = torch.arange(scores_RK.shape[-1])
@@ -112,7 +115,7 @@ def _keep(scaled_RV: torch.Tensor, rows: SamplingRows, which: Array) -> tuple[to
 
 
 def _gumbel_max(scores_RK: torch.Tensor, ids_RK: torch.Tensor, rows: SamplingRows, which: Array) -> torch.Tensor:
-    """Draws from softmax(scores): argmax(scores + Gumbel noise), of which each token's part is its own."""
+    """Draws from softmax(scores) as argmax(scores + Gumbel noise); a token's noise does not depend on other tokens."""
     ids_RK = ids_RK.expand(len(which), -1)
     noise_RK = np.stack(
         [
@@ -125,7 +128,7 @@ def _gumbel_max(scores_RK: torch.Tensor, ids_RK: torch.Tensor, rows: SamplingRow
 
 
 def _score(logits_RV: torch.Tensor, token_ids_R: torch.Tensor, rows: SamplingRows) -> tuple[Array, Array, Array, Array]:
-    """Log-softmax of the raw logits at each row's token, its rank, and the most probable alternatives."""
+    """Returns the log-softmax of the raw logits at each row's token, its rank, and the most probable alternatives."""
     num_rows, most = len(rows), max(0, int(rows.num_top.max(initial=0)))
     logprob, rank = np.zeros(num_rows, np.float32), np.zeros(num_rows, np.int32)
     top_ids, top_logprobs = np.zeros((num_rows, most), np.int32), np.zeros((num_rows, most), np.float32)

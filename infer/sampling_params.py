@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen and where it stops: the wire's field names and defaults, without the wire."""
+"""The sampling options of a request, with the wire's field names and defaults."""
 
 import math
 from collections.abc import Mapping
@@ -18,25 +18,25 @@ class SamplingParams:
     """Sampling, stopping and output options of one request; docs/wire.md has their order of application.
 
     Attributes:
-        temperature: 0 is greedy (argmax, ties to the lowest id).
-        top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of tokens whose probabilities sum to at least this.
-        min_p: drop tokens less probable than this share of the most probable one.
-        repetition_penalty: divides (or multiplies, if negative) logits of tokens seen in prompt or output.
-        presence_penalty: subtracted from logits of tokens seen in the output.
-        frequency_penalty: subtracted per occurrence in the output.
-        logit_bias: token id -> value added to its logit.
-        seed: of the counter-based noise; drawn by the engine if None.
-        n: samples of the same prompt.
-        max_new_tokens: None is "up to the model's length".
-        min_new_tokens: masks EOS and stop tokens, and delays stop strings, until that many tokens.
-        stop: strings that end the text; cut from it unless include_stop.
-        stop_token_ids: ids that end the sample.
-        ignore_eos: do not stop at the model's own EOS ids.
-        logprobs: None for none, else how many top alternatives to return beside the sampled token's.
+        temperature: the divisor of the logits; 0 = greedy (argmax, ties to the lowest id).
+        top_k: the number of most probable tokens to keep; 0 = all.
+        top_p: the sampler keeps the smallest set of tokens whose probabilities sum to at least this.
+        min_p: the sampler drops tokens less probable than this share of the most probable one.
+        repetition_penalty: divides positive, multiplies negative logits of tokens in the prompt or the output.
+        presence_penalty: is subtracted from the logits of tokens in the output.
+        frequency_penalty: is subtracted from a token's logit for each occurrence in the output.
+        logit_bias: token id -> the value to add to its logit.
+        seed: the seed of the counter-based noise; None = the engine draws one.
+        n: the number of samples of the prompt.
+        max_new_tokens: the largest number of new tokens; None = up to the model's length.
+        min_new_tokens: the number of tokens before which EOS and stop tokens are masked and stop strings ignored.
+        stop: the strings that end the text; they are cut from it unless include_stop is set.
+        stop_token_ids: the token ids that end the sample.
+        ignore_eos: whether the sample continues after the model's own EOS tokens.
+        logprobs: the number of alternatives to return with each new token's log-probability; None = return neither.
         prompt_logprobs: the same for the prompt's tokens.
-        keep_special_tokens: leave special tokens in the text.
-        include_stop: leave the matched stop string in the text.
+        keep_special_tokens: whether the text keeps special tokens.
+        include_stop: whether the text keeps the matched stop string.
     """
 
     temperature: float = 1.0
@@ -60,7 +60,11 @@ class SamplingParams:
     include_stop: bool = False
 
     def validate(self, vocab_size: int) -> None:
-        """Raises InvalidRequest, naming the wire's field, for the first value that cannot be served."""
+        """Checks all values for a model of that vocabulary.
+
+        Raises:
+            InvalidRequest: a value cannot be served; the error names the first wrong field, as on the wire.
+        """
         for name, low, high in (
             ("temperature", 0.0, math.inf),
             ("min_p", 0.0, 1.0),

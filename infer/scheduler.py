@@ -1,9 +1,9 @@
-"""Who is computed in the next step: continuous batching under a token budget, in plain Python.
+"""The scheduler, which chooses the tokens of the next step: continuous batching under a token budget.
 
-There is no prefill phase and no decode phase (as in vLLM's V1 scheduler): every sequence has tokens that are known and
-tokens that are computed, and a step moves some of the second number towards the first. A long prompt is computed in
-chunks of what the budget leaves. First come, first served within a priority. Where blocks run out, the last in that
-order gives all of its back and is computed anew later.
+As in vLLM's V1 scheduler, prefill and decode are not separate phases: every sequence has known tokens, of which some
+are computed, and a step computes more of them. A long prompt is computed in chunks that fit the rest of the budget.
+Within a priority, requests are served in the order of submission. If blocks run out, the last running sequence in that
+order frees all of its blocks and is computed again later.
 """
 
 import bisect
@@ -18,7 +18,7 @@ from .sequence import Sequence, Status
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Tokens [start, start + length) of a sequence, to be computed in one step."""
+    """Tokens [start, start + length) of a sequence, which one step computes."""
 
     sequence: Sequence
     start: int
@@ -32,7 +32,7 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """See EngineOptions."""
+    """The limits on sequences and tokens; see EngineOptions."""
 
     max_running: int
     max_queued: int
@@ -41,7 +41,7 @@ class Limits:
 
 
 class Scheduler:
-    """Owns the two queues and the blocks. Not thread-safe: the engine's lock guards it."""
+    """The queues of waiting and running sequences, and the blocks. Not thread-safe: the engine's lock guards it."""
 
     def __init__(self, limits: Limits, num_blocks: int, block_size: int) -> None:
         self.limits = limits
@@ -52,15 +52,15 @@ class Scheduler:
 
     @property
     def num_live(self) -> int:
-        """Sequences that are waiting or running."""
+        """The number of sequences that are waiting or running."""
         return len(self.waiting) + len(self.running)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        """Queues the samples of one request, all or none.
+        """Queues all samples of one request, or none if it raises.
 
         Raises:
             PromptTooLong: prompt and new tokens can never fit.
-            Overloaded: running and waiting places are taken. An idle scheduler takes any request.
+            Overloaded: the limits on running and queued sequences are reached; an idle scheduler accepts any request.
         """
         new = list(sequences)
         for sequence in new:
@@ -68,16 +68,17 @@ class Scheduler:
         places = self.limits.max_running + self.limits.max_queued
         if self.num_live and self.num_live + len(new) > places:
             raise Overloaded(
-                f"{len(self.running)} sequences are running and {len(self.waiting)} waiting; there are places for "
+                f"{len(self.running)} sequences are running and {len(self.waiting)} waiting; the limits are "
                 f"{self.limits.max_running} and {self.limits.max_queued}. Try again later."
             )
         for sequence in new:
             bisect.insort(self.waiting, sequence, key=lambda s: s.order)
 
     def schedule(self) -> tuple[ScheduledChunk, ...]:
-        """The next step: one token of every decoding sequence, then chunks of prompts. Empty only if none is live.
+        """Chooses the next step: one token of every decoding sequence, then chunks of prompts.
 
-        Takes blocks, may preempt; `advance` must be called with each chunk once it is computed.
+        The result is empty only if no sequence is live. The method allocates blocks and may preempt sequences. The
+        caller must call `advance` for each chunk after the step.
         """
         chunks = self._decode_chunks()
         budget = self.limits.max_batched_tokens - len(chunks)
@@ -95,14 +96,14 @@ class Scheduler:
         return tuple(chunks)
 
     def advance(self, chunk: ScheduledChunk) -> bool:
-        """Records that a chunk was computed; False if its sequence is no longer running."""
+        """Records that a chunk was computed; returns False if its sequence no longer runs."""
         if chunk.sequence.status is not Status.RUNNING:
             return False
         chunk.sequence.num_computed = chunk.start + chunk.length
         return True
 
     def finish(self, sequence: Sequence) -> None:
-        """Takes a sequence out, whatever its state, and frees its blocks. Idempotent."""
+        """Removes a sequence in any state and frees its blocks; a second call does nothing."""
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         elif sequence.status is Status.RUNNING:
@@ -111,11 +112,11 @@ class Scheduler:
         sequence.status = Status.FINISHED
 
     def expired(self, now: float) -> list[Sequence]:
-        """Live sequences whose deadline has passed (`now` as time.monotonic())."""
+        """Returns the live sequences whose deadline is not after `now`, a value of time.monotonic()."""
         return [s for s in (*self.running, *self.waiting) if s.deadline is not None and s.deadline <= now]
 
     def check(self) -> None:
-        """Raises AssertionError where the queues and the blocks contradict each other."""
+        """Checks that the queues and the blocks are consistent; raises AssertionError otherwise."""
         self.allocator.check(block for sequence in self.running for block in sequence.blocks)
         assert not any(sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
         assert len(self.running) <= self.limits.max_running, "too many sequences run"
@@ -151,7 +152,7 @@ class Scheduler:
     def _can_admit(self) -> bool:
         if not self.waiting or len(self.running) >= self.limits.max_running:
             return False
-        spare = len(self.running)  # a block for each that runs, or the newcomer would soon be preempted
+        spare = len(self.running)  # a free block for each running sequence, or the new one would soon be preempted
         return self._blocks_for(len(self.waiting[0].tokens)) + spare <= self.allocator.num_free
 
     def _admit(self) -> Sequence:

@@ -1,4 +1,4 @@
-"""One sample of one request, as the scheduler sees it: tokens known, tokens computed, blocks held."""
+"""One sample of a request in the scheduler: its known tokens, its computed tokens and its blocks."""
 
 import enum
 from collections import Counter
@@ -8,7 +8,7 @@ from .sampling_params import SamplingParams
 
 
 class Status(enum.Enum):
-    """Where a sequence is. Waiting ones hold no blocks."""
+    """The state of a sequence. Waiting sequences hold no blocks."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -17,18 +17,24 @@ class Status(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A prompt and what has been generated after it.
+    """A prompt and the tokens generated after it.
 
     Attributes:
-        index: which of the request's n samples.
-        arrival: order of submission over the whole engine.
-        tokens: prompt and output.
-        num_prompt: how many of them are the prompt.
-        max_tokens: prompt and output at most.
-        seed: of the noise, the same for all samples of a request.
-        num_computed: leading tokens whose keys and values are in the cache.
-        blocks: block table; token i lies in blocks[i // block_size].
-        preemptions: how often its blocks were taken away.
+        request_id: the name of the request.
+        index: the number of the sample among the request's n samples.
+        arrival: the request's number in the engine's order of submission.
+        params: the sampling options of the request.
+        seed: the seed of the noise, the same for all samples of a request.
+        tokens: the tokens of prompt and output.
+        num_prompt: the number of prompt tokens.
+        max_tokens: the largest number of tokens of prompt and output together.
+        priority: the priority; sequences with higher values run first.
+        deadline: the value of time.monotonic() at which the sequence ends, or None.
+        status: the state of the sequence.
+        num_computed: the number of leading tokens whose keys and values are in the cache.
+        blocks: the block table; token i lies in blocks[i // block_size].
+        preemptions: the number of times that the scheduler took its blocks away.
+        output_counts: the number of occurrences of each token in the output.
     """
 
     request_id: str
@@ -49,20 +55,20 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sort key: who is served first and preempted last."""
+        """The sort key: lower sequences are served first and preempted last."""
         return (-self.priority, self.arrival, self.index)
 
     @property
     def num_new(self) -> int:
-        """Output tokens so far."""
+        """The number of output tokens so far."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens that are not in the cache; 1 while decoding."""
+        """The number of known tokens that are not in the cache; 1 while decoding."""
         return len(self.tokens) - self.num_computed
 
     def append(self, token: int) -> None:
-        """Takes a newly chosen token."""
+        """Appends a new output token."""
         self.tokens.append(token)
         self.output_counts[token] += 1

@@ -1,7 +1,7 @@
-"""One step of the model as plain arrays: what the engine decides and every rank carries out.
+"""The plan of one step as plain arrays, which the engine makes and every rank carries out.
 
-A plan holds all that the workers need to know, so they keep no state about requests: preemption, abort and a sequence's
-end are nothing to tell them. Letters: T packed tokens, S spans (one per sequence), R rows of logits.
+A plan is complete, so workers keep no state about requests and need no message about preemption, abort or the end of a
+sequence. Letters: T packed tokens, S spans (one per sequence), R rows of logits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,24 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-SAMPLE: Final = -1  # as a row's target: choose a token
+SAMPLE: Final = -1  # the target of a row whose token the sampler chooses
 NO_LOGPROBS: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """A position whose logits are wanted, either to choose the next token or to score a known one.
+    """A position whose logits the step computes, to choose the next token or to score a known one.
+
+    Attributes without an entry are those of SamplingParams.
 
     Attributes:
-        token: index among the step's packed tokens.
+        token: the index of the position among the step's packed tokens.
         target: SAMPLE, or the token id to score.
-        num_top: alternatives to report, or NO_LOGPROBS.
-        sample_index, new_number: counter of the noise: which of the n samples, which of its new tokens.
-        bias: token id -> what is added to its logit; -inf bans it.
-        counts: tokens under penalties -> their number in the output (0: only in the prompt).
+        num_top: the number of alternatives to report, or NO_LOGPROBS.
+        seed: the seed of the noise.
+        sample_index, new_number: the counter of the noise: the number of the sample and of its new token.
+        bias: token id -> the value to add to its logit; -inf bans the token.
+        counts: token id under penalties -> its number of occurrences in the output (0: only in the prompt).
     """
 
     token: int
@@ -49,7 +52,7 @@ class SamplingRow:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """All rows of a step, column by column; `bias_*` and `count_*` are lists of (row, token id, value)."""
+    """All rows of a step as columns; `bias_*` and `count_*` are lists of (row, token id, value)."""
 
     token: Array  # int32 [R]
     target: Array  # int32 [R]
@@ -76,7 +79,7 @@ class SamplingRows:
 
     @staticmethod
     def pack(rows: Sequence[SamplingRow]) -> "SamplingRows":
-        """Lays rows out as columns."""
+        """Converts rows to columns."""
         bias = [(i, token, value) for i, row in enumerate(rows) for token, value in (row.bias or {}).items()]
         counts = [(i, token, value) for i, row in enumerate(rows) for token, value in (row.counts or {}).items()]
         columns = {
@@ -110,15 +113,18 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes.
+    """The computation of one step.
 
-    The tokens of a span follow one another in `tokens`; spans lie in the order of `span_length`.
+    The tokens of a span are consecutive in `tokens`; the spans have the order of `span_length`.
 
     Attributes:
-        slots: where each token's key and value go: block * block_size + offset.
-        span_length: tokens of each span in this step.
-        span_context: tokens of its sequence once they are computed, these included.
-        block_tables: [S, most blocks], padded with the null block 0.
+        tokens: the token ids.
+        positions: the position of each token in its sequence.
+        slots: the cache slot of each token's key and value: block * block_size + offset.
+        span_length: the number of tokens of each span.
+        span_context: the number of computed tokens of the span's sequence after this step.
+        block_tables: the blocks of each span's sequence, padded with the null block 0.
+        rows: the rows of logits to compute.
     """
 
     tokens: Array  # int32 [T]
@@ -130,24 +136,27 @@ class StepPlan:
     rows: SamplingRows
 
     def arrays(self) -> dict[str, Array]:
-        """For the wire between the engine and its workers."""
+        """Returns the arrays by name, for a frame from the engine to a worker."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rows"}
         return own | {f"rows.{f.name}": getattr(self.rows, f.name) for f in fields(SamplingRows)}
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, Array]) -> "StepPlan":
-        """What `arrays` came from."""
+        """Rebuilds the plan from its arrays."""
         rows = SamplingRows(**{f.name: arrays[f"rows.{f.name}"] for f in fields(SamplingRows)})
         return StepPlan(**{f.name: arrays[f.name] for f in fields(StepPlan) if f.name != "rows"}, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """What rank 0 answers, one entry per row of the plan; `top_*` are [R, most alternatives asked for].
+    """The answer of rank 0 to a plan, with one entry per row.
 
     Attributes:
-        finite: 0 where the logits held NaN or infinity; nothing else of that row means anything then.
-        rank: 1 + number of tokens more probable than the row's token.
+        token_ids: the token that was chosen or scored.
+        finite: 0 if the logits held NaN or infinity; the other values of that row are then meaningless.
+        logprob: the token's log-probability, if requested.
+        rank: 1 + the number of tokens more probable than the row's token, if requested.
+        top_ids, top_logprobs: the most probable tokens; K is the largest number that a row requests.
     """
 
     token_ids: Array  # int32 [R]
@@ -158,18 +167,18 @@ class SamplerOutput:
     top_logprobs: Array  # float32 [R, K]
 
     def arrays(self) -> dict[str, Array]:
-        """For the wire between a worker and the engine."""
+        """Returns the arrays by name, for a frame from a worker to the engine."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, Array]) -> "SamplerOutput":
-        """What `arrays` came from."""
+        """Rebuilds the output from its arrays."""
         return SamplerOutput(**{f.name: arrays[f.name] for f in fields(SamplerOutput)})
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Consecutive tokens of one sequence: `tokens` [start, stop) of it, packed from index `first`."""
+    """Tokens [start, stop) of one sequence, packed from index `first`."""
 
     first: int
     start: int
@@ -178,7 +187,7 @@ class TokenSpan:
 
 
 def spans_within(plan: StepPlan, first: int, stop: int) -> list[TokenSpan]:
-    """The spans of a plan, cut to its packed tokens [first, stop) and numbered from there."""
+    """Returns the spans of a plan, cut to its packed tokens [first, stop) and numbered from `first`."""
     result = []
     offset = 0
     for length, context, table in zip(plan.span_length, plan.span_context, plan.block_tables, strict=True):

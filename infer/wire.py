@@ -1,7 +1,7 @@
-"""The engine's values as messages of tk.v1, and back.
+"""The conversion of the engine's values to messages of tk.v1 and back.
 
-Both directions of a noun stand side by side, so that what the server writes and what the client reads cannot drift
-apart. Nothing is checked or refused here: see server/requests.py and SamplingParams.validate.
+Both directions of a conversion are next to each other, so that the server and the client cannot diverge. This module
+checks nothing: see server/requests.py and SamplingParams.validate.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from .completion import Choice, Completion
 from .events import Delta, Finished, FinishReason, ModelInfo, Started, Timing, TokenLogprob, TopLogprob, Usage
 from .sampling_params import SamplingParams
 
-# Where the fields of SamplingParams live in a GenerateRequest: with presence, and plain ones (unset = the zero value).
+# The places of SamplingParams' fields in a GenerateRequest: fields with presence, and plain ones (unset = zero).
 _OPTIONAL: Final = (
     ("sampling", "temperature"),
     ("sampling", "top_k"),
@@ -37,7 +37,7 @@ _PLAIN: Final = (
 
 
 def params_from_request(request: pb.GenerateRequest) -> SamplingParams:
-    """What a request asks for; optional fields that are unset keep the defaults of SamplingParams."""
+    """Returns the sampling options of a request; optional fields that are unset keep the defaults of SamplingParams."""
     given: dict[str, Any] = {name: getattr(getattr(request, part), name) for part, name in _PLAIN}
     for part, name in _OPTIONAL:
         message = getattr(request, part)
@@ -52,7 +52,11 @@ def params_from_request(request: pb.GenerateRequest) -> SamplingParams:
 
 
 def params_to_request(params: SamplingParams, request: pb.GenerateRequest) -> None:
-    """Write `params` into a request; None stays unset. ValueError for numbers that the wire's types cannot hold."""
+    """Writes `params` into a request; fields that are None stay unset.
+
+    Raises:
+        ValueError: the wire's types cannot hold a number.
+    """
     for part, name in (*_OPTIONAL, *_PLAIN):
         value = getattr(params, name)
         if value is not None:
@@ -63,7 +67,7 @@ def params_to_request(params: SamplingParams, request: pb.GenerateRequest) -> No
 
 
 def event_to_wire(event: Started | Delta | Finished) -> pb.GenerateResponse:
-    """One event of a stream."""
+    """Converts one event of a stream to its message."""
     match event:
         case Started():
             return pb.GenerateResponse(started=_started_to_wire(event))
@@ -83,7 +87,7 @@ def event_to_wire(event: Started | Delta | Finished) -> pb.GenerateResponse:
 
 
 def event_from_wire(response: pb.GenerateResponse) -> Started | Delta | Finished | None:
-    """The event of a response; None for a kind that this version does not know, which is to be ignored."""
+    """Converts a response to its event, or to None for an unknown kind of event, which the client ignores."""
     match response.WhichOneof("event"):
         case "started":
             started = response.started
@@ -111,7 +115,7 @@ def event_from_wire(response: pb.GenerateResponse) -> Started | Delta | Finished
 
 
 def completion_to_wire(completion: Completion) -> pb.GenerateResult:
-    """A completed request."""
+    """Converts a completed request to its message."""
     result = pb.GenerateResult(
         request_id=completion.request_id,
         seed=completion.seed,
@@ -132,7 +136,7 @@ def completion_to_wire(completion: Completion) -> pb.GenerateResult:
 
 
 def completion_from_wire(result: pb.GenerateResult) -> Completion:
-    """A completed request."""
+    """Converts the message of a completed request back."""
     choices = [
         Choice(
             index=choice.index,
@@ -155,12 +159,12 @@ def completion_from_wire(result: pb.GenerateResult) -> Completion:
 
 
 def model_info_to_wire(info: ModelInfo) -> pb.ModelInfo:
-    """What is served; the message has the dataclass's field names."""
+    """Converts the description of the model to its message, which has the dataclass's field names."""
     return pb.ModelInfo(**{field.name: getattr(info, field.name) for field in fields(ModelInfo)})
 
 
 def model_info_from_wire(message: pb.ModelInfo) -> ModelInfo:
-    """What is served."""
+    """Converts the message about the model back."""
     values = {field.name: getattr(message, field.name) for field in fields(ModelInfo)}
     return ModelInfo(**values | {"eos_token_ids": tuple(message.eos_token_ids)})
 
@@ -207,7 +211,7 @@ def _reason_to_wire(reason: FinishReason) -> pb.FinishReason:
 
 
 def _reason_from_wire(reason: int) -> FinishReason:
-    """A reason of a newer server means finished all the same: LENGTH, the one that says nothing about the text."""
+    """Converts a reason back; an unknown reason of a newer server becomes LENGTH, which implies the least."""
     name = pb.FinishReason.Name(reason) if reason in pb.FinishReason.values() else ""
     return FinishReason.__members__.get(name.removeprefix("FINISH_REASON_"), FinishReason.LENGTH)
 

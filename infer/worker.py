@@ -1,7 +1,7 @@
-"""One tensor-parallel rank of the engine, in a process of its own that `worker_entry.py` began.
+"""One tensor-parallel rank of the engine, in a process that `worker_entry.py` starts.
 
-It loads its part of the model, says so, and then carries out step plans until the socket ends. It holds no state about
-requests but the cache's pages.
+The worker loads its part of the model, reports that it is ready, and carries out step plans until the socket ends. Its
+only state about requests is the content of the cache.
 """
 
 import socket
@@ -29,7 +29,7 @@ from .step_plan import StepPlan
 
 
 def work(descriptor: int) -> None:
-    """Serves the engine at the other end of a socket. Returns when the engine is gone."""
+    """Serves the engine at the other end of a socket; returns when the engine has ended."""
     connection = socket.socket(fileno=descriptor)
     try:
         _serve(connection)
@@ -41,8 +41,11 @@ def work(descriptor: int) -> None:
 
 
 def _report(connection: socket.socket, error: TkError) -> None:
-    """Tells the engine, and waits for it to end this process: other ranks should not notice before it does."""
-    with suppress(WorkerDied):  # the engine is gone, or does not want to know any more
+    """Reports an error and waits until the engine ends this process.
+
+    If this process ended by itself, other ranks would fail too, and the engine might see their errors first.
+    """
+    with suppress(WorkerDied):  # the engine has ended or closed the connection
         send(connection, error_frame(error))
         receive(connection)
 
@@ -79,7 +82,7 @@ def _load(start: Frame) -> ModelRunner:
 
 
 def _device(rank: int, size: int) -> torch.device:
-    """A GPU of its own for every rank, or the CPU for all of them. What is made without a device is made there."""
+    """Returns this rank's GPU, or the CPU if the machine has fewer GPUs than ranks; makes a GPU torch's default."""
     if not torch.cuda.is_available() or torch.cuda.device_count() < size:
         return torch.device("cpu")
     device = torch.device("cuda", rank)
@@ -92,8 +95,8 @@ def _check_room(kv_bytes: int, device: torch.device) -> None:
     free, _ = torch.cuda.mem_get_info(device)
     if kv_bytes > free:
         raise ConfigError(
-            f"The KV cache takes {format_bytes(kv_bytes)}, and {device} has {format_bytes(free)} free beside the "
-            "weights: give --kv-memory less, or use more ranks."
+            f"The KV cache takes {format_bytes(kv_bytes)}, but {device} has only {format_bytes(free)} free beside the "
+            "weights: lower --kv-memory, or use more ranks."
         )
 
 

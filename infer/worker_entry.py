@@ -1,7 +1,7 @@
-"""How a worker begins: `python -m tk.infer.worker_entry FD`, its socket to the engine.
+"""The entry point of a worker: `python -m tk.infer.worker_entry FD`, with the descriptor of its socket to the engine.
 
-It ties itself to the engine before anything slow is imported: an engine that is killed while its workers start leaves
-none behind.
+Before any slow import, the process arranges to die with the engine: an engine that is killed while its workers start
+leaves no process behind.
 """
 
 import signal
@@ -11,8 +11,8 @@ from ..core.process import die_with_parent
 
 
 def main() -> int:
-    """The process's entry. Returns when the engine is gone."""
-    die_with_parent()  # also where we wait for other ranks, not for the engine
+    """Runs the worker; returns when the engine has ended."""
+    die_with_parent()  # the socket's end is not enough: a worker that waits for other ranks does not read it
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)  # the engine decides when its workers end
     from .worker import work

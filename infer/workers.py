@@ -1,4 +1,4 @@
-"""The engine's side of its workers: start, talk, notice a death at once, end."""
+"""The engine's side of its workers: their start, messages, deaths and end."""
 
 import os
 import selectors
@@ -15,13 +15,14 @@ from ..core.process import start_module
 from .ipc import Frame, error_from, receive, send
 from .step_plan import SamplerOutput, StepPlan
 
-EXIT_TIMEOUT: Final = 5.0  # seconds that a worker gets to end by itself
+EXIT_TIMEOUT: Final = 5.0  # seconds for a worker to end by itself
 
 
 class WorkerGroup:
-    """One process per tensor-parallel rank. All methods but `wake` are for the one thread that calls `start`.
+    """One process per tensor-parallel rank.
 
-    That thread must live as long as the group: the kernel ends a worker with the thread that started it.
+    Only the thread that calls `start` may call the other methods, except `wake`. The thread must live as long as the
+    group: the kernel ends a worker with the thread that started it.
     """
 
     def __init__(self) -> None:
@@ -35,25 +36,28 @@ class WorkerGroup:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the ranks, in order."""
+        """The process ids, in rank order."""
         return tuple(process.pid for process in self._processes)
 
     def start(self, job: Mapping[str, Any], tp: int, timeout: float) -> None:
         """Starts `tp` ranks and waits until each has loaded.
 
         Args:
-            job: what every rank is told; its rank, tp and the ranks' meeting place are added.
+            job: the job that every rank receives, with its rank, tp and the file of the rendezvous added.
+            tp: the number of ranks.
+            timeout: the time to load, in seconds.
 
         Raises:
-            TkError: what a worker reported, of its own class; WorkerDied if one ended without a word or took longer
-                than `timeout` seconds; Cancelled if `wake` was called.
+            TkError: a worker reported an error, which keeps its class.
+            WorkerDied: a worker ended without a report, or did not load in time.
+            Cancelled: `wake` was called.
         """
         deadline = time.monotonic() + timeout
         with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
             for rank in range(tp):
                 self._start_rank(rank, tp)
                 frame = Frame("start", {**job, "rank": rank, "tp": tp, "store": f"{folder}/store"})
-                with suppress(WorkerDied):  # one that is gone is told about below, by name
+                with suppress(WorkerDied):  # `_receive` below reports a dead rank by its number
                     send(self._connections[rank], frame)
             loading = set(range(tp))
             while loading:
@@ -67,16 +71,16 @@ class WorkerGroup:
                     loading.remove(rank)
 
     def step(self, plan: StepPlan, timeout: float) -> SamplerOutput:
-        """Has every rank carry out a plan; what rank 0 answers.
+        """Sends a plan to every rank and returns the answer of rank 0.
 
         Raises:
-            WorkerDied: one is gone, reported a fault, or did not answer within `timeout` seconds.
+            WorkerDied: a rank ended, reported an error, or did not answer within `timeout` seconds.
         """
         frame = Frame("step", arrays=plan.arrays())
         deadline = time.monotonic() + timeout
         for connection in self._connections:
             connection.settimeout(timeout)
-            with suppress(WorkerDied):  # one that is gone is told about below, by name
+            with suppress(WorkerDied):  # `_receive` below reports a dead rank by its number
                 send(connection, frame)
         while True:
             for rank in self._wait_for_ranks(deadline) or ():
@@ -86,19 +90,23 @@ class WorkerGroup:
                 return SamplerOutput.from_arrays(answer.arrays)
 
     def sleep(self) -> None:
-        """Returns when `wake` is called. Raises WorkerDied as soon as a worker is gone."""
+        """Returns when `wake` is called.
+
+        Raises:
+            WorkerDied: a worker has ended.
+        """
         for rank in self._wait_for_ranks(None) or ():
-            raise WorkerDied(f"Inference rank {rank} spoke out of turn ({self._receive(rank).op}).")
+            raise WorkerDied(f"Inference rank {rank} sent an unexpected message ({self._receive(rank).op}).")
 
     def wake(self) -> None:
-        """Ends a `sleep` or `start`; lost if there is none. From any thread."""
-        with suppress(OSError):  # it is full of wake-ups already, or closed
+        """Ends a `sleep` or `start`, from any thread."""
+        with suppress(OSError):  # the socket is full of wake-ups already, or closed
             self._wake_up.send(b"w")
 
     def close(self, kill: bool = False) -> None:
-        """Ends all processes, which get a while to do so by themselves unless `kill`. Idempotent."""
+        """Ends all processes: at once if `kill`, else after a time to end by themselves; a second call does nothing."""
         for process in self._processes if kill else ():
-            process.kill()  # before they notice that a connection is closed, and complain
+            process.kill()  # before its connection closes, or it would report the loss on stderr
         for connection in self._connections:
             connection.close()
         deadline = time.monotonic() + EXIT_TIMEOUT
@@ -129,7 +137,11 @@ class WorkerGroup:
         self._selector.register(ours, selectors.EVENT_READ, rank)
 
     def _wait_for_ranks(self, deadline: float | None) -> list[int] | None:
-        """Ranks that have something to say; None if woken instead. Raises WorkerDied after the deadline."""
+        """Waits for messages and returns the ranks that sent one, or None after `wake`.
+
+        Raises:
+            WorkerDied: the deadline has passed.
+        """
         ready = self._selector.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
         if not ready:
             raise WorkerDied("The inference workers did not answer in time.")
@@ -151,12 +163,12 @@ class WorkerGroup:
 
 
 def worker_environment(tp: int) -> dict[str, str]:
-    """Variables of a worker, where they are not set: the cores are shared out among the ranks."""
+    """Returns the environment variables to set for a worker: the ranks share the cores; set variables are kept."""
     cores = len(os.sched_getaffinity(0))
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores // tp)),
-        # Threads that wait for one which has no core should not spin long: measured on 2 cores, this costs a fifth of
-        # the speed of an idle machine and is several times faster on a busy one.
+        # Threads should not spin long while they wait for a thread that has no core. Measured on 2 cores: a fifth
+        # slower on an idle machine, several times faster on a busy one.
         "GOMP_SPINCOUNT": "5000",
         "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this machine
     }
