@@ -7,7 +7,6 @@ from torch import nn
 
 from tk.core.labels import IGNORED
 from tk.core.layout import Layout
-from tk.parallel.collectives import tree_sum
 from tk.parallel.cross_entropy import vocab_parallel_cross_entropy
 from tk.parallel.layers import ColumnParallelLinear, LayerContext, RowParallelLinear, VocabParallelEmbedding
 from tk.parallel.mesh import ALONE, Group, Mesh
@@ -127,8 +126,3 @@ def test_cross_entropy_of_one_process_equals_torch() -> None:
     F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED).backward()
     vocab_parallel_cross_entropy(mine, targets, 11, ALONE).sum().backward()
     _assert_close(mine.grad, logits.grad)
-
-
-def test_tree_sum_adds_in_a_fixed_order() -> None:
-    parts = [torch.tensor([value]) for value in (1e8, 1.0, -1e8, 1.0)]
-    assert tree_sum(parts).item() == 0.0, "pairs first: (1e8 + 1) + (-1e8 + 1) in fp32; from left to right it is 1"

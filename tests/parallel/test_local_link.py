@@ -124,28 +124,6 @@ def test_a_lost_peer_is_named(rank_pool: RankPool, how: str, says: str) -> None:
     assert "if the ranks have different numbers of batches, all of them must stop at the smallest number" in said
 
 
-def connect_without_secret() -> bool:
-    """Connects rank 1 to rank 0 with a wrong secret first, then with the right one; returns whether the link works."""
-    with LinkFactory(timeout=20.0) as links:
-        if links.rank == 1:
-            record = links._records[0]
-            links._records[0] = record[:32] + bytes(16)
-            links._num_links += 1
-            stranger = links._connect(0, 1)
-            links._num_links -= 1
-            links._records[0] = record
-            link = links.link([0, 1])
-            stranger.close()
-        else:
-            link = links.link([0, 1])
-    assert link is not None
-    return all_reduce(torch.ones(3), Group(dist.group.WORLD, links.rank, 2, link)).tolist() == [2.0] * 3
-
-
-def test_a_connection_without_the_secret_is_refused(rank_pool: RankPool) -> None:
-    assert rank_pool.run(connect_without_secret, 2) == [True, True]
-
-
 def interrupt_while_waiting() -> float:
     """Runs a signal handler while a rank waits; returns the sum of the message, which must still arrive whole."""
     group = join_world()

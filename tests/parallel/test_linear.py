@@ -1,9 +1,10 @@
-"""The backward of linear layers: sums that overlap with weight gradients, and deferred weight gradients."""
+"""The product of linear layers against torch's, and its backward: overlapping sums, deferred weight gradients."""
 
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tk.core.layout import Layout
 from tk.parallel import linear
@@ -37,6 +38,42 @@ class _Watched:
         self.down(torch.tanh(self.up(x))).square().sum().backward()
         assert x.grad is not None
         return x.grad
+
+
+def _draw(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("num_transposed", [0, 1, 3])
+def test_a_product_equals_torchs(num_transposed: int) -> None:
+    x, whole, bias = _draw(2, 5, 8, seed=1), _draw(6, 8, seed=2), _draw(6, seed=3)
+    blocks = [block.t() for block in whole.chunk(num_transposed)] if num_transposed else [whole]
+    torch.testing.assert_close(linear.product(x, torch.cat(blocks), num_transposed, bias), F.linear(x, whole, bias))
+
+
+@pytest.mark.parametrize("num_transposed", [0, 1])
+def test_an_activation_before_the_product_is_computed_again_and_its_gradient_is_torchs(num_transposed: int) -> None:
+    calls = []
+
+    def activation(x: torch.Tensor) -> torch.Tensor:
+        calls.append(torch.is_grad_enabled())
+        return F.silu(x)
+
+    x, whole = _draw(2, 5, 8, seed=1).requires_grad_(), _draw(6, 8, seed=2).requires_grad_()
+    mine = x.detach().clone().requires_grad_()
+    weight = (whole.t() if num_transposed else whole).detach().clone().requires_grad_()
+    layer = linear.ParallelProduct("row", ALONE, num_transposed)
+    expected, actual = F.linear(F.silu(x), whole), layer(mine, weight, activation=activation)
+    torch.testing.assert_close(actual, expected)
+    assert calls == [False], "forward keeps no graph of the activation"
+    expected.square().sum().backward()
+    actual.square().sum().backward()
+    assert calls == [False, True]
+    assert weight.grad is not None
+    torch.testing.assert_close(mine.grad, x.grad)
+    torch.testing.assert_close(weight.grad.t() if num_transposed else weight.grad, whole.grad)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(mine, weight, activation=activation), expected)
 
 
 def check_deferred(sequence_parallel: bool, transposed: bool) -> None:

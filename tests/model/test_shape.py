@@ -1,0 +1,44 @@
+"""A decoder's shape: values that are filled in, and shapes that no decoder has."""
+
+from typing import Any
+
+import pytest
+
+from tk.core.config import parse
+from tk.core.errors import ConfigError
+from tk.model.shape import ModelShape
+
+
+def test_heads_are_filled_in_from_the_hidden_size() -> None:
+    shape = ModelShape(hidden_size=96, num_attention_heads=6)
+    assert (shape.num_key_value_heads, shape.head_dim) == (6, 16)
+    assert (ModelShape().num_attention_heads, ModelShape().head_dim) == (4, 64), "256 / 4"
+    given = ModelShape(hidden_size=100, num_attention_heads=6, num_key_value_heads=2, head_dim=24)
+    assert (given.num_key_value_heads, given.head_dim) == (2, 24), "hidden_size need not be a multiple of the heads"
+
+
+@pytest.mark.parametrize(("given", "ids"), [(None, ()), (7, (7,)), ([7, 9], (7, 9)), ((), ())])
+def test_the_end_tokens_are_a_tuple(given: Any, ids: tuple[int, ...]) -> None:
+    assert ModelShape.model_validate({"eos_token_id": given}).eos_token_id == ids
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16")])
+def test_a_dtype_has_its_name_on_the_command_line(dtype: str, name: str) -> None:
+    assert ModelShape(dtype=dtype).dtype_name == name
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"num_attention_heads": 3}, "num_attention_heads = 3 must divide hidden_size = 256"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3 must divide num_attention_heads = 4"),
+        ({"head_dim": 7}, "head_dim = 7 must be even"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9 must not exceed num_local_experts = 8"),
+        ({"dtype": "fp32"}, "dtype = 'fp32' must be one of float32, bfloat16, float16"),
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"hidden_sizes": 8}, "unknown key 'hidden_sizes'; did you mean 'hidden_size'"),
+    ],
+)
+def test_a_shape_that_no_decoder_has_is_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(section, ModelShape, "[model]")

@@ -1,0 +1,96 @@
+"""The groups of a mesh: their ranks along every axis, counted by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tk.core.errors import ParallelError
+from tk.core.layout import Coordinates, Layout
+from tk.parallel.collectives import all_gather
+from tk.parallel.mesh import ALONE, Group, Mesh, cpu_shard_group, join_world
+from tk.tests.rank_pool import RankPool
+
+AXES = ("world", "pp", "replicate", "shard", "tp", "kv_heads", "embedding_group")
+EVERY = [[0, 1, 2, 3]] * 4
+EACH = [[0], [1], [2], [3]]
+NEIGHBOURS = [[0, 1], [0, 1], [2, 3], [2, 3]]
+APART = [[0, 2], [1, 3], [0, 2], [1, 3]]
+
+
+def members(layout: dict[str, Any], num_kv_heads: int, tied: bool) -> dict[str, list[int]]:
+    """Returns the global ranks of this rank's group along each axis."""
+    mesh = Mesh.build(Layout(**layout), num_kv_heads, tied, timeout_seconds=60)
+    assert mesh.coordinates == Layout(**layout).coordinates(dist.get_rank())
+    assert cpu_shard_group(mesh, 60) is mesh.shard, "gloo sends CPU tensors itself"
+    me = torch.tensor(dist.get_rank())
+    found = {}
+    for axis in AXES:
+        group: Group = getattr(mesh, axis)
+        found[axis] = [int(rank) for rank in all_gather(me, group)]
+        assert found[axis][group.rank] == me, "a group's ranks are in the order of global ranks"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_kv_heads", "tied", "expected"),
+    [
+        ({"tp": 4}, 2, True, {"tp": EVERY, "kv_heads": NEIGHBOURS}),
+        ({"tp": 2, "dp": 2, "zero": 0}, 4, False, {"tp": NEIGHBOURS, "replicate": APART}),
+        ({"tp": 2, "dp": 2, "zero": 1}, 4, False, {"tp": NEIGHBOURS, "shard": APART}),
+        ({"dp": 4, "zero": 3, "shard_size": 2}, 4, False, {"shard": NEIGHBOURS, "replicate": APART}),
+        ({"pp": 2, "tp": 2}, 4, False, {"pp": APART, "tp": NEIGHBOURS}),
+        ({"pp": 2, "tp": 2}, 4, True, {"pp": APART, "tp": NEIGHBOURS, "embedding_group": APART}),
+        ({"pp": 4}, 4, True, {"pp": EVERY, "embedding_group": [[0, 3], [1], [2], [0, 3]]}),
+    ],
+)
+def test_every_axis_has_its_ranks(
+    rank_pool: RankPool, layout: dict[str, Any], num_kv_heads: int, tied: bool, expected: dict[str, list[list[int]]]
+) -> None:
+    found = rank_pool.run(members, 4, layout=layout, num_kv_heads=num_kv_heads, tied=tied)
+    for axis in AXES:
+        wanted = expected.get(axis, EVERY if axis == "world" else EACH)
+        assert [rank[axis] for rank in found] == wanted, axis
+
+
+def build_for_too_many() -> str:
+    """Returns the error of a layout that needs more ranks than there are."""
+    with pytest.raises(ParallelError) as error:
+        Mesh.build(Layout(tp=4, dp=2), 4)
+    return str(error.value)
+
+
+def test_a_layout_of_another_number_of_ranks_is_refused(rank_pool: RankPool) -> None:
+    message = "The layout pp x dp x tp = 1 x 2 x 4 needs 8 ranks, but 2 were started."
+    assert rank_pool.run(build_for_too_many, 2) == [message] * 2
+
+
+def count_world() -> list[int]:
+    """Returns rank, size and the sum of all ranks in the group without a mesh."""
+    world = join_world()
+    return [world.rank, world.size, sum(int(rank) for rank in all_gather(torch.tensor(world.rank), world))]
+
+
+def test_a_world_needs_no_layout(rank_pool: RankPool) -> None:
+    assert rank_pool.run(count_world, 3) == [[0, 3, 3], [1, 3, 3], [2, 3, 3]]
+
+
+def test_one_process_needs_no_process_group() -> None:
+    mesh = Mesh.build(Layout(zero=2), num_kv_heads=4, tied=True)
+    assert mesh == Mesh.alone(Layout(zero=2))
+    assert mesh.coordinates == Coordinates(0, 0, 0)
+    assert all(getattr(mesh, axis) is ALONE for axis in AXES)
+    assert (ALONE.rank, ALONE.size, ALONE.process_group, ALONE.link) == (0, 1, None, None)
+
+
+def test_a_process_group_that_was_destroyed_is_named() -> None:
+    class ProcessGroup:
+        pass
+
+    alive: Any = ProcessGroup()
+    group = Group(alive, 1, 2)
+    assert group.process_group is alive
+    del alive
+    with pytest.raises(ParallelError, match=r"process group was destroyed.*only after the last use of tk"):
+        _ = group.process_group
