@@ -1,1 +1,1 @@
-"""The gRPC server around an engine: the wire, its statuses, streams, health, reflection, and the way down."""
+"""The gRPC server around an engine: calls, statuses, streams, health, reflection and shutdown."""

@@ -1,4 +1,4 @@
-"""The server as a whole: a port, an engine behind it, and an orderly way down."""
+"""The server as a whole: its port, the engine behind it, and its orderly shutdown."""
 
 import asyncio
 import ipaddress
@@ -21,19 +21,19 @@ from .service import GenerationService
 
 MAX_REQUEST_BYTES: Final = 4 << 20
 MAX_RESPONSE_BYTES: Final = 16 << 20
-# Seconds for calls that are no requests (health watchers, reflection) to end by themselves once nothing is live.
+# Seconds for calls other than requests (health watchers, reflection) to end by themselves when no request is live.
 STOP_GRACE: Final = 0.5
-# Seconds for the engine to let go of aborted requests, which it does between two steps.
+# Seconds for the engine to drop aborted requests, which it does between two steps.
 ABORT_GRACE: Final = 5.0
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
-    ("grpc.so_reuseport", 0),  # two servers on one port are a mistake, to be told at once
-    # Clients that ping during a long decode are welcome; by default they are sent away and every call with them.
+    ("grpc.so_reuseport", 0),  # two servers on one port are a mistake, which must fail at once
+    # By default gRPC closes the connection, and every call on it, of a client that pings during a long decode.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A client whose machine is gone says no goodbye: ask, so that its requests end.
+    # A client whose machine has failed does not close its connection: pings detect it, so that its requests end.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )
@@ -42,14 +42,14 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How a server is reached and left.
+    """The options of a server.
 
     Attributes:
-        host: address or name to listen on; without `insecure`, one that only this machine reaches.
-        port: 0 takes a free one.
-        drain_timeout: seconds that live requests have to end, once the server is asked to.
-        default_max_new_tokens: for requests that set none; None is up to the model's length.
-        insecure: listen on an address that others reach, with neither encryption nor authentication.
+        host: the address or name to listen on; without `insecure`, one that only this machine reaches.
+        port: the port to listen on; 0 = any free port.
+        drain_timeout: the time, in seconds, for live requests to end after the server receives a signal.
+        default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
+        insecure: whether to listen on an address that other machines reach, without encryption or authentication.
     """
 
     _: KW_ONLY
@@ -65,7 +65,11 @@ class ServerOptions:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def validate(self) -> None:
-        """Raises ConfigError for the first value that cannot be served with."""
+        """Checks all options.
+
+        Raises:
+            ConfigError: a value is wrong; the message names the first one.
+        """
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port = {self.port}; it must be 0 (any free port) to 65535.")
         if self.drain_timeout < 0:
@@ -80,7 +84,11 @@ class ServerOptions:
 
 
 def check_address(options: ServerOptions) -> None:
-    """Raises ConfigError if the address cannot be had just now: told before a model is loaded, not after."""
+    """Checks that the server can listen on the address, so that an error comes before the model is loaded.
+
+    Raises:
+        ConfigError: the address is in use or not available.
+    """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         socket.create_server((options.host, options.port), family=family).close()
@@ -89,7 +97,7 @@ def check_address(options: ServerOptions) -> None:
 
 
 class Server:
-    """A gRPC server around an engine that is loaded. For one event loop; the engine is closed by whoever started it."""
+    """A gRPC server around a started engine, for one event loop; the caller closes the engine."""
 
     def __init__(self, engine: ServedEngine, options: ServerOptions) -> None:
         options.validate()
@@ -102,7 +110,11 @@ class Server:
         add_reflection(self._server, (READINESS, HEALTH_SERVICE))
 
     async def start(self) -> str:
-        """Listen and take requests; returns HOST:PORT. ConfigError if the address cannot be had."""
+        """Starts to listen and to accept requests; returns HOST:PORT.
+
+        Raises:
+            ConfigError: the address is in use or not available.
+        """
         try:
             port = self._server.add_insecure_port(self._options.address)
         except RuntimeError as error:
@@ -119,7 +131,7 @@ class Server:
         return replace(self._options, port=port).address
 
     async def drain(self) -> None:
-        """Take nothing new, and return when the live requests are done or the drain timeout has passed."""
+        """Refuses new requests, and returns when the live ones have ended or the drain timeout has passed."""
         self._service.start_draining()
         await self._health.set_draining()
         _LOG.info("draining: %d live requests, %g s at most", len(self._service.live), self._options.drain_timeout)
@@ -129,24 +141,24 @@ class Server:
             _LOG.warning("drain timeout: ending %d live requests", len(self._service.live))
 
     async def stop(self) -> None:
-        """End what is still live, then every call and the port."""
+        """Ends the live requests, then all other calls, and closes the port."""
         self._service.start_draining()
         self._service.end_live_requests()
         await self._server.stop(STOP_GRACE)
-        with suppress(TimeoutError):  # a hung engine; closing it ends what is left
+        with suppress(TimeoutError):  # the engine hangs; closing it ends the remaining requests
             await asyncio.wait_for(self._service.live.wait_empty(), ABORT_GRACE)
 
 
 def serve_until_signal(engine: ServedEngine, options: ServerOptions, on_ready: Callable[[str], None]) -> bool:
-    """Serve until SIGTERM or Ctrl-C; a second one ends the draining that the first began.
+    """Serves until SIGTERM or Ctrl-C; a second signal ends the draining that the first began.
 
     Args:
-        engine: loaded; the caller closes it.
-        options: where to listen, how to leave.
-        on_ready: called with HOST:PORT once requests are taken.
+        engine: the started engine; the caller closes it.
+        options: the options of the server.
+        on_ready: is called with HOST:PORT when the server accepts requests.
 
     Returns:
-        Whether the way down was orderly: True unless there was a second signal.
+        Whether the shutdown was orderly: False after a second signal.
     """
     return asyncio.run(_serve(engine, options, on_ready))
 
@@ -171,7 +183,7 @@ def _not_ours(options: ServerOptions, error: Exception) -> ConfigError:
 
 
 async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Run all until one is done; cancel the others."""
+    """Runs all coroutines until one is done, and cancels the others."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

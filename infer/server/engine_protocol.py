@@ -1,4 +1,4 @@
-"""What the server needs of an engine: the seam that infer/engine.py fills and that tests fill with a script."""
+"""The interface of an engine that the server uses; infer/engine.py implements it, and so does a fake in the tests."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -10,31 +10,31 @@ class ServedTokenizer(Protocol):
     """The part of a tokenizer that the server uses."""
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the tokenizer's special tokens unless told otherwise."""
+        """Returns the token ids of `text`, with the tokenizer's special tokens unless `special_tokens` is False."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; ids unknown to the tokenizer give no text."""
+        """Returns the text of `ids`; ids unknown to the tokenizer give no text."""
 
 
 class ServedEngine(Protocol):
-    """An engine that runs requests on a thread of its own and tells of them by events on that thread."""
+    """An engine that runs requests on its own thread and reports them by events on that thread."""
 
     @property
     def info(self) -> ModelInfo:
-        """What is served."""
+        """The description of the served model."""
 
     @property
     def tokenizer(self) -> ServedTokenizer | None:
-        """The checkpoint's tokenizer, or None where it came without one."""
+        """The checkpoint's tokenizer, or None if it has none."""
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
-        """Take in a request, from any thread; raises InvalidRequest, Overloaded or WorkerDied at once.
+        """Submits a request, from any thread; raises InvalidRequest, Overloaded or WorkerDied at once.
 
-        `on_event` gets its events on the engine's thread, the last being Done or Failed, and must not block.
+        The engine's thread calls `on_event` with each event, the last being Done or Failed; it must not block.
         """
 
     def abort(self, request_id: str) -> bool:
-        """End a request, from any thread; its last event is Failed. False if there is no such live request."""
+        """Ends a request, from any thread; its last event is Failed. Returns False if it is not live."""
 
     def on_death(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once, on the engine's thread, when a worker dies."""
+        """Registers a callback, which the engine's thread calls once when a worker dies."""

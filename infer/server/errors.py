@@ -1,14 +1,14 @@
-"""Refusals that only a server makes; the engine's own are in core/errors.py.
+"""Errors that only a server raises; the engine's errors are in core/errors.py.
 
 TkError
 |- RequestError
 |  |- NotBuilt            UNIMPLEMENTED        a field or call that this version knows and cannot carry out
 |  |- UnknownModel        NOT_FOUND            a request for another model than the served one
 |  |- DuplicateRequest    ALREADY_EXISTS       a request id that is in use
-|  |- RoleMissing         PERMISSION_DENIED    something that needs another role
-|  |- NoTokenizer         FAILED_PRECONDITION  text, where the checkpoint came without a tokenizer
-|  `- DeadlinePassed      DEADLINE_EXCEEDED    an answer for which nobody waits any more
-`- Draining               UNAVAILABLE          a server on its way down
+|  |- RoleMissing         PERMISSION_DENIED    a request that needs a role which the caller lacks
+|  |- NoTokenizer         FAILED_PRECONDITION  text for a checkpoint without a tokenizer
+|  `- DeadlinePassed      DEADLINE_EXCEEDED    a request whose deadline has passed
+`- Draining               UNAVAILABLE          a request to a server that shuts down
 """
 
 from ...core.errors import RequestError, TkError
@@ -27,34 +27,34 @@ class UnknownModel(RequestError):
 
 
 class DuplicateRequest(RequestError):
-    """A request id that another live request of the caller has."""
+    """A request id that another live request has."""
 
     grpc_status = "ALREADY_EXISTS"
 
 
 class RoleMissing(RequestError):
-    """Something that needs a role which the caller has not."""
+    """A request that needs a role which the caller lacks."""
 
     grpc_status = "PERMISSION_DENIED"
 
 
 class NoTokenizer(RequestError):
-    """Text, where the checkpoint came without a tokenizer."""
+    """Text for a checkpoint without a tokenizer."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class DeadlinePassed(RequestError):
-    """A request whose caller no longer waits for the answer."""
+    """A request whose deadline has passed."""
 
     grpc_status = "DEADLINE_EXCEEDED"
 
 
 class Draining(TkError):
-    """A server on its way down, that finishes what it has and takes nothing new.
+    """A request to a server that shuts down: it finishes its live requests and accepts no new ones.
 
     Attributes:
-        retry_after: seconds after which another server behind the same name may answer.
+        retry_after: the number of seconds after which another server behind the same name may answer.
     """
 
     grpc_status = "UNAVAILABLE"

@@ -1,4 +1,4 @@
-"""grpc.health.v1 for the server: "" says that it lives, "tk.v1.Generation" that it takes requests."""
+"""grpc.health.v1 for the server: the service "" is its liveness, "tk.v1.Generation" its readiness for requests."""
 
 from typing import Final
 
@@ -13,24 +13,24 @@ _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Health:
-    """What probes and watchers are told. A server that drains lives on; one that lost a worker is dead."""
+    """The health status for probes and watchers. A draining server is alive; one that lost a worker is dead."""
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Answer probes on this server."""
+        """Adds the health service to a server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def set_ready(self) -> None:
-        """Requests are taken."""
+        """Reports that the server accepts requests."""
         await self._servicer.set(READINESS, _SERVING)
 
     async def set_draining(self) -> None:
-        """No new requests are taken."""
+        """Reports that the server accepts no new requests."""
         await self._servicer.set(READINESS, _NOT_SERVING)
 
     async def set_dead(self) -> None:
-        """Nothing will be answered any more: restart this process."""
+        """Reports that the server is dead and must be restarted."""
         await self._servicer.set(READINESS, _NOT_SERVING)
         await self._servicer.set(LIVENESS, _NOT_SERVING)

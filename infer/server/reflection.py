@@ -1,7 +1,7 @@
-"""gRPC reflection, v1alpha and v1: what tools like grpcurl read the services from.
+"""gRPC reflection, v1alpha and v1, from which tools like grpcurl read the services.
 
-grpcio-reflection has v1alpha only. v1 is the same protocol under another package name, byte for byte, so v1 is answered
-by the same servicer, and its schema, which reflection shows too, is v1alpha's with the name changed.
+grpcio-reflection has only v1alpha. v1 is byte for byte the same protocol under another package name, so the same
+servicer answers v1. Its schema, which reflection shows too, is v1alpha's with the name changed.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ V1_SERVICE: Final = f"{_V1}.ServerReflection"
 
 
 def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
-    """Describe `services` (full names), and reflection itself, on this server."""
+    """Adds reflection to a server; it describes `services` (full names) and itself."""
     _register_v1_schema()
     servicer = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME, V1_SERVICE))
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
@@ -32,7 +32,7 @@ def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
 
 
 def _register_v1_schema() -> None:
-    """Make v1's schema known to protobuf, unless another library did."""
+    """Registers v1's schema with protobuf, unless another library has done so."""
     pool = descriptor_pool.Default()
     try:
         pool.FindFileContainingSymbol(V1_SERVICE)

@@ -1,4 +1,4 @@
-"""Names of requests: given by the client or made here, unique among the live ones."""
+"""The ids of requests, given by the client or made here, and the table of live requests."""
 
 import asyncio
 import re
@@ -14,7 +14,11 @@ _VALID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def chosen_id(requested: str) -> str:
-    """The client's id if it gave one, else a new one; InvalidRequest if the client's breaks the rules."""
+    """Returns the client's id if it gave one, else a new id.
+
+    Raises:
+        InvalidRequest: the client's id is too long or has wrong characters.
+    """
     if not requested:
         return uuid.uuid4().hex
     if not _VALID.fullmatch(requested):
@@ -26,7 +30,7 @@ def chosen_id(requested: str) -> str:
 
 
 class LiveRequests:
-    """The requests that the engine works on or a handler answers, by name. For the event loop's thread only."""
+    """The requests that the engine computes or a handler answers, by id; only the event loop's thread uses it."""
 
     def __init__(self) -> None:
         self._streams: dict[str, EventStream] = {}
@@ -34,7 +38,11 @@ class LiveRequests:
         self._empty.set()
 
     def open(self, request_id: str) -> EventStream:
-        """A stream under this name, until it closes or `discard` is called; raises DuplicateRequest."""
+        """Opens a stream under this id, which is live until the stream closes or `discard` is called.
+
+        Raises:
+            DuplicateRequest: the id is live already.
+        """
         if request_id in self._streams:
             raise DuplicateRequest(f"request_id {request_id!r} is in use by a live request; choose another.")
         stream = self._streams[request_id] = EventStream(on_close=lambda: self.discard(request_id))
@@ -42,18 +50,18 @@ class LiveRequests:
         return stream
 
     def discard(self, request_id: str) -> None:
-        """Forget a name; idempotent."""
+        """Removes an id; does nothing if it is not live."""
         self._streams.pop(request_id, None)
         if not self._streams:
             self._empty.set()
 
     async def wait_empty(self) -> None:
-        """Return when nothing is live."""
+        """Returns when no request is live."""
         await self._empty.wait()
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def streams(self) -> list[EventStream]:
-        """Those of all live requests."""
+        """Returns the streams of all live requests."""
         return list(self._streams.values())

@@ -1,4 +1,4 @@
-"""What is refused from the look of a request alone, before the engine sees it."""
+"""The checks of a request's message, before the engine receives the request."""
 
 from typing import Final
 
@@ -10,15 +10,18 @@ from ...proto.v1 import generation_pb2 as pb
 from ..events import ModelInfo
 from .errors import NotBuilt, RoleMissing, UnknownModel
 
-# Fields of the wire that this version knows and cannot carry out.
+# The fields of the wire that this version knows and cannot carry out.
 NOT_BUILT: Final = ("chat", "sampling.json_schema", "sampling.regex", "cache.bypass", "cache.salt")
 
 
 def check_request(request: pb.GenerateRequest, info: ModelInfo) -> None:
-    """Refuse unknown and unbuilt fields, another model, another's rights, and a missing prompt.
+    """Checks a request's fields, model, priority and prompt.
 
     Raises:
-        InvalidRequest, NotBuilt, UnknownModel, RoleMissing.
+        InvalidRequest: a field is unknown, or the prompt is missing.
+        NotBuilt: a field is set that this version cannot carry out.
+        UnknownModel: the request is for another model.
+        RoleMissing: the priority needs another role.
     """
     refuse_unknown_fields(request)
     for path in NOT_BUILT:
@@ -33,9 +36,12 @@ def check_request(request: pb.GenerateRequest, info: ModelInfo) -> None:
 
 
 def refuse_unknown_fields(message: Message, path: str = "") -> None:
-    """Raises InvalidRequest, naming path and number, if the message holds a field unknown to us, at any depth.
+    """Refuses a message with an unknown field at any depth.
 
-    protobuf keeps a map entry with unknown fields of its own as an unknown field of the message around it.
+    protobuf keeps a map entry that has unknown fields as an unknown field of the message that contains the map.
+
+    Raises:
+        InvalidRequest: a field is unknown; the message names its path and number.
     """
     for unknown in UnknownFieldSet(message):
         field = message.DESCRIPTOR.fields_by_number.get(unknown.field_number)
@@ -56,7 +62,7 @@ def refuse_unknown_fields(message: Message, path: str = "") -> None:
 
 
 def _is_set(message: Message, path: str) -> bool:
-    """Whether the field is set: present if it has presence, not its type's zero otherwise."""
+    """Returns whether a field is set: present if it has presence, else different from its type's zero."""
     head, _, rest = path.partition(".")
     if rest:
         return message.HasField(head) and _is_set(getattr(message, head), rest)

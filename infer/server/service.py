@@ -1,4 +1,4 @@
-"""tk.v1.Generation over an engine: each call is checked, carried to the engine, and its events carried back."""
+"""The service tk.v1.Generation: it checks each call, submits it to the engine and sends the events back."""
 
 import asyncio
 import time
@@ -26,10 +26,10 @@ from .streams import EventStream
 class GenerationService(pb_grpc.GenerationServicer):
     """The calls of tk.v1.Generation.
 
-    However a call ends (done, an error, a cancel, a deadline, a lost connection), its request ends in the engine too.
+    At the end of a call (success, error, cancellation, deadline, lost connection) its request ends in the engine too.
 
     Attributes:
-        live: the requests that the engine works on or that are being answered.
+        live: the requests that the engine computes or a handler answers.
     """
 
     def __init__(self, engine: ServedEngine, default_max_new_tokens: int | None = None) -> None:
@@ -39,16 +39,16 @@ class GenerationService(pb_grpc.GenerationServicer):
         self.live = LiveRequests()
 
     def start_draining(self) -> None:
-        """Refuse new requests from now on; the live ones go on."""
+        """Refuses new requests from now on; live requests continue."""
         self._draining = True
 
     def end_live_requests(self) -> None:
-        """End what is still live; its callers get UNAVAILABLE, and their handlers abort it in the engine."""
+        """Ends all live requests: their callers get UNAVAILABLE, and their handlers abort them in the engine."""
         for stream in self.live.streams():
             stream.interrupt(Draining("The server ended before the request did; ask another one."))
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
-        """See the .proto, here and below."""
+        """Streams the events of one request; proto/v1/generation.proto documents this call and those below."""
         async with answered(context), self._running(request, context) as stream:
             async for event in stream:
                 await context.write(event_to_wire(event))
@@ -84,7 +84,7 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def _running(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[EventStream]:
-        """The request at work in the engine, for as long as the body runs."""
+        """Runs a request in the engine while the body runs, and yields its events."""
         deadline = _deadline(context)
         check_request(request, self._engine.info)
         if self._draining:
@@ -120,7 +120,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         return Request(request_id, tuple(prompt), params, priority=request.priority, deadline=deadline)
 
     def _with_default_length(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """The server's own limit where the client set none; a default gives way to what the client did set."""
+        """Sets the server's default limit if the client set none, but never below the client's min_new_tokens."""
         if params.max_new_tokens is not None or self._default_max_new_tokens is None:
             return params
         room = self._engine.info.max_model_len - num_prompt_tokens
@@ -128,7 +128,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         return replace(params, max_new_tokens=length) if length > 0 else params
 
     async def _encode(self, text: str, no_special_tokens: bool) -> list[int]:
-        """On another thread: a long text takes longer than other calls should wait."""
+        """Tokenizes a text on another thread, because a long text would delay other calls."""
         return await asyncio.to_thread(self._tokenizer().encode, text, special_tokens=not no_special_tokens)
 
     def _tokenizer(self) -> ServedTokenizer:
@@ -139,6 +139,6 @@ class GenerationService(pb_grpc.GenerationServicer):
 
 
 def _deadline(context: grpc.aio.ServicerContext) -> float | None:
-    """When the caller stops waiting, on the clock of time.monotonic()."""
+    """Returns the time at which the caller stops waiting, as a value of time.monotonic(), or None."""
     remaining = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining

@@ -1,4 +1,4 @@
-"""From an error to the gRPC status that tells it: the code from the error's class, the details from the table here."""
+"""The gRPC status of an error: the code comes from the error's class, the details from the table in this module."""
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,7 +15,7 @@ from ...core.errors import InvalidRequest, Overloaded, TkError
 from .errors import Draining
 
 ERROR_DOMAIN: Final = "tk.v1"
-# The text travels in headers three times (percent-encoded, and in the details): of 8 KiB that peers accept in all.
+# The headers carry the text three times (percent-encoded, and in the details), and peers accept 8 KiB of headers.
 MAX_MESSAGE_BYTES: Final = 1000
 _LOG: Final = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _DETAILS: Final[Mapping[type[TkError], Callable[[Any], list[Any]]]] = MappingPro
 
 
 def status_of(error: Exception) -> status_pb2.Status:
-    """The google.rpc.Status of an error; whatever is no TkError is a fault of ours."""
+    """Returns the google.rpc.Status of an error; an error that is no TkError is a defect of the server."""
     name = error.grpc_status if isinstance(error, TkError) else "INTERNAL"
     details = next((build(error) for kind, build in _DETAILS.items() if isinstance(error, kind)), [])
     if name == "INTERNAL":
@@ -57,12 +57,12 @@ def status_of(error: Exception) -> status_pb2.Status:
 
 @asynccontextmanager
 async def answered(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """End the call with the status of whatever error the body raises; a fault of ours is also logged."""
+    """Ends the call with the status of the error that the body raises; logs defects of the server."""
     try:
         yield
     except TkError as error:
         await _abort(context, error)
-    except grpc.aio.BaseError:  # the call is over already, by us or by the peer
+    except grpc.aio.BaseError:  # the server or the client has ended the call already
         raise
     except Exception as error:
         _LOG.exception("a call failed by a fault of the server")
@@ -75,7 +75,7 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
 
 
 def _text(error: Exception) -> str:
-    """What the client reads. The words of an unforeseen error may hold what is not the client's: the log has them."""
+    """Returns the error's text for the client; an unforeseen one goes only to the log: it may be confidential."""
     text = str(error) if isinstance(error, TkError) else f"A fault of the server ({type(error).__name__}); see its log."
     raw = text.encode(errors="replace")
     return (

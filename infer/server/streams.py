@@ -1,8 +1,7 @@
 """The bridge from the engine's thread to an asyncio handler: one EventStream per request.
 
-The engine pushes and never waits. What a slow reader has not taken yet is kept small by joining deltas: at any time at
-most one open delta per sample is queued, whatever the number of tokens (long ones are closed at a size that fits a
-message, so memory grows with the text alone).
+The engine pushes events and never waits. For a slow reader the stream joins deltas: it queues at most one open delta
+per sample, for any number of tokens. A delta closes at a size that fits a message, so memory grows only with the text.
 """
 
 import asyncio
@@ -16,13 +15,13 @@ from typing import Final
 from ...core.errors import TkError
 from ..events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
 
-# With 20 alternatives per token this is about a megabyte of message.
+# With 20 alternatives per token, a message of this many tokens has about a megabyte.
 MAX_TOKENS_PER_DELTA: Final = 1024
 
 
 @dataclass
 class _OpenDelta:
-    """A queued delta that later ones of its sample may still join."""
+    """A queued delta, which later deltas of its sample can join."""
 
     index: int
     texts: list[str] = field(default_factory=list)
@@ -39,13 +38,17 @@ class _OpenDelta:
 
 
 class EventStream:
-    """The events of one request, pushed by the engine's thread, iterated by one coroutine.
+    """The events of one request: the engine's thread pushes them and one coroutine iterates over them.
 
-    Iteration ends at Done and raises the error of Failed. Made on the event loop's thread.
+    Iteration ends at Done and raises the error of Failed. The event loop's thread makes the stream.
     """
 
     def __init__(self, on_close: Callable[[], None]) -> None:
-        """`on_close` is called on the loop, once, when the engine and the reader are both done with the request."""
+        """Makes an empty stream.
+
+        Args:
+            on_close: is called once, on the loop, when both the engine and the reader are done with the request.
+        """
         self._loop = asyncio.get_running_loop()
         self._on_close = on_close
         self._ready = asyncio.Event()
@@ -58,7 +61,7 @@ class EventStream:
         self._closed = False
 
     def push(self, event: Event) -> None:
-        """Queue an event; any thread, never blocks. What follows the last event is dropped."""
+        """Queues an event, from any thread, without blocking; drops events after the last one."""
         with self._lock:
             if self._ended:
                 return
@@ -69,17 +72,17 @@ class EventStream:
                 return
             wake, self._wake_due = not self._wake_due, True
         if wake:
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            with suppress(RuntimeError):  # the loop is closed, so no reader is left
                 self._loop.call_soon_threadsafe(self._wake)
 
     def interrupt(self, error: TkError) -> None:
-        """Let the reader find this error next, whatever the engine still sends. On the loop's thread."""
+        """Makes this error the reader's next event, before all queued ones; on the loop's thread only."""
         with self._lock:
             self._queue.appendleft(Failed(error))
         self._ready.set()
 
     def leave(self) -> None:
-        """The reader is done: forget what is queued and what comes, but for the end. On the loop's thread."""
+        """Ends the reading: drops queued and later events, except the last; on the loop's thread only."""
         with self._lock:
             self._left = True
             self._queue.clear()
