@@ -1,4 +1,4 @@
-"""Greedy decoding without processes, every token's logits kept: what two schedules are compared by."""
+"""Greedy decoding without processes that keeps every token's logits, to compare two schedules."""
 
 from collections.abc import Sequence
 

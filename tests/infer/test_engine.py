@@ -21,7 +21,7 @@ PROMPTS = [[5, 6, 7], list(range(1, 101)), [9], [3, 1, 4, 1, 5, 9, 2, 6] * 9]
 
 
 def greedy_tokens(model: Any, prompt: list[int], count: int) -> tuple[int, ...]:
-    """What `transformers` continues with, not stopping at the end token."""
+    """Returns the continuation by `transformers`, which does not stop at the end token."""
     ids = torch.tensor([prompt])
     with torch.no_grad():
         model.generation_config.eos_token_id = None

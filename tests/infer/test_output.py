@@ -17,7 +17,7 @@ stops = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
 
 
 def by_characters(text: str, strings: list[str], include: bool) -> tuple[str, str | None]:
-    """What reading one character after the other would give."""
+    """Returns the result of reading one character after the other."""
     for end in range(1, len(text) + 1):
         found = [string for string in strings if text[:end].endswith(string)]
         if found:

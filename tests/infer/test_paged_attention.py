@@ -41,7 +41,7 @@ class Case:
         """Output [LENGTH, H, E], computed in chunks, each beside the decoding of other sequences."""
         cache = KVCache(1, NUM_BLOCKS, self.kv_heads, BLOCK, self.head_dim, self.kv_dtype)
         order = np.random.default_rng(len(cuts)).permutation(NUM_BLOCKS).astype(np.int32) + 1
-        if garbage:  # what earlier owners left
+        if garbage:  # the data of earlier owners
             for block in order:
                 self._append(cache, np.array([block]), np.arange(BLOCK), torch.full_like(self.k[:BLOCK], torch.nan))
         table, others = order[:20], [order[20 + i * 10 : 30 + i * 10] for i in range(num_others)]

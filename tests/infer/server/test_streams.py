@@ -1,4 +1,4 @@
-"""The bridge from the engine's thread to a handler: order, ends, and what a slow reader costs."""
+"""The bridge from the engine's thread to a handler: order, ends, and the memory for a slow reader."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from tk.tests.infer.server.fake_engine import delta, finished
 
 
 def read_all(events: Sequence[Event]) -> list[Started | Delta | Finished]:
-    """What a reader that comes after all was pushed gets."""
+    """Returns the events that a reader gets after all were pushed."""
 
     async def read() -> list[Started | Delta | Finished]:
         stream = EventStream(on_close=lambda: None)
