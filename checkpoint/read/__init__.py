@@ -1,1 +1,1 @@
-"""Reading: finding a checkpoint, opening it, planning reads, and checking every byte."""
+"""Reading: finds a checkpoint, opens it, plans the reads, and checks every byte."""

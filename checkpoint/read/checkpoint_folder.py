@@ -1,4 +1,4 @@
-"""The one view of a folder that holds a checkpoint, for everything that does not care who wrote it."""
+"""The interface of a folder that holds a checkpoint, whichever program wrote it."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,23 +15,23 @@ class CheckpointFolder(Protocol):
 
     @property
     def kind(self) -> Literal["tk", "huggingface"]:
-        """Its kind, for people to read."""
+        """The kind of the folder, for display."""
 
     @property
     def has_checksums(self) -> bool:
-        """Whether its bytes can be checked, and their checksums carried over to another checkpoint."""
+        """Whether its bytes have checksums, which can be checked and carried over to another checkpoint."""
 
     @property
     def has_splits(self) -> bool:
-        """Whether it says how tensor parallelism cuts its tensors."""
+        """Whether its metadata records how tensor parallelism cuts each tensor."""
 
     @property
     def path(self) -> Path:
-        """The folder."""
+        """The folder's path."""
 
     @property
     def manifest(self) -> Manifest:
-        """Its metadata; of a Hugging Face folder made from its files' headers: step 0, one rank, no resume state."""
+        """The metadata. For a Hugging Face folder it is made from the files' headers: step 0, one rank, no resume."""
 
     @property
     def digest(self) -> str:
@@ -39,11 +39,11 @@ class CheckpointFolder(Protocol):
 
     @property
     def chunks(self) -> ChunkIndex:
-        """By (tensor, slot), where its bytes are."""
+        """The chunks of each (tensor, slot)."""
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """The chunk tables of its writers by file name; a Hugging Face folder has none."""
+        """The chunk tables of the writers by file name; a Hugging Face folder has none."""
 
     def check(self) -> None:
         """Reads all metadata: every part, the sizes of all files, and that each slot of each tensor is held once.
@@ -53,22 +53,27 @@ class CheckpointFolder(Protocol):
         """
 
     def data_path(self, file: str) -> Path:
-        """The path of one of its data files. Raises CheckpointError for a name or a link that leads elsewhere."""
+        """Returns the path of a data file. Raises CheckpointError for a name or a link that leads elsewhere."""
 
     def open_data(self, file: str) -> int:
-        """A descriptor of one of its data files; ShardCorrupt if its header is not the one that was written."""
+        """Opens a data file and returns its descriptor; ShardCorrupt if its header has changed since it was written."""
 
     def file_sizes(self) -> Mapping[str, int]:
-        """Bytes of each data file, by name."""
+        """Returns the size in bytes of each data file, by name."""
 
     def side_paths(self) -> Mapping[str, Path]:
-        """The paths of config, tokenizer and other small files, by name."""
+        """Returns the paths of config, tokenizer and other small files, by name."""
 
     def read_side_files(self, names: Collection[str] | None = None) -> dict[str, bytes]:
-        """The small files beside the weights (of `names`, if given, those that exist), checked where it has digests."""
+        """Reads the side files (of `names`, if given, those that exist), checked if their digests are recorded."""
 
     def removable_files(self) -> set[str]:
-        """The files that may go when the folder is replaced by another checkpoint, relative to it."""
+        """Returns the files that may be removed when another checkpoint replaces the folder, relative to the folder."""
 
     def find_unknown_files(self) -> tuple[list[Problem], list[str]]:
-        """Files that `transformers` would load instead of the checkpoint's, or besides; and notes about others."""
+        """Finds files that are not the checkpoint's.
+
+        Returns:
+            Problems, for files that `transformers` would load instead of the checkpoint's or in addition; and notes
+            about the other files.
+        """

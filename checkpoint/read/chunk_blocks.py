@@ -1,4 +1,4 @@
-"""Reading stored chunks block by block: which blocks a read touches, and each one checked."""
+"""Reads of stored chunks block by block: the blocks that a read touches, and the check of each."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ from ..format.region import Region, shared_span
 
 
 def spans_to_read(chunk: Chunk, target: Region, itemsize: int) -> list[tuple[int, int]]:
-    """What has to be read of a chunk for `target`: [low, high) of its elements, each within one block.
+    """Returns the ranges [low, high) of a chunk's elements to read for `target`, each within one block.
 
-    Whole blocks, so that each can be checked; where there are no checksums, no more than from the first element that
-    is shared to the last.
+    A range is a whole block, so that its checksum can be checked; without checksums it ends at the first and the last
+    element that the block shares with `target`.
     """
     span = shared_span(chunk.region, target)
     if span is None:
@@ -33,14 +33,18 @@ def spans_to_read(chunk: Chunk, target: Region, itemsize: int) -> list[tuple[int
 
 
 def read_span(fd: int, path: Path, chunk: Chunk, memory: memoryview, start: int, once: bool = False) -> None:
-    """Fills `memory` from byte `start` of a chunk; where there are checksums it must be one of its whole blocks.
+    """Fills `memory` from byte `start` of a chunk; if the chunk has checksums, `memory` must be a whole block of it.
 
     Args:
-        fd: the chunk's file, open; `path` is for messages, links in it need not be followed again.
+        fd: a descriptor of the chunk's file.
+        path: the file's path, for messages.
+        chunk: the chunk to read.
+        memory: the bytes to fill.
+        start: the first byte to read, counted from the chunk's first byte.
         once: see `storage.pread`.
 
     Raises:
-        ShardCorrupt: the checksum does not match, or the file ends before.
+        ShardCorrupt: the checksum does not match, or the file ends too early.
     """
     storage.read_exact(fd, memory, chunk.offset + start, path, once)
     if chunk.crc is not None and crc32(memory) != chunk.crc[start // BLOCK]:
@@ -48,10 +52,10 @@ def read_span(fd: int, path: Path, chunk: Chunk, memory: memoryview, start: int,
 
 
 def corrupt_block(path: Path, chunk: Chunk, block: int) -> ShardCorrupt:
-    """The error for a block whose bytes are not those that were written."""
+    """Makes the error for a block whose bytes have changed since they were written."""
     start = chunk.offset + block * BLOCK
     return ShardCorrupt(
         f"{path}: block {block} of {chunk.tensor}, slot {chunk.slot} (bytes {start} to "
-        f"{min(start + BLOCK, chunk.offset + chunk.nbytes)}) does not match its checksum; restore the file from a copy "
-        f"or use another step."
+        f"{min(start + BLOCK, chunk.offset + chunk.nbytes)}) does not match its checksum. Restore the file from a "
+        f"backup, or use another step."
     )

@@ -1,4 +1,4 @@
-"""What a path that holds no checkpoint of ours is instead, in words, and what to do about it."""
+"""Messages for paths that hold no checkpoint that tk reads: the format that was found, and how to convert it."""
 
 import re
 import zipfile
@@ -11,42 +11,42 @@ from ..files import lookup, storage
 
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(\S+)")
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
-_SAVE_AGAIN: Final = "load it with transformers and save_pretrained() writes a folder that tk reads"
+_SAVE_AGAIN: Final = "load it with transformers and call save_pretrained(), which writes a folder that tk reads"
 _AS_SAFETENSORS: Final = "save its weights as safetensors under the names that transformers gives them"
-_PICKLE: Final = f"tk reads no pickle, since reading one runs code: {_SAVE_AGAIN}"
-_GGUF: Final = "is a GGUF file (llama.cpp): load it with transformers (gguf_file=) and save_pretrained()"
+_PICKLE: Final = f"tk reads no pickles, because reading one runs code from the file; {_SAVE_AGAIN}"
+_GGUF: Final = "is a GGUF file (llama.cpp): load it with transformers (gguf_file=) and call save_pretrained()"
 _TORCH: Final = f"is a PyTorch pickle: {_PICKLE}"
-_KERAS: Final = f"is a model of Keras: {_AS_SAFETENSORS}"
+_KERAS: Final = f"is a Keras model: {_AS_SAFETENSORS}"
 _ARCHIVE: Final = "is an archive: unpack it and name the folder inside"
 
 Kinds = Sequence[tuple[Sequence[str], str]]
 
-# Patterns of names, "NAME/" for folders, and what holds one; the first that fits counts.
+# Name patterns ("NAME/" for folders), and the text for a folder that holds a matching name. The first match is used.
 _FOLDERS: Final[Kinds] = (
     (
         ("adapter_config.json", "adapter_model.*"),
-        "holds an adapter (PEFT), not a model: load it on its base model with peft, merge_and_unload() and "
+        "holds an adapter (PEFT), not a model: load it on its base model with peft, then call merge_and_unload() and "
         "save_pretrained()",
     ),
     (
         ("*.distcp", ".metadata", "shard-*-model-*-of-*.safetensors"),
         "is a distributed checkpoint of PyTorch (DCP, {name}): dcp_to_torch_save of torch.distributed.checkpoint."
-        "format_utils makes one file of it; load that into the model and save_pretrained()",
+        "format_utils makes one file of it; load that file into the model and call save_pretrained()",
     ),
     (
         ("global_step*/", "zero_to_fp32.py", "*_optim_states.pt", "*_model_states.pt"),
-        "is a DeepSpeed checkpoint ({name}): its zero_to_fp32.py with --safe_serialization writes the weights as "
-        "safetensors; put config.json beside them",
+        "is a DeepSpeed checkpoint ({name}): run its zero_to_fp32.py with --safe_serialization, which writes the "
+        "weights as safetensors, and put config.json beside them",
     ),
     (
         ("iter_*/", "latest_checkpointed_iteration.txt", "mp_rank_*/"),
-        "is a Megatron-LM checkpoint ({name}): its converter (tools/checkpoint) writes a Hugging Face folder",
+        "is a Megatron-LM checkpoint ({name}): convert it to a Hugging Face folder with Megatron's tools/checkpoint",
     ),
     (
         ("*.gguf",),
-        "holds a GGUF file (llama.cpp): load it with transformers (gguf_file={name}) and save_pretrained()",
+        "holds a GGUF file (llama.cpp): load it with transformers (gguf_file={name}) and call save_pretrained()",
     ),
-    (("checkpoint-*/",), "holds the checkpoints of a transformers Trainer: name one of them, as in {path}/{name}"),
+    (("checkpoint-*/",), "holds the checkpoints of a transformers Trainer: name one of them, e.g. {path}/{name}"),
     (
         ("snapshots/",),
         "is a repository of the Hugging Face hub's cache: name one of its snapshots, {path}/snapshots/REVISION",
@@ -59,7 +59,7 @@ _FOLDERS: Final[Kinds] = (
     (
         ("*.safetensors",),
         "holds {name}, but neither model.safetensors nor model.safetensors.index.json: if it is the whole model, "
-        f"rename it; else {_SAVE_AGAIN}",
+        f"rename it to model.safetensors; otherwise {_SAVE_AGAIN}",
     ),
     (
         ("*.msgpack", "_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "*.orbax*"),
@@ -67,11 +67,11 @@ _FOLDERS: Final[Kinds] = (
     ),
     (
         ("*.h5", "*.keras", "saved_model.pb", "*.ckpt.index"),
-        f"is a model of TensorFlow or Keras ({{name}}): {_AS_SAFETENSORS}",
+        f"is a TensorFlow or Keras model ({{name}}): {_AS_SAFETENSORS}",
     ),
     (("*.onnx",), "holds an ONNX graph ({name}), not a checkpoint: name the folder that it was exported from"),
     (("*.npz",), f"holds arrays of numpy or MLX ({{name}}): {_AS_SAFETENSORS}"),
-    (("*.tmp-*/", "*.bad-*/"), "holds no step that counts, only {name}: a save that never finished or was set aside"),
+    (("*.tmp-*/", "*.bad-*/"), "holds no usable step, only {name}: a save that never finished, or a damaged step"),
     (("LOCK", "metrics.jsonl"), "is a run that has saved no step yet"),
     (("tokenizer*.json", "tokenizer.model", "spiece.model", "vocab.*"), "holds a tokenizer and no weights"),
     (("config.json",), "holds a config.json and no weights: model.safetensors is missing; is the download complete?"),
@@ -79,7 +79,7 @@ _FOLDERS: Final[Kinds] = (
 _FILES: Final[Kinds] = (
     (
         ("*.safetensors",),
-        "is one safetensors file: name its folder, where it is model.safetensors beside a config.json",
+        "is one safetensors file: name its folder, which must hold it as model.safetensors beside a config.json",
     ),
     (("*.json", "*.jsonl", "COMMIT", "LATEST", "LOCK"), "is a file inside a checkpoint or a run: name its folder"),
     (("*.gguf",), _GGUF),
@@ -90,7 +90,7 @@ _FILES: Final[Kinds] = (
     (("*.npz", "*.npy"), f"holds arrays of numpy or MLX: {_AS_SAFETENSORS}"),
     (("*.tar", "*.tar.*", "*.tgz", "*.zip", "*.7z", "*.gz", "*.zst", "*.nemo"), _ARCHIVE),
 )
-_MAGIC: Final = (  # first bytes, at an offset, of files whose names say nothing
+_MAGIC: Final = (  # (bytes, their offset, text) for files that no name pattern matches
     (b"GGUF", 0, _GGUF),
     (b"\x89HDF", 0, _KERAS),
     (b"ustar", 257, _ARCHIVE),
@@ -101,7 +101,7 @@ _A_CHECKPOINT_IS: Final = "a checkpoint is a step folder, a run folder or a Hugg
 
 
 def describe(path: Path) -> str:
-    """A sentence or two about a path that is no checkpoint of ours: what it is, and what would be right."""
+    """Returns one or two sentences about a path that tk cannot read: what was found there, and what to do."""
     if lookup.is_dir(path):
         return _describe_folder(path)
     if lookup.exists(path):
@@ -115,14 +115,14 @@ def _describe_missing(path: Path) -> str:
     if url:
         return (
             f"{url[1]}://{url[2]} is an address ({url[1]}); checkpoints are read from folders. Download it (from the "
-            f"Hugging Face hub: hf download OWNER/NAME --local-dir DIR) or mount it, and name that folder."
+            f"Hugging Face hub: hf download OWNER/NAME --local-dir DIR) or mount it, and name the local folder."
         )
     if lookup.is_link(path):
         return f"{path} is a link to {path.readlink()}, which does not exist."
     if _HUB_ID.fullmatch(str(path)) and not lookup.exists(path.parent):
         return (
-            f"{path} does not exist; {_A_CHECKPOINT_IS}. A repository of the Hugging Face hub is downloaded with "
-            f"hf download {path} --local-dir DIR, and DIR is named."
+            f"{path} does not exist; {_A_CHECKPOINT_IS}. Download a repository of the Hugging Face hub with "
+            f"hf download {path} --local-dir DIR, and name DIR."
         )
     return f"{path} does not exist; {_A_CHECKPOINT_IS}."
 
@@ -145,7 +145,7 @@ def _describe_folder(path: Path) -> str:
 
 
 def _match(kinds: Kinds, names: Sequence[str]) -> tuple[str, str]:
-    """The text of the first kind that a name fits, and that name; empty where there is none."""
+    """Returns the text of the first kind that matches a name, and that name; empty strings if none does."""
     for patterns, text in kinds:
         for name in names:
             if any(fnmatchcase(name, pattern) for pattern in patterns):
@@ -154,7 +154,7 @@ def _match(kinds: Kinds, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _content(path: Path) -> str:
-    """What a file is by its first bytes; empty where they are not known."""
+    """Returns the text for a file by its first bytes; "" if they are not known."""
     if not path.is_file():
         return ""
     with storage.reading(path.resolve()) as fd:

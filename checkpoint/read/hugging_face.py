@@ -1,4 +1,4 @@
-"""The names in a Hugging Face folder, which of them `transformers` loads, and the small files beside the weights."""
+"""The names in a Hugging Face folder: the files that `transformers` loads, and the side files beside the weights."""
 
 import re
 from collections.abc import Collection
@@ -16,7 +16,7 @@ CONFIG: Final = "config.json"
 MAX_SIDE_FILE: Final = 2**28  # bytes
 ADAPTER_CONFIG: Final = "adapter_config.json"
 DISTRIBUTED: Final = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-# What `save_pretrained` and the training of tokenizers write beside weights.
+# The files that `save_pretrained` and the training of tokenizers write beside weights.
 SAVED_BESIDE: Final = frozenset(
     {
         "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -29,32 +29,32 @@ _SIDE_ENDINGS: Final = (".json", ".txt", ".model", ".jinja")
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Whether a folder looks like one of Hugging Face's: an index or a single file of weights."""
+    """Returns whether a folder has an index or a single file of weights, like a Hugging Face folder."""
     return any(lookup.exists(folder / name) for name in (INDEX, SINGLE))
 
 
 def is_preferred(name: str) -> bool:
-    """Whether `transformers` loads a file of that name before all others of a folder, or besides."""
+    """Returns whether `transformers` would load that file instead of a folder's other weights, or beside them."""
     return name in (SINGLE, INDEX, ADAPTER_CONFIG) or DISTRIBUTED.fullmatch(name) is not None
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """The content of config.json; {} if there is none."""
+    """Reads config.json; {} if the folder has none."""
     data = read_side_files(folder, [CONFIG]).get(CONFIG, b"{}")
     return strict.mapping(strict.parse(data, str(folder / CONFIG)), str(folder / CONFIG))
 
 
 def read_side_files(folder: Path, names: Collection[str] | None = None) -> dict[str, bytes]:
-    """Config, tokenizer and such beside the weights (of `names`, if given, those that exist)."""
+    """Reads the side files: config, tokenizer and others (of `names`, if given, those that exist)."""
     return {name: small_files.read_small(path, MAX_SIDE_FILE) for name, path in side_paths(folder, names).items()}
 
 
 def side_paths(folder: Path, names: Collection[str] | None = None) -> dict[str, Path]:
-    """Where config, tokenizer and such are, by name (of `names`, if given, those that exist); hidden files are none.
+    """Returns the paths of the side files by name (of `names`, if given, those that exist); hidden files are ignored.
 
     Raises:
-        ManifestError: a name that a checkpoint cannot have.
-        CheckpointError: a link out of the folder and the hub's cache.
+        ManifestError: a side file has a name that a checkpoint cannot store.
+        CheckpointError: a side file is a link that leads out of the folder and the hub's cache.
     """
     found = [
         name

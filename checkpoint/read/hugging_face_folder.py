@@ -1,4 +1,4 @@
-"""A Hugging Face folder of safetensors files seen as a checkpoint: the same tables, made from the files' headers."""
+"""A Hugging Face folder of safetensors files as a checkpoint: its tables are made from the files' headers."""
 
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
@@ -20,21 +20,25 @@ from . import hugging_face as hf
 from .hugging_face_weights import WeightFiles, find_weights
 from .report import Problem
 
-# What the base model is called inside the model of an architecture that tk runs, by config.json's model_type. Files
-# of the base model alone lack it; no other architecture's names are touched.
+# The name of the base model inside the full model, by config.json's model_type, for the architectures that tk runs.
+# Files of the base model alone lack this prefix. Names of other architectures are not changed.
 BASE_PREFIXES: Final[Mapping[str, str]] = MappingProxyType(
     dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"), "model.") | {"gpt2": "transformer."}
 )
-_BUFFERS: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files of these keep
-_TIED_UNLESS_SAID: Final = frozenset({"gpt2"})  # model types whose head is tied where config.json says nothing
+_BUFFERS: Final = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".rotary_emb.inv_freq",
+)  # constants that old files of these architectures hold
+_TIED_UNLESS_SAID: Final = frozenset({"gpt2"})  # model types whose head is tied unless config.json unties it
 _WEIGHTS: Final = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.msgpack", "*.h5")
 
 
 class HuggingFaceFolder:
-    """A `CheckpointFolder` without checksums: one slot, "weight", and no state of a run.
+    """A `CheckpointFolder` without checksums: it has one slot, "weight", and no state of a run.
 
-    Names are those in the files; where tk runs the architecture and the base model was saved alone, its prefix stands
-    before them.
+    Tensors have their names in the files. If tk runs the architecture and the files hold the base model alone, the base
+    model's prefix is added to the names.
     """
 
     kind: ClassVar[Literal["huggingface"]] = "huggingface"
@@ -51,12 +55,12 @@ class HuggingFaceFolder:
 
     @staticmethod
     def open(path: Path) -> "HuggingFaceFolder":
-        """Reads the headers of all files; raises as `find_weights` does."""
+        """Opens a folder and reads the headers of all files. Raises the errors of `find_weights`."""
         config = hf.read_config(path)
         return HuggingFaceFolder(path, find_weights(path, config), config)
 
     def check(self) -> None:
-        """See CheckpointFolder: opening has read all metadata."""
+        """See CheckpointFolder. Does nothing: `open` has read all metadata."""
 
     def data_path(self, file: str) -> Path:
         """See CheckpointFolder."""
@@ -79,13 +83,13 @@ class HuggingFaceFolder:
         return hf.read_side_files(self.path, names)
 
     def removable_files(self) -> set[str]:
-        """See CheckpointFolder: weights, index, and the names of files that `save_pretrained` writes beside them."""
+        """See CheckpointFolder: the weights, the index, and the side files that `save_pretrained` writes."""
         return self._weight_files() | hf.SAVED_BESIDE
 
     def find_unknown_files(self) -> tuple[list[Problem], list[str]]:
-        """See CheckpointFolder. Anything may lie in such a folder, so notes are about weight files alone."""
+        """See CheckpointFolder. Such a folder may hold any other files, so notes are about weight files only."""
         own = self._weight_files()
-        counts = f"{hf.SINGLE} counts" if hf.SINGLE in own else f"{hf.INDEX} does not name it"
+        counts = f"{hf.SINGLE} is read instead" if hf.SINGLE in own else f"{hf.INDEX} does not name it"
         others = [name for name in lookup.list_names(self.path) if name not in own and _looks_like_weights(name)]
         return [], [f"{self.path / name} is not read: {counts}." for name in others]
 
@@ -96,7 +100,7 @@ class HuggingFaceFolder:
 def _tables(
     folder: Path, weights: WeightFiles, model_type: str
 ) -> tuple[dict[str, StoredTensor], dict[tuple[str, str], TensorChunks]]:
-    """The tensors by their names in the model, and where each one's bytes are."""
+    """Returns the tensors by their names in the model, and the place of each tensor's bytes."""
     base = BASE_PREFIXES.get(model_type, "")
     prefix = "" if any(name.startswith(base) for name in weights.weight_map) else base
     tensors, chunks = {}, {}
@@ -105,7 +109,9 @@ def _tables(
             continue
         entry = weights.headers[file].entries.get(stored)
         if entry is None:
-            raise ShardMissing(f"{folder / file} lacks {stored}, which {hf.INDEX} says it holds.")
+            raise ShardMissing(
+                f"{folder / file} lacks {stored}, which {hf.INDEX} lists there. Download or save the model again."
+            )
         name = stored if stored.startswith("lm_head.") else prefix + stored
         tensors[name] = StoredTensor(entry.shape, {"weight": entry.dtype})
         box = Box.whole(entry.shape)

@@ -1,4 +1,4 @@
-"""Where the weights of a Hugging Face folder are: the files that `transformers` would read, and their headers."""
+"""The weight files of a Hugging Face folder: those that `transformers` would read, and their headers."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ class WeightFiles:
     """The weight files of a folder.
 
     Attributes:
-        headers: by file name.
-        weight_map: tensor name -> name of the file that holds it.
-        digest: SHA-256 of the index, or of the header of a single file.
+        headers: the header of each file, by file name.
+        weight_map: the name of each tensor -> the name of the file that holds it.
+        digest: the SHA-256 of the index, or of the header of a single file.
     """
 
     headers: Mapping[str, Header]
@@ -29,15 +29,19 @@ class WeightFiles:
 
 
 def find_weights(folder: Path, config: Mapping[str, object]) -> WeightFiles:
-    """Reads the index and the header of every file; no tensor data.
+    """Reads the index and the header of every file, but no tensor data.
 
-    Where there are both, a single file counts and not an index, as for `transformers`.
+    If the folder has both a single file and an index, the single file is read, as `transformers` does.
+
+    Args:
+        folder: the Hugging Face folder.
+        config: the content of its config.json.
 
     Raises:
-        ShardMissing: the index names a file or a tensor that is not there.
-        ManifestError: a header or the index breaks its format's rules.
-        CheckpointError: a file is a part of a tk checkpoint, or a link out of the folder and the hub's cache; or
-            `transformers` would load other weights than these.
+        ShardMissing: the index names a file or a tensor that is missing.
+        ManifestError: a header or the index breaks a rule of its format.
+        CheckpointError: a file belongs to a tk checkpoint, or is a link that leads out of the folder and the hub's
+            cache; or `transformers` would load other weights than these.
     """
     _refuse_other_weights(folder, config)
     if lookup.exists(folder / SINGLE):
@@ -52,23 +56,23 @@ def find_weights(folder: Path, config: Mapping[str, object]) -> WeightFiles:
 
 
 def _refuse_other_weights(folder: Path, config: Mapping[str, object]) -> None:
-    """CheckpointError where `transformers` loads other files than an index or a single file, or changes them."""
+    """Raises CheckpointError if `transformers` would load other weight files, or change the weights on loading."""
     named = config.get("transformers_weights")
     if named is not None:
         raise CheckpointError(
-            f"{folder / CONFIG} says transformers_weights = {str(named)[:80]!r}; only {SINGLE} and {INDEX} are read. "
-            f"Give the weights that name and remove the key."
+            f"{folder / CONFIG} sets transformers_weights = {str(named)[:80]!r}, but tk reads {SINGLE} and {INDEX}. "
+            f"Rename that file to {SINGLE} (or its index to {INDEX}) and remove the key."
         )
     if lookup.exists(folder / ADAPTER_CONFIG):
         raise CheckpointError(
             f"{folder} holds an adapter (PEFT, {ADAPTER_CONFIG}) beside the weights; `transformers` would apply it. "
-            f"Merge it with merge_and_unload() of peft and save_pretrained(), or remove its files."
+            f"Merge it with peft's merge_and_unload() and call save_pretrained(), or remove the adapter's files."
         )
     shards = [name for name in lookup.list_names(folder) if DISTRIBUTED.fullmatch(name)]
     if shards:
         raise CheckpointError(
             f"{folder} holds {shards[0]}, a part of a distributed checkpoint, which `transformers` would load instead "
-            f"of the other weights there. Load it with transformers and save_pretrained, or remove those files."
+            f"of the other weights there. Load it with transformers and call save_pretrained(), or remove those files."
         )
 
 
@@ -76,8 +80,8 @@ def _header(folder: Path, name: str) -> Header:
     header = read_header(real_path(folder, strict.file_name(name, str(folder)), inside=True))
     if TK_MARK in header.metadata:
         raise CheckpointError(
-            f"{folder / name} belongs to a tk checkpoint whose manifest and COMMIT are gone; without them it is not "
-            f"read. `tk export --plain` makes a folder that needs neither."
+            f"{folder / name} belongs to a tk checkpoint whose manifest and COMMIT are missing. Copy "
+            f"those files too, or make a folder that needs neither with `tk export --plain`."
         )
     return header
 
@@ -90,13 +94,15 @@ def _weight_map(document: object, what: str) -> dict[str, str]:
 
 
 def _held(folder: Path, indexed: Mapping[str, str], headers: Mapping[str, Header]) -> dict[str, str]:
-    """Where every tensor is: those that the index names and those that it forgets in its files, for `transformers`
-    reads these files whole, and of two tensors of one name the later file's."""
+    """Returns the file of every tensor: those that the index names, and the other tensors in the index's files.
+
+    `transformers` reads these files whole; of two tensors with one name it takes the one in the later file.
+    """
     held = {name: file for file, header in headers.items() for name in header.entries}
     for name, file in indexed.items():
         if held.get(name, file) != file:
             raise CheckpointError(
-                f"{folder / INDEX} says that {name} is in {file}, and {held[name]} holds one that "
-                f"`transformers` would take. Remove the wrong one, or save the model again into an empty folder."
+                f"{folder / INDEX} says that {name} is in {file}, and {held[name]} holds one too, which `transformers` "
+                f"would load instead. Remove the wrong one, or save the model again into an empty folder."
             )
     return {**indexed, **held}

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as plain data: for `tk inspect`, and for people's own scripts."""
+"""A summary of a checkpoint as plain data, for `tk inspect` and for users' scripts."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ from .reader import Checkpoint
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A summary that json can write: kind, step, layout, sizes, and every tensor with its shape, split and slots."""
+    """Returns a JSON-serializable summary: kind, step, layout, sizes, and each tensor's shape, split and slots."""
     stored = checkpoint.manifest.tensors
     tensors = {
         name: {

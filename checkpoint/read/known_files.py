@@ -1,4 +1,4 @@
-"""Files whose sizes, and of small ones whose digests, are on record."""
+"""Checks of files against their recorded sizes and digests."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from ..format.manifest import FileDigest
 
 
 def read_known(folder: Path, name: str, known: FileDigest, max_bytes: int) -> bytes:
-    """A small file whose size and SHA-256 are on record; ShardCorrupt if it has changed."""
+    """Reads a small file and checks its recorded size and SHA-256; ShardCorrupt if it has changed."""
     path = real_path(folder, name)
     data = small_files.read_small(path, max_bytes)
     if FileDigest.of(data) != known:
@@ -20,12 +20,15 @@ def read_known(folder: Path, name: str, known: FileDigest, max_bytes: int) -> by
 
 
 def changed_file(path: Path) -> ShardCorrupt:
-    """The error for a small file that has changed."""
-    return ShardCorrupt(f"{path} is not the file that was saved: its SHA-256 differs from the manifest's.")
+    """Makes the error for a small file that has changed."""
+    return ShardCorrupt(
+        f"{path} is not the file that was saved: its size or SHA-256 differs from the manifest's. Restore it from "
+        "a backup, or use another step."
+    )
 
 
 def check_sizes(folder: Path, parts: Mapping[str, Part]) -> None:
-    """Every data file is there with its recorded size."""
+    """Raises ShardMissing or ShardCorrupt unless every data file exists with its recorded size."""
     for part in parts.values():
         for name, known in part.files.items():
             with storage.reading(real_path(folder, name)) as fd:

@@ -1,4 +1,4 @@
-"""Finding the checkpoint that a CKPT argument means: a step folder, a run folder, or a Hugging Face folder."""
+"""Finds the checkpoint that a CKPT argument names: a step folder, a run folder, or a Hugging Face folder."""
 
 import logging
 from pathlib import Path
@@ -17,10 +17,13 @@ _log = logging.getLogger(__name__)
 
 
 def locate(path: Path) -> tuple[CheckpointFolder, tuple[str, ...]]:
-    """Opens the folder that `path` means, and says why newer steps of a run were passed over, which is logged too.
+    """Opens the checkpoint that `path` names; a run folder stands for its newest usable step.
+
+    Returns:
+        The folder, and the reasons why newer steps of the run were passed over, which are logged too.
 
     Raises:
-        CheckpointError: there is nothing usable; the message says why for each step looked at.
+        CheckpointError: no checkpoint is usable; the message gives the reason for each step.
     """
     if not lookup.is_dir(path):
         raise CheckpointError(describe(path))
@@ -40,7 +43,7 @@ def locate(path: Path) -> tuple[CheckpointFolder, tuple[str, ...]]:
 
 
 def open_folder(path: Path) -> CheckpointFolder | None:
-    """Opens a folder that is a checkpoint itself; None if it bears no mark of one. Raises CheckpointError."""
+    """Opens a folder that is a checkpoint itself; None if it has no mark of one. Raises CheckpointError."""
     if _is_step(path):
         return StepFolder.open(path)
     if is_hugging_face(path):
@@ -49,5 +52,5 @@ def open_folder(path: Path) -> CheckpointFolder | None:
 
 
 def _is_step(path: Path) -> bool:
-    """Whether a folder bears any mark of a tk step; such a folder is never read as a Hugging Face one."""
+    """Returns whether a folder has any mark of a tk step; if so, it is never read as a Hugging Face folder."""
     return any(lookup.exists(path / name) for name in (MANIFEST, COMMIT, PARTS))

@@ -1,6 +1,6 @@
-"""Who reads what when ranks of one host load together: every block that any of them needs, once, dealt out in rounds.
+"""The plan of a shared load by the ranks of one host: every needed block is read once, by one rank, in rounds.
 
-Pure: ranks plan their own needs, exchange them, and come to the same rounds.
+The plan is pure arithmetic: the ranks exchange their needs, and then each computes the same rounds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,14 +15,14 @@ from ..format.region import Region
 from .chunk_blocks import spans_to_read
 from .reader import Checkpoint
 
-AREA: Final = 2 * BLOCK  # bytes that a rank reads in a round; it has two such areas in shared memory
+AREA: Final = 2 * BLOCK  # bytes that a rank reads in a round; each rank has two of these areas in shared memory
 ALIGNMENT: Final = 64  # bytes
-WORTH_SHARING: Final = 1.02  # where reading want by want reads no more than this, it is done
+WORTH_SHARING: Final = 1.02  # ranks share reads only if reading alone would read more than this factor
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Part of a tensor that a rank needs: the arguments of `Checkpoint.read`."""
+    """A part of a tensor that a rank needs: the arguments of `Checkpoint.read`."""
 
     tensor: str
     box: Box
@@ -36,7 +36,10 @@ class Span:
     """Elements [low, high) of a stored chunk, within one of its blocks.
 
     Attributes:
-        chunk: index among those of its slot of its tensor.
+        tensor: the stored tensor's name.
+        slot: the stored slot.
+        chunk: the chunk's index in the chunks of that slot of that tensor.
+        low, high: the elements, counted from the chunk's first.
     """
 
     tensor: str
@@ -46,12 +49,12 @@ class Span:
     high: int
 
 
-Block: TypeAlias = tuple[str, str, int, int]  # tensor, slot, chunk, and which of the chunk's blocks
+Block: TypeAlias = tuple[str, str, int, int]  # tensor, slot, index of the chunk, index of the block in the chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A span that one rank reads into its area, from byte `at` on."""
+    """A span that one rank reads into its area, starting at byte `at`."""
 
     span: Span
     rank: int
@@ -59,16 +62,16 @@ class Read:
 
 
 class ReadPlanner:
-    """Plans over one checkpoint."""
+    """Plans the reads of one checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
 
     def spans(self, request: ReadRequest) -> tuple[Span, ...]:
-        """What has to be read for a part of a tensor.
+        """Returns the spans to read for a part of a tensor.
 
         Raises:
-            CheckpointError: the checkpoint has no such tensor or slot, or what it says of them is damaged.
+            CheckpointError: the checkpoint lacks the tensor or slot, or their metadata is damaged.
         """
         name, slot, stored = self.checkpoint.resolve(request.tensor, request.slot, request.dtype)
         chunks, region = self.checkpoint.chunks[name, slot], Region.of(request.box, request.flat)
@@ -79,23 +82,23 @@ class ReadPlanner:
         )
 
     def chunk(self, span: Span) -> Chunk:
-        """The chunk that a span is of."""
+        """Returns the chunk to which a span belongs."""
         return self.checkpoint.chunks[span.tensor, span.slot][span.chunk]
 
     def dtype(self, span: Span) -> dtypes.DType:
-        """What the elements are stored as."""
+        """Returns the stored dtype of a span's elements."""
         return dtypes.by_code(self.checkpoint.tensors[span.tensor].slots[span.slot])
 
     def nbytes(self, span: Span) -> int:
-        """Bytes to be read."""
+        """Returns the number of bytes of a span."""
         return (span.high - span.low) * self.dtype(span).itemsize
 
     def block(self, span: Span) -> Block:
-        """The block that a span lies in."""
+        """Returns the block in which a span lies."""
         return (span.tensor, span.slot, span.chunk, span.low * self.dtype(span).itemsize // BLOCK)
 
     def union(self, needs: Iterable[Sequence[Span]]) -> list[Span]:
-        """What several ranks need, each block once, tensor by tensor in the order in which they are stored."""
+        """Merges the needs of several ranks: each block once, tensor by tensor, in the order on disk."""
         merged: dict[Block, Span] = {}
         for span in (span for spans in needs for span in spans):
             block = self.block(span)
@@ -104,7 +107,7 @@ class ReadPlanner:
         return sorted(merged.values(), key=self._place)
 
     def assign_rounds(self, spans: Sequence[Span], num_ranks: int) -> list[list[Read]]:
-        """Rounds of reads in order; in each, every rank fills its area at most once."""
+        """Assigns spans to ranks, in rounds; in each round every rank fills its area at most once."""
         rounds: list[list[Read]] = [[]]
         rank = used = 0
         for span in spans:
@@ -119,10 +122,10 @@ class ReadPlanner:
         return rounds
 
     def is_worth_sharing(self, needs: Sequence[Sequence[Span]]) -> bool:
-        """Whether want by want more would be read than is needed.
+        """Returns whether the ranks would read clearly more if each read its own requests alone.
 
         Args:
-            needs: by rank, the spans of every want, again where two wants share one.
+            needs: by rank, the spans of all its requests; a span that two requests share is listed twice.
         """
         alone = sum(self.nbytes(span) for spans in needs for span in spans)
         return alone > WORTH_SHARING * sum(map(self.nbytes, self.union(needs)))
@@ -133,10 +136,10 @@ class ReadPlanner:
 
 
 def to_rows(spans: Iterable[Span]) -> list[list[Any]]:
-    """Plain data for other ranks."""
+    """Returns spans as plain data for other ranks."""
     return [list(astuple(span)) for span in spans]
 
 
 def from_rows(rows: Iterable[Sequence[Any]]) -> list[Span]:
-    """Reads what `to_rows` made."""
+    """Returns the spans from the data that `to_rows` made."""
     return [Span(*row) for row in rows]

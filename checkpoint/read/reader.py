@@ -1,4 +1,4 @@
-"""Reading a checkpoint: open it, look, read any box of any tensor and slot, every byte checked."""
+"""An open checkpoint: its metadata, and reads of any box of any tensor and slot, with every byte checked."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,23 +28,23 @@ from .verify import verify
 
 
 class Checkpoint:
-    """An open checkpoint; only metadata is held.
+    """An open checkpoint; only metadata is in memory.
 
-        checkpoint = Checkpoint.open("runs/demo")                       # or a step, or a Hugging Face folder
+        checkpoint = Checkpoint.open("runs/demo")                       # or a step folder, or a Hugging Face folder
         checkpoint.tensors["model.norm.weight"].shape
         checkpoint.read("model.norm.weight").numpy()
         rows = Box.from_bounds([[0, 128], [0, 512]])                    # tk.core.geometry
-        checkpoint.read("lm_head.weight", rows, dtype=FP32).torch()     # from masters where there are any
+        checkpoint.read("lm_head.weight", rows, dtype=FP32).torch()     # from the masters, if any
         assert checkpoint.verify().ok
 
     Attributes:
-        folder: the files behind it.
-        path: the step folder or Hugging Face folder.
-        manifest: its metadata.
-        tensors: by logical name, tied names too; each with `.shape` and `.slots` (slot -> dtype code).
-        aliases: tied name -> name of the tensor that is stored.
-        chunks: (tensor, slot) -> where its bytes are.
-        skipped: why newer steps of the run folder were passed over.
+        folder: the open folder.
+        path: the path of the step folder or Hugging Face folder.
+        manifest: the checkpoint's metadata.
+        tensors: the tensors by logical name, tied names included; each has `.shape` and `.slots` (slot -> dtype code).
+        aliases: tied name -> name of the stored tensor.
+        chunks: (tensor, slot) -> the chunks that hold it.
+        skipped: the reasons why newer steps of the run folder were passed over.
     """
 
     def __init__(self, folder: CheckpointFolder, skipped: tuple[str, ...] = ()) -> None:
@@ -57,22 +57,22 @@ class Checkpoint:
     def open(path: str | Path) -> "Checkpoint":
         """Opens a step folder, the newest good step of a run folder, or a Hugging Face folder.
 
-        Of a step folder, COMMIT and manifest are checked now, and parts, sizes and cover of a tensor when it is first
-        asked for, so that one tensor of a large checkpoint opens few files; `check` does it for all. A step of a run
-        folder is chosen only after `check`.
+        For a step folder, COMMIT and manifest are checked now; the parts, sizes and chunks of a tensor are checked when
+        it is first used, so that reading one tensor of a large checkpoint opens few files. `check` checks all of them.
+        A step of a run folder is chosen only after `check`.
 
         Raises:
-            CheckpointError: there is nothing usable; the message says why for each step looked at.
+            CheckpointError: no checkpoint is usable; the message gives the reason for each step.
         """
         return Checkpoint(*locate(Path(path)))
 
     @staticmethod
     def open_step(path: Path) -> "Checkpoint":
-        """Opens a step folder: COMMIT, manifest, parts, sizes and cover are checked, tensor data is not read.
+        """Opens a step folder and checks COMMIT, manifest, parts, sizes and chunks; tensor data is not read.
 
         Raises:
-            DamagedCheckpoint: the content is not that which a save wrote.
-            CheckpointError: it is whole, and is not the step that its name says or of a version that this tk reads.
+            DamagedCheckpoint: the content is not what a save wrote.
+            CheckpointError: the step is whole, but its number is not that of its name, or a newer tk wrote it.
             StorageError: a file cannot be opened or read.
         """
         return Checkpoint(StepFolder.open_checked(path))
@@ -84,24 +84,24 @@ class Checkpoint:
 
     @property
     def layout(self) -> Layout:
-        """The layout it was saved at."""
+        """The layout that saved the checkpoint."""
         return self.manifest.layout
 
     @property
     def resume(self) -> Mapping[str, Any]:
-        """The run's state beside tensors, as `train/` saved it; empty where there is none."""
+        """The state of the run beside its tensors, as `train/` saved it; empty if there is none."""
         return self.manifest.resume
 
     @property
     def manifest_sha256(self) -> str:
-        """The checkpoint's identity; of the index (or the only file's header) for a Hugging Face folder."""
+        """The checkpoint's identity; of a Hugging Face folder, the SHA-256 of its index or only header."""
         return self.folder.digest
 
     def config(self) -> dict[str, Any]:
-        """The content of config.json.
+        """Reads config.json.
 
         Raises:
-            ShardMissing: the folder has none.
+            ShardMissing: the folder has no config.json.
         """
         data = self.folder.read_side_files([hf.CONFIG]).get(hf.CONFIG)
         if data is None:
@@ -109,7 +109,7 @@ class Checkpoint:
         return strict.mapping(strict.parse(data, hf.CONFIG), str(self.path / hf.CONFIG))
 
     def side_files(self) -> dict[str, bytes]:
-        """Config, tokenizer and other small files, checked against the manifest where it lists them."""
+        """Reads config, tokenizer and other small files, and checks those that the manifest lists."""
         return self.folder.read_side_files()
 
     def read(
@@ -142,7 +142,7 @@ class Checkpoint:
         region = Region.of(box, flat)
         inside = len(box.shape) == len(shape) and Box.whole(shape).contains(box)
         if not inside or not 0 <= region.start <= region.stop <= box.size:
-            raise ShapeMismatch(f"{name} has shape {list(shape)}; box {box.bounds()}, range {flat} is not in it.")
+            raise ShapeMismatch(f"{name} has shape {list(shape)}; box {box.bounds()}, range {flat}, is not in it.")
         values = np.empty(region.size, stored.numpy)
         for chunk in self.chunks[name, slot].find(region):
             self._read_chunk(chunk, stored, region, values)
@@ -166,7 +166,7 @@ class Checkpoint:
         self.folder.check()
 
     def verify(self, on_bytes: Callable[[int], None] = lambda _: None) -> VerifyReport:
-        """Reads and checks every byte, and looks for files that are none of its own.
+        """Reads and checks every byte, and looks for files that do not belong to the checkpoint.
 
         Args:
             on_bytes: called with the bytes of each block once it is checked.

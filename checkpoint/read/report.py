@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong; tensor, slot and block are None where the file as a whole is meant."""
+    """One problem of a checkpoint; tensor, slot and block are None if it concerns the whole file."""
 
     file: str
     message: str
@@ -21,9 +21,13 @@ class VerifyReport:
     """The findings of a verification.
 
     Attributes:
-        has_checksums: False for a Hugging Face folder, of which only headers and sizes can be checked.
-        num_bytes: bytes of tensor data read.
-        notes: files that are none of the checkpoint's, in words; they do no harm.
+        path: the checkpoint's folder.
+        step: the training step.
+        has_checksums: False for a Hugging Face folder, whose headers and sizes alone can be checked.
+        num_files: the number of data files.
+        num_bytes: the bytes of tensor data that were read.
+        problems: the problems found.
+        notes: sentences about harmless files that do not belong to the checkpoint.
     """
 
     path: Path
@@ -36,9 +40,9 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no problem was found."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Returns the report as plain data."""
         return asdict(self) | {"path": str(self.path), "ok": self.ok}

@@ -1,4 +1,4 @@
-"""The steps in a run folder: which there are, and the newest one that counts."""
+"""The steps in a run folder, and the newest usable one."""
 
 import math
 from pathlib import Path
@@ -11,25 +11,26 @@ from .step_folder import StepFolder
 
 
 def list_steps(run: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of every step folder by its name, oldest first, whether it counts or not."""
+    """Returns (step, folder) of every folder with a step's name, oldest first, usable or not."""
     numbers = {name: step_of(name) for name in lookup.list_names(run)}
     return sorted((number, run / name) for name, number in numbers.items() if number is not None)
 
 
 def newest_step(run: Path, before: float = math.inf) -> tuple[StepFolder | None, dict[int, str]]:
-    """The newest step with whole metadata and files of the right sizes; checksums are checked on reading.
+    """Opens the newest step with whole metadata and files of the right sizes; checksums are checked on reading.
 
-    Only damaged steps are passed over. One that cannot be read now, or is whole and not the step of its name, leaves
-    open which step is meant.
+    Only damaged steps are passed over. A step that cannot be read now, or that does not fit its name, may be the newest
+    good one, so it is an error instead.
 
     Args:
-        before: only steps older than this one are looked at.
+        run: the run folder.
+        before: only steps older than this one are considered.
 
     Returns:
-        The step, None if none counts; and why each newer one was skipped, by its number.
+        The step, None if no step is usable; and the reason why each newer step was skipped, by its number.
 
     Raises:
-        CheckpointError: a folder holds another step than its name says, or one of a newer tk.
+        CheckpointError: a folder holds another step than its name says, or a newer tk wrote it.
         StorageError: a file cannot be opened or read.
     """
     _refuse_misnamed(run)
@@ -48,6 +49,6 @@ def _refuse_misnamed(run: Path) -> None:
     for name in lookup.list_names(run):
         if is_misnamed(name) and lookup.exists(run / name / MANIFEST):
             raise CheckpointError(
-                f"{run / name} holds a step and is not named as a run names one (step 7 is {step_name(7)}): "
-                "rename it, or move it out of the run."
+                f"{run / name} holds a step and is not named as a run names one (step 7 is {step_name(7)}). "
+                "Rename it, or move it out of the run folder."
             )

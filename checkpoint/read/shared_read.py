@@ -1,8 +1,8 @@
-"""Loading by the ranks of one host together: each block is read and checked once and handed on through shared memory.
+"""Shared loading by the ranks of one host: one rank reads and checks each block, and all copy it from shared memory.
 
-In a round every rank fills its area with blocks; then all copy out what they need, and meanwhile fill their other area
-for the next round. The areas are anonymous memory, which is gone with the ranks, however they end. A rank that dies
-ends the exchange between rounds, as the caller's `Peers` see it; an error that one rank meets is raised by all.
+In a round every rank fills its area with blocks. Then all ranks copy the elements that they need, and fill their other
+area for the next round. The areas are anonymous memory, which the kernel frees when the ranks end in any way. If a rank
+dies, the caller's `Peers.gather` fails between rounds. An error of one rank is raised by all.
 """
 
 import json
@@ -27,7 +27,7 @@ from .reader import Checkpoint
 from .stored_array import StoredArray
 
 Deliver: TypeAlias = Callable[[int, StoredArray], object]
-_NUM_AREAS: Final = 2  # of each rank: one is read into while the other is copied from
+_NUM_AREAS: Final = 2  # areas per rank: one is filled from disk while ranks copy from the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ class Peers:
     """The ranks of one host that load together.
 
     Attributes:
-        gather: gives every rank what each of them passes, in rank order; all of them call it.
+        rank: this rank's index among them.
+        size: the number of ranks.
+        gather: returns the arguments of all ranks in rank order; every rank calls it.
     """
 
     rank: int = 0
@@ -47,16 +49,19 @@ ALONE: Final = Peers()
 
 
 def read_all(checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver: Deliver, peers: Peers = ALONE) -> None:
-    """Reads parts of tensors; every rank of `peers` calls it, each with what it requests.
+    """Reads parts of tensors; every rank of `peers` calls it with its own requests.
 
-    Together the ranks read each block that any of them needs once, unless want by want they read little more (as at
-    the layout at which the checkpoint was saved).
+    The ranks share the reads, so that each needed block is read once. If they would read little more alone (as at the
+    layout that saved the checkpoint), each rank reads alone.
 
     Args:
-        deliver: called with the index of a want and its values, in any order.
+        checkpoint: the same checkpoint on every rank.
+        requests: the parts that this rank needs.
+        deliver: called with the index of a request and its values, in any order.
+        peers: the ranks that load together.
 
     Raises:
-        CheckpointError, StorageError: as `Checkpoint.read`; every rank raises what one of them met.
+        CheckpointError, StorageError: the errors of `Checkpoint.read`; every rank raises the error of one.
     """
     planner, spans = ReadPlanner(checkpoint), list[tuple[Span, ...]]()
     with share_errors(peers):
@@ -73,10 +78,12 @@ def read_all(checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver: D
 
 
 def open_together(find: Callable[[], Checkpoint], peers: Peers) -> Checkpoint:
-    """The checkpoint that rank 0 finds, on every rank: a run folder's newest step may be another one a moment later.
+    """Opens on every rank the checkpoint that rank 0 finds.
+
+    Only rank 0 searches, because a run folder may get a newer step between the searches of two ranks.
 
     Raises:
-        CheckpointError, StorageError: one rank cannot open it; all raise.
+        CheckpointError, StorageError: one rank cannot open the checkpoint; all ranks raise.
     """
     with share_errors(peers):
         found = find() if peers.rank == 0 else None
@@ -91,14 +98,14 @@ def _read_alone(checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver
 
 
 class _Areas:
-    """The memory of all ranks, as one of them sees it."""
+    """The shared memory of all ranks, mapped into one of them."""
 
     def __init__(self, memories: list[memoryview]) -> None:
         self._memories = memories
 
     @staticmethod
     def open(peers: Peers) -> "_Areas | None":
-        """Makes this rank's areas and finds the others'; None, for all, where one cannot."""
+        """Makes this rank's areas and maps the other ranks'; None on every rank if one rank cannot map them."""
         with ExitStack() as stack:
             own = os.memfd_create("tk-load", os.MFD_CLOEXEC)
             stack.callback(os.close, own)
@@ -113,7 +120,7 @@ class _Areas:
             return _Areas(memories)
 
     def view(self, rank: int, number: int, at: int, nbytes: int) -> memoryview:
-        """`nbytes` bytes of a rank's area of round `number`, from `at` on."""
+        """Returns `nbytes` bytes of a rank's area of round `number`, starting at byte `at`."""
         start = number % _NUM_AREAS * AREA + at
         return self._memories[rank][start : start + nbytes]
 
@@ -127,7 +134,7 @@ def _map(process_id: int, fd: int) -> memoryview:
 
 
 class _SharedRead:
-    """One rank's part of a shared load."""
+    """One rank's share of a load."""
 
     def __init__(
         self,
@@ -140,17 +147,17 @@ class _SharedRead:
         self._planner, self._requests, self._deliver, self._areas = planner, requests, deliver, areas
         self._left = [len(some) for some in spans]
         self._values: dict[int, Array] = {}
-        self._waiting: dict[Block, list[int]] = defaultdict(list)  # wants by the block they need
+        self._waiting: dict[Block, list[int]] = defaultdict(list)  # indices of requests by the block that they need
         for index, some in enumerate(spans):
             for span in some:
                 self._waiting[planner.block(span)].append(index)
 
     def run(self, union: Sequence[Span], peers: Peers) -> None:
-        """Reads this rank's share of `union` and delivers its requests."""
+        """Reads this rank's share of `union`, and delivers the values of its requests."""
         rounds = self._planner.assign_rounds(union, peers.size)
         with DataFiles(self._planner.checkpoint.folder.open_data) as files:
             for number in range(len(rounds) + 1):
-                with share_errors(peers):  # and nobody goes on before all have read, and copied
+                with share_errors(peers):  # also a barrier: all ranks have read and copied before the next round
                     if number == 0:
                         self._deliver_empty()
                     else:
@@ -196,9 +203,9 @@ class _SharedRead:
 
 @contextmanager
 def share_errors(peers: Peers) -> Iterator[None]:
-    """Ends on every rank when it has ended on all; what one rank raises, all raise.
+    """Waits at the end of the block for all ranks; if one rank raises a TkError or OSError, all ranks raise it.
 
-    Of several errors one that is no damage counts: only where all that met one met damage is it said to be that.
+    Of several errors, one that is no damage is raised: a step counts as damaged only if every error reports damage.
     """
     mine: TkError | None = None
     try:

@@ -1,4 +1,4 @@
-"""A committed step: the folder that a save of ours, a reshard or an export wrote."""
+"""A committed step: the folder that a save, a reshard or an export wrote."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -22,8 +22,8 @@ _PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 class StepFolder:
     """A `CheckpointFolder` with manifest, parts and checksums.
 
-    Parts are read, and sizes and cover of a tensor checked, when they are first asked for, so that one tensor of a
-    large checkpoint opens few files; `check` does it for all.
+    The parts, file sizes and chunks of a tensor are read and checked when it is first used, so that reading one tensor
+    of a large checkpoint opens few files. `check` checks all of them.
     """
 
     kind: ClassVar[Literal["tk"]] = "tk"
@@ -37,11 +37,11 @@ class StepFolder:
 
     @staticmethod
     def open(path: Path) -> "StepFolder":
-        """Opens a step; COMMIT and manifest are checked.
+        """Opens a step, and checks COMMIT and manifest.
 
         Raises:
-            DamagedCheckpoint: the content is not that which a save wrote.
-            CheckpointError: it is whole, and is not the step that its name says or of a version that this tk reads.
+            DamagedCheckpoint: the content is not what a save wrote.
+            CheckpointError: the step is whole, but its number is not that of its name, or a newer tk wrote it.
             StorageError: a file cannot be opened or read.
         """
         manifest, digest = _committed_manifest(path)
@@ -50,7 +50,7 @@ class StepFolder:
 
     @staticmethod
     def open_checked(path: Path) -> "StepFolder":
-        """Opens a step and checks parts, sizes and cover, but no tensor data. Raises as `open` and `check` do."""
+        """Opens a step and checks parts, sizes and chunks, but no tensor data. Raises as `open` and `check`."""
         folder = StepFolder.open(path)
         folder.check()
         return folder
@@ -76,17 +76,17 @@ class StepFolder:
         return {name: real_path(self.path, name) for name in self.manifest.files}
 
     def read_side_files(self, names: Collection[str] | None = None) -> dict[str, bytes]:
-        """See CheckpointFolder; ShardCorrupt where one is not the file that was saved."""
+        """See CheckpointFolder; ShardCorrupt if a file has changed since it was saved."""
         wanted = {name: known for name, known in self.manifest.files.items() if names is None or name in names}
         return {name: read_known(self.path, name, known, hf.MAX_SIDE_FILE) for name, known in wanted.items()}
 
     def removable_files(self) -> set[str]:
-        """See CheckpointFolder: all files that a save wrote."""
+        """See CheckpointFolder: all files that the save wrote."""
         parts = {f"{PARTS}/{name}" for name in self.parts}
         return {COMMIT, MANIFEST, *parts, *self.manifest.files, *self.file_sizes()}
 
     def unknown_names(self) -> list[str]:
-        """The names in the folder, and in its parts/, that no save wrote."""
+        """Returns the names in the folder, and in its parts/, that no save wrote."""
         own = self.removable_files()
         names = [name for name in lookup.list_names(self.path) if name not in own and name != PARTS]
         parts = [f"{PARTS}/{name}" for name in lookup.list_names(self.path / PARTS)]
@@ -97,7 +97,7 @@ class StepFolder:
         others = self.unknown_names()
         has_index = hf.INDEX in self.manifest.files
         wrong = [name for name in others if hf.is_preferred(name) or (name in _PICKLES and not has_index)]
-        foreign = {name: f"{self.path / name} is none of this checkpoint's files" for name in others}
+        foreign = {name: f"{self.path / name} is not one of this checkpoint's files" for name in others}
         problems = [Problem(name, f"{foreign[name]}, and `transformers` would load it. Remove it.") for name in wrong]
         return problems, [f"{text}." for name, text in foreign.items() if name not in wrong]
 
@@ -105,7 +105,7 @@ class StepFolder:
 def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
     if not lookup.exists(folder / COMMIT):
         if lookup.exists(folder) and not lookup.is_dir(folder):
-            raise CheckpointError(f"{folder} is not a folder, as a step is.")
+            raise CheckpointError(f"{folder} is not a folder, so it is no step. Move it out of the run folder.")
         raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")
     wanted = small_files.read_small(real_path(folder, COMMIT), 4096)
     data = small_files.read_small(real_path(folder, MANIFEST), MAX_MANIFEST)

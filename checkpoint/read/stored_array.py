@@ -1,4 +1,4 @@
-"""Values that were read, with their true dtype."""
+"""Values read from a checkpoint, with their true dtype."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,22 +14,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """Values as stored: `dtype` says what they are, also where numpy has no such dtype (bf16, fp8)."""
+    """Values with their true dtype, which numpy may lack (bf16, fp8).
+
+    Attributes:
+        values: the values; for a dtype that numpy lacks, their bit patterns.
+        dtype: the true dtype.
+    """
 
     values: Array
     dtype: DType
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents; 1-D for a flat range."""
+        """The shape; 1-D for a flat range."""
         return self.values.shape
 
     def numpy(self) -> Array:
-        """The values; formats that numpy lacks as bit patterns in unsigned integers (bf16: uint16)."""
+        """Returns the values; a dtype that numpy lacks as bit patterns in unsigned integers (bf16: uint16)."""
         return self.values
 
     def torch(self) -> "torch.Tensor":
-        """The values as a tensor of the true dtype, sharing memory."""
+        """Returns the values as a tensor of the true dtype, which shares their memory."""
         import torch
 
         if np.dtype(self.dtype.numpy).name == self.dtype.torch:

@@ -1,4 +1,4 @@
-"""A step's chunks by tensor and slot: a tensor's parts are read when it is first asked for."""
+"""The chunks of a step by tensor and slot: the parts of a tensor are read when it is first used."""
 
 import gc
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from ..format.manifest import Manifest
 class StoredChunks(Mapping[tuple[str, str], TensorChunks]):
     """Chunks by (tensor, slot); the first access to a tensor reads its parts and checks that they hold it exactly once.
 
-    Raises (on access): as `StoredParts`, and ManifestError where a slot is not held exactly once.
+    Raises (on access): the errors of `StoredParts`, and ManifestError if the chunks do not hold a slot exactly once.
     """
 
     def __init__(self, manifest: Manifest, parts: Mapping[str, Part]) -> None:
@@ -68,7 +68,7 @@ class StoredChunks(Mapping[tuple[str, str], TensorChunks]):
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Millions of small objects without a cycle among them: looking for cycles costs a quarter of reading them."""
+    """Pauses the garbage collector: millions of objects without cycles, whose scan would cost 25 % more."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A step's parts, each read when it is first asked for: a reader of one tensor opens the parts that hold it."""
+"""The parts of a step, each read on first access: a reader of one tensor opens only the parts that hold it."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,10 @@ from .known_files import check_sizes, read_known
 
 
 class StoredParts(Mapping[str, Part]):
-    """Parts by file name; each is checked against the manifest, and its files for their sizes, when it is read.
+    """Parts by file name; on reading, each is checked against the manifest, and the sizes of its files are checked.
 
     Raises (on access):
-        ShardMissing, ShardCorrupt: the part or one of its files is missing or not the one that was saved.
+        ShardMissing, ShardCorrupt: the part or one of its files is missing or has changed since it was saved.
         ManifestError: the part breaks a rule.
     """
 
@@ -25,7 +25,7 @@ class StoredParts(Mapping[str, Part]):
         self._folder, self._manifest = folder, manifest
         self._names = sorted(manifest.tensors)
         self._read: dict[str, Part] = {}
-        self._unchecked: dict[str, DataFile] = {}  # by name, those whose header nobody has looked at
+        self._unchecked: dict[str, DataFile] = {}  # by name, the files whose headers are not checked yet
 
     def __getitem__(self, name: str) -> Part:
         if name not in self._read:
@@ -40,14 +40,14 @@ class StoredParts(Mapping[str, Part]):
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """Names of those read so far."""
+        """The names of the parts that have been read."""
         return tuple(self._read)
 
     def open_data(self, name: str) -> int:
-        """A descriptor of a data file of a part that has been read; its header is checked the first time.
+        """Opens a data file of a part that has been read; checks its header the first time.
 
         Raises:
-            ShardCorrupt: the header is not the one that was written.
+            ShardCorrupt: the header has changed since it was written.
         """
         path = real_path(self._folder, name)
         fd = storage.open_read(path)
@@ -79,4 +79,6 @@ def _check_header(fd: int, path: Path, known: DataFile) -> None:
     text = bytearray(min(length, known.size, MAX_HEADER))
     storage.pread(fd, memoryview(text), 8)
     if hashlib.sha256(raw + text).hexdigest() != known.header_sha256:
-        raise ShardCorrupt(f"{path}: its header is not the one that was written; restore it or use another step.")
+        raise ShardCorrupt(
+            f"{path}: its header is not the one that was written. Restore the file, or use another step."
+        )

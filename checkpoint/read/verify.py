@@ -1,4 +1,4 @@
-"""Checking every byte of a checkpoint against what was recorded when it was written."""
+"""The check of every byte of a checkpoint against the checksums recorded when it was written."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,14 +30,15 @@ def verify(
     on_bytes: Callable[[int], None] = lambda _: None,
     leave_out: tuple[str, ...] = (),
 ) -> VerifyReport:
-    """Reads every byte that has a checksum; opening has checked COMMIT and manifest already.
+    """Reads and checks every byte that has a checksum; opening the folder has checked COMMIT and manifest already.
 
     Args:
-        on_bytes: called with the bytes of each block once it is checked, by one thread at a time.
-        leave_out: slots that are left out, because another process reads and so checks them.
+        folder: the open checkpoint.
+        on_bytes: called with the number of bytes of each block once it is checked, by one thread at a time.
+        leave_out: slots to skip, because another process reads and so checks them.
 
     Raises:
-        CheckpointError: parts, sizes or cover are wrong, so it is not known which bytes to check.
+        CheckpointError: parts, sizes or chunks are wrong, so it is unknown which bytes to check.
     """
     folder.check()
     problems = [*_check_side_files(folder)]

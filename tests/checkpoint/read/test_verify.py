@@ -74,9 +74,9 @@ def test_verify_sees_files_that_are_none_of_the_checkpoints(tmp_path: Path, caps
         assert [problem.file for problem in report.problems] == ([] if ok else [name])
         assert any(name in note for note in report.notes) == ok
         assert main(["verify", str(folder)]) == (0 if ok else 3)
-        assert f"{folder / name} is none of this checkpoint's files" in capsys.readouterr().err.replace("\n", " ")
+        assert f"{folder / name} is not one of this checkpoint's files" in capsys.readouterr().err.replace("\n", " ")
         (folder / name).unlink()
     plain = folder_of(tmp_path / "plain", STORED)
     (plain / "model.safetensors.index.json").write_bytes(b"{}")
     [note] = Checkpoint.open(plain).verify().notes
-    assert "model.safetensors counts" in note
+    assert "model.safetensors is read instead" in note
