@@ -1,4 +1,4 @@
-"""A run folder to write in: steps begun, set aside, forked off and pruned under the run's lock."""
+"""A run folder under its lock: begins, quarantines, forks and prunes steps."""
 
 import logging
 from collections.abc import Collection, Iterable
@@ -15,11 +15,11 @@ _log = logging.getLogger(__name__)
 
 
 class LockedRun(RunView):
-    """A run folder whose lock this process holds, itself or for the one that started it. `RunFolder` alone makes these.
+    """A run folder whose lock this job holds. Only `RunFolder` makes these.
 
     Attributes:
-        attempt: this start's name; a job's other ranks get it by broadcast.
-        lock_fd: the lock's descriptor; a process that inherits it holds the lock too, and has -1 here.
+        attempt: the random name of this start of the job; the other ranks receive it by broadcast.
+        lock_fd: the lock's descriptor; -1 in a process that inherited the lock.
     """
 
     def __init__(self, path: Path, attempt: str, files: Collection[str] = (), lock_fd: int = -1) -> None:
@@ -33,12 +33,12 @@ class LockedRun(RunView):
         return pending_step(self.path, step, self.attempt)
 
     def begin_step(self, step: int) -> Path:
-        """The folder in which every rank writes its part of a step, aside until it is committed.
+        """Makes the temporary folder in which every rank writes its part of a step until the commit.
 
         A damaged step of that number is moved to `step-N.bad-ATTEMPT`.
 
         Raises:
-            CheckpointError: a good checkpoint is there; it is never overwritten.
+            CheckpointError: a good checkpoint has that step's name; it is never overwritten.
         """
         self.require_lock()
         final = self.path / step_name(step)
@@ -48,23 +48,23 @@ class LockedRun(RunView):
             except DamagedCheckpoint:
                 self.quarantine([step])
             else:
-                raise CheckpointError(f"{final} is a good checkpoint and is not overwritten; use another run folder.")
+                raise CheckpointError(f"{final} is a good checkpoint and is not overwritten. Use another run folder.")
         folder = self.pending_step(step)
         folders.make_dirs(folder)
         return folder
 
     def require_lock(self) -> None:
-        """Raises CheckpointError where another job has taken the lock: nothing is published, moved or removed then."""
+        """Raises CheckpointError if another job has taken the lock; call it before a change of the run folder."""
         require_lock(self.path, self.attempt)
 
     def clear_leftovers(self) -> None:
-        """Removes what saves and prunings of dead attempts left: none but the lock's holder can be alive."""
+        """Removes the temporary folders of earlier attempts, which are dead: only the lock's holder can be alive."""
         for name in lookup.list_names(self.path):
             if attempt_of(name, self._files) not in (None, self.attempt):
                 folders.remove_tree(self.path / name)
 
     def quarantine(self, steps: Iterable[int]) -> None:
-        """Moves steps that were found damaged to `step-N.bad-ATTEMPT`, the newest first."""
+        """Moves damaged steps to `step-N.bad-ATTEMPT`, the newest first."""
         self.require_lock()
         for step in sorted(steps, reverse=True):
             path = self.path / step_name(step)
@@ -72,9 +72,9 @@ class LockedRun(RunView):
             folders.fsync_dir(self.path)
 
     def fork(self, step: int) -> Path | None:
-        """Moves every step newer than `step` to `forked-ATTEMPT/`; None if there is none.
+        """Moves every step newer than `step` to `forked-ATTEMPT/` and returns that folder; None if there is none.
 
-        The newest goes first, so that a crash between leaves a run that ends at a step of its own.
+        The newest is moved first, so that a crash in between leaves a run without a gap.
         """
         self.require_lock()
         newer = [path for number, path in reversed(self.steps()) if number > step]
@@ -94,14 +94,14 @@ class LockedRun(RunView):
         return folder
 
     def point_latest(self, step: int) -> None:
-        """Has LATEST, a hint for people and scripts, name a step."""
+        """Writes a step's name to LATEST, a hint for users and scripts."""
         small_files.replace_small(self.path / LATEST, f"{step_name(step)}\n".encode(), self.attempt)
 
     def prune(self, keep: int, keep_every: int = 0) -> list[Path]:
         """Removes old steps: all but the newest `keep` (at least 1) and those that `keep_every` divides (0: none).
 
-        Only steps that count are counted or removed, so the newest good one always stays; and only those that hold
-        nothing but what a save wrote.
+        Only good steps are counted and removed, so the newest good one always stays. A step that holds files which no
+        save wrote stays too.
 
         Returns:
             The folders removed, oldest first.
@@ -123,7 +123,9 @@ class LockedRun(RunView):
         for path in reversed(old):
             trash = path.with_name(f"{path.name}.trash-{self.attempt}")
             folders.rename(path, trash)
-            folders.fsync_dir(self.path)  # else a power cut could bring the name back over what is half removed
+            folders.fsync_dir(
+                self.path
+            )  # otherwise a power cut could restore the step's name for a half-removed folder
             folders.remove_tree(trash)
         return old[::-1]
 

@@ -1,4 +1,4 @@
-"""A run folder: a look at its steps, and the lock without which no process writes there."""
+"""A run folder by its path, and the lock that a process needs to write there."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -15,8 +15,9 @@ class RunFolder(RunView):
     """A run folder by its path, not locked yet.
 
     Args:
-        files: names of small files that a job replaces in the folder; the copies of them that dead attempts left
-            half-written are cleared with those of steps.
+        path: the run folder.
+        files: names of small files that a job replaces in the folder; half-written copies of dead attempts are removed
+            like those of steps.
     """
 
     def __init__(self, path: Path, files: Collection[str] = ()) -> None:
@@ -25,8 +26,7 @@ class RunFolder(RunView):
 
     @contextmanager
     def lock(self) -> Iterator[LockedRun]:
-        """Keeps other writing jobs out while inside (see run_lock.py); makes the folder, and clears what dead attempts
-        left.
+        """Makes the folder, holds its lock inside the block (see run_lock.py), and removes leftovers of dead attempts.
 
         Raises:
             CheckpointError: another job holds it.
@@ -40,7 +40,7 @@ class RunFolder(RunView):
             yield run
 
     def held_by(self, attempt: str) -> LockedRun:
-        """The run in another process of the job that holds its lock. Every change is refused if the job has lost it.
+        """Returns the run for another process of the job that holds its lock; changes are refused if the lock is lost.
 
         Args:
             attempt: `LockedRun.attempt` of the process that took the lock.
@@ -50,10 +50,10 @@ class RunFolder(RunView):
 
 @contextmanager
 def holding(target: Path) -> Iterator[None]:
-    """Holds the lock of the run of which a new folder becomes a step, while inside; of nothing for other folders.
+    """Holds the lock of the run in which a new folder becomes a step; does nothing for other folders.
 
     Raises:
-        CheckpointError: a job holds it.
+        CheckpointError: a job holds the run's lock.
     """
     run = RunFolder(target.parent)
     if step_of(target.name) is None or not (lookup.exists(run.path / LOCK) or run.steps()):

@@ -1,10 +1,10 @@
-"""The lock of a run folder: one writing job at a time, also where the file system's locks end at the host.
+"""The lock of a run folder: one writing job at a time, even if the file system's locks work on one host only.
 
-The kernel's lock (flock) says who writes among the processes of a host, and of many hosts where the file system carries
-locks to its server. Where it does not, the file itself does: its content says who holds it, and its time of change is a
-heartbeat, which the holder renews. A job that finds the note of another host's job waits to see whether that beats; two
-readings of one file are compared, never two hosts' clocks. A job that lost the lock all the same, because it stood
-still for so long, finds another's note there and publishes and removes nothing any more.
+The kernel's lock (flock) excludes other processes of the host, and of other hosts if the file system sends locks to its
+server. If it does not, the LOCK file itself is the lock: its content, the note, names the holder, and its time of
+change is a heartbeat that the holder renews. A job that finds the note of another host's job waits for a heartbeat; it
+compares two readings of one file, never the clocks of two hosts. A job that paused so long that it lost the lock finds
+another job's note, and then publishes and removes nothing.
 """
 
 import json
@@ -23,11 +23,11 @@ from ...core.errors import CheckpointError, DamagedCheckpoint, StorageError
 from ..files import locks, small_files, storage
 
 LOCK: Final = "LOCK"
-HEARTBEAT_SECONDS: Final = 5.0  # between two signs of life
-HEARTBEAT_TIMEOUT_SECONDS: Final = 20.0  # without one, after which another host's job is dead
-EXIT_TIMEOUT_SECONDS: Final = 10.0  # that the writer of a killed job may need to be gone too
-SETTLE_SECONDS: Final = 1.0  # in which, where nothing else locks, the last of two notes written at once is seen by both
-_NOTE_BYTES: Final = 512  # written at once, so that no reader sees half of it
+HEARTBEAT_SECONDS: Final = 5.0  # between two heartbeats
+HEARTBEAT_TIMEOUT_SECONDS: Final = 20.0  # without a heartbeat, after which a job of another host counts as dead
+EXIT_TIMEOUT_SECONDS: Final = 10.0  # for the writer processes of a killed job to end
+SETTLE_SECONDS: Final = 1.0  # after which two jobs that wrote notes at once both see the last one; without flock only
+_NOTE_BYTES: Final = 512  # the note is padded and written in one call, so that no reader sees half of it
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Holder:
 
     @staticmethod
     def of(run: Path) -> "Holder | None":
-        """Who holds a run's lock by its note; None where that is empty, missing or none of ours."""
+        """Returns the holder that a run's note names; None if the note is empty, missing or not valid."""
         try:
             note = json.loads(small_files.read_small(run / LOCK, 4096))
             return Holder(str(note["host"]), int(note["pid"]), str(note["attempt"]), str(note.get("boot", "")))
@@ -57,28 +57,28 @@ class Holder:
             return None
 
     def to_bytes(self) -> bytes:
-        """The note."""
+        """Returns the note's bytes."""
         return json.dumps(asdict(self)).encode().ljust(_NOTE_BYTES)
 
     @property
     def is_here(self) -> bool:
-        """Whether it ran under this kernel, whose own locks tell whether it lives."""
+        """Whether the job ran under this kernel, whose locks show whether it is alive."""
         return self.boot == _boot()
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process has ended; a process that it started may hold the lock for a moment longer."""
+        """Whether the job's process has ended; its writer processes may hold the lock for a moment longer."""
         return self.is_here and not Path(f"/proc/{self.pid}").exists()
 
     def __str__(self) -> str:
-        """For people."""
+        """Returns the holder for messages."""
         text = f"process {self.pid} on host {self.host} (attempt {self.attempt})"
         return text if text.isprintable() else "an unknown process"
 
 
 @contextmanager
 def run_lock(run: Path, attempt: str) -> Iterator[int]:
-    """Holds a run's lock while inside, with a heartbeat; its descriptor, for processes that shall hold it too.
+    """Holds a run's lock, with a heartbeat; yields its descriptor, which child processes inherit to hold it too.
 
     Raises:
         CheckpointError: another job holds it.
@@ -97,7 +97,7 @@ def run_lock(run: Path, attempt: str) -> Iterator[int]:
 
 
 def require_lock(run: Path, attempt: str) -> None:
-    """Raises CheckpointError where another job has taken the lock since `attempt` did."""
+    """Raises CheckpointError if another job has taken the lock since `attempt` took it."""
     holder = Holder.of(run)
     if holder and holder.attempt != attempt:
         raise CheckpointError(
@@ -114,7 +114,7 @@ def _take(run: Path, fd: int, attempt: str) -> None:
         _wait_for_silence(run, holder)
     locks.write_note(fd, Holder.here(attempt).to_bytes())
     if not has_locks:
-        _log.warning("%s lies on a file system without locks; the heartbeat in it alone keeps others out.", run / LOCK)
+        _log.warning("%s lies on a file system without locks; only its heartbeat keeps other jobs out.", run / LOCK)
         time.sleep(SETTLE_SECONDS)
         holder = Holder.of(run)
         if holder and holder.attempt != attempt:
@@ -122,14 +122,14 @@ def _take(run: Path, fd: int, attempt: str) -> None:
 
 
 def _clear_note(run: Path, fd: int, attempt: str) -> None:
-    with suppress(StorageError):  # without it, a job of another host waits for signs of life
+    with suppress(StorageError):  # if this fails, the next job on another host waits for a heartbeat
         holder = Holder.of(run)
         if holder and holder.attempt == attempt:
             locks.write_note(fd, b"")
 
 
 def _wait_for_kernel(run: Path, fd: int) -> bool:
-    """Waits for the kernel's lock where its last holder is dying; whether there are such locks at all."""
+    """Takes the kernel's lock, and waits if its last holder is ending; returns whether the file system has locks."""
     begun, logged = time.monotonic(), False
     while (got := locks.try_lock(fd)) is False:
         holder = Holder.of(run)
@@ -144,9 +144,9 @@ def _wait_for_kernel(run: Path, fd: int) -> bool:
 
 
 def _wait_for_silence(run: Path, holder: Holder) -> None:
-    """Returns if a job that may run elsewhere shows no sign of life, or ends; CheckpointError if it lives."""
+    """Returns if a job that may run on another host sends no heartbeat, or ends; CheckpointError if it is alive."""
     _log.warning(
-        "%s was last used by %s, which has not said that it ended. Waiting %.0f s for a sign of life from it.",
+        "%s was last used by %s, which has not recorded its end. Waiting %.0f s for a heartbeat from it.",
         run, holder, HEARTBEAT_TIMEOUT_SECONDS,
     )  # fmt: skip
     seen, begun = locks.last_change(run / LOCK), time.monotonic()
@@ -160,22 +160,22 @@ def _wait_for_silence(run: Path, holder: Holder) -> None:
 
 
 def in_use(run: Path, holder: Holder | None) -> CheckpointError:
-    """The error of a job that finds the lock held."""
-    who = holder or f"one that fuser -v {run / LOCK} names"
+    """Makes the error of a job that finds the lock held."""
+    who = holder or f"an unknown process (fuser -v {run / LOCK} names it)"
     return CheckpointError(
-        f"{run} is in use by another job: {who}. One job at a time writes to a run folder; stop that one or use "
-        "another folder."
+        f"{run} is in use by another job: {who}. Only one job at a time may write to a run folder: stop that job, or "
+        "use another folder."
     )
 
 
 @contextmanager
 def _heartbeat(fd: int) -> Iterator[None]:
-    """Renews the heartbeat while inside, from a thread that sleeps between: no step waits for it."""
+    """Renews the heartbeat from a thread of its own, so that no training step waits for the file system."""
     ended = threading.Event()
 
     def go_on() -> None:
         while not ended.wait(HEARTBEAT_SECONDS):
-            with suppress(OSError):  # a server that does not answer now; the next beat comes
+            with suppress(OSError):  # the server does not answer now; the next heartbeat may succeed
                 locks.touch(fd)
 
     thread = threading.Thread(target=go_on, name="tk-run-lock", daemon=True)

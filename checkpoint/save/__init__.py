@@ -1,1 +1,1 @@
-"""Saving: each rank writes its part, rank 0 commits the step, in place or in the background."""
+"""Saving: each rank writes its part, and rank 0 commits the step, in the rank's process or in the background."""

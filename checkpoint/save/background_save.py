@@ -1,4 +1,4 @@
-"""A rank's side of saving in the background: memory shared with a writer process, and one save in flight."""
+"""The rank's side of a background save: memory shared with a writer process, and one save in flight."""
 
 import json
 import mmap
@@ -16,17 +16,18 @@ from ...core.process import start_module
 from .save_job import Buffers, SaveJob
 
 WORKER: Final = f"{__package__}.save_worker"
-EXIT_TIMEOUT: Final = 10.0  # seconds that an idle writer gets to end by itself
+EXIT_TIMEOUT: Final = 10.0  # seconds for an idle writer to end by itself
 
 
 class BackgroundSaver:
-    """Starts the writer; then `wait`, fill `buffer` of every item and `begin`, once per save.
+    """A writer process of one rank. For each save: call `wait`, fill the `buffer` of every item, and call `begin`.
 
-    The kernel ends the writer with the thread that made this object, so that should live as long as the run.
+    The kernel ends the writer with the thread that made this object, so that thread should live as long as the run.
 
     Args:
-        lock_fd: of the run folder's lock, to be held as long as the writer lives; -1 where another rank holds it.
-        worker: the module run by the writer process.
+        job: the settings of all saves.
+        lock_fd: the descriptor of the run folder's lock, which the writer then holds too; -1 if another rank holds it.
+        worker: the module that the writer process runs.
     """
 
     def __init__(self, job: SaveJob, lock_fd: int = -1, worker: str = WORKER) -> None:
@@ -47,20 +48,20 @@ class BackgroundSaver:
 
     @property
     def process_id(self) -> int:
-        """Of the writer."""
+        """The writer's process id."""
         return self._process.pid
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the shared memory: what this rank writes at each save."""
+        """The bytes of shared memory, equal to the bytes that this rank writes at each save."""
         return self._buffers.nbytes
 
     def buffer(self, item: Owned) -> Array:
-        """Where the elements of an item go, 1-D; not to be touched while a save is in flight."""
+        """Returns the 1-D buffer for an item's elements; do not change it while a save is in flight."""
         return self._buffers.view(self._memory, item)
 
     def begin(self, step: int, resume: Mapping[str, Any]) -> None:
-        """Has the writer save what the buffers hold. Raises WorkerDied if it is gone."""
+        """Starts a save of the buffers' values. Raises WorkerDied if the writer has died."""
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._in_flight} is still being saved")
         self._in_flight = step
@@ -70,8 +71,8 @@ class BackgroundSaver:
         """Returns once no save is in flight, or after `timeout` seconds.
 
         Raises:
-            TkError: the last one failed; what the writer reported, of its own class.
-            WorkerDied: the writer is gone.
+            TkError: the last save failed; the error has the class that the writer raised.
+            WorkerDied: the writer has died.
         """
         if self._in_flight is None:
             return
@@ -89,7 +90,7 @@ class BackgroundSaver:
             raise unpack(answer["error"])
 
     def close(self) -> None:
-        """Ends the writer, with the save in flight if there is one. Idempotent."""
+        """Ends the writer and abandons a save in flight. Idempotent."""
         if self._in_flight is not None:
             self._process.kill()
         self._answers.close()
@@ -112,7 +113,7 @@ class BackgroundSaver:
         step = "" if self._in_flight is None else f"Step {self._in_flight} was not saved: "
         self._in_flight = None
         return WorkerDied(
-            f"{step}the process that writes rank {self.job.writer}'s checkpoints {how}; see its messages on stderr. "
+            f"{step}the process that writes rank {self.job.writer}'s checkpoints {how}. See its messages on stderr. "
             "Steps committed before are whole."
         )
 

@@ -1,4 +1,4 @@
-"""What rank 0 does once all ranks have written their parts: check, write manifest and COMMIT, make the step visible."""
+"""The commit of a step by rank 0: waits for all parts, checks them, writes manifest and COMMIT, renames the folder."""
 
 import json
 import logging
@@ -32,16 +32,17 @@ def commit(run: LockedRun, new: NewStep, timeout: float = 600.0) -> Path:
     """Completes a step that every rank of its layout writes (or has written) with `write_part`, and makes it visible.
 
     Args:
-        run: the run, in which `begin_step` has made the step's folder aside.
+        run: the run, in which `begin_step` has made the step's temporary folder.
+        new: the step's metadata.
         timeout: seconds to wait for the parts of other ranks.
 
     Returns:
         The step's folder under its final name.
 
     Raises:
-        ShardMissing: parts that did not come in time; names them.
+        ShardMissing: some parts did not arrive in time; the message names them.
         ManifestError: the parts do not hold every element of every slot exactly once.
-        CheckpointError: a folder of the final name is there already, or another job has taken the run over.
+        CheckpointError: a folder of the final name exists, or another job has taken the run's lock.
     """
     folder, final = run.pending_step(new.step), run.path / step_name(new.step)
     manifest = new.manifest()
@@ -54,7 +55,7 @@ def commit(run: LockedRun, new: NewStep, timeout: float = 600.0) -> Path:
 
 
 def wait_for_parts(folder: Path, num_writers: int, timeout: float) -> dict[str, bytes]:
-    """The content of every writer's part, once all are there; ShardMissing, naming them, if some stay away."""
+    """Waits for every writer's part and returns their contents; ShardMissing, naming the missing ones, on timeout."""
     wanted = [part_name(writer) for writer in range(num_writers)]
     begun, pause, logged = time.monotonic(), 0.01, False
     while True:
@@ -65,20 +66,26 @@ def wait_for_parts(folder: Path, num_writers: int, timeout: float) -> dict[str, 
         if waited > timeout:
             raise ShardMissing(
                 f"{folder}: after {timeout:.0f} s {len(missing)} of {num_writers} writers have not finished: {named}. "
-                f"The step is not committed; look at the logs of those ranks."
+                f"The step is not committed; see the logs of those ranks."
             )
         if waited > _LOG_AFTER and not logged:
             logged = True
             _log.warning("%s: waiting for %d of %d writers: %s.", folder, len(missing), num_writers, named)
         time.sleep(pause)
-        pause = min(2 * pause, _MAX_POLL_SECONDS)  # a shared file system is not to be asked 100 times a second for long
+        pause = min(2 * pause, _MAX_POLL_SECONDS)  # spares a shared file system
 
 
 def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_files: Mapping[str, bytes]) -> Manifest:
     """Checks that the parts hold everything once, then writes side files, manifest and COMMIT, all durable.
 
     Args:
-        manifest: `files` are those that are in the folder already; the rest and `parts` are filled in here.
+        folder: the folder to seal.
+        manifest: the metadata; `files` lists the side files that the folder holds already.
+        parts: the content of each part, by file name.
+        side_files: the content of the side files to write.
+
+    Returns:
+        The manifest with all `files` and `parts`.
     """
     parsed = {name: Part.parse(data, str(folder / PARTS / name)) for name, data in parts.items()}
     check_sizes(folder, parsed)
@@ -103,15 +110,15 @@ def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_file
 
 
 def publish(folder: Path, final: Path) -> None:
-    """Gives a sealed folder its final name, durably: the commit point."""
+    """Renames a sealed folder to its final name, durably: this is the commit point."""
     if lookup.exists(final):
-        raise CheckpointError(f"{final} is there already and is not overwritten; {folder} holds the new one.")
+        raise CheckpointError(f"{final} exists and is not overwritten; {folder} holds the new step.")
     folders.rename(folder, final)
     folders.fsync_dir(final.parent)
 
 
 def hugging_face_index(parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
-    """The index that makes the folder one of Hugging Face's, by its name; {} unless every weight is stored whole."""
+    """Returns {name: content} of the index of a Hugging Face folder; {} unless every weight is stored whole."""
     chunks = [chunk for part in parts for chunk in part.chunks if chunk.slot == "weight"]
     if any(chunk.flat is not None or chunk.box != Box.whole(shapes[chunk.tensor]) for chunk in chunks):
         return {}

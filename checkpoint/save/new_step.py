@@ -1,4 +1,4 @@
-"""A step to be committed: all that a checkpoint holds beside the values that its ranks write."""
+"""A step to be committed: all its metadata, without the values that the ranks write."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,16 @@ from ..format.manifest import Manifest, StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class NewStep:
-    """A step by its number, and its tensors by name, dtype and layout.
+    """The metadata of a step to be committed.
 
     Attributes:
-        slots: dtype code of each slot of an ordinary tensor: {"weight": "BF16", "exp_avg": "F32", ...}.
+        step: the training step.
+        table: the model's tensors.
+        layout: the layout that saves the step.
+        slots: the dtype code of each slot of an ordinary tensor: {"weight": "BF16", "exp_avg": "F32", ...}.
         param_groups: the optimizer's groups, each with "params", a list of tensor names.
-        resume: layout-free state of the run; plain JSON.
-        side_files: config.json, tokenizer.json and such.
+        resume: the state of the run, independent of the layout; plain JSON.
+        side_files: the content of config.json, tokenizer.json and other side files, by name.
     """
 
     step: int
@@ -29,7 +32,7 @@ class NewStep:
     side_files: Mapping[str, bytes] = field(default_factory=dict)
 
     def manifest(self) -> Manifest:
-        """The step's manifest, without digests of files and parts."""
+        """Returns the step's manifest, without the digests of files and parts."""
         stored = {
             spec.name: StoredTensor(spec.shape, spec.codes(self.slots), spec.split, spec.layer)
             for spec in self.table

@@ -1,4 +1,4 @@
-"""Saving one step of a run: what a rank is to write, as plain data, and the one way to do it, in place or elsewhere."""
+"""A rank's save as plain data: the one way to save a step, in the rank's process or in its writer process."""
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,18 @@ ALIGNMENT: Final = 64  # bytes
 
 @dataclass(frozen=True, slots=True)
 class SaveJob:
-    """What stays the same over all saves of one rank.
+    """The settings that all saves of one rank share.
 
     Attributes:
-        run: the run folder, whose lock the job holds; attempt: the lock's.
+        run: the run folder, whose lock the job holds.
+        attempt: `LockedRun.attempt` of the lock.
         writer: this rank; rank 0 also commits and prunes.
-        slots: dtype code of each slot of an ordinary tensor (see TensorSpec.codes).
-        keep: newest steps kept, 0 = all; keep_every: steps divisible by it are never pruned, 0 = none.
+        table: the model's tensors.
+        layout: the layout of the job.
+        slots: the dtype code of each slot of an ordinary tensor (see TensorSpec.codes).
+        param_groups, side_files: see `NewStep`.
+        keep: the number of newest steps to keep, 0 = all.
+        keep_every: steps divisible by it are never pruned, 0 = none.
         timeout: seconds to wait for the parts of other ranks.
     """
 
@@ -50,11 +55,11 @@ class SaveJob:
     timeout: float = 600.0
 
     def items(self) -> tuple[Owned, ...]:
-        """What this rank writes."""
+        """Returns the items that this rank writes."""
         return owned(self.table, self.layout, self.writer, list(self.slots))
 
     def stored_as(self) -> dict[Owned, dtypes.DType]:
-        """What each item is stored as."""
+        """Returns the stored dtype of each item."""
         codes = {spec.name: spec.codes(self.slots) for spec in self.table}
         return {item: dtypes.by_code(codes[item.tensor][item.slot]) for item in self.items()}
 
@@ -62,11 +67,13 @@ class SaveJob:
         """Writes this rank's part of a step; rank 0 also waits for the others', commits and prunes.
 
         Args:
-            resume: layout-free state of the run; plain JSON.
-            values: the elements of an item, as `write_part` wants them; asked once each, in the order of writing.
+            step: the training step.
+            resume: the state of the run, independent of the layout; plain JSON.
+            values: returns the elements of an item in the form of `write_part`; called once per item, in the order of
+                writing.
 
         Raises:
-            CheckpointError: the step is there already, or a rank did not finish its part.
+            CheckpointError: the step exists already, or a rank did not finish its part.
             OSError: the disk is full or fails.
         """
         run = RunFolder(self.run).held_by(self.attempt) if self.writer == 0 else None
@@ -82,7 +89,7 @@ class SaveJob:
                 run.prune(self.keep, self.keep_every)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for another process."""
+        """Returns the job as plain data for another process."""
         return asdict(self) | {
             "run": str(self.run.absolute()),
             "side_files": {name: base64.b64encode(data).decode() for name, data in self.side_files.items()},
@@ -90,7 +97,7 @@ class SaveJob:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "SaveJob":
-        """Reads what `to_json` made."""
+        """Returns the job from the data of `to_json`."""
         specs = [
             TensorSpec(**spec | {"shape": tuple(spec["shape"]), "split": spec["split"] and Split(**spec["split"])})
             for spec in data["table"]
@@ -105,7 +112,7 @@ class SaveJob:
 
 
 class Buffers:
-    """Arrays for everything that a job writes, one behind the other in a block of memory."""
+    """The places of all items of a job in one block of memory."""
 
     def __init__(self, job: SaveJob) -> None:
         self._places: dict[Owned, tuple[int, int, dtypes.DType]] = {}
@@ -116,7 +123,7 @@ class Buffers:
             self.nbytes += round_up(count * dtype.itemsize, ALIGNMENT)
 
     def view(self, memory: memoryview, item: Owned) -> Array:
-        """The 1-D array of an item's elements in `memory`, which has `nbytes` bytes at least."""
+        """Returns the 1-D array of an item's elements in `memory`, which has at least `nbytes` bytes."""
         start, count, dtype = self._places[item]
         nbytes = count * dtype.itemsize
         return np.frombuffer(memory[start : start + nbytes], dtype.numpy)

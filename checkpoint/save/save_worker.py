@@ -2,9 +2,9 @@
 
 `python -m tk.checkpoint.save.save_worker SOCKET MEMORY`: two inherited descriptors.
 
-It is started by exec, imports no torch, is deaf to a terminal's signals, and dies with its rank. Lines of JSON come and
-go over the socket: first the job, then for each save its step and resume state, answered by {} or an error. Values lie
-in the shared memory, which the rank leaves alone until the answer is there.
+It is started by exec, imports no torch, ignores a terminal's signals, and dies with its rank. The rank sends lines of
+JSON over the socket: first the job, then for each save its step and resume state; the answer is {} or an error. The
+values are in shared memory, which the rank does not change before it has the answer.
 """
 
 import json
@@ -52,7 +52,7 @@ def _answer(job: SaveJob, values: Callable[[Owned], Array], request: Mapping[str
         return {"error": pack(StorageError(message, error.errno))}
     except TkError as error:
         return {"error": pack(error)}
-    except Exception as error:  # the process's boundary: the rank must be able to say it
+    except Exception as error:  # the process's boundary: the rank must receive every error
         message = f"Step {step} was not saved: {type(error).__name__}: {error}. Steps committed before are whole."
         return {"error": pack(TkError(message))}
     return {}

@@ -1,4 +1,4 @@
-"""One writer's files: laid out before the first byte is written, filled front to back, checksummed as written."""
+"""The files of one writer: planned before the first byte is written, then written front to back with checksums."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,9 +21,9 @@ from ..format.manifest import MAX_PART, PARTS
 from ..format.region import Region, as_bytes
 from ..format.safetensors_file import build_header
 
-MAX_FILE: Final = 5 * 10**9  # bytes of data after which the next file is begun; the Hugging Face hub's habit
-MAX_ENTRIES: Final = 2**16  # after so many, too, since readers accept headers up to a size
-_LONGEST_CHUNK: Final = 2**13  # bytes that a chunk takes in a part, but for its checksums, at the very most
+MAX_FILE: Final = 5 * 10**9  # bytes of data per file, as on the Hugging Face hub
+MAX_ENTRIES: Final = 2**16  # entries per file, because readers limit the size of a header
+_LONGEST_CHUNK: Final = 2**13  # the most bytes that a chunk takes in a part, without its checksums
 
 Values: TypeAlias = "Array | Callable[[], Array]"
 
@@ -39,13 +39,13 @@ class PlannedEntry:
 
     @property
     def region(self) -> Region:
-        """The elements it holds."""
+        """The elements of the entry."""
         return Region.of(self.owned.box, self.owned.flat)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A file to be written: its name, its first bytes, and what follows them."""
+    """A file to be written: its name, its header, and the entries that follow."""
 
     name: str
     header: bytes
@@ -53,12 +53,12 @@ class PlannedFile:
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """The file's size in bytes."""
         return self.entries[-1].end
 
     @property
     def digest(self) -> DataFile:
-        """What a part records of it."""
+        """The file's record in a part."""
         return DataFile(self.size, hashlib.sha256(self.header).hexdigest())
 
 
@@ -70,7 +70,7 @@ def plan_files(
     marked: bool = True,
     max_file: int = MAX_FILE,
 ) -> tuple[PlannedFile, ...]:
-    """Lays (what, dtype code) out in files: one series per slot, each in the given order, wider dtypes first.
+    """Assigns (item, dtype code) entries to files: one series per slot, in the given order, wider dtypes first.
 
     A tensor that is stored whole has its own name in the file, other runs `name@slot#k`.
     """
@@ -130,13 +130,13 @@ class ChunkWriter:
         self._crcs = BlockCrcs()
 
     def write(self, fd: int, data: memoryview) -> None:
-        """Appends bytes to the file, open as `fd`; `data` is flat, of bytes."""
+        """Appends bytes to the file, open as `fd`; `data` is 1-D, of bytes."""
         self._disk.pwrite(fd, data, self._at)
         self._crcs.update(data)
         self._at += len(data)
 
     def finish(self) -> Chunk:
-        """The chunk's line for the part."""
+        """Returns the chunk for the part, once all bytes are written."""
         if self._at != self.entry.end:
             raise RuntimeError(f"{self._file}: {self.entry.owned} got bytes up to {self._at}, not {self.entry.end}")
         owned = self.entry.owned
@@ -148,17 +148,17 @@ class ChunkWriter:
 def write_part(
     folder: Path, writer: int, table: Table, entries: Sequence[tuple[Owned, str, Values]], *, max_file: int = MAX_FILE
 ) -> Part:
-    """Writes what one rank owns, durably: its safetensors files, then its part, which says that they are whole.
+    """Writes the items that one rank owns, durably: its safetensors files, then its part, which marks them complete.
 
     Args:
-        folder: the step's folder aside, from `LockedRun.begin_step`; made if another rank has not.
+        folder: the step's temporary folder, from `LockedRun.begin_step`; made if it is missing.
         writer: this rank.
         table: the model's tensors.
-        entries: (what, dtype code, values); values are a 1-D C-contiguous array of exactly those elements, held as
-            `core.dtypes` holds that dtype, or a function that returns it when its turn comes.
+        entries: (item, dtype code, values); values are a 1-D C-contiguous array of exactly those elements in the numpy
+            dtype of `core.dtypes`, or a function that returns it and is called just before the write.
 
     Raises:
-        CheckpointError: values that are not the elements promised.
+        CheckpointError: an array does not have the item's size and dtype.
         OSError: the disk is full or fails.
     """
     folders.make_dirs(folder / PARTS)
@@ -190,7 +190,7 @@ def put_part(folder: Path, part: Part) -> None:
 
 
 def check_part(writer: int, files: Sequence[PlannedFile]) -> None:
-    """Raises CheckpointError, before anything is written, where no reader would accept the part about these files."""
+    """Raises CheckpointError, before anything is written, if readers would refuse the part about these files."""
     if sum(len(file.entries) for file in files) <= MAX_PART // _LONGEST_CHUNK:
         return
     chunks = []
@@ -207,15 +207,15 @@ def _readable(part: Part) -> bytes:
     if len(data) > MAX_PART:
         raise CheckpointError(
             f"Writer {part.writer} would write {len(part.chunks)} tensors or parts of them, and its chunk table of "
-            f"{len(data)} bytes would not be read: {MAX_PART} are accepted. Use more ranks (--tp, --pp of the target), "
-            f"or fewer and larger tensors."
+            f"{len(data)} bytes would not be read: at most {MAX_PART} are accepted. Use more ranks (--tp, --pp of the "
+            f"target), or fewer and larger tensors."
         )
     strict.check_counts(data, f"the chunk table of writer {part.writer}")
     return data
 
 
 def part_name(writer: int) -> str:
-    """The name of a writer's part inside parts/."""
+    """Returns the name of a writer's part inside parts/."""
     return f"{writer:05d}.json"
 
 
@@ -224,7 +224,7 @@ def _bytes_of(source: Values, entry: PlannedEntry) -> memoryview:
     wanted = (entry.region.size,)
     if values.shape != wanted or not values.flags.c_contiguous or values.itemsize != entry.dtype.itemsize:
         raise CheckpointError(
-            f"{entry.owned.tensor}, slot {entry.owned.slot}: got values of shape {values.shape} and {values.dtype}; a "
-            f"contiguous array of shape {wanted} in {entry.dtype.numpy} was to be saved."
+            f"{entry.owned.tensor}, slot {entry.owned.slot}: got values of shape {values.shape} and {values.dtype}; "
+            f"a contiguous array of shape {wanted} and {entry.dtype.numpy} is required."
         )
     return as_bytes(values)

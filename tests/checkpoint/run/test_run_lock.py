@@ -65,7 +65,7 @@ def test_a_living_job_of_another_host_keeps_others_out(
         assert time.monotonic() - begun < 0.9, "a sign of life is enough"
         assert "was last used by process" in caplog.text
         assert "on host first" in caplog.text
-        assert "Waiting 1 s for a sign of life" in caplog.text
+        assert "Waiting 1 s for a heartbeat" in caplog.text
         held.begin_step(4)
     assert (run / "LOCK").read_bytes() == b"", "it said that it ended"
     begun = time.monotonic()

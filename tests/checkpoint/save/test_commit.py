@@ -102,7 +102,7 @@ def test_a_step_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
         folder = run.begin_step(1)
         write_all(folder, [0, 1])
         (tmp_path / "step-00000001").mkdir()
-        with pytest.raises(CheckpointError, match=rf"step-00000001 is there already .*; {folder} holds the new one"):
+        with pytest.raises(CheckpointError, match=rf"step-00000001 exists .*; {folder} holds the new step"):
             commit(run, NewStep(1, SMALL, LAYOUT, STATES))
     assert list((tmp_path / "step-00000001").iterdir()) == []
 
