@@ -1,1 +1,1 @@
-"""From one checkpoint to another: reshard, export and diff, in bounded memory."""
+"""Conversions of checkpoints in bounded memory: reshard, export and diff."""

@@ -1,6 +1,6 @@
-"""The copy engine: carries out a plan in bounded memory, checking checksums on reading and taking them on writing.
+"""The copy engine: executes a plan in bounded memory; it checks checksums on reading and computes them on writing.
 
-One thread reads, checks, interleaves and casts the tiles to come; the calling thread scatters, checksums and writes.
+One thread reads, checks, interleaves and casts the next tiles; the calling thread scatters, checksums and writes.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from ..read.reader import Checkpoint
 from ..save.writer import ChunkWriter
 from .plan import TILE, CopyPlan, SlotCopy, Tile, TileRun, tiles
 
-AHEAD: Final = 2  # tiles read before the one that is being written is done
+AHEAD: Final = 2  # tiles that are read while another is written
 
 
 def run_copy(
@@ -37,10 +37,14 @@ def run_copy(
     """Writes the plan's files into `folder`, durably.
 
     Args:
-        on_bytes: told the source bytes of each tile when it is written.
+        plan: the copies to make.
+        source: the checkpoint to copy from.
+        folder: the folder to write in.
+        on_bytes: called with the source bytes of each tile once it is written.
+        tile_bytes: the largest size of a tile in bytes, as stored at the source.
 
     Returns:
-        One part per writer; not yet written.
+        One part per writer; the parts are not written yet.
 
     Raises:
         ShardCorrupt: bytes of the source do not match their checksum.
@@ -65,7 +69,7 @@ def run_copy(
 
 
 class TileReader:
-    """Reads tiles in order; each chunk's bytes pass by once, front to back, and are checked block by block."""
+    """Reads tiles in order; each chunk's bytes are read once, front to back, and checked block by block."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -80,7 +84,7 @@ class TileReader:
         self._files.__exit__()
 
     def load(self, tile: Tile) -> Array:
-        """The tile's values in the target's dtype, 1-D."""
+        """Returns the tile's values, 1-D, in the target's dtype."""
         selection = tile.slot_copy.selection
         if tile.slot_copy is not self._slot_copy:
             self._slot_copy, self._crcs = tile.slot_copy, {}
@@ -96,7 +100,7 @@ class TileReader:
         return cast(values, selection.source_dtype, selection.target_dtype, selection.tensor)
 
     def _read(self, chunk: Chunk, run: TileRun, into: Array) -> None:
-        path = self._checkpoint.path / chunk.file  # for messages: to follow links once per piece would cost a tenth
+        path = self._checkpoint.path / chunk.file  # for messages only: following links for each run would cost 10 %
         at = (run.region.start - chunk.region.start) * into.itemsize
         data = as_bytes(into)
         storage.read_exact(self._files.open(chunk.file), data, chunk.offset + at, path, once=True)
@@ -113,7 +117,7 @@ class TileReader:
 
 
 class _Target:
-    """What is being written: every entry of every file front to back."""
+    """The files being written: every entry of every file, front to back."""
 
     def __init__(self, plan: CopyPlan, files: NewFiles) -> None:
         self._plan, self._files = plan, files
@@ -126,7 +130,7 @@ class _Target:
         }
 
     def store(self, tile: Tile, values: Array) -> None:
-        """Writes a tile's values to every entry that holds some of them."""
+        """Writes a tile's values to all entries that hold some of them."""
         for run in tile.writes:
             target = tile.slot_copy.targets[run.index]
             if run.at is not None:
@@ -137,7 +141,7 @@ class _Target:
             self._writers[target.file, target.entry.owned].write(self._files.open(target.file), as_bytes(elements))
 
     def finish(self) -> list[Part]:
-        """Makes the files durable; the part of each writer."""
+        """Makes the files durable and returns the part of each writer."""
         self._files.finish()
         parts = []
         for writer, files in enumerate(self._plan.files):

@@ -1,6 +1,6 @@
-"""Whether two checkpoints hold the same values, however each is laid out, in memory that the model does not grow.
+"""Comparison of two checkpoints' values, at any two layouts, in memory that does not grow with the model.
 
-Both are read as the copy engine reads: tile after tile of each logical tensor, strictly forward, every byte checked.
+Both are read like a copy's source: tile after tile of each logical tensor, strictly forward, with every byte checked.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,13 +23,16 @@ TILE: Final = 2**20  # elements
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One slot of one tensor that is not the same in both.
+    """One slot of one tensor that differs between the two checkpoints.
 
     Attributes:
-        kind: "values"; or "shape" or "dtype", where values cannot be compared.
-        message: what differs, in words.
-        num_different: elements whose bits differ, of those compared as `dtype`.
-        max_difference: largest |a - b|; None where there is none: a NaN or an infinity against something else.
+        tensor: the logical tensor's name.
+        slot: the slot that differs.
+        kind: "values"; or "shape" or "dtype" if values cannot be compared.
+        message: the difference in words.
+        dtype: the dtype in which the values were compared; "" if they were not.
+        num_different: the number of elements whose bits differ in that dtype.
+        max_difference: the largest |a - b|; None if a NaN or an infinity differs from the other value.
     """
 
     tensor: str
@@ -43,11 +46,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two checkpoints have in common and what not.
+    """The result of a comparison of two checkpoints.
 
     Attributes:
-        only_in_a, only_in_b: "tensor" or "tensor, slot SLOT".
-        num_equal: slots of tensors that are bit-equal.
+        a, b: the paths of the two checkpoints.
+        only_in_a, only_in_b: "TENSOR" or "TENSOR, slot SLOT" for each that the other checkpoint lacks.
+        num_equal: the number of slots of tensors that are bit-equal.
+        differences: the slots that differ.
     """
 
     a: Path
@@ -63,20 +68,21 @@ class Comparison:
         return not (self.only_in_a or self.only_in_b or self.differences)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Returns the comparison as plain data."""
         return asdict(self) | {"a": str(self.a), "b": str(self.b), "same": self.same}
 
 
 def compare(a: Checkpoint, b: Checkpoint, on_bytes: Callable[[int], None] = lambda _: None) -> Comparison:
-    """Compares every slot of every tensor that both hold, tied names by the values they stand for.
+    """Compares every slot of every tensor that both hold; a tied name has the values of the stored tensor.
 
-    Where dtypes differ both are cast to fp32, and the fp32 value of a weight is its `master` where there is one.
+    If dtypes differ, both values are cast to fp32; the fp32 value of a weight is its `master`, if it has one.
 
     Args:
-        on_bytes: told the bytes of `a` as they are done.
+        a, b: the checkpoints to compare.
+        on_bytes: called with the number of bytes of `a` compared since the last call.
 
     Raises:
-        ShardCorrupt: either is damaged; names tensor, file and block.
+        ShardCorrupt: one of the two is damaged; the message names tensor, file and block.
     """
     keys_a, keys_b = _keys(a), _keys(b)
     differences: list[Difference] = []
@@ -92,7 +98,7 @@ def compare(a: Checkpoint, b: Checkpoint, on_bytes: Callable[[int], None] = lamb
 
 
 def equal_tensors(checkpoint: Checkpoint, one: str, two: str) -> bool:
-    """Whether two weights of a checkpoint have the same values, 0 and -0 being one; reads no further than they do."""
+    """Returns whether two weights of a checkpoint have equal values (0 equals -0); stops at the first difference."""
     first, second = (checkpoint.tensors[name] for name in (one, two))
     dtype, _ = _common_dtype(first, second, "weight")
     if first.shape != second.shape or dtype is None:
@@ -104,7 +110,7 @@ def equal_tensors(checkpoint: Checkpoint, one: str, two: str) -> bool:
 
 
 def compared_bytes(a: Checkpoint, b: Checkpoint) -> int:
-    """Bytes of `a` that `compare` reads."""
+    """Returns how many bytes of `a` `compare` reads."""
     keys_b = _keys(b)
     total = 0
     for name, slot in _keys(a):
@@ -122,7 +128,10 @@ def _keys(checkpoint: Checkpoint) -> dict[tuple[str, str], None]:
 def _missing(
     mine: dict[tuple[str, str], None], theirs: dict[tuple[str, str], None], other: Checkpoint
 ) -> Iterator[str]:
-    """What `other` lacks; not the master of a weight that `other` stores in fp32, which was compared with that."""
+    """Yields the tensors and slots that `other` lacks.
+
+    A master is not missing if `other` stores the weight in fp32: the two were compared.
+    """
     for name, slot in mine:
         if name not in other.tensors:
             if slot == "weight":
@@ -132,7 +141,7 @@ def _missing(
 
 
 def _common_dtype(a: StoredTensor, b: StoredTensor, slot: str) -> tuple[DType | None, str]:
-    """What to compare a slot as; None, and why, where there is no such dtype."""
+    """Returns the dtype in which to compare a slot; None and the reason if there is none."""
     one, two = (dtypes.by_code(tensor.slots[slot]) for tensor in (a, b))
     if one == two:
         return one, ""
@@ -178,7 +187,7 @@ def _slot_copy(checkpoint: Checkpoint, name: str, slot: str, dtype: DType) -> Sl
 
 
 def _compare_values(one: Array, two: Array, dtype: DType) -> tuple[int, float]:
-    """How many elements differ in their bits, and the largest difference; infinite where a NaN meets something else."""
+    """Returns how many elements differ in their bits, and the largest difference: infinite if only one value is NaN."""
     bits = np.dtype(f"u{dtype.itemsize}")
     (where,) = np.nonzero(one.view(bits) != two.view(bits))
     if not len(where):

@@ -17,16 +17,21 @@ from .target import target_folder
 
 
 def prepare_export(source: Checkpoint, target: str | Path, *, plain: bool = False, force: bool = False) -> Prepared:
-    """Plans a copy of the weights at tp = 1; `.run()` makes it. See `prepare_reshard`."""
+    """Plans a copy of the weights at tp = 1; `.run()` executes it. See `prepare_reshard`."""
     return prepare_reshard(source, target, Options(Layout(), weights_only=True, plain=plain, force=force))
 
 
 def export_links(source: Checkpoint, target: str | Path, *, force: bool = False) -> Path:
-    """Exports by hard links to the source's weight files; their checksums are carried over unread.
+    """Exports by hard links to the source's weight files; their checksums are copied without reading the files.
+
+    Args:
+        source: the checkpoint to export.
+        target: the new folder.
+        force: whether to replace a checkpoint at `target`.
 
     Raises:
-        ConfigError: the source's weights do not lie in whole tensors (tp > 1 or ZeRO 3), it is no tk checkpoint, or
-            its files cannot be linked where the target is.
+        ConfigError: the source does not store whole tensors (tp > 1 or ZeRO 3) or is no tk checkpoint, or its files
+            cannot be linked in the target's file system.
     """
     check_target_name(Path(target), source.step)
     require_checksums(source)
@@ -34,7 +39,7 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
     if any(chunk.region.size != Box.whole(source.tensors[chunk.tensor].shape).size for chunk in weights):
         raise ConfigError(
             f"{source.path} was saved at tp = {source.layout.tp}, ZeRO {source.layout.zero}: its files hold parts of "
-            f"tensors and cannot be linked; leave out --link."
+            f"tensors and cannot be linked. To copy them instead, leave out --link."
         )
     tensors = {
         name: StoredTensor(tensor.shape, {"weight": tensor.slots["weight"]}, tensor.split, tensor.layer)

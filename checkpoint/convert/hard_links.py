@@ -1,4 +1,4 @@
-"""Which files of a copy are there already at its source, byte for byte: a hard link does for those."""
+"""Hard links in place of copies, for files of the target that the source holds already, byte for byte."""
 
 import errno
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,20 @@ _UNLINKABLE: Final[Mapping[int | None, str]] = MappingProxyType(
         errno.EXDEV: "they are on different file systems",
         errno.EPERM: "the file system has no links, or the file is another user's",
         errno.EOPNOTSUPP: "the file system has no links",
-        errno.EMLINK: "it has as many names as it may have",
+        errno.EMLINK: "the file has the largest number of links that the file system allows",
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class HardLink:
-    """A file of the target that is one of the source's.
+    """A file of the target that is equal to a file of the source.
 
     Attributes:
-        source: its name there.
-        chunks: as the target's part lists them, with the source's checksums.
+        writer: the writer in whose part the file is listed.
+        source: the file's name in the source.
+        file: the file in the target.
+        chunks: the chunks for the target's part, with the source's checksums.
     """
 
     writer: int
@@ -40,17 +42,15 @@ class HardLink:
 
 
 def require_checksums(source: Checkpoint) -> None:
-    """ConfigError where a checkpoint has none that could be carried over."""
+    """Raises ConfigError if a checkpoint has no checksums to carry over."""
     if not source.folder.has_checksums:
-        raise ConfigError(
-            f"{source.path} is no tk checkpoint, so there are no checksums to carry over; leave out --link."
-        )
+        raise ConfigError(f"{source.path} is no tk checkpoint, so it has no checksums to carry over; leave out --link.")
 
 
 def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple[HardLink, ...]]:
-    """What is left to be copied of a plan, and the files that need not be.
+    """Splits a plan into the files to copy and the files to link.
 
-    A file is the same if its header is, and if it holds the same elements at the same places.
+    A file of the source is linked if its header is equal and it holds the same elements at the same places.
     """
     known = {digest: name for part in source.folder.parts.values() for name, digest in part.files.items()}
     held: dict[str, list[Chunk]] = {}
@@ -69,13 +69,13 @@ def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple
 
 
 def make_links(links: Sequence[HardLink], source: Checkpoint, target: Path) -> None:
-    """Makes the links in the folder `target`; ConfigError where that cannot be."""
+    """Makes the links in the folder `target`; ConfigError if the file system refuses."""
     for link in links:
         link_file(source.folder.data_path(link.source), target / link.file.name)
 
 
 def add_linked(parts: Sequence[Part], links: Sequence[HardLink]) -> list[Part]:
-    """Every writer's part with its links among its files."""
+    """Returns the writers' parts with the linked files added."""
     result = []
     for part in parts:
         mine = [link for link in links if link.writer == part.writer]
@@ -86,14 +86,14 @@ def add_linked(parts: Sequence[Part], links: Sequence[HardLink]) -> list[Part]:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Gives a file a second name; ConfigError where that cannot be, as on another file system."""
+    """Makes a hard link; ConfigError if it is impossible, e.g. between file systems."""
     try:
         folders.link(source, target)
     except OSError as error:
         if error.errno not in _UNLINKABLE:
             raise
         raise ConfigError(
-            f"{source} cannot be linked as {target}: {_UNLINKABLE[error.errno]}; leave out --link."
+            f"{source} cannot be linked as {target}: {_UNLINKABLE[error.errno]}. To copy it, leave out --link."
         ) from error
 
 
@@ -104,7 +104,7 @@ def _without(plan: CopyPlan, links: Sequence[HardLink]) -> CopyPlan:
     for slot_copy in plan.slot_copies:
         targets = tuple(target for target in slot_copy.targets if target.file not in new)
         if targets:
-            # A weight that is cast from its master reads the linked file all the same.
+            # A weight that is cast from its master must still read the master, even if the master's file is linked.
             same_slot = slot_copy.selection.slot == slot_copy.selection.source_slot
             sources = [chunk for chunk in slot_copy.sources if not (same_slot and chunk.file in old)]
             slot_copies.append(replace(slot_copy, sources=sources, targets=targets))

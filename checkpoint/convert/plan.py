@@ -1,8 +1,8 @@
 """The copy plan: pure arithmetic from stored chunks and a target layout to tiles that read and write strictly forward.
 
 A tile is a run of a logical tensor's row-major order. It meets every stored chunk, and every target entry, in one run
-that begins where the tile before it ended, whatever dims either side is cut along. So each byte is read once and
-written once, in order; what is left is an interleave in memory.
+that begins where the previous tile ended, along any dims that either side is cut. So each byte is read once and written
+once, in order; the rest is an interleave in memory.
 """
 
 import math
@@ -23,12 +23,12 @@ from ..format.manifest import StoredTensor
 from ..format.region import Region, count_before, position_of
 from ..save.writer import PlannedEntry, PlannedFile, plan_files
 
-TILE: Final = 2**22  # bytes as stored at the source; some five tiles are in memory at once
+TILE: Final = 2**22  # bytes as stored at the source; about five tiles are in memory at once
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One slot of the target: which stored slot it comes from, and both formats."""
+    """One slot of the target, the stored slot that it is copied from, and the dtypes of both."""
 
     tensor: str
     slot: str
@@ -39,7 +39,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class TargetEntry:
-    """An entry of a target file, and who writes it."""
+    """An entry of a target file, and its writer."""
 
     writer: int
     file: str
@@ -48,7 +48,7 @@ class TargetEntry:
 
 @dataclass(frozen=True, slots=True)
 class SlotCopy:
-    """One slot of one tensor: all chunks it comes from, all entries it goes to."""
+    """The copy of one slot of one tensor: from all chunks that hold it, to all entries that will hold it."""
 
     selection: Selection
     shape: tuple[int, ...]
@@ -58,10 +58,11 @@ class SlotCopy:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """What will be written, and from where, in order.
+    """The files to write and the copies that fill them, in order.
 
     Attributes:
-        files: by writer.
+        files: the planned files of each writer.
+        slot_copies: the copies, in the order in which the source stores them.
     """
 
     files: tuple[tuple[PlannedFile, ...], ...]
@@ -69,12 +70,12 @@ class CopyPlan:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of tensor data to be read."""
+        """The bytes of tensor data to be read."""
         return sum(chunk.nbytes for slot_copy in self.slot_copies for chunk in slot_copy.sources)
 
     @property
     def bytes_written(self) -> int:
-        """Bytes of safetensors files to be written."""
+        """The bytes of safetensors files to be written."""
         return sum(file.size for files in self.files for file in files)
 
 
@@ -83,9 +84,9 @@ class TileRun:
     """The run of a chunk or an entry that a tile meets.
 
     Attributes:
-        index: which of the slot copy's sources or targets.
+        index: the index of the chunk or entry in the slot copy's sources or targets.
         region: the run.
-        at: elements of the tile before it, or None where the run is interleaved with others.
+        at: the number of the tile's elements before the run; None if the run is interleaved with others.
     """
 
     index: int
@@ -95,7 +96,7 @@ class TileRun:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Elements [start, stop) of a logical tensor, and what to read and write for them."""
+    """Elements [start, stop) of a logical tensor, and the runs to read and write for them."""
 
     slot_copy: SlotCopy
     region: Region
@@ -106,11 +107,17 @@ class Tile:
 def select(
     tensors: Mapping[str, StoredTensor], names: Sequence[str], dtype: DType | None, weights_only: bool
 ) -> tuple[Selection, ...]:
-    """Which slots a copy has, and where they come from.
+    """Chooses the slots of a copy, and the stored slot that each is copied from.
 
-    A changed weight is cast from `master` where there is one. fp32 weights need no `master`; where fp32 weights with
-    optimizer state become narrower, their old values become `master`, so that training loses nothing. Integers and
-    truth values stay as they are.
+    A weight whose dtype changes is cast from `master`, if it has one. fp32 weights need no `master`; if fp32 weights
+    with optimizer state are cast to a narrower dtype, their old values become `master`, so that training loses nothing.
+    Integers and booleans keep their dtype.
+
+    Args:
+        tensors: the stored tensors by name.
+        names: the tensors to copy.
+        dtype: the dtype of the target's weights; None = as stored.
+        weights_only: whether to leave out the optimizer's slots.
 
     Raises:
         CheckpointError: a tensor's dtype has no cast to `dtype`.
@@ -138,8 +145,8 @@ def _cast_to(name: str, weight: DType, dtype: DType | None) -> DType:
         return weight
     if weight != dtype and weight not in dtypes.COMPUTE_DTYPES:
         raise CheckpointError(
-            f"{name} is stored as {weight.code}, from which there is no cast to {dtype.name} (quantized "
-            f"values mean nothing without their scales); leave out --dtype."
+            f"{name} is stored as {weight.code}, which has no cast to {dtype.name} (quantized values mean nothing "
+            f"without their scales); leave out --dtype."
         )
     return dtype
 
@@ -150,9 +157,11 @@ def plan_copy(
     """Plans a copy of the selected slots to `layout`, in the order in which the source stores them.
 
     Args:
-        table: the stored tensors, no aliases needed.
-        layout: of the target, without data parallelism.
-        marked: whether the files say that they belong to a tk checkpoint.
+        chunks: the source's chunks.
+        table: the stored tensors; aliases are not needed.
+        layout: the target's layout, without data parallelism.
+        selections: the slots to copy.
+        marked: whether the files' metadata says that they belong to a tk checkpoint.
 
     Raises:
         ParallelError: the layout does not fit a tensor.
@@ -179,13 +188,13 @@ def plan_copy(
 
 
 def tiles(plan: CopyPlan, tile_bytes: int) -> Iterator[Tile]:
-    """The plan's tiles, in order."""
+    """Yields the plan's tiles in order."""
     for slot_copy in plan.slot_copies:
         yield from slot_tiles(slot_copy, tile_bytes // slot_copy.selection.source_dtype.itemsize)
 
 
 def slot_tiles(slot_copy: SlotCopy, num_elements: int) -> Iterator[Tile]:
-    """A slot copy's tiles of at most that many elements: whole rows where at least one fits."""
+    """Yields a slot copy's tiles of at most that many elements: whole rows, if at least one fits."""
     total, row, room = math.prod(slot_copy.shape), math.prod(slot_copy.shape[1:]), max(num_elements, 1)
     step = room // row * row if 0 < row <= room else room
     reads = _Cursor([chunk.region for chunk in slot_copy.sources], slot_copy.shape)
@@ -197,7 +206,7 @@ def slot_tiles(slot_copy: SlotCopy, num_elements: int) -> Iterator[Tile]:
 
 
 class _Cursor:
-    """Runs along the logical order, keeping those regions in view that the current tile can meet."""
+    """Moves along the logical order, and keeps a list of the regions that the current tile can meet."""
 
     def __init__(self, regions: Sequence[Region], shape: tuple[int, ...]) -> None:
         self._shape = shape
@@ -210,7 +219,7 @@ class _Cursor:
         self._in_view: list[tuple[int, int, int, Region]] = []
 
     def advance(self, start: int, stop: int) -> tuple[TileRun, ...]:
-        """The runs that [start, stop) of the logical order meets."""
+        """Returns the runs that [start, stop) of the logical order meets."""
         while self._ahead and self._ahead[-1][0] < stop:
             self._in_view.append(self._ahead.pop())
         self._in_view = [span for span in self._in_view if span[1] >= start]

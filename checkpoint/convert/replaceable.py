@@ -1,4 +1,4 @@
-"""What `--force` may replace: a folder that is a checkpoint and holds nothing else, every file in it accounted for."""
+"""The folders that `--force` may replace: a checkpoint in which every file is known to belong to it."""
 
 import stat
 from collections.abc import Sequence
@@ -14,11 +14,10 @@ _NAMED: Final = 3  # names in a message
 
 
 def require_replaceable(folder: Path) -> tuple[str, ...]:
-    """The files in a folder that is a checkpoint and holds nothing else, relative to it.
+    """Returns the files in a folder that is a checkpoint and holds nothing else, relative to the folder.
 
     Raises:
-        ConfigError: it does not open as a checkpoint, or holds something that no checkpoint does; the first few names
-            are told.
+        ConfigError: the folder does not open as a checkpoint, or holds other files; the message names the first few.
     """
     names = _names(folder)
     try:
@@ -27,26 +26,25 @@ def require_replaceable(folder: Path) -> tuple[str, ...]:
             checkpoint.check()
     except CheckpointError as error:
         raise ConfigError(
-            f"{folder} is there already, holds {_some(names)} and does not open as a checkpoint, so it is not replaced "
+            f"{folder} exists, holds {_some(names)} and does not open as a checkpoint, so it is not replaced "
             f"({error}) Name another folder, or remove that one yourself."
         ) from error
     if checkpoint is None:
         raise ConfigError(
-            f"{folder} is there already and is no checkpoint, so it is not replaced: it holds {_some(names)}. Name "
-            "another folder."
+            f"{folder} exists and is no checkpoint, so it is not replaced: it holds {_some(names)}; name another."
         )
     known = checkpoint.removable_files()
     foreign = [name for name in names if name not in known or not _is_file(folder / name)]
     if foreign:
         raise ConfigError(
-            f"{folder} is there already and holds more than a checkpoint, so it is not replaced: {_some(foreign)}. "
-            "Name another folder, or move that away."
+            f"{folder} exists and holds more than a checkpoint, so it is not replaced: {_some(foreign)}. Name another "
+            "folder, or move those files away."
         )
     return tuple(names)
 
 
 def _names(folder: Path) -> list[str]:
-    """What is in a folder; parts/ is looked into."""
+    """Returns the names in a folder and in its parts/."""
     found = []
     for name in lookup.list_names(folder):
         inner = lookup.list_names(folder / name) if name == PARTS and not (folder / name).is_symlink() else []

@@ -1,4 +1,4 @@
-"""Rewriting a checkpoint for another layout, weights and optimizer state, in memory that the model does not grow."""
+"""Rewrites of a checkpoint for another layout, with optimizer state, in memory that does not grow with the model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,14 +25,15 @@ from .target import check_target, target_folder
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the copy is to be.
+    """The options of a copy.
 
     Attributes:
-        layout: tp and pp of the target; data parallelism and ZeRO are facts of a run, so they stay 1 and 0.
-        dtype: of the weights; None = as stored.
-        plain: leave out manifest, COMMIT, parts and the mark in the files: a bare Hugging Face folder.
-        force: replace a checkpoint that is at the target.
-        link: hard-link files that would come out as they are; their checksums are carried over unread.
+        layout: tp and pp of the target; dp is 1 and ZeRO 0, because a run of any dp and ZeRO stage reads the target.
+        dtype: the dtype of the target's weights; None = as stored.
+        weights_only: whether to leave out optimizer and resume state.
+        plain: whether to make a plain Hugging Face folder, without manifest, COMMIT, parts and the mark in the files.
+        force: whether to replace a checkpoint at the target.
+        link: whether to hard-link files that would be equal; their checksums are copied without reading the files.
     """
 
     layout: Layout
@@ -45,12 +46,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A copy about to be made: everything but the bytes.
+    """A planned copy, ready to run.
 
     Attributes:
-        plan: what is copied.
-        links: what is linked.
-        side_files: what is taken along.
+        source: the checkpoint to copy from.
+        target: the new folder.
+        options: the options of the copy.
+        plan: the data to copy.
+        manifest: the target's metadata.
+        links: the files to link.
+        side_files: the side files to copy.
     """
 
     source: Checkpoint
@@ -62,15 +67,15 @@ class Prepared:
     side_files: tuple[SideFile, ...] = ()
 
     def run(self, on_bytes: Callable[[int], None] = lambda _: None) -> Path:
-        """Makes the target folder; nothing of it is there before all of it is.
+        """Makes the target folder, which appears under its name only when it is complete.
 
         Args:
-            on_bytes: told how many bytes of the source are done, of `plan.bytes_read`.
+            on_bytes: called with the number of source bytes copied since the last call; `plan.bytes_read` in all.
 
         Raises:
-            ShardCorrupt: the source is damaged; names tensor, file and block.
-            TkError: there is no room for it.
-            ConfigError: files cannot be linked where the target is.
+            ShardCorrupt: the source is damaged; the message names tensor, file and block.
+            TkError: the disk has no room for the target.
+            ConfigError: files cannot be linked in the target's file system.
         """
         num_bytes = self.plan.bytes_written + sum(file.size for file in self.side_files)
         with target_folder(self.target, self.source.path, self.options.force, num_bytes) as folder:
@@ -85,24 +90,31 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
     """Plans a copy without touching the target.
 
     Args:
-        table: the architecture's tensors, for a Hugging Face folder, which does not say how its tensors may be cut.
+        source: the checkpoint to copy.
+        target: the new folder.
+        options: the options of the copy.
+        table: the architecture's tensors; needed for a Hugging Face folder, which does not record how tensors are cut.
 
     Raises:
-        ConfigError: the target is taken, or a Hugging Face folder is to be cut without a table, or linked.
+        ConfigError: the target exists, or the source is a Hugging Face folder and is to be cut without a table or
+            linked.
         ParallelError: the layout does not fit a tensor.
-        ShapeMismatch: the table's tensors are not the source's, or it ties two that are stored and differ.
-        CheckpointError: there is no cast to the dtype, more tensors than a reader would accept, or a side file of the
-            source that cannot be taken along.
+        ShapeMismatch: the table's tensors are not the source's, or it ties two stored tensors that differ.
+        CheckpointError: a tensor has no cast to the dtype, the target would have more tensors than readers accept, or a
+            side file of the source cannot be copied.
     """
     check_target(Path(target), source.path, options.force)
     check_target_name(Path(target), None if options.plain else source.step)
     layout = options.layout
     if layout.dp > 1 or layout.zero:
-        raise ConfigError("A reshard's target has no data parallelism or ZeRO: any run reads any checkpoint.")
+        raise ConfigError(
+            "A reshard's target has no data parallelism and no ZeRO stage; give tp and pp only. Any run reads "
+            "any checkpoint."
+        )
     if table is None:
         if not source.folder.has_splits and layout.world_size > 1:
             raise ConfigError(
-                f"{source.path} does not say how its tensors may be cut; its architecture's table is needed."
+                f"{source.path} does not record how its tensors may be cut; its architecture's table is needed."
             )
         table, aliases = source.manifest.table, dict(source.aliases)
     else:
@@ -146,10 +158,14 @@ def reshard(
 def finish_folder(
     folder: Path, manifest: Manifest, parts: list[Part], files: Mapping[str, FileDigest], plain: bool
 ) -> None:
-    """Puts all but tensor data and side files into a folder, durably: parts, index, manifest and COMMIT.
+    """Writes parts, index, manifest and COMMIT into a folder that holds the tensor data and side files; durable.
 
     Args:
-        files: the side files that are there already.
+        folder: the folder to finish.
+        manifest: the metadata.
+        parts: the part of each writer.
+        files: the digests of the side files in the folder.
+        plain: whether to write the index only.
     """
     if plain:
         index = hugging_face_index(parts, {name: tensor.shape for name, tensor in manifest.tensors.items()})
@@ -176,16 +192,18 @@ def _check_table(source: Checkpoint, table: Table, aliases: dict[str, str]) -> N
         if name not in stored or source.tensors[name].shape != shape:
             found = list(source.tensors[name].shape) if name in stored else "none"
             raise ShapeMismatch(
-                f"{source.path}: {name} should have shape {list(shape)} by its config.json; found {found}."
+                f"{source.path}: {name} should have shape {list(shape)} by its config.json; found {found}. Correct "
+                "config.json, or use the weights that belong to it."
             )
     for alias, name in aliases.items():
         if alias in stored and not equal_tensors(source, alias, name):
             raise ShapeMismatch(
-                f"{source.path} holds {alias}, which is not {name}, though its config.json ties the two; it would be "
-                f"lost. Say tie_word_embeddings = false there."
+                f"{source.path} holds {alias}, which is not equal to {name}, though its config.json ties the two; it "
+                f'would be lost. Set "tie_word_embeddings": false in config.json to keep it.'
             )
     unknown = sorted(stored - set(wanted) - set(aliases))
     if unknown:
         raise ShapeMismatch(
-            f"{source.path} holds {unknown[0]}, which its architecture does not have; it would be lost."
+            f"{source.path} holds {unknown[0]}, which its architecture does not have, so it would be lost. Remove it "
+            "from the weights, or correct the architecture in config.json."
         )

@@ -1,4 +1,4 @@
-"""The small files beside the weights: chosen and looked at before a copy begins, then copied in flat memory."""
+"""The small files beside the weights: chosen and checked before a copy begins, then copied in bounded memory."""
 
 import hashlib
 import json
@@ -23,8 +23,10 @@ class SideFile:
     """A side file of a copy.
 
     Attributes:
-        content: where it is, or what it will be.
-        known: what the source's manifest says of it.
+        name: the file's name.
+        size: the file's size in bytes.
+        content: the path of the source file, or the new content.
+        known: the digest in the source's manifest; None if it has none.
     """
 
     name: str
@@ -34,11 +36,11 @@ class SideFile:
 
 
 def plan_side_files(source: Checkpoint, dtype: DType | None = None) -> tuple[SideFile, ...]:
-    """The source's config, tokenizer and such; the config says the new dtype if there is one.
+    """Returns the source's config, tokenizer and other side files; config.json names the new dtype, if one is given.
 
     Raises:
-        ManifestError: a name that a checkpoint cannot have, or a file that is too large.
-        CheckpointError: one is missing, no regular file, or not the one that was saved.
+        ManifestError: a file has a name that a checkpoint cannot store, or is too large.
+        CheckpointError: a file is missing, is no regular file, or has changed since it was saved.
     """
     known, paths = source.manifest.files, source.folder.side_paths()
     files = [_look_at(name, path, known.get(name)) for name, path in paths.items() if name != hf.INDEX]
@@ -48,7 +50,7 @@ def plan_side_files(source: Checkpoint, dtype: DType | None = None) -> tuple[Sid
 
 
 def copy_side_files(files: Sequence[SideFile], folder: Path) -> dict[str, FileDigest]:
-    """Writes them into `folder`, each durable; ShardCorrupt where one is not the one that was saved."""
+    """Copies the files into `folder`, durably; ShardCorrupt if one has changed since it was saved."""
     return {file.name: _copy(file, folder / file.name) for file in files}
 
 

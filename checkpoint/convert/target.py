@@ -16,18 +16,19 @@ from .replaceable import require_replaceable
 
 @contextmanager
 def target_folder(path: Path, source: Path, force: bool, num_bytes: int = 0) -> Iterator[Path]:
-    """The folder to write in, which becomes `path` when the block ends well; see `whole_folder`.
+    """Makes a folder to write in, which becomes `path` if the block succeeds; see `whole_folder`.
 
     Args:
-        source: a folder that must not be the target, lie inside it or around it.
-        force: replace a checkpoint that is at `path` already, once the new one is complete; it is whole until then.
-        num_bytes: bytes to be written, for which there must be room; 0 = next to nothing.
+        path: the new folder.
+        source: a folder that must not be the target, lie inside it or contain it.
+        force: whether to replace a checkpoint at `path`; the old one stays whole until the new one is complete.
+        num_bytes: the bytes to be written, for which the disk must have room; 0 = a few.
 
     Raises:
         ConfigError: see `check_target`; or another job is writing `path`.
-        TkError: there is no room for it.
-        CheckpointError: `path` has been taken meanwhile; the message says where the new folder is. Or it is a step of a
-            run in which a job writes.
+        TkError: the disk has no room.
+        CheckpointError: `path` has been taken meanwhile; the message says where the new folder is. Or `path` is a step
+            of a run in which a job writes.
     """
     check_target(path, source, force)
     require_room(path, num_bytes)
@@ -36,12 +37,12 @@ def target_folder(path: Path, source: Path, force: bool, num_bytes: int = 0) -> 
 
 
 def check_target(path: Path, source: Path, force: bool) -> tuple[str, ...]:
-    """The files of the checkpoint that will be replaced; none where `path` is free or an empty folder.
+    """Returns the files of the checkpoint that will be replaced; none if `path` is free or an empty folder.
 
     Raises:
-        ConfigError: `path` cannot become a new folder: it is the source, lies inside it or around it; is a link, a
-            file, a mount point or the current folder; is or is below what is no folder or cannot be written; or it
-            holds anything but a checkpoint, or a checkpoint and `force` is not given.
+        ConfigError: `path` cannot become a new folder: it is the source, lies inside it or contains it; it is a link, a
+            file, a mount point or the current folder; a folder above it is no folder or cannot be written; or it holds
+            files that are no checkpoint, or a checkpoint and `force` is not given.
     """
     check_place(path)
     _check_apart(path, source)
@@ -49,7 +50,7 @@ def check_target(path: Path, source: Path, force: bool) -> tuple[str, ...]:
         return ()
     files = require_replaceable(path)
     if not force:
-        raise ConfigError(f"{path} is there already; name another folder, or replace it with --force.")
+        raise ConfigError(f"{path} exists; name another folder, or replace it with --force.")
     for folder in sorted({(path / name).parent for name in files}):
         if not disk_facts.may_write(folder):
             raise ConfigError(

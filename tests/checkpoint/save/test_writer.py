@@ -82,7 +82,7 @@ def test_more_chunks_than_a_reader_accepts_are_refused_before_anything_is_writte
     many = {f"layers.{number}.weight": torch.full((1,), float(number)) for number in range(400)}
     source = Checkpoint.open(folder_of(tmp_path / "source", many))
     for module, name, limit, message in (
-        (writer, "MAX_PART", 2**15, r"chunk table of \d+ bytes would not be read: 32768 are accepted"),
+        (writer, "MAX_PART", 2**15, r"chunk table of \d+ bytes would not be read: at most 32768 are accepted"),
         (manifest, "MAX_MANIFEST", 2**15, "manifest of 400 tensors"),
     ):
         with monkeypatch.context() as patch:
