@@ -30,7 +30,7 @@ TRANSFORMERS = "hugging_face:a_model_through_tp_2_and_back_to_transformers"
 
 # How each statement of the page begins, in its order -> tests, as room/file:name without `test_`.
 HELD = {
-    "This page says": ["format_page:every_sentence_is_held_by_tests_that_exist"],
+    "This page specifies": ["format_page:every_sentence_is_held_by_tests_that_exist"],
     "`checkpoint/` is the implementation": ["format_page:every_sentence_is_held_by_tests_that_exist"],
     "`COMMIT`: the SHA-256": [BY_HAND],
     "`manifest.json`: everything": [BY_HAND],
@@ -48,7 +48,7 @@ HELD = {
     "Tensors have the names": [TRANSFORMERS],
     "A layout decides which boxes": [MATRIX, "matrix:reshard"],
     "A tied tensor is not stored": ["matrix:a_tied_name_reads_its_original"],
-    "Where config.json ties": [
+    "If config.json ties": [
         "model/stored_config:a_head_that_differs_is_used_kept_and_trained",
         "model/stored_config:a_head_that_is_equal_stays_tied",
     ],
@@ -57,7 +57,7 @@ HELD = {
         "hugging_face_values:an_empty_name_and_an_empty_file_are_refused",
     ],
     "`master` is the fp32 value": ["plan:what_a_dtype_change_takes_from_where"],
-    "Whoever wants a weight": [
+    "A weight that is read": [
         "plan:a_read_in_fp32_takes_the_master",
         "diff:other_dtypes_are_compared_in_fp32",
         "hugging_face_values:a_read_in_another_dtype_is_cast_from_the_master",
@@ -78,12 +78,12 @@ HELD = {
     '`format` ("tk")': [BY_HAND, "manifest:hostile_manifests"],
     "A run folder holds": ["run_folder:a_second_writer_is_refused_by_name", "run_folder:what_was_saved_is_there"],
     "Its content names the holder": ["run_lock:a_living_job_of_another_host_keeps_others_out"],
-    "Where it names a job": [
+    "If it names a job": [
         "run_lock:a_living_job_of_another_host_keeps_others_out",
         "run_lock:a_dead_job_of_another_host_is_followed_once_it_was_silent",
     ],
     "Two readings of that time": ["run_lock:a_dead_job_of_another_host_is_followed_once_it_was_silent"],
-    "Before it publishes, moves": ["run_lock:a_job_that_lost_its_lock_publishes_and_removes_nothing"],
+    "Before a job publishes": ["run_lock:a_job_that_lost_its_lock_publishes_and_removes_nothing"],
     "Before a save is written, ranks": [
         "train/saver:drift_ends_the_job_and_names_tensor_and_ranks",
         "train/saver:drift_that_is_found_late_leaves_nothing",
@@ -96,7 +96,7 @@ HELD = {
         "crash:a_missing_fsync_is_seen",
         "locked_run:pruning_keeps_the_newest_the_milestones_and_what_it_cannot_judge",
     ],
-    "Whoever makes a folder": ["crash:power_cut_after_every_operation"],
+    "A process that makes a folder": ["crash:power_cut_after_every_operation"],
     "With `[checkpoint] async_save`": [
         "train/saver:in_the_background_as_in_place",
         "train/saver:a_copied_save_is_written_only_once_replicas_agree",
@@ -119,7 +119,7 @@ HELD = {
         "train/saver:starting_again",
         "train/resume:damage_that_one_rank_finds_on_reading_takes_all_to_the_step_before",
     ],
-    "Where the system refuses": [
+    "If the system refuses": [
         "storage_errors:what_another_user_may_not_read_stops_the_start",
         "step_names:a_step_of_a_newer_tk_is_refused_and_not_passed_over",
         "train/resume:a_copied_step_stops_the_start",
@@ -130,19 +130,19 @@ HELD = {
     "Lines of `metrics.jsonl`": ["train/run:ctrl_c_saves_and_the_resumed_run_is_bit_equal"],
     "`tk reshard` and `tk export` write": ["crash:killed_at_every_operation"],
     "A target that has the name": ["step_names:no_copy_gets_a_name_that_a_run_would_take_for_something_else"],
-    "The next one at the same target": [
+    "The next command at the same": [
         "crash:killed_at_every_operation",
         "whole_folder:two_jobs_at_once_to_one_target",
     ],
-    "Where the target is a step of a run": ["run_lock:a_copy_takes_the_lock_of_the_run_that_gets_it"],
+    "If the target is a step of a run": ["run_lock:a_copy_takes_the_lock_of_the_run_that_gets_it"],
     "`--force` replaces a folder only": [HOSTILE],
-    "Anything else is named": [HOSTILE, "target:mount_points_are_refused"],
-    "The same is asked again": [
+    "Any other file is named": [HOSTILE, "target:mount_points_are_refused"],
+    "The same check is repeated": [
         "whole_folder:what_comes_during_the_copy_stays",
         "whole_folder:what_comes_into_the_old_folder_while_it_goes_stays",
     ],
-    "A run folder means": ["run_folder:the_newest_good_step_is_taken_and_the_others_explained"],
-    "A step folder that is named itself": ["scale:one_tensor_opens_its_own_parts_only"],
+    "A run folder stands for": ["run_folder:the_newest_good_step_is_taken_and_the_others_explained"],
+    "A step folder that is given": ["scale:one_tensor_opens_its_own_parts_only"],
     "The header of a file is compared": [CORPUS],
     "Every block of 16 MiB": [BLOCKS],
     "Files may be links only": [
@@ -151,12 +151,12 @@ HELD = {
     ],
     "A Hugging Face folder is read": ["hugging_face:a_folder_of_one_file_or_many_is_read_as_it_lies"],
     "`model.safetensors` counts": ["hugging_face_weights:a_single_file_counts_before_an_index"],
-    "Names are those in the files": [
+    "Tensors have their names": [
         "hugging_face:names_without_the_base_models_prefix",
         "hugging_face_folder:names_of_other_architectures_come_back_as_they_were",
         "hugging_face_folder:the_base_models_prefix_stands_before_names_of_our_architectures_only",
     ],
-    "A folder of whose files": [
+    "A folder from which": [
         "foreign:weights_that_transformers_would_not_load_are_refused",
         "foreign:every_foreign_format_is_named_and_says_what_to_do",
     ],
@@ -167,17 +167,17 @@ HELD = {
         "shared_read:shared_memory_is_bounded_and_has_no_name",
         "train/shared_load:ranks_of_a_host_read_a_checkpoint_once",
     ],
-    "What one rank finds damaged": [
+    "Damage that one rank finds": [
         "shared_read:what_one_rank_finds_all_report",
         "shared_read:a_disk_error_on_one_rank_ends_all",
     ],
-    "Where each by itself": [
+    "If the ranks would read": [
         "shared_read:training_ranks_read_every_slot_once",
         "shared_read:where_memory_cannot_be_shared_each_reads_alone",
     ],
     "JSON with duplicate keys": ["json_strict:hostile_json", "safetensors_file:hostile_headers", "chunk:hostile_parts"],
     "Nothing is allocated": ["corpus:no_broken_checkpoint_costs_more_memory_than_its_bytes"],
-    "What a reader would refuse": ["writer:more_chunks_than_a_reader_accepts_are_refused_before_anything_is_written"],
+    "Files that readers": ["writer:more_chunks_than_a_reader_accepts_are_refused_before_anything_is_written"],
     "`verify` names files": ["verify:verify_sees_files_that_are_none_of_the_checkpoints"],
     "CRCs find accidents": ["corpus:every_flip_and_cut_is_found_by_loading_and_by_verify"],
     "Against an attacker": ["run_folder:what_was_saved_is_there"],
