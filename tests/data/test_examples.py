@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tk.cli.main import main
-from tk.core.errors import CheckpointError, ConfigError
+from tk.core.errors import ConfigError
 from tk.data.examples import Chat, ExampleEncoder, PromptResponse
 from tk.data.prepare import prepare_tokens
 from tk.data.sources import find_corpus
 from tk.data.token_file import TokenFile
+from tk.tests.text.test_chat_template import MESSAGES
 from tk.text.chat_template import ChatTemplate
 from tk.text.tokenizer import Tokenizer
 
@@ -47,13 +48,6 @@ TEMPLATES = {
         "{%- endif -%}{%- endfor -%}"
     ),
 }
-MESSAGES: list[dict[str, Any]] = [
-    {"role": "system", "content": "Be brief. ☃", "name": None},
-    {"role": "user", "content": " What is a def?\n"},
-    {"role": "assistant", "content": "A function: `def f(x):\n    return x`"},
-    {"role": "user", "content": "Thanks"},
-    {"role": "assistant", "content": "  You're welcome 😀"},
-]
 
 
 @pytest.fixture(scope="module")
@@ -128,38 +122,6 @@ def test_a_character_of_several_tokens_is_learned_whole(ours: Tokenizer) -> None
     ids, learned = _encode(ours, template, messages)
     assert learned == [False, True, True, True]
     assert len(ids) == 4
-
-
-def test_where_templates_are_found(chat_folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(chat_folder, tmp_path, dirs_exist_ok=True)
-    with pytest.raises(CheckpointError, match=r"neither chat_template\.jinja nor chat_template in tokenizer_config"):
-        ChatTemplate.from_folder(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ bos_token }}listed"}]
-    for value, expected in (("{{ eos_token }}alone", "<|endoftext|>alone"), (named, "<|start|>listed")):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": value}))
-        assert ChatTemplate.from_folder(tmp_path).render(MESSAGES[:2]).text == expected
-    (tmp_path / "chat_template.jinja").write_text("from its own file")
-    assert ChatTemplate.from_folder(tmp_path).render(MESSAGES[:2]).text == "from its own file"
-    (tmp_path / "chat_template.jinja").write_text("{% if %}")
-    with pytest.raises(CheckpointError, match="not valid Jinja"):
-        ChatTemplate.from_folder(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("{{ raise_exception('roles must take turns') }}", "roles must take turns"),
-        ("{{ messages[7]['content'].strip() }}", "refuses these messages"),
-        ("{{ messages.__class__.__mro__ }}", "refuses these messages"),
-        ("{% set _ = messages.append(1) %}", "refuses these messages"),
-        ("{{ 1 // 0 }}", "refuses these messages"),
-        ("{{ messages | length }}", "mark them in the template"),
-    ],
-)
-def test_a_refused_template_is_named(source: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        ChatTemplate(source, {}).render(MESSAGES)
 
 
 def test_a_response_and_its_end_are_learned(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:

@@ -38,3 +38,11 @@ def run_training(config: dict[str, Any], resume: str = "auto", gradients: str = 
     trainer = Trainer(parsed, mesh, resume=resume, on_step=on_step)
     trainer.fit()
     return found
+
+
+def make_trainer(config: dict[str, Any], **arguments: Any) -> Trainer:
+    """Returns the trainer of this rank, or of the test's process."""
+    parsed = parse(config, TrainConfig, "test")
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
+    mesh = Mesh.build(parsed.layout(world), parsed.model.num_key_value_heads)
+    return Trainer(parsed, mesh, **arguments)

@@ -1,4 +1,4 @@
-"""Saves of a real run: in the background as in place, replicas compared, and where a run may start again."""
+"""Saves of a real run: in the background as in place, and where a run may start again."""
 
 import json
 import os
@@ -13,51 +13,19 @@ import torch
 
 from tk.checkpoint.read.reader import Checkpoint
 from tk.checkpoint.run.run_folder import RunFolder
-from tk.core.config import parse
-from tk.core.errors import CheckpointError, TkError, WorkerDied
-from tk.parallel.mesh import Mesh
+from tk.core.errors import CheckpointError, WorkerDied
 from tk.scripts.broken_checkpoints import flip
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.train.config.train_config import TrainConfig
+from tk.tests.train.run_training import make_trainer
 from tk.train.saving.checkpointer import OpenRun
-from tk.train.saving.replica_check import checksum
 from tk.train.trainer import Trainer
-
-
-def _trainer(config: dict[str, Any], **arguments: Any) -> Trainer:
-    parsed = parse(config, TrainConfig, "test")
-    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
-    mesh = Mesh.build(parsed.layout(world), parsed.model.num_key_value_heads)
-    return Trainer(parsed, mesh, **arguments)
 
 
 def train(config: dict[str, Any]) -> int:
     """Trains on this rank to the end; the number of child processes left."""
-    _trainer(config).fit()
+    make_trainer(config).fit()
     return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-
-
-def train_with_fault(config: dict[str, Any], slot: str, name: str, faulty_rank: int) -> str:
-    """Trains; on one rank one value of a tensor changes by its last bit after step 2. What ended the training."""
-
-    def corrupt(step: int, result: object) -> None:
-        if step != 2 or trainer.mesh.world.rank != faulty_rank:
-            return
-        if slot == "weight":
-            weights = trainer.checkpointer.snapshot.weights.items()
-            values = next(values for piece, values in weights if piece.tensor.name == name)
-        else:
-            runs = trainer.engine.optimizer.runs(slot)
-            values = next(values for shard, values in runs if shard.piece.tensor.name == name)
-        values.view(torch.int32)[3] ^= 1
-
-    trainer = _trainer(config, on_step=corrupt)
-    try:
-        trainer.fit()
-    except TkError as error:
-        return str(error)
-    return "it trained to the end"
 
 
 def test_in_the_background_as_in_place(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
@@ -83,49 +51,10 @@ def test_in_the_background_as_in_place(rank_pool: RankPool, configure: Configure
             assert same.all(), (tensor, slot)
 
 
-@pytest.mark.parametrize(
-    ("layout", "slot", "name", "rank", "camps"),
-    [
-        ((1, 2, 0), "weight", "model.layers.1.mlp.down_proj.weight", 1, "rank 0 / rank 1"),
-        ((1, 2, 0), "exp_avg", "model.embed_tokens.weight", 0, "rank 0 / rank 1"),
-        ((2, 2, 1), "weight", "model.layers.0.mlp.up_proj.weight", 3, "rank 1 / rank 3"),
-        ((2, 2, 1), "weight", "model.norm.weight", 2, "ranks 0, 1, 3 / rank 2"),
-        ((4, 1, 0), "weight", "model.layers.0.self_attn.k_proj.weight", 2, "rank 2 / rank 3"),
-    ],
-)
-def test_drift_ends_the_job_and_names_tensor_and_ranks(
-    rank_pool: RankPool,
-    configure: Configure,
-    tmp_path: Path,
-    layout: tuple[int, int, int],
-    slot: str,
-    name: str,
-    rank: int,
-    camps: str,
-) -> None:
-    tp, dp, zero = layout
-    config = configure(train={"steps": 4}, parallel={"tp": tp, "dp": dp}, zero={"stage": zero}, checkpoint={"every": 1})
-    messages = rank_pool.run(train_with_fault, tp * dp, config=config, slot=slot, name=name, faulty_rank=rank)
-    for message in messages:
-        assert f"Step 2 was not saved: replicas that must be bit-equal have drifted apart in {name}" in message
-        assert f"slot {slot}: {camps} differ" in message
-    assert [step for step, _ in RunFolder(tmp_path / "run").steps()] == [1], "the save before it is there"
-
-
-def test_drift_that_is_found_late_leaves_nothing(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
-    """Copied at step 2, found at the update of step 3: at no time is there anything of step 2 on disk."""
-    config = configure(train={"steps": 4}, parallel={"dp": 2}, zero={"stage": 1}, checkpoint={"every": 2})
-    name = "model.norm.weight"
-    for message in rank_pool.run(train_with_fault, 2, config=config, slot="weight", name=name, faulty_rank=1):
-        assert "Step 2 was not saved" in message
-    assert not list((tmp_path / "run").glob("step-*"))
-    assert [step for step, _ in _losses(tmp_path / "run")] == [1, 2], "step 3 was not taken"
-
-
 def save_and_end(config: dict[str, Any], end: str) -> list[str]:
     """Copies step 1; then the run ends as it should, or fails. The steps on disk before and after the end."""
     seen: list[str] = []
-    trainer = _trainer(config)
+    trainer = make_trainer(config)
     with suppress(KeyError), trainer.checkpointer.open(trainer.save_options()) as run:
         run.saver.save(1, {}, wait=False)
         seen += [path.name for path in Path(config["checkpoint"]["dir"]).glob("step-*")]
@@ -144,23 +73,8 @@ def test_a_copied_save_is_written_only_once_replicas_agree(
         assert rank_pool.run(save_and_end, 2, config=config, end=end) == [there, there]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [0, 1, 7, 8])
-def test_a_checksum_does_not_depend_on_where_values_lie(dtype: torch.dtype, size: int) -> None:
-    values = torch.randn(size).to(dtype)
-    wanted = checksum(values)
-    for offset in (1, 2, 3):
-        elsewhere = torch.zeros(size + offset, dtype=dtype)
-        elsewhere[offset:] = values
-        assert checksum(elsewhere[offset:]) == wanted
-        for index in range(size):
-            other = elsewhere[offset:].clone()
-            other.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)[index] ^= 1
-            assert checksum(other) != wanted
-
-
 def test_a_failed_save_is_told_at_the_next_and_at_the_end(configure: Configure, tmp_path: Path) -> None:
-    trainer = _trainer(configure())
+    trainer = make_trainer(configure())
     with pytest.raises(WorkerDied, match="Step 2 was not saved"):
         _lose_a_save(trainer, 2, lambda run: run.saver.save(3, {}, wait=True))
     with pytest.raises(WorkerDied, match="Step 4 was not saved"):
@@ -190,15 +104,15 @@ def _lose_a_save(trainer: Trainer, step: int, then: Callable[[OpenRun], None]) -
 def test_starting_again(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bad steps are set aside, an older step is refused or forked from, and the metrics follow."""
     run = tmp_path / "run"
-    _trainer(configure(train={"steps": 4}, checkpoint={"every": 1})).fit()
+    make_trainer(configure(train={"steps": 4}, checkpoint={"every": 1})).fit()
     losses = _losses(run)
     (run / "step-00000004" / "COMMIT").unlink()
     older = str(run / "step-00000001")
     with pytest.raises(CheckpointError, match=r"holds step 3, newer than step 1 of .*another .* dir, or add --fork"):
-        _trainer(configure(train={"steps": 4}), resume=older).fit()
+        make_trainer(configure(train={"steps": 4}), resume=older).fit()
     assert [step for step, _ in RunFolder(run).steps()] == [1, 2, 3, 4], "what is refused moves nothing"
 
-    _trainer(configure(train={"steps": 2}), resume=older, fork=True).fit()
+    make_trainer(configure(train={"steps": 2}), resume=older, fork=True).fit()
     assert [step for step, _ in RunFolder(run).steps()] == [1, 2]
     (bad,) = run.glob("step-00000004.bad-*")
     said = capsys.readouterr().err

@@ -1,29 +1,20 @@
-"""`tk parity` as a whole: it passes right layouts, finds a wrong one, keeps results and reports correct numbers."""
+"""A comparison as a whole: it passes right layouts, finds a wrong one and keeps results."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from tk.cli.main import command_group
-from tk.core.errors import ConfigError
-from tk.parity.gradients import compare_gradients, first_gradients, relative_differences
-from tk.parity.judge import BOUNDS, Result, common_start, compare_curves, worst_first
+from tk.parity.judge import Result
 from tk.parity.layout import ParityLayout
 from tk.parity.report import ParityReport
-from tk.parity.results_file import ResultsFile
 from tk.parity.run import ParityRun
 from tk.parity.subject import Subject
-from tk.train.trainer import Trainer
+from tk.tests.parity.test_report import FP32
 
-FP32 = BOUNDS["fp32"]
-GOOD = Result(ParityLayout(tp=2), 1e-7, 1e-6, 4e-7, "model.norm.weight", seconds=1.5)
-WRONG = Result(ParityLayout(dp=2), 1e-7, 3e-4, 4e-7, "model.norm.weight", seconds=0.5)
-DEAD = Result(ParityLayout(pp=2), error="rank 1: its process ended with code -9", seconds=2.0)
 LAYOUTS = """
 [[layouts]]
 tp = 4
@@ -137,81 +128,3 @@ def test_a_token_that_goes_to_another_expert_is_told(
     else:
         assert not report.failed
         assert "another expert than one process did, first in step 11" in report.remarks()[0]
-
-
-def test_a_token_that_went_elsewhere_late_is_a_remark_and_no_failure() -> None:
-    report = ParityReport([replace(GOOD, routing_changed=11), GOOD], FP32, 12, "fp32")
-    assert not report.failed
-    assert report.remarks() == [
-        "1 layouts sent a token to another expert than one process did, first in step 11; each is compared up to there."
-    ]
-
-
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    folder = tmp_path_factory.mktemp("alone")
-    subject = Subject.built_in(folder, 1, "fp32")
-    subject.prepare(folder)
-    trainer = Trainer(subject.config(ParityLayout(tied=True)))
-    trainer.step()
-    return trainer
-
-
-def test_a_gradient_that_differs_is_found_and_named(trainer: Trainer) -> None:
-    buffers, table = trainer.engine.buffers, trainer.table
-    expected = first_gradients(buffers, table)
-    assert np.isfinite(expected).all()
-    assert np.linalg.norm(expected) > 0
-    assert compare_gradients(buffers, table, expected)["gradients"] == 0
-    name = "model.layers.1.mlp.down_proj.weight"
-    sizes = {spec.name: math.prod(spec.shape) for spec in trainer.table if not spec.alias}
-    start = sum(sizes[before] for before in list(sizes)[: list(sizes).index(name)])
-    here = slice(start, start + sizes[name])
-    other = expected.copy()
-    other[here] *= 1.001
-    found = compare_gradients(buffers, table, other)
-    norm, total = np.linalg.norm(other[here]), np.linalg.norm(other)
-    assert found["parameter"] == name
-    assert found["gradients"] == pytest.approx(0.001 / 1.001 * norm / (norm + 0.01 * total), rel=1e-3)
-    other[here] = np.nan
-    assert compare_gradients(buffers, table, other)["gradients"] == math.inf
-
-
-def test_differences_are_relative_to_the_parameter_and_a_little_to_all() -> None:
-    assert relative_differences([1e-5, 0.0], [1.0, 0.0]) == [1e-5 / 1.01, 0.0]
-    # The rule |g - g0| <= 1e-5 |g0| + 1e-7 |G|, at its edge.
-    norms = [3.0, 0.04]
-    edge = [1e-5 * norm + 1e-7 * math.hypot(*norms) for norm in norms]
-    assert relative_differences(edge, norms) == pytest.approx([1e-5, 1e-5], rel=1e-9)
-    assert compare_curves([2.0, 3.0], [2.0, 4.0]) == 0.25
-    assert [common_start(mine, [1.0, 2.0]) for mine in ([1.0, 2.0], [1.0, 3.0], [0.0, 2.0])] == [2, 1, 0]
-
-
-def test_the_worst_come_first_and_errors_before_them() -> None:
-    assert worst_first([GOOD, DEAD, WRONG], FP32) == [DEAD, WRONG, GOOD]
-    report = ParityReport([GOOD, DEAD, WRONG], FP32, 10, "fp32")
-    assert report.failed == [DEAD, WRONG]
-    assert report.verdict == "2 of 3 layouts differ from one process."
-    assert report.rows(1) == report.rows(2), "those that failed are always shown"
-    assert ("dp", "2", "1", "1", "1.0e-07", "3.0e-04", "4.0e-07") in report.axis_rows()
-    assert f"- {DEAD.layout}: rank 1: its process" in report.page(["tk", "parity"])
-    assert ParityReport([GOOD], FP32, 10, "fp32").failed == []
-    assert ParityReport([replace(GOOD, gradients=None)], FP32, 10, "fp32").failed
-    assert not ParityReport([replace(WRONG, gradients=None)], BOUNDS["bf16"], 10, "bf16").failed, "bf16 judges the loss"
-
-
-def test_results_are_read_back_but_for_failures_and_torn_lines(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    with ResultsFile(path, {"steps": 10}) as results:
-        for result in (GOOD, DEAD, WRONG):
-            results.add(result)
-    path.write_text(path.read_text()[:-20])
-    with ResultsFile(path, {"steps": 10}) as results:
-        assert results.done == {GOOD.layout: GOOD}
-        results.add(WRONG)
-    with ResultsFile(path, {"steps": 10}) as results:
-        assert set(results.done) == {GOOD.layout, WRONG.layout}
-    with pytest.raises(ConfigError, match="other settings"):
-        ResultsFile(path, {"steps": 50})
-    with pytest.raises(ConfigError, match="Cannot use"):
-        ResultsFile(tmp_path, {})

@@ -1,0 +1,92 @@
+"""Chat templates: where they are found, what they may do, and where the assistant's turns are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tk.core.errors import CheckpointError, ConfigError
+from tk.text.chat_template import ChatTemplate
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief. ☃", "name": None},
+    {"role": "user", "content": " What is a def?\n"},
+    {"role": "assistant", "content": "A function: `def f(x):\n    return x`"},
+    {"role": "user", "content": "Thanks"},
+    {"role": "assistant", "content": "  You're welcome 😀"},
+]
+
+
+def test_where_templates_are_found(tmp_path: Path) -> None:
+    special = {"bos_token": {"__type": "AddedToken", "content": "<|start|>"}, "eos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(special))
+    with pytest.raises(CheckpointError, match=r"neither chat_template\.jinja nor chat_template in tokenizer_config"):
+        ChatTemplate.from_folder(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ bos_token }}listed"}]
+    for value, expected in (("{{ eos_token }}alone", "<|endoftext|>alone"), (named, "<|start|>listed")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": value}))
+        assert ChatTemplate.from_folder(tmp_path).render(MESSAGES[:2]).text == expected
+    (tmp_path / "chat_template.jinja").write_text("from its own file")
+    assert ChatTemplate.from_folder(tmp_path).render(MESSAGES[:2]).text == "from its own file"
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(CheckpointError, match="not valid Jinja"):
+        ChatTemplate.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ raise_exception('roles must take turns') }}", "roles must take turns"),
+        ("{{ messages[7]['content'].strip() }}", "refuses these messages"),
+        ("{{ messages.__class__.__mro__ }}", "refuses these messages"),
+        ("{% set _ = messages.append(1) %}", "refuses these messages"),
+        ("{{ 1 // 0 }}", "refuses these messages"),
+        ("{{ messages | length }}", "mark them in the template"),
+    ],
+)
+def test_a_refused_template_is_named(source: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ChatTemplate(source, {}).render(MESSAGES)
+
+
+def _turns(source: str, messages: list[dict[str, Any]], ends: tuple[str, ...] = ()) -> list[str]:
+    """Returns the text of each of the assistant's turns."""
+    rendered = ChatTemplate(source, {"eos_token": "</s>"}, ends).render(messages)
+    return [rendered.text[start:stop] for start, stop in rendered.spans]
+
+
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+    {"role": "assistant", "content": "d"},
+]
+EACH = "{% for m in messages %}"
+PROMPT = "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+
+
+def test_turns_are_what_a_message_adds_to_its_prompt() -> None:
+    source = EACH + "{{ m.role }}: {{ m.content }}{{ eos_token }} \n" + PROMPT
+    assert _turns(source, CONVERSATION) == ["b</s> \n", "d</s> \n"]
+    assert _turns(source, CONVERSATION, ("</s>",)) == ["b</s>", "d</s>"], "no white space after a special token"
+    assert _turns(source, CONVERSATION[:1]) == []
+
+
+def test_marks_in_the_template_are_the_turns() -> None:
+    source = EACH + "[{{ m.content }}]{%- generation -%}{{ m.content | upper }}!{%- endgeneration -%}" + "{% endfor %}"
+    assert _turns(source, CONVERSATION[:2]) == ["A!", "B!"], "the template decides, whatever the role"
+
+
+def test_a_turn_that_later_messages_change_cannot_be_found() -> None:
+    source = EACH + "{{ m.role }}: {{ m.content if loop.last or m.role == 'user' else '...' }}" + PROMPT
+    with pytest.raises(ConfigError, match="message 2 differently once other messages follow"):
+        ChatTemplate(source, {}).render(CONVERSATION)
+    assert _turns(source, CONVERSATION[:2]) == ["b"]
+
+
+def test_values_that_are_none_are_absent_and_json_keeps_its_letters() -> None:
+    source = "{{ messages[0] | tojson }}"
+    message = {"role": "user", "content": "<ü>", "name": None}
+    assert ChatTemplate(source, {}).render([message]).text == '{"role": "user", "content": "<ü>"}'

@@ -1,0 +1,139 @@
+"""The step log: the lines that steps leave, rates over an interval, and time that is no training time."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tk.core.config import parse
+from tk.model.config import ModelConfig
+from tk.parallel.mesh import ALONE
+from tk.train.config.train_config import TrainConfig
+from tk.train.planning.flops import flops_per_token
+from tk.train.records import step_log
+from tk.train.records.metrics import MetricsFile
+from tk.train.records.step_log import StepLog
+from tk.train.state import StepResult, TrainState
+
+MODEL = ModelConfig(
+    vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, max_position_embeddings=8,
+)  # fmt: skip
+TOKENS = 4 * 8  # of a step: rows x seq_len
+PEAK = 1e9
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(step_log, "peak_flops", lambda device, dtype: PEAK)
+    return clock
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Iterator[MetricsFile]:
+    file = MetricsFile(tmp_path, 0, "attempt")
+    yield file
+    file.close()
+
+
+def make_log(metrics: MetricsFile | None, folder: Path, **sections: dict[str, Any]) -> StepLog:
+    """Returns the log of a run of 10 steps that writes a line for every fourth."""
+    train = {"steps": 10, "log_every": 4, "seq_len": 8, "global_batch_size": 4}
+    data = {"train": train, "model": {"max_position_embeddings": 8}, "checkpoint": {"dir": str(folder)}} | sections
+    config = parse(data, TrainConfig, "test")
+    return StepLog(config, MODEL, ALONE, torch.device("cpu"), torch.float32, metrics, 0)
+
+
+def record(log: StepLog, step: int, last: bool = False, **changes: Any) -> None:
+    result = {"loss": 2.0, "grad_norm": 1.5, "lr": 0.01, "num_tokens": 20, "stop": False} | changes
+    log.record(TrainState(step, 20 * step, 4 * step), StepResult(**result), last)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_first_every_fourth_and_the_last_step_have_a_line(
+    clock: Clock, metrics: MetricsFile, tmp_path: Path
+) -> None:
+    with make_log(metrics, tmp_path) as log:
+        for step in range(1, 11):
+            clock.now += 0.5
+            record(log, step, last=step == 10)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 4, 8, 10]
+    assert [line["tokens"] for line in lines(tmp_path)] == [20, 80, 160, 200]
+
+
+def test_rates_are_those_of_the_interval(clock: Clock, metrics: MetricsFile, tmp_path: Path) -> None:
+    log = make_log(metrics, tmp_path)
+    clock.now += 7.0
+    log.restart_clock()  # a save took 7 seconds
+    for step in (2, 3, 4):
+        clock.now += 0.5
+        record(log, step, updated=step != 3)
+    (line,) = lines(tmp_path)
+    assert line["step_seconds"] == 0.5
+    assert line["tokens_per_second"] == TOKENS / 0.5
+    assert line["learned_tokens_per_second"] == 20 / 0.5
+    assert line["mfu"] == pytest.approx(flops_per_token(MODEL, 8) * TOKENS / 0.5 / PEAK)
+    assert line["skipped_steps"] == 1
+    clock.now += 0.25
+    record(log, 5, last=True)
+    assert lines(tmp_path)[1]["step_seconds"] == 0.25, "the interval begins anew after a line"
+    assert lines(tmp_path)[1]["skipped_steps"] == 0
+
+
+def test_numbers_that_json_lacks_are_null_and_rare_values_come_where_they_exist(
+    clock: Clock, metrics: MetricsFile, tmp_path: Path
+) -> None:
+    clock.now += 1.0
+    log = make_log(metrics, tmp_path)
+    clock.now += 1.0
+    record(log, 1, loss=math.inf, grad_norm=math.nan)
+    fp16 = make_log(metrics, tmp_path, precision={"params": "fp16"})
+    clock.now += 1.0
+    record(fp16, 4, loss_scale=1024.0, balance_loss=2.5)
+    plain, rare = lines(tmp_path)
+    assert (plain["loss"], plain["grad_norm"]) == (None, None)
+    assert plain.keys() & {"loss_scale", "balance_loss"} == set()
+    assert (rare["loss_scale"], rare["balance_loss"]) == (1024.0, 2.5)
+
+
+def test_an_evaluation_has_its_own_line_and_is_no_training_time(
+    clock: Clock, metrics: MetricsFile, tmp_path: Path
+) -> None:
+    log = make_log(metrics, tmp_path)
+    clock.now += 9.0
+    log.record_evaluation(0, math.log(8.0))
+    log.record_evaluation(0, 5000.0)
+    clock.now += 0.5
+    record(log, 1)
+    first, large, step = lines(tmp_path)
+    assert first == {"step": 0, "eval_loss": math.log(8.0), "eval_perplexity": pytest.approx(8.0)}
+    assert large["eval_perplexity"] == math.exp(700), "and no overflow"
+    assert step["step_seconds"] == 0.5
+
+
+def test_ranks_without_a_file_count_and_write_nothing(clock: Clock, tmp_path: Path) -> None:
+    with make_log(None, tmp_path) as log:
+        clock.now += 1.0
+        record(log, 1)
+        log.record_evaluation(1, 2.0)
+        assert log.bar is None
+    assert list(tmp_path.iterdir()) == []
