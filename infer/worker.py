@@ -30,14 +30,14 @@ from .step_plan import StepPlan
 
 def work(descriptor: int) -> None:
     """Serves the engine at the other end of a socket; returns when the engine has ended."""
-    connection = socket.socket(fileno=descriptor)
-    try:
-        _serve(connection)
-    except TkError as error:
-        _report(connection, error)
-    except Exception as error:
-        traceback.print_exc()
-        _report(connection, TkError(f"An inference worker failed: {type(error).__name__}: {error}"))
+    with socket.socket(fileno=descriptor) as connection:
+        try:
+            _serve(connection)
+        except TkError as error:
+            _report(connection, error)
+        except Exception as error:
+            traceback.print_exc()
+            _report(connection, TkError(f"An inference worker failed: {type(error).__name__}: {error}"))
 
 
 def _report(connection: socket.socket, error: TkError) -> None:

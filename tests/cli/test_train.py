@@ -1,0 +1,144 @@
+"""`tk train` up to the start of its ranks: what is refused, planned, passed on and cleaned up."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tk.cli.main import main
+from tk.core.errors import TkError
+from tk.train.launch import launcher, worker
+
+CONFIG = """
+[model]
+vocab_size = 101
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 2
+num_attention_heads = 4
+max_position_embeddings = 64
+[data]
+sources = [{{path = "{folder}/tokens"}}]
+tokenizer = "{folder}/tokenizer"
+[train]
+steps = 3
+global_batch_size = 4
+micro_batch_size = 2
+seq_len = 24
+[checkpoint]
+dir = "{folder}/run"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of a configuration, whose token folder does not exist; no variables of torchrun."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG.format(folder=tmp_path))
+    return str(path)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
+    """The arguments of every launcher, which starts no ranks and returns 7; the token folder exists."""
+    calls: list[tuple[Any, ...]] = []
+
+    class Launcher:
+        def __init__(self, *arguments: Any) -> None:
+            calls.append(arguments)
+
+        def run(self) -> int:
+            return 7
+
+    monkeypatch.setattr(launcher, "Launcher", Launcher)
+    (tmp_path / "tokens").mkdir()
+    return calls
+
+
+def test_ranks_get_the_whole_configuration_and_their_exit_code_is_the_commands(
+    config: str, launched: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    assert main(["train", config, "--set", "parallel.tp=2", "--set", "train.steps=5", "--nproc", "4"]) == 7
+    ((module, (text, resume), num_ranks, logs, *_),) = launched
+    assert (module, resume, num_ranks, logs) == ("tk.train.launch.rank", "auto", 4, tmp_path / "run" / "logs")
+    passed = json.loads(text)
+    assert (passed["parallel"]["tp"], passed["train"]["steps"], passed["model"]["vocab_size"]) == (2, 5, 101)
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(
+    config: str, launched: list[tuple[Any, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", config, "--set", "parallel.tp=2", "--nproc", "4", "--dry-run"]) == 0
+    assert "tp 2 x dp 2 = 4 ranks" in capsys.readouterr().out
+    assert launched == []
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--fork"], 2, "--fork needs a checkpoint to fork from: pass --resume CKPT instead of 'auto'"),
+        (["--fork", "--resume", "never"], 2, "instead of 'never'"),
+        (["--nproc", "0"], 2, "0 is not in the range"),
+        (["--nproc", "3", "--set", "parallel.tp=2"], 2, "tp"),
+        (["--resume", "/nowhere"], 3, "/nowhere does not exist"),
+        (["--set", 'data.sources=[{path = "/nowhere"}]'], 2, "/nowhere does not exist: it must be a token folder"),
+        (["--deepspeed", "/nowhere.json"], 2, "/nowhere.json"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_rank(
+    config: str,
+    launched: list[tuple[Any, ...]],
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    assert main(["train", config, *words]) == code
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert launched == []
+
+
+def test_under_torchrun_this_process_is_a_rank(
+    config: str, launched: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks: list[tuple[int, str, bool]] = []
+
+    def run_rank(config: Any, resume: str, fork: bool) -> int:
+        ranks.append((config.train.steps, resume, fork))
+        return 5
+
+    monkeypatch.setattr(worker, "run_rank", run_rank)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", config, "--resume", "/step", "--fork"]) == 5
+    assert ranks == [(3, "/step", True)]
+    assert launched == []
+
+
+def test_deepspeeds_settings_lie_between_the_file_and_the_overrides(
+    config: str, launched: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    other = tmp_path / "ds.json"
+    other.write_text(json.dumps({"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5}))
+    words = ["--deepspeed", str(other), "--set", "zero.stage=1", "--nproc", "2"]
+    assert main(["train", config, *words]) == 7
+    passed = json.loads(launched[0][1][0])
+    assert (passed["zero"]["stage"], passed["optimizer"]["grad_clip"]) == (1, 0.5)
+
+
+def test_the_folder_of_a_save_that_failed_is_removed(
+    config: str, launched: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftover = tmp_path / "run" / "step-00000002.tmp-abc"
+
+    def run(self: Any) -> int:
+        leftover.mkdir(parents=True)
+        raise TkError("no room")
+
+    monkeypatch.setattr(launcher.Launcher, "run", run)
+    assert main(["train", config]) == 1
+    assert not leftover.exists()
