@@ -83,7 +83,7 @@ def run_reference(config: TrainConfig, gradients: Path, send: Send) -> dict[str,
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.train.steps, options)
         optimizer.step()
-        _record(curves, step, float(loss), float(norm), send)
+        _record(curves, step, float(loss.detach()), float(norm), send)
     return curves
 
 
