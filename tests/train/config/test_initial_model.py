@@ -104,12 +104,12 @@ def _still(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_options_that_tk_does_not_support_are_reported(
-    corpus: Path, from_init: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, from_init: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "hf"
     _hugging_face(folder, "llama3", corpus / "tokenizer", attention_dropout=0.1, pad_token_id=3)
     Trainer(parse(from_init(folder, "run"), TrainConfig, "test")).fit()
-    errors = capsys.readouterr().err
+    errors = caplog.text
     assert errors.count("attention_dropout = 0.1: tk trains without dropout") == 1
     assert errors.count("pad_token_id = 3: transformers does not train that row") == 1
     gpt2 = {"model_type": "gpt2", "resid_pdrop": 0.1, "embd_pdrop": 0, "summary_first_dropout": 0.1, "pad_token_id": 0}

@@ -60,12 +60,12 @@ def entries(run: LockedRun) -> list[str]:
 
 
 def test_damage_that_one_rank_finds_on_reading_takes_all_to_the_step_before(
-    run: LockedRun, capsys: pytest.CaptureFixture[str]
+    run: LockedRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(run, 4)
     (run.path / "step-00000003" / "COMMIT").unlink()
     assert start(run, Start.from_newest) == [2] * RANKS
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "step-00000004 skipped: " in said
     assert "model-00001.safetensors: block 0 of model.embed_tokens.weight" in said
     assert "step-00000003 skipped: " in said

@@ -101,7 +101,7 @@ def _lose_a_save(trainer: Trainer, step: int, then: Callable[[OpenRun], None]) -
         then(run)
 
 
-def test_starting_again(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_starting_again(configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Bad steps are set aside, an older step is refused or forked from, and the metrics follow."""
     run = tmp_path / "run"
     make_trainer(configure(train={"steps": 4}, checkpoint={"every": 1})).fit()
@@ -115,7 +115,7 @@ def test_starting_again(configure: Configure, tmp_path: Path, capsys: pytest.Cap
     make_trainer(configure(train={"steps": 2}), resume=older, fork=True).fit()
     assert [step for step, _ in RunFolder(run).steps()] == [1, 2]
     (bad,) = run.glob("step-00000004.bad-*")
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "step-00000004 skipped: " in said
     assert bad.name.partition(".")[2] in said
     (forked,) = run.glob("forked-*")
