@@ -15,7 +15,6 @@ from typing import Any, Final
 import click
 
 from .. import __version__
-from ..core.console_log import show_log
 from ..core.errors import TkError
 
 EXIT_INTERRUPTED: Final = 130
@@ -131,6 +130,8 @@ class LazyGroup(click.Group):
             hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Commands: {', '.join(self.table)}."
             raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
         found = super().resolve_command(ctx, args)
+        from ..core.console_log import show_log
+
         show_log()
         if name in self.table and self.table[name].exits_on_signals:
             from .signals import exit_on_signals

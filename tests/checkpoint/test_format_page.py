@@ -85,8 +85,8 @@ HELD = {
     "Two readings of that time": ["run_lock:a_dead_job_of_another_host_is_followed_once_it_was_silent"],
     "Before a job publishes": ["run_lock:a_job_that_lost_its_lock_publishes_and_removes_nothing"],
     "Before a save is written, ranks": [
-        "train/saver:drift_ends_the_job_and_names_tensor_and_ranks",
-        "train/saver:drift_that_is_found_late_leaves_nothing",
+        "train/replica_check:drift_ends_the_job_and_names_tensor_and_ranks",
+        "train/replica_check:drift_that_is_found_late_leaves_nothing",
     ],
     "Each rank then writes its files": [IN_ORDER],
     "Rank 0 waits": [IN_ORDER, "commit:missing_parts_are_named_and_nothing_is_committed"],

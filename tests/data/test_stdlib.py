@@ -13,6 +13,7 @@ from tk.data.unigram import unigram_entropy
 from tk.text.tokenizer import Tokenizer
 
 
+@pytest.mark.matrix  # the demo prepares the same
 def test_prepare_stdlib(tmp_path: Path) -> None:
     phases: dict[str, tuple[int, int]] = {}
     start = time.process_time()  # all threads of this process, so that other load on the machine does not count

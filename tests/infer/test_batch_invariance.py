@@ -20,8 +20,8 @@ PROMPTS = tuple(
     ("dtype", "kv_dtype", "name", "threads"),
     [
         ("fp32", "fp32", "grouped", 1),
-        ("fp32", "fp32", "tied", 2),
-        ("fp32", "int8", "tied", 1),
+        pytest.param("fp32", "fp32", "tied", 2, marks=pytest.mark.matrix),
+        pytest.param("fp32", "int8", "tied", 1, marks=pytest.mark.matrix),
         pytest.param("fp32", "bf16", "grouped", 1, marks=pytest.mark.matrix),
         ("bf16", "bf16", "grouped", 1),
         ("bf16", "int8", "tied", 2),

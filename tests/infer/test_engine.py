@@ -68,6 +68,7 @@ def test_two_ranks_give_the_same_tokens(llm: LLM, llm_tp2: LLM) -> None:
         ]
 
 
+@pytest.mark.matrix  # test_architectures_served.py has a tied head in each run
 def test_tied_head_equals_transformers(
     model_folder: Callable[[str], Path], reference: Callable[[str], LlamaForCausalLM]
 ) -> None:
@@ -259,7 +260,7 @@ def test_a_full_queue_and_a_live_name(model_folder: Callable[[str], Path]) -> No
         ({"kv_dtype": "int3"}, ConfigError, "kv_dtype = 'int3'"),
         ({"block_size": 24}, ConfigError, "block_size = 24"),
         ({"kv_blocks": 0}, ConfigError, "kv_blocks = 0"),
-        ({"kv_blocks": 4, "kv_memory": 10}, ConfigError, "give one of them"),
+        ({"kv_blocks": 4, "kv_memory": 10}, ConfigError, "give only one of them"),
         ({"kv_memory": 1000}, ConfigError, "too little: two blocks of 32"),
         ({"max_model_len": 641}, ConfigError, "max_position_embeddings = 640"),
         ({"max_model_len": 100, "kv_blocks": 3}, ConfigError, "3 blocks of 32 = 96 tokens"),

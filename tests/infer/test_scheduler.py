@@ -151,7 +151,7 @@ def test_a_full_queue_refuses_all_samples_or_none() -> None:
         policy.add([make(1, 1, 1), make(1, 1, 1), make(1, 1, 1)])
     assert policy.num_live == 1
     policy.add([make(1, 1, 1), make(1, 1, 1)])
-    with pytest.raises(Overloaded, match="places for 1 and 2"):
+    with pytest.raises(Overloaded, match="the limits are 1 and 2"):
         policy.add([make(2, 1, 1)])
 
 

@@ -112,7 +112,8 @@ def test_experts_are_compared_with_their_routing(tmp_path: Path) -> None:
         assert len(set(reference.routing)) == 4, "tokens of four batches go where others went"
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(11, marks=pytest.mark.matrix)])
+@pytest.mark.matrix  # test_report.py has the remark without a run
+@pytest.mark.parametrize("step", [3, 11])
 def test_a_token_that_goes_to_another_expert_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

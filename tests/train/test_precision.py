@@ -85,7 +85,7 @@ def test_fp16_layouts_skip_the_same_steps(rank_pool: RankPool, configure: Config
     expected = train(configure("one", **options))
     assert expected["updated"].count(False) >= 2, "no overflow: nothing is shown"
     assert any(later > now for now, later in zip(expected["scale"], expected["scale"][1:], strict=False))
-    for name, layout, zero in (("tp2dp2", {"tp": 2, "dp": 2}, 1), ("dp2", {"dp": 2}, 3), ("pp2", {"pp": 2}, 0)):
+    for name, layout, zero in (("tp2dp2", {"tp": 2, "dp": 2}, 3), ("pp2", {"pp": 2}, 0)):
         config = configure(name, **options | {"parallel": {"dp": 1} | layout, "zero": {"stage": zero}})
         for result in rank_pool.run(train, math.prod(layout.values()), config=config):
             assert result["scale"] == expected["scale"], name

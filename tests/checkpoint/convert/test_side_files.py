@@ -35,7 +35,7 @@ def _too_large(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_odd_name, "'my notes.txt' is not a plain file name, so it is refused. Rename it"),
+        (_odd_name, "'my notes.txt' is not a plain file name (letters, digits, dot, dash and underscore). Rename it"),
         (_dangling, "nowhere"),
         (_pipe, "not a regular file"),
         (_folder, "not a regular file"),

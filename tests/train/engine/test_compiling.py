@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "mixture of experts": {"model": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}},
 }
-CHOSEN = ("zero 3", "tp, sequence parallel")  # of the others, uncompiled, test_layouts.py and `tk parity` have all
+CHOSEN = ("tp, sequence parallel",)  # of the others, uncompiled, test_layouts.py and `tk parity` have all
 
 
 def run_compiled(config: dict[str, Any]) -> dict[str, Any]:
