@@ -22,7 +22,6 @@ import click
 from tk.benchmarks.bench_checkpoint import evict, make_source, model
 from tk.core.layout import Layout
 
-FILES = Path(__file__).resolve().parent
 TRAINING = {
     "one process": (1, 1, 1, 0),
     "dp 2, ZeRO-0": (1, 1, 2, 0),
@@ -42,11 +41,12 @@ class Checkout:
         self.work = work / name
         self.work.mkdir()
         (self.work / "tk").symlink_to(root.resolve())
+        self.scripts = root.resolve() / "benchmarks"  # its own: they import modules where that version has them
         self.environment = os.environ | {"PYTHONPATH": str(self.work), "TK_BENCH_PRECISION": precision}
 
     def command(self, *words: str) -> Callable[[], float]:
         """Returns a function that runs a `tk` command and returns its seconds."""
-        line = [sys.executable, str(FILES / "checkpoint_peers.py"), *words]
+        line = [sys.executable, str(self.scripts / "checkpoint_peers.py"), *words]
 
         def run() -> float:
             start = time.perf_counter()
@@ -68,7 +68,7 @@ class Ranks:
             "TK_BENCH_STORE": f"{folder}-store",
             "TK_BENCH_RUN": f"{folder}-run",
         }
-        script = [sys.executable, str(FILES / "training_rank.py"), *map(str, layout), "0"]
+        script = [sys.executable, str(checkout.scripts / "training_rank.py"), *map(str, layout), "0"]
         self.processes = [
             subprocess.Popen(
                 [*script, str(rank), "on-request"],

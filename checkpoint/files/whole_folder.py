@@ -28,7 +28,8 @@ _log = logging.getLogger(__name__)
 def whole_folder(path: Path, replaced: Callable[[], Sequence[str]], shared: bool = False) -> Iterator[Path]:
     """Makes a folder to write in. It becomes `path` if the block succeeds, and is removed if the block raises.
 
-    Folders that dead processes left for the same path are removed first; a living process holds its folder's lock.
+    Folders that dead processes left for the same path are removed first, unless shared; a living process holds its
+    folder's lock.
 
     Args:
         replaced: returns the files at `path` that the new folder replaces, relative to `path`; empty if `path` is free
@@ -55,8 +56,12 @@ def whole_folder(path: Path, replaced: Callable[[], Sequence[str]], shared: bool
 def _locked_temporary(path: Path, suffix: str, shared: bool) -> Iterator[Path]:
     folders.make_dirs(path.parent)
     temporary = _sibling(path, "tk-target", suffix)
+    if shared:  # without locks: the parent may itself be a whole folder of this process, which holds its lock
+        folders.make_dir(temporary)
+        yield temporary
+        return
     with locks.locked_folder(path.parent):  # no other job removes the new folder before it is locked
-        _remove_leftovers(path, shared)
+        _remove_leftovers(path)
         folders.make_dir(temporary)
         lock = locks.lock_folder(temporary)
     try:
@@ -66,15 +71,13 @@ def _locked_temporary(path: Path, suffix: str, shared: bool) -> Iterator[Path]:
             storage.close(lock)
 
 
-def _remove_leftovers(path: Path, shared: bool) -> None:
+def _remove_leftovers(path: Path) -> None:
     """Removes the folders that dead processes left for the same target."""
     leftover = re.compile(re.escape(_stem(path)) + r"\.tk-target-[0-9a-f]{8}")
     for name in lookup.list_names(path.parent):
         if not leftover.fullmatch(name):
             continue
         lock = locks.lock_folder(path.parent / name)
-        if lock is None and shared:
-            continue
         if lock is None:
             raise ConfigError(
                 f"Another job is writing {path}, in {path.parent / name}. Wait for its end or name another folder. If "

@@ -52,8 +52,9 @@ def test_only_files_of_the_names_given_are_replaced(tmp_path: Path) -> None:
         refuse_existing(out, ["ours", "more"])
 
 
-def test_what_a_dead_job_left_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "out.tk-target-0123abcd").mkdir()
-    with new_folder(tmp_path / "out"):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+def test_a_new_folder_inside_a_new_folder_waits_for_no_lock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The standard library's corpus is one: its tokenizer and its tokens are new folders inside it."""
+    with new_folder(tmp_path / "corpus") as outer, new_folder(outer / "tokens") as inner:
+        (inner / "tokens.bin").write_bytes(b"")
+    assert [path.name for path in (tmp_path / "corpus" / "tokens").iterdir()] == ["tokens.bin"]
+    assert caplog.records == [], "a lock was waited for"
