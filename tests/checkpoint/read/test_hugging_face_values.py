@@ -1,59 +1,25 @@
 """Every tensor of a Hugging Face folder comes through with its values, whatever its dtype and size, or is refused."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tk.checkpoint import Checkpoint, Options, compare, prepare_export, prepare_reshard, reshard
 from tk.core import dtypes
 from tk.core.casts import cast, widen
 from tk.core.errors import CheckpointError, ManifestError
 from tk.core.layout import Layout
+from tk.tests.checkpoint.hugging_face_values import STORED, assert_same, exported, folder_of
 from tk.tests.checkpoint.saving import MIXED, llama_table, save_step, true_values
 
 TABLE = llama_table(layers=1)
-
-STORED = {
-    "half": torch.linspace(-3, 3, 12).reshape(3, 4).half(),
-    "brain": torch.linspace(-3, 3, 12).reshape(3, 4).bfloat16(),
-    "single": torch.linspace(-3, 3, 12).reshape(3, 4),
-    "position_ids": torch.arange(7).reshape(1, 7),
-    "mask": torch.tensor([True, False, True]),
-    "scalar": torch.tensor(3, dtype=torch.int32),
-    "no_rows": torch.zeros(0, 4),
-    "no_columns": torch.zeros(4, 0, dtype=torch.int64),
-    "none": torch.zeros(0, dtype=torch.bfloat16),
-}
 
 FP8 = {
     "e4m3": torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn),
     "scales": torch.arange(256).to(torch.uint8).view(torch.float8_e8m0fnu),
 }
-
-
-def folder_of(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
-    path.mkdir()
-    save_file(tensors, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
-def exported(path: Path) -> dict[str, torch.Tensor]:
-    """What lies in a folder by its index, as the safetensors library reads it."""
-    index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
-    return {name: load_file(path / file)[name] for name, file in index.items()}
-
-
-def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, values in wanted.items():
-        assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape), name
-        bits = torch.uint8 if values.itemsize == 1 else values.dtype
-        assert torch.equal(found[name].view(bits), values.view(bits)), name
 
 
 def test_every_dtype_and_empty_tensors_come_through(tmp_path: Path) -> None:

@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from tk.checkpoint import Checkpoint, prepare_export
 from tk.cli.main import main
 from tk.core.layout import Layout
+from tk.tests.checkpoint.hugging_face_values import STORED, folder_of
 from tk.tests.checkpoint.saving import LLAMA, llama_table, save_step
 
 
@@ -34,25 +33,6 @@ def test_verify_and_inspect_of_a_good_one(
 
 
 TABLE = llama_table(layers=1)
-
-STORED = {
-    "half": torch.linspace(-3, 3, 12).reshape(3, 4).half(),
-    "brain": torch.linspace(-3, 3, 12).reshape(3, 4).bfloat16(),
-    "single": torch.linspace(-3, 3, 12).reshape(3, 4),
-    "position_ids": torch.arange(7).reshape(1, 7),
-    "mask": torch.tensor([True, False, True]),
-    "scalar": torch.tensor(3, dtype=torch.int32),
-    "no_rows": torch.zeros(0, 4),
-    "no_columns": torch.zeros(4, 0, dtype=torch.int64),
-    "none": torch.zeros(0, dtype=torch.bfloat16),
-}
-
-
-def folder_of(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
-    path.mkdir()
-    save_file(tensors, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps(config))
-    return path
 
 
 def test_verify_sees_files_that_are_none_of_the_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,10 @@
 """One rank's files: how they are laid out, and which values are refused."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tk.checkpoint import Checkpoint, NewStep, Options, RunFolder, commit, prepare_reshard, reshard, write_part
 from tk.checkpoint.format import manifest
@@ -18,6 +16,7 @@ from tk.core.geometry import Box
 from tk.core.layout import Layout
 from tk.core.ownership import Owned, owned
 from tk.core.tensors import TensorSpec
+from tk.tests.checkpoint.hugging_face_values import assert_same, exported, folder_of
 from tk.tests.checkpoint.saving import STATES, assert_equal, cut, llama_table, save_step, true_values
 
 SMALL = llama_table(layers=1)
@@ -52,30 +51,6 @@ def test_a_writer_begins_a_new_file_when_one_is_full(tmp_path: Path) -> None:
         assert_equal(found.read(spec.name).numpy(), true_values(spec, "weight", "F32"))
 
 
-TABLE = llama_table(layers=1)
-
-
-def folder_of(path: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
-    path.mkdir()
-    save_file(tensors, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
-def exported(path: Path) -> dict[str, torch.Tensor]:
-    """What lies in a folder by its index, as the safetensors library reads it."""
-    index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
-    return {name: load_file(path / file)[name] for name, file in index.items()}
-
-
-def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, values in wanted.items():
-        assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape), name
-        bits = torch.uint8 if values.itemsize == 1 else values.dtype
-        assert torch.equal(found[name].view(bits), values.view(bits)), name
-
-
 def test_more_chunks_than_a_reader_accepts_are_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +76,7 @@ def test_more_chunks_than_a_reader_accepts_are_refused_before_anything_is_writte
 
 
 def test_two_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
-    table = (TensorSpec("a", (4, 2), TABLE[0].split), TensorSpec("a@weight#0", (2,)))
+    table = (TensorSpec("a", (4, 2), SMALL[0].split), TensorSpec("a@weight#0", (2,)))
     with pytest.raises(ManifestError, match="'a@weight#0' in one safetensors file"):
         save_step(tmp_path / "run", table, Layout(tp=2), {"weight": "F32"})
 
