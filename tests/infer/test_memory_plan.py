@@ -12,32 +12,25 @@ from tk.infer.memory_plan import kv_bytes_per_rank, plan_memory, weight_bytes_pe
 from tk.infer.model_source import ModelSource
 from tk.infer.options import EngineOptions
 from tk.model.config import ModelConfig
+from tk.tests.model.tiny_llama import TINY_LLAMA
 
-CONFIG = ModelConfig(
-    vocab_size=101,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    max_position_embeddings=640,
-)  # heads of 8
+CONFIG = ModelConfig(**TINY_LLAMA, max_position_embeddings=640)
 
 
 def test_weights_are_those_of_the_rank_with_most() -> None:
-    layer = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64  # q and o, k and v, feed-forward
-    norms = 2 * 64
-    assert weight_bytes_per_rank(CONFIG, 1, "fp32") == 4 * (2 * 101 * 64 + 2 * (layer + norms) + 64)
-    assert weight_bytes_per_rank(CONFIG, 2, "bf16") == 2 * (2 * 51 * 64 + 2 * (layer // 2 + norms) + 64)
+    layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32  # q and o, k and v, feed-forward
+    norms = 2 * 32
+    assert weight_bytes_per_rank(CONFIG, 1, "fp32") == 4 * (2 * 101 * 32 + 2 * (layer + norms) + 32)
+    assert weight_bytes_per_rank(CONFIG, 2, "bf16") == 2 * (2 * 51 * 32 + 2 * (layer // 2 + norms) + 32)
 
 
 @pytest.mark.parametrize(
     ("tp", "kv_dtype", "size"),
     [
-        (1, "fp32", 2 * 2 * 4 * 8 * 4),
-        (2, "bf16", 2 * 2 * 2 * 8 * 2),
-        (8, "fp32", 2 * 2 * 1 * 8 * 4),  # two ranks hold each kv head
-        (1, "int8", 2 * 2 * 4 * (8 + 4)),  # each vector has an fp32 scale
+        (1, "fp32", 2 * 2 * 2 * 8 * 4),
+        (2, "bf16", 2 * 2 * 1 * 8 * 2),
+        (4, "fp32", 2 * 2 * 1 * 8 * 4),  # two ranks hold each kv head
+        (1, "int8", 2 * 2 * 2 * (8 + 4)),  # each vector has an fp32 scale
     ],
 )
 def test_a_token_takes_keys_and_values_of_every_layer(tp: int, kv_dtype: str, size: int) -> None:
@@ -59,10 +52,10 @@ def test_without_limits_the_cache_holds_as_much_as_all_running_requests_can_use(
     options = EngineOptions(Path("m"), block_size=32, max_running=3, max_model_len=100)
     monkeypatch.setattr(memory_plan, "free_memory", lambda: 1 << 30)
     assert plan_memory(CONFIG, options, "fp32", "fp32").num_blocks == 3 * 4
-    few = weight_bytes_per_rank(CONFIG, 1, "fp32") + 500_000
+    few = weight_bytes_per_rank(CONFIG, 1, "fp32") + 300_000
     monkeypatch.setattr(memory_plan, "free_memory", lambda: few)
     block = 32 * kv_bytes_per_rank(CONFIG, 1, "fp32")
-    assert plan_memory(CONFIG, options, "fp32", "fp32").num_blocks == 150_000 // block - 1, "30 % of the free memory"
+    assert plan_memory(CONFIG, options, "fp32", "fp32").num_blocks == 90_000 // block - 1, "30 % of the free memory"
 
 
 @pytest.mark.parametrize("options", [{"kv_memory": 100 << 40}, {"kv_blocks": 1 << 40}])

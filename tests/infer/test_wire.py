@@ -1,6 +1,7 @@
 """Values go to the wire and come back; the .proto keeps the promises of tk.v1: its numbers, room for newer servers."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tk.infer.wire import (
     params_to_request,
 )
 from tk.proto.v1 import generation_pb2 as pb
+from tk.tests.infer.every_option import EVERY_OPTION
 
 # Fixed for ever: fields in order, numbered from 1. Fields that are added later get numbers beyond these.
 PROMISED = {
@@ -77,30 +79,9 @@ def test_the_model_comes_back_as_it_was() -> None:
 
 
 def test_params_come_back_as_they_were() -> None:
-    every = SamplingParams(
-        temperature=0.5,
-        top_k=3,
-        top_p=0.75,
-        min_p=0.125,
-        repetition_penalty=1.5,
-        presence_penalty=-0.25,
-        frequency_penalty=0.25,
-        logit_bias={4: -2.0, 0: 1.0},
-        seed=0,
-        n=2,
-        max_new_tokens=9,
-        min_new_tokens=1,
-        stop=("a", "b"),
-        stop_token_ids=(8, 0),
-        ignore_eos=True,
-        logprobs=0,
-        prompt_logprobs=4,
-        keep_special_tokens=True,
-        include_stop=True,
-    )
     default = SamplingParams()
-    assert all(getattr(every, name) != getattr(default, name) for name in vars(default))
-    for params in (every, default):
+    assert all(getattr(EVERY_OPTION, name) != getattr(default, name) for name in vars(default))
+    for params in (EVERY_OPTION, replace(EVERY_OPTION, seed=0), default):
         request = pb.GenerateRequest()
         params_to_request(params, request)
         assert params_from_request(pb.GenerateRequest.FromString(request.SerializeToString())) == params

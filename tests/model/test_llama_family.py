@@ -8,16 +8,9 @@ from tk.core.tensors import Split
 from tk.model.llama_family import Family, Names, read_windows, windows, write_windows
 from tk.model.shape import ModelShape
 from tk.model.spec import ExpertsSpec, LayerSpec
+from tk.tests.model.tiny_llama import TINY_LLAMA
 
-SHAPE = ModelShape(
-    vocab_size=101,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=6,
-)
+SHAPE = ModelShape(**TINY_LLAMA | {"num_hidden_layers": 1, "head_dim": 6})
 LAYER = "model.layers.0"
 ATTENTION = f"{LAYER}.self_attn"
 

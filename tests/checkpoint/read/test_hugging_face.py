@@ -16,25 +16,17 @@ from tk.core.errors import CheckpointError, ConfigError, ManifestError, ShapeMis
 from tk.core.layout import Layout
 from tk.core.tensors import TensorSpec
 from tk.tests.checkpoint.saving import MIXED, llama_table, save_step, true_values
+from tk.tests.model.tiny_llama import TINY_LLAMA
 
-TABLE = llama_table(hidden=32, inner=48, heads=4, kv_heads=2, vocab=101, layers=2, tied=False)
-TIED = llama_table(hidden=32, inner=48, heads=4, kv_heads=2, vocab=101, layers=2, tied=True)
+TABLE = llama_table(layers=2, tied=False)
+TIED = llama_table(layers=2, tied=True)
 
 
 def build(tied: bool = False) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=101,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-    )
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, tie_word_embeddings=tied))
 
 
 def loaded(folder: Path) -> dict[str, torch.Tensor]:

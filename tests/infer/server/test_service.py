@@ -15,6 +15,7 @@ from tk.infer.sampling_params import SamplingParams
 from tk.infer.server import service
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
+from tk.tests.infer.every_option import EVERY_OPTION
 from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started
 
 
@@ -72,27 +73,6 @@ def test_unset_fields_have_the_defaults_of_sampling_params(stub: Any, engine: Fa
 
 
 def test_every_option_reaches_the_engine(stub: Any, engine: FakeEngine) -> None:
-    params = SamplingParams(
-        temperature=0.5,
-        top_k=3,
-        top_p=0.25,
-        min_p=0.125,
-        repetition_penalty=1.5,
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        logit_bias={3: 1.5, 200: -2.0},
-        seed=2**64 - 1,
-        n=2,
-        max_new_tokens=11,
-        min_new_tokens=2,
-        stop=("x", "yz"),
-        stop_token_ids=(4, 5),
-        ignore_eos=True,
-        logprobs=0,
-        prompt_logprobs=3,
-        keep_special_tokens=True,
-        include_stop=True,
-    )
     request = pb.GenerateRequest(
         text="hi",
         no_special_tokens=True,
@@ -105,7 +85,7 @@ def test_every_option_reaches_the_engine(stub: Any, engine: FakeEngine) -> None:
             "repetition_penalty": 1.5,
             "presence_penalty": 0.5,
             "frequency_penalty": -0.5,
-            "logit_bias": {3: 1.5, 200: -2.0},
+            "logit_bias": {4: -2.0, 0: 1.0},
             "seed": 2**64 - 1,
             "n": 2,
         },
@@ -113,14 +93,14 @@ def test_every_option_reaches_the_engine(stub: Any, engine: FakeEngine) -> None:
             "max_new_tokens": 11,
             "min_new_tokens": 2,
             "stop": ["x", "yz"],
-            "stop_token_ids": [4, 5],
+            "stop_token_ids": [4, 0],
             "ignore_eos": True,
         },
         output={"logprobs": 0, "prompt_logprobs": 3, "keep_special_tokens": True, "include_stop": True},
     )
     stub.GenerateOnce(request, timeout=WAIT_SECONDS)
     [seen] = engine.requests
-    assert seen.params == params
+    assert seen.params == EVERY_OPTION
     assert (seen.prompt, seen.priority) == ((104, 105), -3)
 
 
