@@ -9,7 +9,7 @@ from ..parallel.row_blocks import row_blocks
 from ..parallel.wide_sums import layer_norm
 
 
-class _RMSNorm(torch.autograd.Function):
+class _RMSNormFunction(torch.autograd.Function):
     """RMSNorm with a backward of its own, block of rows by block of rows.
 
     Composed of torch's operators, it would keep several fp32 copies of the input and pass over each of them.
@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Maps [..., D] to [..., D] of the same dtype."""
-        return _RMSNorm.apply(x_ND, self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
+        return _RMSNormFunction.apply(x_ND, self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class LayerNorm(nn.Module):

@@ -16,21 +16,21 @@ def embedding(ids_N: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
     """Looks up rows of a table: int64 [...] -> [..., D]."""
     if _torch_sums_in_fp32(weight_VD):
         return F.embedding(ids_N, weight_VD)
-    return _Embedding.apply(ids_N, weight_VD)  # type: ignore[no-untyped-call, no-any-return]
+    return _WideSumEmbedding.apply(ids_N, weight_VD)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def layer_norm(x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, eps: float) -> torch.Tensor:
     """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dim, [..., D] -> [..., D]."""
     if _torch_sums_in_fp32(weight_D) or torch.compiler.is_compiling():
         return F.layer_norm(x_ND, weight_D.shape, weight_D, bias_D, eps)
-    return _LayerNorm.apply(x_ND, weight_D, bias_D, eps)  # type: ignore[no-untyped-call, no-any-return]
+    return _WideSumLayerNorm.apply(x_ND, weight_D, bias_D, eps)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _torch_sums_in_fp32(weight: torch.Tensor) -> bool:
     return weight.device.type != "cpu" or weight.dtype.itemsize >= torch.float32.itemsize
 
 
-class _Embedding(torch.autograd.Function):
+class _WideSumEmbedding(torch.autograd.Function):
     """An embedding lookup; backward allocates fp32 sums only for the ids that occur, not for the whole table."""
 
     @staticmethod
@@ -48,7 +48,7 @@ class _Embedding(torch.autograd.Function):
         return None, grad_TD.new_zeros(ctx.shape).index_copy_(0, occurring_U, sums_UD.to(grad_TD.dtype))
 
 
-class _LayerNorm(torch.autograd.Function):
+class _WideSumLayerNorm(torch.autograd.Function):
     """torch's LayerNorm with its backward in fp32, block of rows by block of rows.
 
     Backward computes mean and scale again in fp32, because forward would keep them in low precision.

@@ -1,6 +1,6 @@
 """The rules of imports: down the floors only, without circles, and no torch in modules that do not compute.
 
-Also, a public class name is taken once.
+Also, a public class name is taken once, with or without an underscore before it.
 """
 
 import ast
@@ -135,13 +135,16 @@ def circles(graph: dict[str, set[str]]) -> set[str]:
 
 
 def taken_twice(texts: dict[Path, str]) -> list[str]:
-    """Returns a line for every public class name that more than one module defines."""
+    """Returns a line for every public class name that is defined again, be it as a private class."""
     places: dict[str, list[str]] = {}
+    public = set()
     for path, text in texts.items():
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
-    return [f"class {name} is defined at {' and '.join(at)}" for name, at in sorted(places.items()) if len(at) > 1]
+            if isinstance(node, ast.ClassDef):
+                name = node.name.lstrip("_")
+                places.setdefault(name, []).append(f"{path}:{node.lineno}")
+                public |= {name} & {node.name}
+    return [f"class {name} is defined at {' and '.join(places[name])}" for name in sorted(public) if places[name][1:]]
 
 
 def test_no_modules_import_each_other_in_a_circle(root: Path, sources: list[Path]) -> None:
@@ -156,7 +159,7 @@ def test_circles_and_second_names_are_found() -> None:
     texts = {
         Path("core/a.py"): "if TYPE_CHECKING:\n    from .b import B\nclass A: ...",
         Path("core/b.py"): "from . import c\nclass B: ...\nclass _Own: ...",
-        Path("core/c.py"): "def f():\n    from .a import A\nclass _Own: ...\nclass A: ...",
+        Path("core/c.py"): "def f():\n    from .a import A\nclass _Own: ...\nclass _A: ...",
         Path("core/d.py"): "from .a import A",
     }
     assert circles(import_graph(texts)) == {"core.a core.b core.c"}

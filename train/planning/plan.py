@@ -31,7 +31,7 @@ IN_FLIGHT = 3  # buckets of gradients in memory: one is filled while two are exc
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """The shape and the cost of a run.
 
     Attributes:
@@ -75,7 +75,7 @@ class Plan:
         }
 
 
-def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
+def make_plan(config: TrainConfig, num_ranks: int | None) -> RunPlan:
     """Plans a run.
 
     Args:
@@ -106,7 +106,7 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> Plan:
     ]
     fullest = max(ranks, key=lambda params: sum(param.size for param in params))
     tokens = config.train.global_batch_size * config.train.seq_len
-    return Plan(
+    return RunPlan(
         model=model,
         num_parameters=count_parameters(model),
         layout=layout,
@@ -211,7 +211,7 @@ def _work(
     )
 
 
-def describe(plan: Plan) -> str:
+def describe(plan: RunPlan) -> str:
     """Returns the plan as text with two tables."""
     layout = plan.layout
     axes = [("tp", layout.tp), *([("pp", layout.pp)] if layout.pp > 1 else []), ("dp", layout.dp)]
@@ -231,7 +231,7 @@ def describe(plan: Plan) -> str:
     return "\n".join([*lines, f"run folder {plan.run_folder}"])
 
 
-def _memory_table(plan: Plan) -> list[str]:
+def _memory_table(plan: RunPlan) -> list[str]:
     names = list(dict.fromkeys(name for parts in plan.memory for name in parts))
     columns = [f"pp rank {rank}" for rank in range(len(plan.memory))] if len(plan.memory) > 1 else [""]
     rows = [("memory per rank", columns)]
@@ -240,7 +240,7 @@ def _memory_table(plan: Plan) -> list[str]:
     return ["".join([f"{name:<24}", *(f"{cell:>12}" for cell in cells)]).rstrip() for name, cells in rows]
 
 
-def _traffic_table(plan: Plan) -> list[str]:
+def _traffic_table(plan: RunPlan) -> list[str]:
     lines = [f"{'sent per rank and step':<24}{'calls':>12}{'each':>12}{'in all':>12}"]
     for each in plan.traffic:
         sizes = f"{format_bytes(each.message_bytes):>12}{format_bytes(each.wire_bytes):>12}"
