@@ -14,10 +14,10 @@ from ..core.errors import ConfigError
 from .common import print_json
 
 if TYPE_CHECKING:
-    from ..infer.client import Client
-    from ..infer.completion import Completion
-    from ..infer.events import ModelInfo
-    from ..infer.llm import LLM
+    from ..infer.api.client import Client
+    from ..infer.api.llm import LLM
+    from ..infer.requests.completion import Completion
+    from ..infer.requests.events import ModelInfo
 
 _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):\d{1,5}")
 
@@ -44,7 +44,7 @@ def generate(source: str, prompt: str | None, as_json: bool, **sampling: Any) ->
     The model is the one that a server at HOST:PORT serves, or CKPT: a step folder, a run folder or a Hugging Face
     folder.
     """
-    from ..infer.sampling_params import SamplingParams
+    from ..infer.requests.sampling_params import SamplingParams
 
     params = SamplingParams(**sampling)
     text = _read_stdin() if prompt is None else prompt
@@ -78,12 +78,12 @@ def _read_stdin() -> str:
 def _opened(source: str) -> "Iterator[Client | LLM]":
     """Yields a client for an address, or an engine for a path; a path that exists wins over an address."""
     if not Path(source).exists() and _ADDRESS.fullmatch(source):
-        from ..infer.client import Client
+        from ..infer.api.client import Client
 
         with Client(source) as client:
             yield client
     else:
-        from ..infer.llm import LLM
+        from ..infer.api.llm import LLM
 
         with LLM(source) as llm:
             yield llm

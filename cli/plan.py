@@ -65,7 +65,7 @@ def _serving(path: Path, as_json: bool) -> None:
 
 
 def _row(config: Any, tp: int, kv_dtypes: tuple[str, ...]) -> dict[str, Any]:
-    from ..infer.memory_plan import kv_bytes_per_rank, weight_bytes_per_rank
+    from ..infer.planning.memory_plan import kv_bytes_per_rank, weight_bytes_per_rank
 
     try:
         weights = weight_bytes_per_rank(config, tp, config.dtype_name)

@@ -11,8 +11,8 @@ from ..infer.options import KV_DTYPES
 from .common import ByteSize
 
 if TYPE_CHECKING:
-    from ..infer.events import ModelInfo
-    from ..infer.memory_plan import MemoryPlan
+    from ..infer.planning.memory_plan import MemoryPlan
+    from ..infer.requests.events import ModelInfo
 
 EXIT_INTERRUPTED = 130
 

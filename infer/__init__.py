@@ -5,21 +5,21 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Client as Client
-    from .completion import Choice as Choice
-    from .completion import Completion as Completion
-    from .llm import LLM as LLM
-    from .sampling_params import SamplingParams as SamplingParams
+    from .api.client import Client as Client
+    from .api.llm import LLM as LLM
+    from .requests.completion import Choice as Choice
+    from .requests.completion import Completion as Completion
+    from .requests.sampling_params import SamplingParams as SamplingParams
 
 __all__ = ["LLM", "Choice", "Client", "Completion", "SamplingParams"]
 
 _HOMES = MappingProxyType(
     {
-        "Choice": ".completion",
-        "Client": ".client",
-        "Completion": ".completion",
-        "LLM": ".llm",
-        "SamplingParams": ".sampling_params",
+        "Choice": ".requests.completion",
+        "Client": ".api.client",
+        "Completion": ".requests.completion",
+        "LLM": ".api.llm",
+        "SamplingParams": ".requests.sampling_params",
     }
 )
 

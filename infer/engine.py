@@ -15,14 +15,14 @@ from typing import Final, Self
 import numpy as np
 
 from ..core.errors import Cancelled, InvalidRequest, TkError, WorkerDied
-from .events import Event, ModelInfo, Request
-from .live_request import LiveRequest, Served
-from .memory_plan import MemoryPlan
-from .model_source import ModelSource
 from .options import EngineOptions
-from .scheduler import Limits, ScheduledChunk, Scheduler
-from .step_plan import SamplingRow, SamplingRows, StepPlan
-from .workers import WorkerGroup
+from .planning.memory_plan import MemoryPlan
+from .planning.model_source import ModelSource
+from .requests.events import Event, ModelInfo, Request
+from .scheduling.live_request import LiveRequest, Served
+from .scheduling.scheduler import Limits, ScheduledChunk, Scheduler
+from .scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
+from .workers.worker_group import WorkerGroup
 
 MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
 OnPlan = Callable[[ModelInfo, MemoryPlan], None]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..events import Event, ModelInfo, Request
+from ..requests.events import Event, ModelInfo, Request
 
 
 class ServedTokenizer(Protocol):

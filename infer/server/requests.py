@@ -7,7 +7,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
-from ..events import ModelInfo
+from ..requests.events import ModelInfo
 from .errors import NotBuilt, RoleMissing, UnknownModel
 
 # The fields of the wire that this version knows and cannot carry out.

@@ -11,10 +11,10 @@ import grpc
 from ...core.errors import Cancelled, InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
-from ..completion import CompletionBuilder
-from ..events import Request
-from ..sampling_params import SamplingParams
-from ..wire import completion_to_wire, event_to_wire, model_info_to_wire, params_from_request
+from ..api.wire import completion_to_wire, event_to_wire, model_info_to_wire, params_from_request
+from ..requests.completion import CompletionBuilder
+from ..requests.events import Request
+from ..requests.sampling_params import SamplingParams
 from .engine_protocol import ServedEngine, ServedTokenizer
 from .errors import DeadlinePassed, Draining, NotBuilt, NoTokenizer
 from .request_ids import METADATA_KEY, LiveRequests, chosen_id

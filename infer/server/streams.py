@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...core.errors import TkError
-from ..events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
+from ..requests.events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
 
 # With 20 alternatives per token, a message of this many tokens has about a megabyte.
 MAX_TOKENS_PER_DELTA: Final = 1024

@@ -8,7 +8,7 @@ import pytest
 
 from tk.cli.main import main
 from tk.core.errors import InvalidRequest
-from tk.infer.sampling_params import SamplingParams
+from tk.infer.requests.sampling_params import SamplingParams
 from tk.tests.infer.server.fake_engine import FakeEngine, ServerThread
 
 

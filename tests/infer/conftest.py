@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.checkpoint import Checkpoint
 from tk.infer import LLM
-from tk.infer.kv_cache import KVCache
-from tk.infer.model_runner import ModelRunner, num_slices
-from tk.infer.row_tiles import SMALLEST
+from tk.infer.backends.aten.kv_cache import KVCache
+from tk.infer.backends.aten.model_runner import ModelRunner, num_slices
+from tk.infer.backends.aten.row_tiles import SMALLEST
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights

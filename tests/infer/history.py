@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from tk.infer.backends.aten.model_runner import ModelRunner
 from tk.infer.engine import make_plan
-from tk.infer.model_runner import ModelRunner
-from tk.infer.sampling_params import SamplingParams
-from tk.infer.scheduler import Limits, Scheduler
-from tk.infer.sequence import Sequence as Sample
-from tk.infer.step_plan import SamplingRow
+from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.scheduling.scheduler import Limits, Scheduler
+from tk.infer.scheduling.sequence import Sequence as Sample
+from tk.infer.scheduling.step_plan import SamplingRow
 
 
 class History:

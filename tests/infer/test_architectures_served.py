@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tk.infer import LLM, SamplingParams
-from tk.infer.model_runner import ModelRunner
+from tk.infer.backends.aten.model_runner import ModelRunner
 from tk.tests.infer.history import History
 from tk.tests.model.architectures import ENTRIES, VOCAB
 

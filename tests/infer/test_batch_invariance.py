@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tk.infer.model_runner import ModelRunner
+from tk.infer.backends.aten.model_runner import ModelRunner
 from tk.tests.infer.history import History
 
 NUM_NEW = 36

@@ -11,10 +11,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tk.core.errors import Cancelled, ConfigError, InvalidRequest, Overloaded, ParallelError, PromptTooLong
-from tk.infer import LLM, SamplingParams, memory_plan
+from tk.infer import LLM, SamplingParams
 from tk.infer.engine import Engine
-from tk.infer.events import Delta, Done, Event, Failed, Finished, FinishReason, ModelInfo, Request, Started
 from tk.infer.options import EngineOptions
+from tk.infer.planning import memory_plan
+from tk.infer.requests.events import Delta, Done, Event, Failed, Finished, FinishReason, ModelInfo, Request, Started
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 PROMPTS = [[5, 6, 7], list(range(1, 101)), [9], [3, 1, 4, 1, 5, 9, 2, 6] * 9]

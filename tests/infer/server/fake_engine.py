@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tk.core.errors import Cancelled, TkError, WorkerDied
-from tk.infer.events import (
+from tk.infer.requests.events import (
     Delta,
     Done,
     Event,

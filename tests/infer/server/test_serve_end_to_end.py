@@ -17,11 +17,11 @@ from tk.cli.generate import generate
 from tk.cli.main import main
 from tk.cli.serve import serve
 from tk.core.dtypes import COMPUTE_NAMES
-from tk.infer.client import Client
-from tk.infer.events import FinishReason
+from tk.infer.api.client import Client
+from tk.infer.api.remote_errors import Unavailable
 from tk.infer.options import KV_DTYPES
-from tk.infer.remote_errors import Unavailable
-from tk.infer.sampling_params import SamplingParams
+from tk.infer.requests.events import FinishReason
+from tk.infer.requests.sampling_params import SamplingParams
 from tk.tests.infer.server.serving import Serving
 from tk.tests.infer.server.tiny_model import MAX_LENGTH, write_tiny_model
 

@@ -10,8 +10,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from tk.core.errors import Cancelled, InvalidRequest, Overloaded
-from tk.infer.events import Done, Event, Failed
-from tk.infer.sampling_params import SamplingParams
+from tk.infer.requests.events import Done, Event, Failed
+from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.server import service
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub

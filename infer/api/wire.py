@@ -1,0 +1,253 @@
+"""The conversion of the engine's values to messages of tk.v1 and back.
+
+Both directions of a conversion are next to each other, so that the server and the client cannot diverge. This module
+checks nothing: see server/requests.py and SamplingParams.validate.
+"""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Final
+
+from ...proto.v1 import generation_pb2 as pb
+from ..requests.completion import Choice, Completion
+from ..requests.events import Delta, Finished, FinishReason, ModelInfo, Started, Timing, TokenLogprob, TopLogprob, Usage
+from ..requests.sampling_params import SamplingParams
+
+# The places of SamplingParams' fields in a GenerateRequest: fields with presence, and plain ones (unset = zero).
+_OPTIONAL: Final = (
+    ("sampling", "temperature"),
+    ("sampling", "top_k"),
+    ("sampling", "top_p"),
+    ("sampling", "min_p"),
+    ("sampling", "repetition_penalty"),
+    ("sampling", "presence_penalty"),
+    ("sampling", "frequency_penalty"),
+    ("sampling", "seed"),
+    ("sampling", "n"),
+    ("stopping", "max_new_tokens"),
+    ("output", "logprobs"),
+    ("output", "prompt_logprobs"),
+)
+_PLAIN: Final = (
+    ("stopping", "min_new_tokens"),
+    ("stopping", "ignore_eos"),
+    ("output", "keep_special_tokens"),
+    ("output", "include_stop"),
+)
+
+
+def params_from_request(request: pb.GenerateRequest) -> SamplingParams:
+    """Returns the sampling options of a request; optional fields that are unset keep the defaults of SamplingParams."""
+    given: dict[str, Any] = {name: getattr(getattr(request, part), name) for part, name in _PLAIN}
+    for part, name in _OPTIONAL:
+        message = getattr(request, part)
+        if message.HasField(name):
+            given[name] = getattr(message, name)
+    return SamplingParams(
+        **given,
+        logit_bias=dict(request.sampling.logit_bias),
+        stop=tuple(request.stopping.stop),
+        stop_token_ids=tuple(request.stopping.stop_token_ids),
+    )
+
+
+def params_to_request(params: SamplingParams, request: pb.GenerateRequest) -> None:
+    """Writes `params` into a request; fields that are None stay unset.
+
+    Raises:
+        ValueError: the wire's types cannot hold a number.
+    """
+    for part, name in (*_OPTIONAL, *_PLAIN):
+        value = getattr(params, name)
+        if value is not None:
+            setattr(getattr(request, part), name, value)
+    request.sampling.logit_bias.update(params.logit_bias)
+    request.stopping.stop.extend(params.stop)
+    request.stopping.stop_token_ids.extend(params.stop_token_ids)
+
+
+def event_to_wire(event: Started | Delta | Finished) -> pb.GenerateResponse:
+    """Converts one event of a stream to its message."""
+    match event:
+        case Started():
+            return pb.GenerateResponse(started=_started_to_wire(event))
+        case Delta():
+            delta = pb.Delta(index=event.index, text=event.text, token_ids=event.token_ids)
+            delta.logprobs.extend(_logprobs_to_wire(event.logprobs))
+            return pb.GenerateResponse(delta=delta)
+        case Finished():
+            finished = pb.Finished(
+                index=event.index,
+                reason=_reason_to_wire(event.reason),
+                usage=_usage_to_wire(event.usage),
+                timing=_timing_to_wire(event.timing),
+            )
+            _set_matched(finished, event.matched)
+            return pb.GenerateResponse(finished=finished)
+
+
+def event_from_wire(response: pb.GenerateResponse) -> Started | Delta | Finished | None:
+    """Converts a response to its event, or to None for an unknown kind of event, which the client ignores."""
+    match response.WhichOneof("event"):
+        case "started":
+            started = response.started
+            return Started(
+                request_id=started.request_id,
+                prompt_tokens=started.prompt_tokens,
+                cached_tokens=started.cached_tokens,
+                seed=started.seed,
+                prompt_logprobs=_logprobs_from_wire(started.prompt_logprobs),
+            )
+        case "delta":
+            delta = response.delta
+            logprobs = _logprobs_from_wire(delta.logprobs)
+            return Delta(index=delta.index, text=delta.text, token_ids=tuple(delta.token_ids), logprobs=logprobs)
+        case "finished":
+            finished = response.finished
+            return Finished(
+                index=finished.index,
+                reason=_reason_from_wire(finished.reason),
+                usage=_usage_from_wire(finished.usage),
+                timing=_timing_from_wire(finished.timing),
+                matched=_matched(finished),
+            )
+    return None
+
+
+def completion_to_wire(completion: Completion) -> pb.GenerateResult:
+    """Converts a completed request to its message."""
+    result = pb.GenerateResult(
+        request_id=completion.request_id,
+        seed=completion.seed,
+        usage=_usage_to_wire(completion.usage),
+        timing=_timing_to_wire(completion.timing),
+        prompt_logprobs=_logprobs_to_wire(completion.prompt_logprobs),
+    )
+    for choice in completion.choices:
+        message = result.choices.add(
+            index=choice.index,
+            text=choice.text,
+            token_ids=choice.token_ids,
+            logprobs=_logprobs_to_wire(choice.logprobs),
+            reason=_reason_to_wire(choice.finish_reason),
+        )
+        _set_matched(message, choice.matched)
+    return result
+
+
+def completion_from_wire(result: pb.GenerateResult) -> Completion:
+    """Converts the message of a completed request back."""
+    choices = [
+        Choice(
+            index=choice.index,
+            text=choice.text,
+            token_ids=tuple(choice.token_ids),
+            finish_reason=_reason_from_wire(choice.reason),
+            logprobs=_logprobs_from_wire(choice.logprobs),
+            matched=_matched(choice),
+        )
+        for choice in result.choices
+    ]
+    return Completion(
+        request_id=result.request_id,
+        seed=result.seed,
+        choices=tuple(choices),
+        usage=_usage_from_wire(result.usage),
+        timing=_timing_from_wire(result.timing),
+        prompt_logprobs=_logprobs_from_wire(result.prompt_logprobs),
+    )
+
+
+def model_info_to_wire(info: ModelInfo) -> pb.ModelInfo:
+    """Converts the description of the model to its message, which has the dataclass's field names."""
+    return pb.ModelInfo(**{field.name: getattr(info, field.name) for field in fields(ModelInfo)})
+
+
+def model_info_from_wire(message: pb.ModelInfo) -> ModelInfo:
+    """Converts the message about the model back."""
+    values = {field.name: getattr(message, field.name) for field in fields(ModelInfo)}
+    return ModelInfo(**values | {"eos_token_ids": tuple(message.eos_token_ids)})
+
+
+def _started_to_wire(event: Started) -> pb.Started:
+    return pb.Started(
+        request_id=event.request_id,
+        prompt_tokens=event.prompt_tokens,
+        cached_tokens=event.cached_tokens,
+        seed=event.seed,
+        prompt_logprobs=_logprobs_to_wire(event.prompt_logprobs),
+    )
+
+
+def _logprobs_to_wire(logprobs: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
+    return [
+        pb.TokenLogprob(
+            token_id=entry.token_id,
+            logprob=entry.logprob,
+            rank=entry.rank,
+            token=entry.token,
+            top=[pb.TopLogprob(token_id=top.token_id, logprob=top.logprob, token=top.token) for top in entry.top],
+        )
+        for entry in logprobs
+    ]
+
+
+def _logprobs_from_wire(logprobs: Iterable[pb.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(
+            token_id=entry.token_id,
+            logprob=entry.logprob if entry.HasField("logprob") else None,
+            rank=entry.rank,
+            token=entry.token,
+            top=tuple(TopLogprob(top.token_id, top.logprob, top.token) for top in entry.top),
+        )
+        for entry in logprobs
+    )
+
+
+def _reason_to_wire(reason: FinishReason) -> pb.FinishReason:
+    number: pb.FinishReason = pb.FinishReason.Value(f"FINISH_REASON_{reason.name}")
+    return number
+
+
+def _reason_from_wire(reason: int) -> FinishReason:
+    """Converts a reason back; an unknown reason of a newer server becomes LENGTH, which implies the least."""
+    name = pb.FinishReason.Name(reason) if reason in pb.FinishReason.values() else ""
+    return FinishReason.__members__.get(name.removeprefix("FINISH_REASON_"), FinishReason.LENGTH)
+
+
+def _set_matched(message: pb.Finished | pb.Choice, matched: str | int | None) -> None:
+    if isinstance(matched, str):
+        message.stop = matched
+    elif matched is not None:
+        message.stop_token_id = matched
+
+
+def _matched(message: pb.Finished | pb.Choice) -> str | int | None:
+    arm = message.WhichOneof("matched")
+    return getattr(message, arm) if arm else None
+
+
+def _usage_to_wire(usage: Usage) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+
+
+def _usage_from_wire(usage: pb.Usage) -> Usage:
+    return Usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+
+def _timing_to_wire(timing: Timing) -> pb.Timing:
+    return pb.Timing(
+        queue_seconds=timing.queue_seconds,
+        first_token_seconds=timing.first_token_seconds,
+        total_seconds=timing.total_seconds,
+        preemptions=timing.preemptions,
+    )
+
+
+def _timing_from_wire(timing: pb.Timing) -> Timing:
+    return Timing(timing.queue_seconds, timing.first_token_seconds, timing.total_seconds, timing.preemptions)

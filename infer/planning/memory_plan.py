@@ -1,0 +1,183 @@
+"""The memory plan of a rank: its weights and KV cache, computed before anything is allocated."""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ...core import dtypes
+from ...core.errors import ConfigError
+from ...core.integers import ceil_div
+from ...core.layout import Layout
+from ...core.local_params import local_params
+from ...core.progress import format_bytes
+from ...model.config import ModelConfig
+from ...model.registry import tensor_table
+from ..options import INT8, EngineOptions
+
+KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
+CONTROL_GROUP: Final = Path("/sys/fs/cgroup")  # the control group of a container
+SCALE_BYTES: Final = dtypes.FP32.itemsize  # the scale of an int8 vector
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The bytes of a rank, and the size of the cache.
+
+    Attributes:
+        tp: the number of tensor-parallel ranks.
+        dtype, kv_dtype: the dtypes of weights and cache.
+        weight_bytes: the bytes of weights on the rank with most.
+        block_bytes: the bytes of keys and values of one block over all layers, on one rank.
+        block_size: the number of tokens of a block.
+        num_blocks: the number of blocks that requests can use.
+        max_model_len: the largest number of tokens of a sequence.
+    """
+
+    tp: int
+    dtype: str
+    kv_dtype: str
+    weight_bytes: int
+    block_bytes: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """The bytes of the cache on one rank, including the null block."""
+        return (self.num_blocks + 1) * self.block_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """The bytes of keys and values of one token over all layers and ranks."""
+        return self.block_bytes * self.tp // self.block_size
+
+    def table(self) -> str:
+        """Formats the plan as text, one line per part."""
+        lines = (
+            ("weights", self.dtype, self.weight_bytes, ""),
+            ("KV cache", self.kv_dtype, self.kv_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
+            ("total", "", self.weight_bytes + self.kv_bytes, f"on each of {self.tp} ranks"),
+        )
+        return "\n".join(
+            f"{what:<10}{kind:<6}{format_bytes(size):>10}  {note}".rstrip() for what, kind, size, note in lines
+        )
+
+
+def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtype: str) -> MemoryPlan:
+    """Plans the sizes of weights and cache.
+
+    Args:
+        config: the model.
+        options: the engine's options.
+        dtype, kv_dtype: the dtypes of weights and cache, with "auto" resolved.
+
+    Raises:
+        ParallelError: tp does not divide the model.
+        ConfigError: the cache cannot hold a block, `max_model_len` is more than model or cache can hold, or the ranks
+            take more memory than this machine has free.
+    """
+    weight_bytes = weight_bytes_per_rank(config, options.tp, dtype)
+    block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype)
+    longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    num_blocks = _num_blocks(options, weight_bytes, block_bytes, longest)
+    _check_length(config, options, num_blocks)
+    plan = MemoryPlan(
+        tp=options.tp,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        weight_bytes=weight_bytes,
+        block_bytes=block_bytes,
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        max_model_len=min(longest, num_blocks * options.block_size),
+    )
+    _check_room(plan)
+    return plan
+
+
+def weight_bytes_per_rank(config: ModelConfig, tp: int, dtype: str) -> int:
+    """Returns the bytes of weights on the rank with most.
+
+    Raises:
+        ParallelError: tp does not divide the model.
+    """
+    table, layout = tensor_table(config), Layout(tp=tp)
+    ranks = (local_params(table, layout, 0, rank) for rank in range(tp))
+    return max(sum(math.prod(param.shape) for param in params) for params in ranks) * dtypes.by_name(dtype).itemsize
+
+
+def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str) -> int:
+    """Returns the bytes of keys and values of one token over all layers, on one rank."""
+    if kv_dtype == INT8:
+        vector_bytes = config.head_dim + SCALE_BYTES
+    else:
+        vector_bytes = config.head_dim * dtypes.by_name(kv_dtype).itemsize
+    return 2 * config.num_hidden_layers * max(1, config.num_key_value_heads // tp) * vector_bytes
+
+
+def free_memory(group: Path = CONTROL_GROUP) -> int:
+    """Returns the number of bytes that this machine, or this container, can still allocate."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    try:
+        limit, used, stat = (
+            (group / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current", "stat")
+        )
+    except OSError:
+        return free
+    sizes = {name: int(size) for name, size in (line.split() for line in stat.splitlines())}
+    cached = sizes["active_file"] + sizes["inactive_file"]  # counted as used, but the kernel frees it on demand
+    return free if limit == "max" else min(free, max(0, int(limit) - int(used) + cached))
+
+
+def _num_blocks(options: EngineOptions, weight_bytes: int, block_bytes: int, longest: int) -> int:
+    if options.kv_blocks is not None:
+        return options.kv_blocks
+    memory = options.kv_memory
+    wanted = math.inf
+    if memory is None:
+        memory = int(KV_SHARE * max(0, free_memory() - options.tp * weight_bytes)) // options.tp
+        wanted = options.max_running * ceil_div(longest, options.block_size)
+    num_blocks = min(memory // block_bytes - 1, wanted)  # one more is the null block
+    if num_blocks < 1:
+        raise ConfigError(
+            f"{format_bytes(memory)} for the KV cache of a rank is too little: two blocks of {options.block_size} "
+            f"tokens take {format_bytes(2 * block_bytes)}. Give kv_memory more, or take a smaller model or block_size."
+        )
+    return int(num_blocks)
+
+
+def _check_room(plan: MemoryPlan) -> None:
+    """Refuses a plan that exceeds the host's memory; a rank on a GPU checks the GPU's after loading its weights."""
+    needed, free = plan.tp * (plan.weight_bytes + plan.kv_bytes), free_memory()
+    if needed > free and not _ranks_have_gpus(plan.tp):
+        raise ConfigError(
+            f"Weights ({format_bytes(plan.weight_bytes)}) and KV cache ({format_bytes(plan.kv_bytes)}) of each of "
+            f"{plan.tp} ranks take {format_bytes(needed)}, and this machine has {format_bytes(free)} free. Give "
+            "kv_memory or kv_blocks less, or take a smaller model."
+        )
+
+
+def _ranks_have_gpus(tp: int) -> bool:
+    """Returns whether ranks will compute on GPUs, as far as this process can find out without torch."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and len(list(Path("/dev").glob("nvidia[0-9]*"))) >= tp
+
+
+def _check_length(config: ModelConfig, options: EngineOptions, num_blocks: int) -> None:
+    if options.max_model_len is None:
+        return
+    capacity = num_blocks * options.block_size
+    if options.max_model_len > config.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len = {options.max_model_len} is more than the model's max_position_embeddings = "
+            f"{config.max_position_embeddings}."
+        )
+    if options.max_model_len > capacity:
+        raise ConfigError(
+            f"max_model_len = {options.max_model_len} is more than the KV cache's {num_blocks} blocks of "
+            f"{options.block_size} = {capacity} tokens. Give the cache more blocks or memory."
+        )

@@ -1,0 +1,109 @@
+"""The engine's view of a checkpoint before a worker loads it: shape, tokenizer, dtypes, memory, identity."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ... import __version__
+from ...checkpoint import Checkpoint
+from ...checkpoint.read.verify import verify
+from ...core import dtypes
+from ...core.errors import ConfigError, ShardCorrupt
+from ...model.stored_config import stored_config
+from ...text.tokenizer import Tokenizer, read_eos_token_ids
+from ..options import EngineOptions
+from ..requests.events import ModelInfo
+from ..requests.sampling_params import MAX_TOP_LOGPROBS
+from .memory_plan import MemoryPlan, plan_memory
+
+API_REVISION: Final = 1  # the revision of tk.v1, raised with every addition to the wire
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """An opened checkpoint and the decisions about serving it."""
+
+    options: EngineOptions
+    checkpoint: Checkpoint
+    memory: MemoryPlan
+    tokenizer: Tokenizer | None
+    info: ModelInfo
+
+    @staticmethod
+    def open(options: EngineOptions) -> "ModelSource":
+        """Opens the checkpoint, of which it reads only the metadata.
+
+        Raises:
+            CheckpointError, ConfigError, ParallelError: see `Engine.start`.
+        """
+        checkpoint = Checkpoint.open(options.checkpoint)
+        config = stored_config(checkpoint)
+        dtype = _stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype
+        kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
+        memory = plan_memory(config, options, dtype, kv_dtype)
+        has_tokenizer = (checkpoint.path / "tokenizer.json").exists()
+        tokenizer = Tokenizer.from_folder(checkpoint.path) if has_tokenizer else None
+        eos_token_ids = tokenizer.eos_token_ids if tokenizer else read_eos_token_ids(checkpoint.path)
+        info = ModelInfo(
+            name=_name(checkpoint),
+            architecture=config.architecture,
+            step=checkpoint.step,
+            manifest_sha256=checkpoint.manifest_sha256,
+            version=__version__,
+            api_revision=API_REVISION,
+            tp=options.tp,
+            dtype=dtype,
+            weight_dtype=dtype,
+            kv_dtype=kv_dtype,
+            block_size=memory.block_size,
+            num_blocks=memory.num_blocks,
+            max_model_len=memory.max_model_len,
+            max_running=options.max_running,
+            max_top_logprobs=MAX_TOP_LOGPROBS,
+            vocab_size=config.vocab_size,
+            eos_token_ids=tuple(sorted(eos_token_ids)),
+            kv_bytes_per_token=memory.kv_bytes_per_token,
+        )
+        return ModelSource(options, checkpoint, memory, tokenizer, info)
+
+    def check_what_workers_skip(self) -> None:
+        """Verifies the bytes that no worker reads, so that no checkpoint with damage anywhere is served.
+
+        Raises:
+            ShardCorrupt: the checkpoint is damaged; the message names tensor, file and block.
+        """
+        target = dtypes.by_name(self.memory.dtype)
+        read = {self.checkpoint.resolve(name, "weight", target)[1] for name in self.checkpoint.tensors}
+        for problem in verify(self.checkpoint.folder, leave_out=tuple(read) if len(read) == 1 else ()).problems:
+            raise ShardCorrupt(problem.message)
+
+    def job(self) -> dict[str, Any]:
+        """Returns the job that every worker receives."""
+        return {
+            "checkpoint": str(self.checkpoint.path.absolute()),
+            "dtype": self.memory.dtype,
+            "kv_dtype": self.memory.kv_dtype,
+            "num_blocks": self.memory.num_blocks,
+            "kv_bytes": self.memory.kv_bytes,
+            "block_size": self.memory.block_size,
+            "max_batched_tokens": self.options.max_batched_tokens,
+        }
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    """Returns the name of the dtype of most tensors."""
+    codes = Counter(tensor.slots["weight"] for tensor in checkpoint.tensors.values() if "weight" in tensor.slots)
+    code = codes.most_common(1)[0][0] if codes else "none"
+    names = {dtype.code: dtype.name for dtype in dtypes.COMPUTE_DTYPES}
+    if code not in names:
+        raise ConfigError(
+            f"{checkpoint.path} stores its weights as {code}, which tk cannot serve without a cast; use --dtype "
+            f"{' or '.join(dtypes.COMPUTE_NAMES)}."
+        )
+    return names[code]
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    """Returns the name of the run for a step of a run, else the name of the folder."""
+    folder = checkpoint.path.resolve()
+    return folder.parent.name if folder.name.startswith("step-") else folder.name

@@ -1,0 +1,149 @@
+"""Requests and events, the engine's input and output: plain values without torch or grpc.
+
+The events of a request are one Started, then Deltas of its n samples interleaved, one Finished per sample, and Done.
+At any point Failed can replace the rest.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from ...core.errors import TkError
+from .sampling_params import SamplingParams
+
+
+class FinishReason(enum.Enum):
+    """The reason for the end of a completed sample; the names are those of the wire."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to continue.
+
+    Attributes:
+        request_id: the request's name, unique among live requests of this engine.
+        prompt: the token ids, including special tokens.
+        params: the sampling options, which the engine validates at submission.
+        priority: the priority; requests with higher values run first.
+        deadline: the value of time.monotonic() after which the caller no longer waits for the answer, or None.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    deadline: float | None = None
+
+
+@dataclass(frozen=True)
+class TopLogprob:
+    """One of the most probable tokens at a position: its id, natural-log probability and bytes."""
+
+    token_id: int
+    logprob: float
+    token: bytes
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token's log-probability (None for the first token of a prompt), its rank (1 = most probable), alternatives."""
+
+    token_id: int
+    logprob: float | None
+    rank: int
+    token: bytes
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The numbers of tokens of a request."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times in seconds since submission, and the number of preemptions of the request."""
+
+    queue_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+    preemptions: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """The request was scheduled for the first time."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    seed: int
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Delta:
+    """New tokens of sample `index`. `text` may lag its tokens and is flushed before Finished."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Sample `index` is complete. `matched` is the stop string or stop token id that ended it, if one did."""
+
+    index: int
+    reason: FinishReason
+    usage: Usage
+    timing: Timing
+    matched: str | int | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """Every sample of the request is complete."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request ended without completing; no further event follows."""
+
+    error: TkError = field(default_factory=lambda: TkError("unknown failure"))
+
+
+Event = Started | Delta | Finished | Done | Failed
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The served model; `manifest_sha256` identifies the checkpoint that training wrote."""
+
+    name: str
+    architecture: str
+    step: int
+    manifest_sha256: str
+    version: str
+    api_revision: int
+    tp: int
+    dtype: str
+    weight_dtype: str
+    kv_dtype: str
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_running: int
+    max_top_logprobs: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    kv_bytes_per_token: int

@@ -1,0 +1,58 @@
+"""The arguments of `generate`: one prompt or many, each text or token ids; one SamplingParams or one per prompt."""
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+from ...core.errors import InvalidRequest
+from .sampling_params import SamplingParams
+
+Prompt = str | tuple[int, ...]
+
+
+def as_prompt(prompt: str | Sequence[int]) -> Prompt:
+    """Converts one prompt to a str or a tuple of ints.
+
+    Raises:
+        InvalidRequest: the prompt is neither text nor a sequence of token ids.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if _is_sequence(prompt) and all(isinstance(token, Integral) for token in prompt):
+        return tuple(int(token) for token in prompt)
+    raise InvalidRequest(f"A prompt is {_described(prompt)}; it must be a str or a list of token ids.", field="prompt")
+
+
+def as_prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> list[Prompt]:
+    """Returns the prompts of a call: a bare str or a flat list of ids is one prompt, an empty list is none."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not _is_sequence(prompts):
+        raise InvalidRequest(
+            f"prompts is {_described(prompts)}; it must be a str, a list of token ids, or a list of these.",
+            field="prompt",
+        )
+    if len(prompts) > 0 and isinstance(prompts[0], Integral):
+        return [as_prompt(prompts)]  # type: ignore[arg-type]  # a flat list, as its first element shows
+    return [as_prompt(prompt) for prompt in prompts]  # type: ignore[arg-type]
+
+
+def as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    """Returns one SamplingParams per prompt, from one for all (None = the defaults) or one for each."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if len(params) != num_prompts:
+        raise InvalidRequest(f"{len(params)} SamplingParams for {num_prompts} prompts; pass one, or one per prompt.")
+    return list(params)
+
+
+def _is_sequence(value: Any) -> bool:
+    """Returns whether a value is a list, tuple, range or array, but neither bytes nor a mapping."""
+    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, (bytes, dict))
+
+
+def _described(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,123 @@
+"""The sampling options of a request, with the wire's field names and defaults."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...core.errors import InvalidRequest
+
+MAX_SAMPLES = 16
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 256
+MAX_LOGIT_BIAS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Sampling, stopping and output options of one request; docs/wire.md has their order of application.
+
+    Attributes:
+        temperature: the divisor of the logits; 0 = greedy (argmax, ties to the lowest id).
+        top_k: the number of most probable tokens to keep; 0 = all.
+        top_p: the sampler keeps the smallest set of tokens whose probabilities sum to at least this.
+        min_p: the sampler drops tokens less probable than this share of the most probable one.
+        repetition_penalty: divides positive, multiplies negative logits of tokens in the prompt or the output.
+        presence_penalty: is subtracted from the logits of tokens in the output.
+        frequency_penalty: is subtracted from a token's logit for each occurrence in the output.
+        logit_bias: token id -> the value to add to its logit.
+        seed: the seed of the counter-based noise; None = the engine draws one.
+        n: the number of samples of the prompt.
+        max_new_tokens: the largest number of new tokens; None = up to the model's length.
+        min_new_tokens: the number of tokens before which EOS and stop tokens are masked and stop strings ignored.
+        stop: the strings that end the text; they are cut from it unless include_stop is set.
+        stop_token_ids: the token ids that end the sample.
+        ignore_eos: whether the sample continues after the model's own EOS tokens.
+        logprobs: the number of alternatives to return with each new token's log-probability; None = return neither.
+        prompt_logprobs: the same for the prompt's tokens.
+        keep_special_tokens: whether the text keeps special tokens.
+        include_stop: whether the text keeps the matched stop string.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    keep_special_tokens: bool = False
+    include_stop: bool = False
+
+    def validate(self, vocab_size: int) -> None:
+        """Checks all values for a model of that vocabulary.
+
+        Raises:
+            InvalidRequest: a value cannot be served; the error names the first wrong field, as on the wire.
+        """
+        for name, low, high in (
+            ("temperature", 0.0, math.inf),
+            ("min_p", 0.0, 1.0),
+            ("presence_penalty", -math.inf, math.inf),
+            ("frequency_penalty", -math.inf, math.inf),
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= high):
+                raise _bad(f"sampling.{name}", value, f"a finite number in [{low:g}, {high:g}]")
+        if not 0.0 < self.top_p <= 1.0:
+            raise _bad("sampling.top_p", self.top_p, "a number in (0, 1]")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise _bad("sampling.repetition_penalty", self.repetition_penalty, "a finite number above 0")
+        if self.top_k < 0:
+            raise _bad("sampling.top_k", self.top_k, "0 (off) or more")
+        if not 1 <= self.n <= MAX_SAMPLES:
+            raise _bad("sampling.n", self.n, f"1 to {MAX_SAMPLES}")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise _bad("sampling.seed", self.seed, "an unsigned 64-bit integer")
+        self._validate_bias(vocab_size)
+        self._validate_stopping(vocab_size)
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
+                raise _bad(f"output.{name}", count, f"0 to {MAX_TOP_LOGPROBS}")
+
+    def _validate_bias(self, vocab_size: int) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise _bad("sampling.logit_bias", f"{len(self.logit_bias)} entries", f"at most {MAX_LOGIT_BIAS}")
+        for token, bias in self.logit_bias.items():
+            if not 0 <= token < vocab_size:
+                raise _bad("sampling.logit_bias", f"token id {token}", f"ids below the vocabulary's {vocab_size}")
+            if not math.isfinite(bias):
+                raise _bad("sampling.logit_bias", bias, "finite values")
+
+    def _validate_stopping(self, vocab_size: int) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise _bad("stopping.max_new_tokens", self.max_new_tokens, "1 or more, or unset")
+        if self.min_new_tokens < 0:
+            raise _bad("stopping.min_new_tokens", self.min_new_tokens, "0 or more")
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise _bad(
+                "stopping.min_new_tokens", self.min_new_tokens, f"at most max_new_tokens = {self.max_new_tokens}"
+            )
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise _bad("stopping.stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
+        for text in self.stop:
+            if not text or len(text.encode()) > MAX_STOP_BYTES:
+                raise _bad("stopping.stop", repr(text), f"1 to {MAX_STOP_BYTES} bytes each")
+        for token in self.stop_token_ids:
+            if not 0 <= token < vocab_size:
+                raise _bad("stopping.stop_token_ids", token, f"ids below the vocabulary's {vocab_size}")
+
+
+def _bad(name: str, value: object, right: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is {value}; it must be {right}.", field=name)

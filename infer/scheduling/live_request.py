@@ -1,0 +1,219 @@
+"""A request while the engine works on it: its samples, its pending events, and the callback that receives them."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ...core.errors import TkError
+from ...text.tokenizer import Tokenizer
+from ..requests.events import Done, Event, Failed, Finished, Request, Started, Timing, TokenLogprob, TopLogprob, Usage
+from .output import Ending, SampleOutput
+from .scheduler import ScheduledChunk
+from .sequence import Sequence
+from .step_plan import NO_LOGPROBS, SAMPLE, SamplerOutput, SamplingRow
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The properties of the served model that all requests of an engine share."""
+
+    tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+
+
+class LiveRequest:
+    """A submitted request; only the engine's thread uses it.
+
+    Args:
+        request: the request as submitted.
+        arrival: the request's number in the order of submission.
+        seed: the seed of the sampling noise, the request's own or drawn.
+        served: the properties of the model.
+        on_event: the callback that receives the events.
+    """
+
+    def __init__(
+        self, request: Request, arrival: int, seed: int, served: Served, on_event: Callable[[Event], None]
+    ) -> None:
+        params, num_prompt = request.params, len(request.prompt)
+        max_new = served.max_model_len - num_prompt if params.max_new_tokens is None else params.max_new_tokens
+        max_new = max(1, max_new)  # the scheduler then refuses a prompt without room for a token as too long
+        eos_token_ids = frozenset[int]() if params.ignore_eos else served.eos_token_ids
+        self.request = request
+        self.seed = seed
+        self.sequences = tuple(
+            Sequence(
+                request_id=request.request_id,
+                index=index,
+                arrival=arrival,
+                params=params,
+                seed=seed,
+                tokens=list(request.prompt),
+                num_prompt=num_prompt,
+                max_tokens=num_prompt + max_new,
+                priority=request.priority,
+                deadline=request.deadline,
+            )
+            for index in range(params.n)
+        )
+        self._on_event = on_event
+        self._tokenizer = served.tokenizer
+        self._stopping = eos_token_ids.union(params.stop_token_ids)
+        self._outputs = [SampleOutput(i, params, served.tokenizer, eos_token_ids, max_new) for i in range(params.n)]
+        self._num_unfinished = params.n
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._submitted = time.monotonic()
+        self._scheduled: float | None = None
+        self._first_token = [0.0] * params.n
+        self._due: list[Event] = []
+        self._started = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the request's last event is pending or delivered."""
+        return self._num_unfinished == 0
+
+    def want(self, chunk: ScheduledChunk, first: int) -> list[SamplingRow]:
+        """Returns the rows of logits that the request needs of a chunk, and records that its step begins.
+
+        Args:
+            chunk: the scheduled chunk.
+            first: the index of the chunk's first token among the step's packed tokens.
+        """
+        sequence, stop = chunk.sequence, chunk.start + chunk.length
+        if self._scheduled is None:
+            self._scheduled = time.monotonic()
+        rows: list[SamplingRow] = []
+        num_top = self.request.params.prompt_logprobs
+        if num_top is None:
+            self._start()
+        elif sequence.index == 0:
+            if not self._prompt_logprobs:
+                self._prompt_logprobs.append(TokenLogprob(sequence.tokens[0], None, 0, self._bytes(sequence.tokens[0])))
+            known = len(self._prompt_logprobs)
+            rows += [
+                SamplingRow(token=first + position - 1 - chunk.start, target=sequence.tokens[position], num_top=num_top)
+                for position in range(max(chunk.start + 1, known), min(stop + 1, sequence.num_prompt))
+            ]
+        if chunk.is_last:
+            rows.append(sampling_row(sequence, first + chunk.length - 1, self._stopping))
+        return rows
+
+    def take(self, sequence: Sequence, row: SamplingRow, result: SamplerOutput, index: int) -> bool:
+        """Takes the result, at `index` of the step's results, of a row that `want` returned.
+
+        Returns:
+            Whether the sequence is complete.
+        """
+        if row.target != SAMPLE:
+            self._prompt_logprobs.append(self._logprob(row, result, index))
+            return False
+        self._start()
+        token = int(result.token_ids[index])
+        sequence.append(token)
+        if sequence.num_new == 1:
+            self._first_token[sequence.index] = time.monotonic()
+        logprobs = () if row.num_top == NO_LOGPROBS else (self._logprob(row, result, index),)
+        delta, ending = self._outputs[sequence.index].push(token, logprobs)
+        self._due.append(delta)
+        if ending is not None:
+            self._finish(sequence, ending)
+        return ending is not None
+
+    def fail(self, error: TkError) -> None:
+        """Ends the request with an error, which is its last event."""
+        self._num_unfinished = 0
+        self._started = True
+        self._due.append(Failed(error))
+
+    def deliver(self) -> None:
+        """Sends the pending events. If the callback raises, it gets no more events; other requests are not affected."""
+        if not self._started:
+            return
+        events, self._due = self._due, []
+        try:
+            for event in events:
+                self._on_event(event)
+        except Exception:
+            _LOG.exception("The callback of request %s failed and gets no more events.", self.request.request_id)
+            self._on_event = _ignore
+
+    def _start(self) -> None:
+        if self._started:
+            return
+        self._started = True
+        num_prompt = len(self.request.prompt)
+        started = Started(self.request.request_id, num_prompt, 0, self.seed, tuple(self._prompt_logprobs))
+        self._due.insert(0, started)
+
+    def _finish(self, sequence: Sequence, ending: Ending) -> None:
+        now = time.monotonic()
+        timing = Timing(
+            queue_seconds=(self._scheduled or now) - self._submitted,
+            first_token_seconds=self._first_token[sequence.index] - self._submitted,
+            total_seconds=now - self._submitted,
+            preemptions=sequence.preemptions,
+        )
+        usage = Usage(sequence.num_prompt, 0, sequence.num_new)
+        self._due.append(Finished(sequence.index, ending.reason, usage, timing, ending.matched))
+        self._num_unfinished -= 1
+        if not self._num_unfinished:
+            self._due.append(Done())
+
+    def _logprob(self, row: SamplingRow, result: SamplerOutput, index: int) -> TokenLogprob:
+        token = int(result.token_ids[index])
+        top = tuple(
+            TopLogprob(int(other), float(logprob), self._bytes(int(other)))
+            for other, logprob in zip(
+                result.top_ids[index, : row.num_top], result.top_logprobs[index, : row.num_top], strict=True
+            )
+        )
+        return TokenLogprob(token, float(result.logprob[index]), int(result.rank[index]), self._bytes(token), top)
+
+    def _bytes(self, token: int) -> bytes:
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
+
+
+def sampling_row(sequence: Sequence, token: int, stopping: frozenset[int]) -> SamplingRow:
+    """Returns the row that chooses the sequence's next token.
+
+    Args:
+        sequence: the sequence.
+        token: the index of its last token among the step's packed tokens.
+        stopping: the token ids that end the sequence, which are banned until `min_new_tokens`.
+    """
+    params = sequence.params
+    bias = dict(params.logit_bias)
+    if sequence.num_new < params.min_new_tokens:
+        bias |= dict.fromkeys(stopping, -math.inf)
+    counts: dict[int, int] = {}
+    if params.repetition_penalty != 1:
+        counts = dict.fromkeys(sequence.tokens[: sequence.num_prompt], 0)
+    if counts or params.presence_penalty or params.frequency_penalty:
+        counts |= sequence.output_counts
+    return SamplingRow(
+        token=token,
+        num_top=NO_LOGPROBS if params.logprobs is None else params.logprobs,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=sequence.seed,
+        sample_index=sequence.index,
+        new_number=sequence.num_new,
+        bias=bias,
+        counts=counts,
+    )
+
+
+def _ignore(event: Event) -> None:
+    """Ignores an event: replaces a callback that has failed."""

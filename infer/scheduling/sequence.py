@@ -1,0 +1,74 @@
+"""One sample of a request in the scheduler: its known tokens, its computed tokens and its blocks."""
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..requests.sampling_params import SamplingParams
+
+
+class Status(enum.Enum):
+    """The state of a sequence. Waiting sequences hold no blocks."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A prompt and the tokens generated after it.
+
+    Attributes:
+        request_id: the name of the request.
+        index: the number of the sample among the request's n samples.
+        arrival: the request's number in the engine's order of submission.
+        params: the sampling options of the request.
+        seed: the seed of the noise, the same for all samples of a request.
+        tokens: the tokens of prompt and output.
+        num_prompt: the number of prompt tokens.
+        max_tokens: the largest number of tokens of prompt and output together.
+        priority: the priority; sequences with higher values run first.
+        deadline: the value of time.monotonic() at which the sequence ends, or None.
+        status: the state of the sequence.
+        num_computed: the number of leading tokens whose keys and values are in the cache.
+        blocks: the block table; token i lies in blocks[i // block_size].
+        preemptions: the number of times that the scheduler took its blocks away.
+        output_counts: the number of occurrences of each token in the output.
+    """
+
+    request_id: str
+    index: int
+    arrival: int
+    params: SamplingParams
+    seed: int
+    tokens: list[int]
+    num_prompt: int
+    max_tokens: int
+    priority: int = 0
+    deadline: float | None = None
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    preemptions: int = 0
+    output_counts: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The sort key: lower sequences are served first and preempted last."""
+        return (-self.priority, self.arrival, self.index)
+
+    @property
+    def num_new(self) -> int:
+        """The number of output tokens so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        """The number of known tokens that are not in the cache; 1 while decoding."""
+        return len(self.tokens) - self.num_computed
+
+    def append(self, token: int) -> None:
+        """Appends a new output token."""
+        self.tokens.append(token)
+        self.output_counts[token] += 1

@@ -1,0 +1,1 @@
+"""The processes that compute, one per tensor-parallel rank, and their messages."""

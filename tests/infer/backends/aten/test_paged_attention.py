@@ -1,0 +1,147 @@
+"""Paged attention against torch's own on the same keys and values, and its bits against other batches and cuts."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from tk.infer.backends.aten import paged_attention
+from tk.infer.backends.aten.kv_cache import KVCache, page_dtype, quantize
+from tk.infer.backends.aten.paged_attention import PagedAttention
+from tk.infer.scheduling.step_plan import Array, TokenSpan
+
+BLOCK, NUM_BLOCKS = 32, 64
+LENGTH = 600  # three tiles
+
+
+@dataclass
+class Layer:
+    """The layer that attends."""
+
+    layer: int
+    window: int | None
+
+
+class Case:
+    """Random queries, keys and values of one sequence, and a cache to compute its attention in any cut."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, kv_dtype: str, dtype: torch.dtype) -> None:
+        draw = torch.Generator().manual_seed(3)
+        self.heads, self.kv_heads, self.head_dim, self.kv_dtype = heads, kv_heads, head_dim, kv_dtype
+        self.q, self.k, self.v = (
+            torch.randn(LENGTH, count, head_dim, generator=draw).to(dtype) for count in (heads, kv_heads, kv_heads)
+        )
+
+    def run(
+        self, cuts: list[int], num_others: int = 0, garbage: bool = False, window: int | None = None
+    ) -> torch.Tensor:
+        """Output [LENGTH, H, E], computed in chunks, each beside the decoding of other sequences."""
+        cache = KVCache(1, NUM_BLOCKS, self.kv_heads, BLOCK, self.head_dim, self.kv_dtype)
+        order = np.random.default_rng(len(cuts)).permutation(NUM_BLOCKS).astype(np.int32) + 1
+        if garbage:  # the data of earlier owners
+            for block in order:
+                self._append(cache, np.array([block]), np.arange(BLOCK), torch.full_like(self.k[:BLOCK], torch.nan))
+        table, others = order[:20], [order[20 + i * 10 : 30 + i * 10] for i in range(num_others)]
+        outputs = []
+        for stop, length in zip(accumulate(cuts), cuts, strict=True):
+            start = stop - length
+            slots = [_slots(table, np.arange(start, stop))]
+            spans = [TokenSpan(0, start, stop, table)]
+            parts = [self.q[start:stop]], [self.k[start:stop]], [self.v[start:stop]]
+            for i, other in enumerate(others):
+                position = start % 290
+                slots.append(_slots(other, np.array([position])))
+                spans.append(TokenSpan(length + i, position, position + 1, other))
+                for part, source in zip(parts, (self.q, self.k, self.v), strict=True):
+                    part.append(source[(start + 7 * i) % LENGTH][None])
+            attend = PagedAttention(cache, spans, torch.from_numpy(np.concatenate(slots)), self.heads)
+            q, k, v = (torch.cat(part) for part in parts)
+            outputs.append(attend(Layer(0, window), q, k, v)[:length])
+        return torch.cat(outputs)
+
+    def _append(self, cache: KVCache, table: Array, positions: Array, values: torch.Tensor) -> None:
+        slots = torch.from_numpy(_slots(table, positions))
+        cache.append(0, cache.lines(slots), cache.begun(slots), values, values)
+
+
+def _slots(table: Array, positions: Array) -> Array:
+    slots: Array = table[positions // BLOCK].astype(np.int64) * BLOCK + positions % BLOCK
+    return slots
+
+
+def exact(case: Case, k: torch.Tensor, v: torch.Tensor, window: int = LENGTH) -> torch.Tensor:
+    """torch's causal attention in float64."""
+    q, k, v = (x.double().transpose(0, 1)[None] for x in (case.q, k, v))
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().triu(1 - window)
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 3, 40), (20, 1, 8)])
+def test_equals_torch(heads: int, kv_heads: int, head_dim: int) -> None:
+    case = Case(heads, kv_heads, head_dim, "fp32", torch.float32)
+    expected = exact(case, case.k, case.v)
+    for cuts in ([LENGTH], [300, *[1] * 20, 280]):
+        torch.testing.assert_close(case.run(cuts).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 40, 256, 300, LENGTH])
+def test_a_window_equals_torch_and_changes_no_bits_by_company_or_cut(window: int) -> None:
+    """Tiles of 256 keys before the window are left out, others partly hidden."""
+    case = Case(4, 2, 16, "fp32", torch.float32)
+    alone = case.run([LENGTH], window=window)
+    torch.testing.assert_close(alone.double(), exact(case, case.k, case.v, window), rtol=1e-5, atol=1e-5)
+    assert torch.equal(case.run([300, *[1] * 20, 280], num_others=2, window=window), alone)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp16", "int8"])
+def test_reads_what_is_stored_in_the_current_chunk_too(kv_dtype: str) -> None:
+    case = Case(4, 2, 16, kv_dtype, torch.float32)
+    if kv_dtype == "int8":
+        (k, k_scale), (v, v_scale) = quantize(case.k), quantize(case.v)
+        expected = exact(case, k * k_scale[..., None], v * v_scale[..., None])
+    else:
+        expected = exact(case, case.k.to(page_dtype(kv_dtype)), case.v.to(page_dtype(kv_dtype)))
+    torch.testing.assert_close(case.run([LENGTH]).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 2, 16), pytest.param(20, 1, 24, marks=pytest.mark.matrix)]
+)
+def test_bits_depend_on_the_past_alone(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(heads, kv_heads, head_dim, kv_dtype, dtype)
+    whole = case.run([LENGTH])
+    for cuts in ([256, 256, 88], [500, *[1] * 100], [3] * 10 + [570], [253, 1, 1, 1, 1, 1, 342]):
+        assert torch.equal(case.run(cuts), whole), cuts
+        assert torch.equal(case.run(cuts, num_others=3), whole), cuts
+    monkeypatch.setattr(paged_attention, "_MAX_READ", 1)  # one tile of all sequences at a time
+    assert torch.equal(case.run([250, *[1] * 10, 340], num_others=2), whole)
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])
+def test_nothing_of_an_earlier_owner_is_seen(kv_dtype: str) -> None:
+    case = Case(4, 2, 16, kv_dtype, torch.float32)
+    cuts = [260, *[1] * 8, 332]
+    assert torch.equal(case.run(cuts, num_others=2, garbage=True), case.run(cuts, num_others=2))
+
+
+def test_int8_is_off_by_half_a_step_at_most() -> None:
+    x = torch.randn(50, 3, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 50)[:, None, None]
+    x[7] = 0
+    values, scales = quantize(x)
+    error = (values * scales[..., None] - x).abs()
+    assert (error <= scales[..., None] * 0.5001).all()
+    torch.testing.assert_close(scales[8:], x[8:].abs().amax(-1) / 127)
+    assert not values[7].any()
+
+
+def test_bytes_of_the_cache() -> None:
+    whole = {name: KVCache(2, 9, 3, 32, 16, name).num_bytes for name in ("fp32", "bf16", "int8")}
+    vectors = 2 * 2 * 10 * 3 * 32
+    assert whole == {"fp32": vectors * 64, "bf16": vectors * 32, "int8": vectors * (16 + 4)}

@@ -1,0 +1,91 @@
+"""The memory of a rank: bytes counted by hand, the number of blocks that fit, and refusals before any process."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tk.core.errors import ConfigError
+from tk.infer import LLM
+from tk.infer.engine import Engine
+from tk.infer.options import EngineOptions
+from tk.infer.planning import memory_plan
+from tk.infer.planning.memory_plan import kv_bytes_per_rank, plan_memory, weight_bytes_per_rank
+from tk.infer.planning.model_source import ModelSource
+from tk.model.config import ModelConfig
+from tk.tests.model.tiny_llama import TINY_LLAMA
+
+CONFIG = ModelConfig(**TINY_LLAMA, max_position_embeddings=640)
+
+
+def test_weights_are_those_of_the_rank_with_most() -> None:
+    layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32  # q and o, k and v, feed-forward
+    norms = 2 * 32
+    assert weight_bytes_per_rank(CONFIG, 1, "fp32") == 4 * (2 * 101 * 32 + 2 * (layer + norms) + 32)
+    assert weight_bytes_per_rank(CONFIG, 2, "bf16") == 2 * (2 * 51 * 32 + 2 * (layer // 2 + norms) + 32)
+
+
+@pytest.mark.parametrize(
+    ("tp", "kv_dtype", "size"),
+    [
+        (1, "fp32", 2 * 2 * 2 * 8 * 4),
+        (2, "bf16", 2 * 2 * 1 * 8 * 2),
+        (4, "fp32", 2 * 2 * 1 * 8 * 4),  # two ranks hold each kv head
+        (1, "int8", 2 * 2 * 2 * (8 + 4)),  # each vector has an fp32 scale
+    ],
+)
+def test_a_token_takes_keys_and_values_of_every_layer(tp: int, kv_dtype: str, size: int) -> None:
+    assert kv_bytes_per_rank(CONFIG, tp, kv_dtype) == size
+
+
+def test_kv_memory_holds_one_block_more_than_requests_can_use() -> None:
+    block = 16 * kv_bytes_per_rank(CONFIG, 1, "fp32")
+    plan = plan_memory(CONFIG, EngineOptions(Path("m"), block_size=16, kv_memory=11 * block - 1), "fp32", "fp32")
+    assert (plan.block_bytes, plan.num_blocks, plan.kv_bytes) == (block, 9, 10 * block)
+    assert plan.max_model_len == 9 * 16, "the cache is shorter than the model"
+    with pytest.raises(ConfigError, match="too little: two blocks of 16 tokens"):
+        plan_memory(CONFIG, EngineOptions(Path("m"), block_size=16, kv_memory=2 * block - 1), "fp32", "fp32")
+
+
+def test_without_limits_the_cache_holds_as_much_as_all_running_requests_can_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = EngineOptions(Path("m"), block_size=32, max_running=3, max_model_len=100)
+    monkeypatch.setattr(memory_plan, "free_memory", lambda: 1 << 30)
+    assert plan_memory(CONFIG, options, "fp32", "fp32").num_blocks == 3 * 4
+    few = weight_bytes_per_rank(CONFIG, 1, "fp32") + 300_000
+    monkeypatch.setattr(memory_plan, "free_memory", lambda: few)
+    block = 32 * kv_bytes_per_rank(CONFIG, 1, "fp32")
+    assert plan_memory(CONFIG, options, "fp32", "fp32").num_blocks == 90_000 // block - 1, "30 % of the free memory"
+
+
+@pytest.mark.parametrize("options", [{"kv_memory": 100 << 40}, {"kv_blocks": 1 << 40}])
+def test_more_memory_than_the_host_has_is_refused_unless_gpus_hold_it(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    chosen = EngineOptions(model_folder("grouped"), tp=2, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"each of 2 ranks take .*iB, and this machine has .* free"):
+        Engine.start(chosen)
+    monkeypatch.setattr(memory_plan, "_ranks_have_gpus", lambda tp: tp == 2)
+    assert ModelSource.open(chosen).memory.kv_bytes > 2**45
+
+
+def test_a_container_has_what_its_limit_leaves_and_what_files_only_cache(tmp_path: Path) -> None:
+    unlimited = memory_plan.free_memory(tmp_path)
+    stat = "anon 500\ninactive_file 300\nactive_file 100\nshmem 50\n"
+    for name, text in (("max", "1000\n"), ("current", "900\n"), ("stat", stat)):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert memory_plan.free_memory(tmp_path) == 500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_plan.free_memory(tmp_path) > 0.5 * unlimited > 500
+
+
+def test_memory_is_what_the_plan_says(llm: LLM, llm_tp2: LLM) -> None:
+    whole, half = llm.engine.memory, llm_tp2.engine.memory
+    assert half.weight_bytes < 0.6 * whole.weight_bytes
+    assert whole.kv_bytes == 41 * whole.block_bytes
+    assert whole.block_bytes == 2 * 2 * 4 * 8 * 4 * 16
+    assert half.kv_bytes_per_token == whole.kv_bytes_per_token == 2 * 2 * 4 * 8 * 4
+    assert "40 blocks of 16 tokens" in whole.table()
+    assert llm.engine.info.max_model_len == 640

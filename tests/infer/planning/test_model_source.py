@@ -1,0 +1,59 @@
+"""What is known of a checkpoint before a worker loads it: dtypes, tokenizer, end tokens, memory."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tk.core.errors import ConfigError
+from tk.infer.options import EngineOptions
+from tk.infer.planning.model_source import ModelSource
+
+
+def test_the_model_is_described_as_it_will_be_served(model_folder: Callable[[str], Path]) -> None:
+    folder = model_folder("grouped")
+    source = ModelSource.open(EngineOptions(folder, kv_blocks=8, block_size=16, max_running=3, kv_dtype="int8"))
+    info = source.info
+    assert (info.name, info.architecture, info.vocab_size, info.eos_token_ids) == (folder.name, "llama", 264, (263,))
+    assert (info.dtype, info.weight_dtype, info.kv_dtype) == ("fp32", "fp32", "int8"), "as stored, and as given"
+    assert (info.num_blocks, info.block_size, info.max_model_len, info.max_running) == (8, 16, 128, 3)
+    assert info.kv_bytes_per_token == 2 * 2 * 4 * (8 + 4)
+    assert source.tokenizer is not None
+    assert source.tokenizer.decode(source.tokenizer.encode("abc")) == "abc"
+
+
+def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path]) -> None:
+    options = EngineOptions(model_folder("grouped"), kv_blocks=8, dtype="bf16", max_batched_tokens=96)
+    source = ModelSource.open(options)
+    assert source.job() == {
+        "checkpoint": str(options.checkpoint),
+        "dtype": "bf16",
+        "kv_dtype": "bf16",
+        "num_blocks": 8,
+        "kv_bytes": source.memory.kv_bytes,
+        "block_size": 32,
+        "max_batched_tokens": 96,
+    }
+
+
+def test_without_a_tokenizer_the_end_tokens_are_those_of_the_config(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(model_folder("grouped"), folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    source = ModelSource.open(EngineOptions(folder, kv_blocks=8))
+    assert source.tokenizer is None
+    assert source.info.eos_token_ids == (263,)
+
+
+def test_weights_of_a_dtype_that_is_not_served_need_one(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "wide"
+    shutil.copytree(model_folder("grouped"), folder)
+    weights = {name: array.astype(np.float64) for name, array in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"stores its weights as F64.*use --dtype fp32 or bf16 or fp16"):
+        ModelSource.open(EngineOptions(folder, kv_blocks=8))
+    assert ModelSource.open(EngineOptions(folder, kv_blocks=8, dtype="fp32")).info.dtype == "fp32"

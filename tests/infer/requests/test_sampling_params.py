@@ -1,0 +1,54 @@
+"""Sampling parameters: the edges of what can be served, each refusal with the name of the wire's field."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tk.core.errors import InvalidRequest
+from tk.infer.requests.sampling_params import SamplingParams
+
+VOCAB = 10
+
+
+@pytest.mark.parametrize(
+    ("field", "served", "refused"),
+    [
+        ("sampling.temperature", [0.0, 1e-9, 100.0], [-0.1, math.inf, math.nan]),
+        ("sampling.top_k", [0, 2**31], [-1]),
+        ("sampling.top_p", [1e-9, 1.0], [0.0, 1.1, math.nan]),
+        ("sampling.min_p", [0.0, 1.0], [-0.1, 1.1, math.nan]),
+        ("sampling.repetition_penalty", [0.5, 2.0], [0.0, -1.0, math.inf]),
+        ("sampling.presence_penalty", [-2.0, 2.0], [math.inf, math.nan]),
+        ("sampling.frequency_penalty", [-2.0, 2.0], [-math.inf]),
+        ("sampling.seed", [None, 0, 2**64 - 1], [-1, 2**64]),
+        ("sampling.n", [1, 16], [0, 17]),
+        ("sampling.logit_bias", [{}, {0: 1.0, 9: -1.0}], [{10: 1.0}, {-1: 1.0}, {0: math.inf}]),
+        ("stopping.max_new_tokens", [None, 1], [0]),
+        ("stopping.min_new_tokens", [0, 5], [-1]),
+        ("stopping.stop", [(), ("x" * 256,), ("x",) * 16], [("",), ("x" * 257,), ("é" * 129,), ("x",) * 17]),
+        ("stopping.stop_token_ids", [(), (0, 9)], [(10,), (-1,)]),
+        ("output.logprobs", [None, 0, 20], [-1, 21]),
+        ("output.prompt_logprobs", [None, 0, 20], [-1, 21]),
+    ],
+)
+def test_each_field_has_its_range(field: str, served: list[Any], refused: list[Any]) -> None:
+    name = field.partition(".")[2]
+    for value in served:
+        SamplingParams(**{name: value}).validate(VOCAB)
+    for value in refused:
+        with pytest.raises(InvalidRequest, match=rf"{field} is .*; it must be ") as error:
+            SamplingParams(**{name: value}).validate(VOCAB)
+        assert error.value.field == field
+
+
+def test_the_least_number_of_tokens_is_at_most_the_largest() -> None:
+    SamplingParams(min_new_tokens=4, max_new_tokens=4).validate(VOCAB)
+    with pytest.raises(InvalidRequest, match=r"min_new_tokens is 5; it must be at most max_new_tokens = 4"):
+        SamplingParams(min_new_tokens=5, max_new_tokens=4).validate(VOCAB)
+
+
+def test_a_large_vocabulary_has_at_most_1024_biases() -> None:
+    SamplingParams(logit_bias=dict.fromkeys(range(1024), 1.0)).validate(5000)
+    with pytest.raises(InvalidRequest, match="1025 entries; it must be at most 1024"):
+        SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)).validate(5000)

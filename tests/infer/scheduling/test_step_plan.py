@@ -1,0 +1,93 @@
+"""Step plans: rows laid out as columns, arrays there and back, spans of a range of tokens."""
+
+import numpy as np
+import pytest
+
+from tk.infer.scheduling.step_plan import SAMPLE, SamplerOutput, SamplingRow, SamplingRows, StepPlan, spans_within
+
+ROWS = [
+    SamplingRow(token=2, target=7, num_top=3),
+    SamplingRow(
+        token=5,
+        temperature=0.5,
+        top_k=4,
+        seed=2**64 - 1,
+        sample_index=1,
+        new_number=6,
+        bias={9: -1.5, 3: float("-inf")},
+        counts={4: 0, 8: 2},
+    ),
+    SamplingRow(token=6, counts={8: 1}),
+]
+
+
+def plan() -> StepPlan:
+    """Returns a plan of three spans: 3 tokens at the start, one token after 9, and 2 tokens after 4."""
+    return StepPlan(
+        tokens=np.arange(6, dtype=np.int32),
+        positions=np.array([0, 1, 2, 9, 4, 5], np.int32),
+        slots=np.array([16, 17, 18, 41, 52, 53], np.int32),
+        span_length=np.array([3, 1, 2], np.int32),
+        span_context=np.array([3, 10, 6], np.int32),
+        block_tables=np.array([[1, 0], [2, 5], [3, 0]], np.int32),
+        rows=SamplingRows.pack(ROWS),
+    )
+
+
+def test_rows_are_laid_out_as_columns() -> None:
+    rows = SamplingRows.pack(ROWS)
+    assert len(rows) == 3
+    assert rows.token.tolist() == [2, 5, 6]
+    assert rows.target.tolist() == [7, SAMPLE, SAMPLE]
+    assert rows.temperature.tolist() == [0.0, 0.5, 0.0]
+    assert rows.seed.tolist() == [0, 2**64 - 1, 0]
+    assert rows.seed.dtype == np.uint64
+    assert (rows.sample_index.tolist(), rows.new_number.tolist()) == ([0, 1, 0], [0, 6, 0])
+    bias = zip(rows.bias_row, rows.bias_token, rows.bias_value, strict=True)
+    assert list(bias) == [(1, 9, -1.5), (1, 3, float("-inf"))]
+    assert list(zip(rows.count_row, rows.count_token, rows.count_value, strict=True)) == [
+        (1, 4, 0),
+        (1, 8, 2),
+        (2, 8, 1),
+    ]
+    assert rows.bias_value.dtype == np.float32
+    assert rows.count_value.dtype == np.int32
+
+
+def test_no_rows_are_empty_columns() -> None:
+    rows = SamplingRows.pack([])
+    assert len(rows) == 0
+    assert rows.token.dtype == rows.bias_token.dtype == np.int32
+    assert rows.top_p.dtype == np.float32
+
+
+def test_a_plan_comes_back_from_its_arrays() -> None:
+    sent = plan().arrays()
+    assert {"tokens", "block_tables", "rows.seed", "rows.count_value"} <= set(sent)
+    again = StepPlan.from_arrays(sent).arrays()
+    assert again.keys() == sent.keys()
+    assert all(again[name] is array for name, array in sent.items())
+
+
+def test_a_result_comes_back_from_its_arrays() -> None:
+    output = SamplerOutput(*(np.full((2,), number) for number in range(6)))
+    again = SamplerOutput.from_arrays(output.arrays())
+    assert (again.token_ids[0], again.finite[0], again.top_logprobs[0]) == (0, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("first", "stop", "expected"),
+    [
+        (0, 6, [(0, 0, 3, 1), (3, 9, 10, 2), (4, 4, 6, 3)]),
+        (1, 5, [(0, 1, 3, 1), (2, 9, 10, 2), (3, 4, 5, 3)]),
+        (3, 4, [(0, 9, 10, 2)]),
+        (5, 6, [(0, 5, 6, 3)]),
+        (2, 2, []),
+    ],
+)
+def test_spans_are_cut_to_a_range_of_tokens(first: int, stop: int, expected: list[tuple[int, ...]]) -> None:
+    found = [
+        (span.first, span.start, span.stop, int(span.block_table[0])) for span in spans_within(plan(), first, stop)
+    ]
+    assert found == expected
+    assert sum(end - begin for _, begin, end, _ in found) == stop - first

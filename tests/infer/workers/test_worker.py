@@ -1,0 +1,87 @@
+"""A worker over a socket, on a thread of this process: it loads, says so, computes steps, and reports errors."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tk.core.errors import CheckpointError, TkError
+from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.infer.workers.ipc import Frame, error_from, receive, send
+from tk.infer.workers.worker import work
+
+
+@pytest.fixture
+def connection() -> Iterator[socket.socket]:
+    """The engine's end of a socket; a worker serves the other."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(60)
+    worker = threading.Thread(target=work, args=(theirs.detach(),))
+    worker.start()
+    with ours:
+        yield ours
+    worker.join(60)
+    assert not worker.is_alive(), "it ends with the connection"
+
+
+def job(folder: Path) -> dict[str, Any]:
+    """Returns the job of a single rank."""
+    return {
+        "rank": 0, "tp": 1, "store": "", "checkpoint": str(folder), "dtype": "fp32", "kv_dtype": "fp32",
+        "num_blocks": 3, "kv_bytes": 0, "block_size": 16, "max_batched_tokens": 16,
+    }  # fmt: skip
+
+
+def answer(connection: socket.socket) -> Frame:
+    frame = receive(connection)
+    assert frame is not None
+    return frame
+
+
+def test_it_loads_and_computes_what_transformers_computes(
+    connection: socket.socket, model_folder: Callable[[str], Path], reference: Callable[[str], LlamaForCausalLM]
+) -> None:
+    send(connection, Frame("start", job(model_folder("grouped"))))
+    ready = answer(connection)
+    assert (ready.op, ready.values["sizes"]) == ("ready", [16])
+    assert ready.values["kv_bytes"] == 2 * 2 * (3 + 1) * 16 * 4 * 8 * 4, "2 layers, 4 kv heads of 8 in fp32"
+    tokens = [5, 6, 7]
+    plan = StepPlan(
+        tokens=np.array(tokens, np.int32),
+        positions=np.arange(3, dtype=np.int32),
+        slots=np.arange(16, 19, dtype=np.int32),
+        span_length=np.array([3], np.int32),
+        span_context=np.array([3], np.int32),
+        block_tables=np.array([[1]], np.int32),
+        rows=SamplingRows.pack([SamplingRow(token=0), SamplingRow(token=2)]),
+    )
+    send(connection, Frame("step", arrays=plan.arrays()))
+    with torch.no_grad():
+        logits = reference("grouped")(torch.tensor([tokens])).logits[0]
+    result = answer(connection)
+    assert result.op == "result"
+    assert SamplerOutput.from_arrays(result.arrays).token_ids.tolist() == logits[[0, 2]].argmax(-1).tolist()
+
+
+def test_an_error_keeps_its_class(connection: socket.socket, tmp_path: Path) -> None:
+    send(connection, Frame("start", job(tmp_path / "nowhere")))
+    error = error_from(answer(connection))
+    assert isinstance(error, CheckpointError)
+    assert "nowhere does not exist" in str(error)
+
+
+def test_a_bug_is_reported_as_a_failed_worker(connection: socket.socket) -> None:
+    send(connection, Frame("start", {"tp": 1}))
+    error = error_from(answer(connection))
+    assert type(error) is TkError
+    assert str(error) == "An inference worker failed: KeyError: 'rank'"
+
+
+def test_it_ends_with_an_engine_that_never_starts_it(connection: socket.socket) -> None:
+    connection.close()
