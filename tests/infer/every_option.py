@@ -1,6 +1,6 @@
 """Sampling parameters that all differ from their defaults, for tests of what carries them."""
 
-from tk.infer.sampling_params import SamplingParams
+from tk.infer.requests.sampling_params import SamplingParams
 
 EVERY_OPTION = SamplingParams(
     temperature=0.5,
