@@ -28,7 +28,8 @@ SUB_FLOORS = {
     "infer": {
         "options": 0,
         "requests": 1,
-        "planning": 2,
+        "program": 2,
+        "planning": 3,
         "scheduling": 3,
         "backends": 4,
         "workers": 5,
