@@ -7,9 +7,8 @@ from ...core.layout import Layout
 from ...core.local_params import LocalParam, local_params
 from ...model.spec import EMBEDDING, HEAD, POSITIONS, DecoderSpec, DenseSpec, ExpertsSpec, Rope
 from .operations import (
-    Attend,
+    AttendToCache,
     Embed,
-    Experts,
     Gate,
     Head,
     Linear,
@@ -19,7 +18,8 @@ from .operations import (
     Reduce,
     RotateAndAppend,
     Route,
-    Sample,
+    RunExperts,
+    SampleTokens,
 )
 
 MOST_SLICES = 8  # the largest tp over which sums can be the same
@@ -110,7 +110,7 @@ class _Rank:
         head = HEAD if HEAD in self.params else EMBEDDING
         rows, columns = self.params[head].shape
         yield Head(Matrix(head, columns, rows))
-        yield Sample()
+        yield SampleTokens()
 
     def _layer(self, layer: int) -> Iterator[Operation]:
         prefix, eps = f"model.layers.{layer}", self.spec.norm_eps
@@ -119,7 +119,7 @@ class _Rank:
         yield self._norm(f"{prefix}.input_layernorm")
         yield Linear("normed", "qkv", self._column(f"{attention}.qkv_proj"))
         yield RotateAndAppend(layer, q_norm, k_norm, eps)
-        yield Attend(layer, self.spec.layers[layer].window)
+        yield AttendToCache(layer, self.spec.layers[layer].window)
         yield Linear("attended", "partial", self._row(f"{attention}.o_proj"), self.num_slices)
         yield Reduce(self._known(f"{attention}.o_proj.bias"))
         yield self._norm(f"{prefix}.post_attention_layernorm")
@@ -138,7 +138,7 @@ class _Rank:
         rows, columns = self.params[router].shape
         yield Route(Matrix(router, columns, rows), block.top_k, block.normalize)
         inner = self.params[down].shape[1]
-        yield Experts(gate_up, down, block.num_experts, inner, self.num_slices)
+        yield RunExperts(gate_up, down, block.num_experts, inner, self.num_slices)
         yield Reduce()
 
     def _norm(self, name: str) -> Norm:

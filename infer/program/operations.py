@@ -9,10 +9,10 @@ logits are wanted count):
 | normed | D | Norm |
 | qkv | (H + 2 K) E: query, key and value heads | Linear |
 | query | H E, rotated; keys and values go to the cache | RotateAndAppend |
-| attended | H E | Attend |
+| attended | H E | AttendToCache |
 | inner | 2 I (gate, then up) or I | Linear |
 | gated | I | Gate |
-| partial | D, this rank's part of a sum over ranks | Linear, Experts |
+| partial | D, this rank's part of a sum over ranks | Linear, RunExperts |
 | routing | the chosen experts and their weights | Route |
 | logits | V, this rank's vocabulary rows, for R rows | Head |
 
@@ -109,7 +109,7 @@ class RotateAndAppend:
 
 
 @dataclass(frozen=True, slots=True)
-class Attend:
+class AttendToCache:
     """Causal attention of query over the cache, to attended.
 
     Attributes:
@@ -144,7 +144,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class RunExperts:
     """Passes every row of normed through its experts (SwiGLU) and writes the weighted sum to partial.
 
     Attributes:
@@ -185,10 +185,10 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampleTokens:
     """Chooses a token for every wanted row from the logits of all ranks, without the padding of the vocabulary."""
 
 
 Operation: TypeAlias = (
-    Embed | Norm | Linear | RotateAndAppend | Attend | Gate | Route | Experts | Reduce | Head | Sample
+    Embed | Norm | Linear | RotateAndAppend | AttendToCache | Gate | Route | RunExperts | Reduce | Head | SampleTokens
 )

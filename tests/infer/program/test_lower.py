@@ -6,7 +6,17 @@ import pytest
 
 from tk.core.errors import ParallelError
 from tk.infer.program.lower import Program, lower, most_slices
-from tk.infer.program.operations import Attend, Embed, Experts, Head, Linear, Matrix, Reduce, RotateAndAppend, Route
+from tk.infer.program.operations import (
+    AttendToCache,
+    Embed,
+    Head,
+    Linear,
+    Matrix,
+    Reduce,
+    RotateAndAppend,
+    Route,
+    RunExperts,
+)
 from tk.model.config import ModelConfig
 from tk.model.registry import architectures, decoder_spec
 from tk.model.spec import EMBEDDING, DecoderSpec
@@ -70,12 +80,12 @@ def test_experts_and_windows_follow_the_layers() -> None:
     options = {"mlp_only_layers": (0,), "num_hidden_layers": 2, "moe_intermediate_size": 16, "sliding_window": 7}
     program = lower(spec_of("qwen3_moe", **options), tp=2)
     kinds = [
-        type(each).__name__ for each in program.operations if isinstance(each, Route | Experts) or each == Reduce()
+        type(each).__name__ for each in program.operations if isinstance(each, Route | RunExperts) or each == Reduce()
     ]
-    assert kinds == ["Reduce", "Reduce", "Reduce", "Route", "Experts", "Reduce"]
-    experts = next(each for each in program.operations if isinstance(each, Experts))
+    assert kinds == ["Reduce", "Reduce", "Reduce", "Route", "RunExperts", "Reduce"]
+    experts = next(each for each in program.operations if isinstance(each, RunExperts))
     assert (experts.num_experts, experts.inner) == (8, 8)
-    assert {each.window for each in program.operations if isinstance(each, Attend)} == {7}
+    assert {each.window for each in program.operations if isinstance(each, AttendToCache)} == {7}
     append = next(each for each in program.operations if isinstance(each, RotateAndAppend))
     assert append.q_norm == "model.layers.0.self_attn.q_norm.weight"
 
