@@ -11,8 +11,7 @@ from .operations import (
     Embed,
     Gate,
     Head,
-    Linear,
-    Matrix,
+    Multiply,
     Norm,
     Operation,
     Reduce,
@@ -20,6 +19,7 @@ from .operations import (
     Route,
     RunExperts,
     SampleTokens,
+    WeightMatrix,
 )
 
 MOST_SLICES = 8  # the largest tp over which sums can be the same
@@ -109,7 +109,7 @@ class _Rank:
         yield self._norm("model.norm")
         head = HEAD if HEAD in self.params else EMBEDDING
         rows, columns = self.params[head].shape
-        yield Head(Matrix(head, columns, rows))
+        yield Head(WeightMatrix(head, columns, rows))
         yield SampleTokens()
 
     def _layer(self, layer: int) -> Iterator[Operation]:
@@ -117,10 +117,10 @@ class _Rank:
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_norm, k_norm = (self._known(f"{attention}.{name}.weight") for name in ("q_norm", "k_norm"))
         yield self._norm(f"{prefix}.input_layernorm")
-        yield Linear("normed", "qkv", self._column(f"{attention}.qkv_proj"))
+        yield Multiply("normed", "qkv", self._column(f"{attention}.qkv_proj"))
         yield RotateAndAppend(layer, q_norm, k_norm, eps)
         yield AttendToCache(layer, self.spec.layers[layer].window)
-        yield Linear("attended", "partial", self._row(f"{attention}.o_proj"), self.num_slices)
+        yield Multiply("attended", "partial", self._row(f"{attention}.o_proj"), self.num_slices)
         yield Reduce(self._known(f"{attention}.o_proj.bias"))
         yield self._norm(f"{prefix}.post_attention_layernorm")
         block = self.spec.layers[layer].feed_forward
@@ -128,15 +128,15 @@ class _Rank:
 
     def _dense(self, prefix: str, block: DenseSpec) -> Iterator[Operation]:
         first = "gate_up_proj" if block.activation == "swiglu" else "up_proj"
-        yield Linear("normed", "inner", self._column(f"{prefix}.{first}"))
+        yield Multiply("normed", "inner", self._column(f"{prefix}.{first}"))
         yield Gate(block.activation)
-        yield Linear("gated", "partial", self._row(f"{prefix}.down_proj"), self.num_slices)
+        yield Multiply("gated", "partial", self._row(f"{prefix}.down_proj"), self.num_slices)
         yield Reduce(self._known(f"{prefix}.down_proj.bias"))
 
     def _experts(self, prefix: str, block: ExpertsSpec) -> Iterator[Operation]:
         router, gate_up, down = f"{prefix}.gate.weight", f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj"
         rows, columns = self.params[router].shape
-        yield Route(Matrix(router, columns, rows), block.top_k, block.normalize)
+        yield Route(WeightMatrix(router, columns, rows), block.top_k, block.normalize)
         inner = self.params[down].shape[1]
         yield RunExperts(gate_up, down, block.num_experts, inner, self.num_slices)
         yield Reduce()
@@ -144,18 +144,18 @@ class _Rank:
     def _norm(self, name: str) -> Norm:
         return Norm(self.spec.norm, f"{name}.weight", self._known(f"{name}.bias"), self.spec.norm_eps)
 
-    def _column(self, name: str) -> Matrix:
+    def _column(self, name: str) -> WeightMatrix:
         rows, columns = self.params[f"{name}.weight"].shape
         hidden, bias = self.spec.hidden_size, self._known(f"{name}.bias")
         if not self.spec.transposed:
-            return Matrix(f"{name}.weight", columns, rows, 0, bias)
-        return Matrix(f"{name}.weight", hidden, rows // hidden * columns, rows // hidden, bias)
+            return WeightMatrix(f"{name}.weight", columns, rows, 0, bias)
+        return WeightMatrix(f"{name}.weight", hidden, rows // hidden * columns, rows // hidden, bias)
 
-    def _row(self, name: str) -> Matrix:
+    def _row(self, name: str) -> WeightMatrix:
         rows, columns = self.params[f"{name}.weight"].shape
         if not self.spec.transposed:
-            return Matrix(f"{name}.weight", columns, rows)
-        return Matrix(f"{name}.weight", rows, columns, 1)
+            return WeightMatrix(f"{name}.weight", columns, rows)
+        return WeightMatrix(f"{name}.weight", rows, columns, 1)
 
     def _known(self, name: str) -> str:
         """Returns the name of a parameter, or "" if the model has none of that name."""

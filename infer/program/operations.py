@@ -7,12 +7,12 @@ logits are wanted count):
 |---|---|---|
 | hidden | D, the hidden size | Embed, Reduce (adds) |
 | normed | D | Norm |
-| qkv | (H + 2 K) E: query, key and value heads | Linear |
+| qkv | (H + 2 K) E: query, key and value heads | Multiply |
 | query | H E, rotated; keys and values go to the cache | RotateAndAppend |
 | attended | H E | AttendToCache |
-| inner | 2 I (gate, then up) or I | Linear |
+| inner | 2 I (gate, then up) or I | Multiply |
 | gated | I | Gate |
-| partial | D, this rank's part of a sum over ranks | Linear, RunExperts |
+| partial | D, this rank's part of a sum over ranks | Multiply, RunExperts |
 | routing | the chosen experts and their weights | Route |
 | logits | V, this rank's vocabulary rows, for R rows | Head |
 
@@ -28,7 +28,7 @@ Target: TypeAlias = Literal["qkv", "inner", "partial"]
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class WeightMatrix:
     """The weight of a matrix product on this rank.
 
     Attributes:
@@ -77,7 +77,7 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Multiply:
     """Multiplies rows of `source` by a weight into `target`, and adds the bias.
 
     Attributes:
@@ -88,7 +88,7 @@ class Linear:
 
     source: Source
     target: Target
-    matrix: Matrix
+    matrix: WeightMatrix
     num_slices: int = 1
 
 
@@ -138,7 +138,7 @@ class Route:
         normalize: whether the weights of the chosen experts are scaled to sum to 1.
     """
 
-    matrix: Matrix
+    matrix: WeightMatrix
     top_k: int
     normalize: bool
 
@@ -152,7 +152,7 @@ class RunExperts:
         down: the parameter of all experts' down, [experts * D, I].
         num_experts: the number of experts.
         inner: I, the columns of an expert's intermediate size on this rank.
-        num_slices: see Linear; the slices are those of I.
+        num_slices: see Multiply; the slices are those of I.
     """
 
     gate_up: str
@@ -181,7 +181,7 @@ class Head:
         matrix: this rank's rows of the head, padding included; rank r holds the ids from r * out_features on.
     """
 
-    matrix: Matrix
+    matrix: WeightMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,5 +190,5 @@ class SampleTokens:
 
 
 Operation: TypeAlias = (
-    Embed | Norm | Linear | RotateAndAppend | AttendToCache | Gate | Route | RunExperts | Reduce | Head | SampleTokens
+    Embed | Norm | Multiply | RotateAndAppend | AttendToCache | Gate | Route | RunExperts | Reduce | Head | SampleTokens
 )

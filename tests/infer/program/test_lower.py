@@ -10,12 +10,12 @@ from tk.infer.program.operations import (
     AttendToCache,
     Embed,
     Head,
-    Linear,
-    Matrix,
+    Multiply,
     Reduce,
     RotateAndAppend,
     Route,
     RunExperts,
+    WeightMatrix,
 )
 from tk.model.config import ModelConfig
 from tk.model.registry import architectures, decoder_spec
@@ -34,7 +34,7 @@ def used(program: Program) -> list[str]:
     for operation in program.operations:
         for field in dataclasses.fields(operation):
             value = getattr(operation, field.name)
-            if isinstance(value, Matrix):
+            if isinstance(value, WeightMatrix):
                 names += [value.name, value.bias]
             elif isinstance(value, str) and value.startswith("model."):
                 names.append(value)
@@ -51,13 +51,15 @@ def test_every_parameter_is_used_once(architecture: str, tp: int) -> None:
 def test_a_tied_head_is_the_embedding() -> None:
     program = lower(spec_of("llama", tie_word_embeddings=True))
     head = next(each for each in program.operations if isinstance(each, Head))
-    assert head.matrix == Matrix(EMBEDDING, in_features=32, out_features=50)
+    assert head.matrix == WeightMatrix(EMBEDDING, in_features=32, out_features=50)
 
 
 def test_sizes_are_those_of_a_rank() -> None:
     program = lower(spec_of("llama", num_key_value_heads=2, num_hidden_layers=1), tp=4, rank=1, num_slices=8)
     assert (program.num_heads, program.num_kv_heads, program.head_dim) == (2, 1, 4)
-    linears = {each.target: each for each in program.operations if isinstance(each, Linear) and each.source != "gated"}
+    linears = {
+        each.target: each for each in program.operations if isinstance(each, Multiply) and each.source != "gated"
+    }
     assert (linears["qkv"].matrix.in_features, linears["qkv"].matrix.out_features) == (32, (2 + 1 + 1) * 4)
     assert (linears["partial"].matrix.in_features, linears["partial"].num_slices) == (8, 2)
     embed = program.operations[0]
@@ -67,8 +69,8 @@ def test_sizes_are_those_of_a_rank() -> None:
 
 def test_gpt2_has_transposed_weights_and_biases() -> None:
     program = lower(spec_of("gpt2"), tp=2)
-    qkv = next(each for each in program.operations if isinstance(each, Linear))
-    assert qkv.matrix == Matrix(
+    qkv = next(each for each in program.operations if isinstance(each, Multiply))
+    assert qkv.matrix == WeightMatrix(
         "model.layers.0.self_attn.qkv_proj.weight", 32, 48, 3, "model.layers.0.self_attn.qkv_proj.bias"
     )
     reduce = next(each for each in program.operations if isinstance(each, Reduce))
