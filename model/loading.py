@@ -1,20 +1,17 @@
 """The load of a rank's parameters from a checkpoint of any layout."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from ..checkpoint.convert.diff import equal_tensors
 from ..checkpoint.read.read_plan import ReadRequest
 from ..checkpoint.read.reader import Checkpoint
 from ..checkpoint.read.shared_read import ALONE, Peers, read_all
 from ..checkpoint.read.stored_array import StoredArray
-from ..core.errors import ShapeMismatch
-from ..core.tensors import Table, TensorSpec
 from ..parallel.collectives import gather_bytes
 from ..parallel.mesh import Group
 from ..parallel.torch_dtypes import format_of
 from .decoder import Decoder
-from .stored_config import stores_both
+from .stored_tensors import check_tensors, check_ties
 
 
 def peers(group: Group) -> Peers:
@@ -59,34 +56,3 @@ def load_weights(
         on_bytes(values.values.nbytes)
 
     read_all(checkpoint, requests, deliver, peers)
-
-
-def check_ties(table: Table, checkpoint: Checkpoint) -> None:
-    """Checks that tensors which the model ties have equal values if the checkpoint stores both.
-
-    Raises:
-        ShapeMismatch: two tied tensors differ.
-    """
-    for spec in table:
-        if stores_both(checkpoint, spec.name, spec.alias) and not equal_tensors(checkpoint, spec.name, spec.alias):
-            raise ShapeMismatch(
-                f"{checkpoint.path} stores {spec.name} with other values than {spec.alias}, and a model that ties the "
-                "two would lose them: set tie_word_embeddings = false."
-            )
-
-
-def check_tensors(specs: Sequence[TensorSpec], checkpoint: Checkpoint) -> None:
-    """Checks that the checkpoint has every tensor in its shape.
-
-    Raises:
-        ShapeMismatch: a tensor is missing or has another shape.
-    """
-    for spec in specs:
-        name = spec.alias or spec.name
-        found = checkpoint.tensors.get(name)
-        if found is None:
-            raise ShapeMismatch(f"{checkpoint.path} has no tensor {name}, which its config.json requires.")
-        if tuple(found.shape) != spec.shape:
-            raise ShapeMismatch(
-                f"{checkpoint.path}: {name} has shape {list(found.shape)}, but config.json requires {list(spec.shape)}."
-            )

@@ -16,7 +16,7 @@ from ...core.geometry import Box
 from ...core.local_params import Piece
 from ...core.ownership import Owned, owned
 from ...core.tensors import TensorSpec
-from ...model.loading import check_tensors, check_ties
+from ...model.stored_tensors import check_tensors, check_ties
 from ...parallel.torch_dtypes import format_of
 from ..zero.sharded_adamw import ShardedAdamW
 
