@@ -32,11 +32,10 @@ def plan(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: boo
 
 def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> None:
     from ..core.config import load_toml
-    from ..train.config.initial_model import resolve
     from ..train.config.train_config import TrainConfig
     from ..train.planning.plan import describe, make_plan
 
-    made = make_plan(resolve(load_toml(path, TrainConfig, overrides), "auto"), nproc)
+    made = make_plan(load_toml(path, TrainConfig, overrides), nproc)
     if as_json:
         print_json(made.to_json())
     else:

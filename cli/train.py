@@ -55,7 +55,6 @@ def train(
     The first Ctrl-C finishes the current step, saves and exits with 130; the second ends the run at once. Under
     torchrun (RANK and WORLD_SIZE are set) this process joins that job as one rank.
     """
-    from ..train.config.initial_model import resolve
     from ..train.launch.launcher import FORK, Launcher
     from ..train.planning.plan import describe, make_plan
 
@@ -67,7 +66,7 @@ def train(
         from ..train.launch.worker import run_rank
 
         ctx.exit(run_rank(loaded, resume, fork))
-    plan = make_plan(resolve(loaded, resume), nproc)  # raises on a layout that does not fit, before ranks are started
+    plan = make_plan(loaded, nproc, resume)  # raises on a layout that does not fit, before ranks are started
     if dry_run:
         click.echo(describe(plan))
         return

@@ -1,4 +1,4 @@
-"""A model's configuration, read from the `[model]` section of a training run or from a checkpoint's config.json.
+"""A model's configuration, made from the `[model]` section of a training run or read from a checkpoint's config.json.
 
 One class holds the options of all architectures. An architecture's file names those that it has, and their keys in
 config.json (see `spec.Architecture`); other options are refused.
@@ -7,14 +7,14 @@ config.json (see `spec.Architecture`); other options are refused.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import model_validator
 
 from ..core.config import parse
 from ..core.errors import ConfigError, ManifestError
 from .registry import architectures
-from .shape import ModelShape, RopeScaling
+from .shape import ModelKeys, ModelShape, RopeScaling
 from .spec import Architecture
 
 _SHARED = frozenset(
@@ -27,15 +27,8 @@ class ModelConfig(ModelShape):
     """A decoder's shape, checked to have no options that its architecture lacks."""
 
     @model_validator(mode="after")
-    def _refuse_foreign_options(self) -> "ModelConfig":
-        own = _SHARED | _architecture(self.architecture, "architecture").options
-        unset = {
-            "num_key_value_heads": self.num_attention_heads,
-            "head_dim": self.hidden_size // self.num_attention_heads,
-        }
-        for name, field in ModelConfig.model_fields.items():
-            if name not in own and getattr(self, name) != unset.get(name, field.default):
-                raise ValueError(f"{name} = {getattr(self, name)!r} is not an option of {self.architecture}")
+    def _has_own_options_only(self) -> Self:
+        refuse_foreign_options(self)
         return self
 
     @staticmethod
@@ -94,6 +87,22 @@ class ModelConfig(ModelShape):
             "torch_dtype": self.dtype,
             "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         }
+
+
+def refuse_foreign_options(keys: ModelKeys) -> None:
+    """Checks that `keys` sets no option that its architecture lacks.
+
+    Raises:
+        ValueError: it sets one, or there is no such architecture.
+    """
+    own = _SHARED | _architecture(keys.architecture, "architecture").options
+    unset = {
+        "num_key_value_heads": keys.num_attention_heads,
+        "head_dim": keys.hidden_size // keys.num_attention_heads,
+    }
+    for name, field in ModelKeys.model_fields.items():
+        if name not in own and getattr(keys, name) != unset.get(name, field.default):
+            raise ValueError(f"{name} = {getattr(keys, name)!r} is not an option of {keys.architecture}")
 
 
 def _architecture(name: object, key: str) -> Architecture:

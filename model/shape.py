@@ -1,10 +1,11 @@
 """A decoder's shape in plain numbers, with the key names of Hugging Face's config.json.
 
-An architecture's file makes its decoder from it. `ModelConfig` checks that the architecture has the options.
+An architecture's file makes its decoder from a `ModelShape`, which is complete. `ModelConfig` checks that the
+architecture has the options.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -30,10 +31,11 @@ class RopeScaling(Section):
     original_max_position_embeddings: int
 
 
-class ModelShape(Section):
-    """The shape of a decoder, with the options of all architectures.
+class ModelKeys(Section):
+    """The keys that shape a decoder, with the options of all architectures.
 
     Attributes:
+        vocab_size: the number of tokens; 0 where something else decides it, as the tokenizer of a training run.
         head_dim: the size of a head; 0 for hidden_size / num_attention_heads.
         num_key_value_heads: the number of kv heads; 0 for num_attention_heads.
         eos_token_id: the ids that end a text.
@@ -100,7 +102,7 @@ class ModelShape(Section):
         return data
 
     @model_validator(mode="after")
-    def _check(self) -> "ModelShape":
+    def _check(self) -> Self:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads = {self.num_key_value_heads} must divide num_attention_heads = "
@@ -117,6 +119,12 @@ class ModelShape(Section):
         if self.dtype not in dtypes:
             raise ValueError(f"dtype = {self.dtype!r} must be one of {', '.join(dtypes)}")
         return self
+
+
+class ModelShape(ModelKeys):
+    """The complete shape of a decoder."""
+
+    vocab_size: int = Field(ge=1, le=2**28)
 
     @property
     def dtype_name(self) -> str:

@@ -15,8 +15,8 @@ from ..core.tensors import TensorSpec
 from ..data.prepare import prepare_tokens
 from ..data.stdlib import prepare_stdlib
 from ..data.tokenizer_training import train_byte_level_bpe
-from ..model.config import ModelConfig
 from ..model.registry import tensor_table
+from ..train.config.initial_model import resolve
 from ..train.config.sections import ParallelSection, RecomputeSection, ZeroSection
 from ..train.config.train_config import TrainConfig
 from ..train.pipeline.schedules import make_schedule
@@ -163,7 +163,7 @@ class Subject:
             return
         key = (config.model.model_dump_json(), plan.tp, plan.pp, plan.virtual_stages)
         if key not in self._fitting:
-            table = self._table(config.model)
+            table = self._table(config)
             for pp in range(plan.pp):
                 local_params(table, plan, pp, 0)
             self._fitting.add(key)
@@ -187,9 +187,9 @@ class Subject:
         """Models and the axes that cut them, already found to fit: thousands of layouts share a few of these."""
         return set()
 
-    def _table(self, model: ModelConfig) -> tuple[TensorSpec, ...]:
-        vocab_size = model.vocab_size or (VOCAB_SIZE if self.varies_model else self.base.data.vocab_size)
-        return tensor_table(model.model_copy(update={"vocab_size": vocab_size}))
+    def _table(self, config: TrainConfig) -> tuple[TensorSpec, ...]:
+        vocab_size = VOCAB_SIZE if self.varies_model else config.data.vocab_size
+        return tensor_table(resolve(config, "never").complete(vocab_size, (), config.precision.params))
 
 
 def _documents() -> list[str]:

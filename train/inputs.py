@@ -16,6 +16,7 @@ from ..model.config import ModelConfig
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from ..text.tokenizer import SIDE_FILES, Tokenizer
+from .config.initial_model import GivenModel
 from .config.train_config import TrainConfig
 
 _log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class Inputs:
     """A run's inputs.
 
     Attributes:
-        model: the configured shape with vocabulary and EOS ids of the tokenizer.
+        model: the shape of the run's model.
         fingerprint: of everything that decides which tokens come when.
         side_files: what goes beside the tensors into every checkpoint: config.json and the tokenizer's files.
     """
@@ -38,7 +39,7 @@ class Inputs:
     side_files: Mapping[str, bytes]
 
 
-def open_inputs(config: TrainConfig, mesh: Mesh, device: torch.device) -> Inputs:
+def open_inputs(config: TrainConfig, given: GivenModel, mesh: Mesh, device: torch.device) -> Inputs:
     """Opens data and tokenizer on every rank; rank 0 first prepares the standard library where it is asked for.
 
     Raises:
@@ -50,27 +51,26 @@ def open_inputs(config: TrainConfig, mesh: Mesh, device: torch.device) -> Inputs
     else:
         sources = [(Path(source.path), source.weight) for source in options.sources]
         tokenizer_folder = sources[0][0]
-    tokenizer = Tokenizer.from_folder(_tokenizer_folder(config, tokenizer_folder))
+    tokenizer = Tokenizer.from_folder(_tokenizer_folder(given, tokenizer_folder))
     seq_len, seed = config.train.seq_len, config.train.seed
     train, held_out = (
         PackedDataset(sources, seq_len, seed, split, options.eval_fraction, options.packing, tokenizer)
         for split in SPLITS
     )
     _check_tokenizer(train, tokenizer)
-    model = _complete(config, tokenizer)
+    model = _complete(config, given, tokenizer)
     if mesh.world.rank == 0:
         for note in (*train.notes(), *held_out.notes()):
             _log.info("%s", note)
     return Inputs(model, train, held_out, train.fingerprint, _side_files(model, tokenizer))
 
 
-def _tokenizer_folder(config: TrainConfig, source: Path) -> Path:
-    folder = Path(config.data.tokenizer) if config.data.tokenizer else source
-    if not config.data.tokenizer and not folder.is_dir():
+def _tokenizer_folder(given: GivenModel, source: Path) -> Path:
+    if given.tokenizer is None and not source.is_dir():
         raise ConfigError(
-            f"[data] sources: {folder} does not say which tokenizer it was made with: give [data] tokenizer."
+            f"[data] sources: {source} does not say which tokenizer it was made with: give [data] tokenizer."
         )
-    return folder
+    return given.tokenizer or source
 
 
 def _stdlib(config: TrainConfig, mesh: Mesh, device: torch.device) -> tuple[Path, list[tuple[Path, float]]]:
@@ -98,8 +98,8 @@ def _check_tokenizer(dataset: PackedDataset, tokenizer: Tokenizer) -> None:
             )
 
 
-def _complete(config: TrainConfig, tokenizer: Tokenizer) -> ModelConfig:
-    model = config.model.complete(tokenizer.vocab_size, tokenizer.eos_token_ids, config.precision.params)
+def _complete(config: TrainConfig, given: GivenModel, tokenizer: Tokenizer) -> ModelConfig:
+    model = given.complete(tokenizer.vocab_size, tokenizer.eos_token_ids, config.precision.params)
     if model.vocab_size < tokenizer.vocab_size:
         raise ConfigError(
             f"The tokenizer in {tokenizer.folder} has {tokenizer.vocab_size} tokens, more than "

@@ -10,6 +10,7 @@ from ..data.batches import MicroBatch, global_batch
 from ..data.dataset import PackedDataset
 from ..model.init import fill_initial
 from ..model.registry import tensor_table
+from ..model.shape import ModelKeys
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from ..parallel.torch_dtypes import torch_dtype
@@ -63,8 +64,9 @@ class Trainer:
         on_step: Callable[[int, StepResult], None] = lambda step, result: None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
-        self.config = config = resolve(config, resume)
-        self.mesh = mesh or _build_mesh(config)
+        self.config = config
+        given = resolve(config, resume)
+        self.mesh = mesh or _build_mesh(config, given.keys)
         self.device = device or torch.device("cpu")
         self.resume = resume
         self.fork = fork
@@ -72,7 +74,7 @@ class Trainer:
         self.on_step = on_step
         self.heartbeat = heartbeat or Heartbeat()
         self.dtype = torch_dtype(config.precision.params)
-        self.inputs: Inputs = open_inputs(config, self.mesh, self.device)
+        self.inputs: Inputs = open_inputs(config, given, self.mesh, self.device)
         self.table = without_frozen(tensor_table(self.inputs.model), config.train.freeze)
         self.weight_grads = WeightGradQueue()
         self.engine = self._engine()
@@ -213,11 +215,11 @@ class Trainer:
         return max(1, int(all_reduce(count, self.mesh.world)))  # a batch of questions alone has no loss, not NaN
 
 
-def _build_mesh(config: TrainConfig) -> Mesh:
-    """Makes the groups of this rank; `config` has the model's shape. Every rank of the process group calls it."""
+def _build_mesh(config: TrainConfig, model: ModelKeys) -> Mesh:
+    """Makes the groups of this rank; every rank of the process group calls it."""
     return Mesh.build(
         config.layout(dist.get_world_size() if dist.is_initialized() else 1),
-        config.model.num_key_value_heads,
-        config.model.tie_word_embeddings,
+        model.num_key_value_heads,
+        model.tie_word_embeddings,
         timeout_seconds=config.parallel.timeout_seconds,
     )

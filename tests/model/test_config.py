@@ -134,7 +134,7 @@ def test_options_are_read_from_either_spelling() -> None:
 
 
 def test_a_sliding_window_counts_as_its_architecture_says() -> None:
-    mistral = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 4}
+    mistral = {"model_type": "mistral", "vocab_size": 101, "hidden_size": 64, "num_hidden_layers": 4}
     bare = mistral | {"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}
     qwen = bare | {"use_sliding_window": False, "max_window_layers": 3}
     cases = [
@@ -164,9 +164,9 @@ def test_a_sliding_window_counts_as_its_architecture_says() -> None:
         ({"dtype": "float8"}, "dtype = 'float8' must be one of float32"),
     ],
 )
-def test_a_model_section_is_refused_by_name(section: dict[str, Any], message: str) -> None:
+def test_a_shape_is_refused_by_key(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse(section, ModelConfig, "[model]")
+        parse({"vocab_size": 101} | section, ModelConfig, "config.json")
 
 
 def test_gpt2_as_the_hub_stores_it(tmp_path: Path) -> None:
@@ -210,6 +210,7 @@ def test_a_tensor_that_no_architecture_knows_is_not_lost_silently(tmp_path: Path
             "layer_types",
         ),
         ({"hidden_size": -1}, "hidden_size"),
+        ({"vocab_size": None}, "vocab_size' is missing"),
         ({"rope_parameters": 7}, "rope_parameters must be an object"),
         ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 9, "layer_types": 3}, "must be a list"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers.*less than or equal to 10000"),

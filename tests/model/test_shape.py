@@ -6,25 +6,25 @@ import pytest
 
 from tk.core.config import parse
 from tk.core.errors import ConfigError
-from tk.model.shape import ModelShape
+from tk.model.shape import ModelKeys, ModelShape
 
 
 def test_heads_are_filled_in_from_the_hidden_size() -> None:
-    shape = ModelShape(hidden_size=96, num_attention_heads=6)
+    shape = ModelKeys(hidden_size=96, num_attention_heads=6)
     assert (shape.num_key_value_heads, shape.head_dim) == (6, 16)
-    assert (ModelShape().num_attention_heads, ModelShape().head_dim) == (4, 64), "256 / 4"
-    given = ModelShape(hidden_size=100, num_attention_heads=6, num_key_value_heads=2, head_dim=24)
+    assert (ModelKeys().num_attention_heads, ModelKeys().head_dim) == (4, 64), "256 / 4"
+    given = ModelKeys(hidden_size=100, num_attention_heads=6, num_key_value_heads=2, head_dim=24)
     assert (given.num_key_value_heads, given.head_dim) == (2, 24), "hidden_size need not be a multiple of the heads"
 
 
 @pytest.mark.parametrize(("given", "ids"), [(None, ()), (7, (7,)), ([7, 9], (7, 9)), ((), ())])
 def test_the_end_tokens_are_a_tuple(given: Any, ids: tuple[int, ...]) -> None:
-    assert ModelShape.model_validate({"eos_token_id": given}).eos_token_id == ids
+    assert ModelKeys.model_validate({"eos_token_id": given}).eos_token_id == ids
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16")])
 def test_a_dtype_has_its_name_on_the_command_line(dtype: str, name: str) -> None:
-    assert ModelShape(dtype=dtype).dtype_name == name
+    assert ModelShape(vocab_size=1, dtype=dtype).dtype_name == name
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,13 @@ def test_a_dtype_has_its_name_on_the_command_line(dtype: str, name: str) -> None
 )
 def test_a_shape_that_no_decoder_has_is_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse(section, ModelShape, "[model]")
+        parse(section, ModelKeys, "[model]")
+
+
+@pytest.mark.parametrize(
+    ("section", "message"), [({}, "'vocab_size' is missing"), ({"vocab_size": 0}, "'vocab_size' = 0")]
+)
+def test_a_shape_has_a_vocabulary(section: dict[str, Any], message: str) -> None:
+    assert parse(section, ModelKeys, "[model]").vocab_size == 0
+    with pytest.raises(ConfigError, match=message):
+        parse(section, ModelShape, "config.json")

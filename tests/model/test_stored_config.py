@@ -18,6 +18,7 @@ from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
 from tk.model.registry import tensor_table
+from tk.model.shape import ModelKeys
 from tk.model.stored_config import stored_config
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE
@@ -58,10 +59,10 @@ def ours(folder: Path, config: ModelConfig) -> torch.Tensor:
         return decoder.logits(decoder(tokens(), torch.arange(9).expand(2, 9), causal_attention))[..., :VOCAB]
 
 
-def shape_of_a_run(folder: Path, runs: Path) -> ModelConfig:
+def shape_of_a_run(folder: Path, runs: Path) -> ModelKeys:
     """Returns the shape of a run whose `[model] init` is `folder`."""
     config = {"model": {"init": str(folder)}, "train": {"seq_len": 8}, "checkpoint": {"dir": str(runs)}}
-    return resolve(parse(config, TrainConfig, "test"), "never").model
+    return resolve(parse(config, TrainConfig, "test"), "never").keys
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])

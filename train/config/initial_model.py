@@ -1,47 +1,76 @@
 """`[model] init`: a run's shape and tokenizer from a checkpoint (no torch, no processes)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.run.run_folder import RunFolder
-from ...core.errors import CheckpointError, ConfigError, ManifestError
+from ...core.dtypes import Precision, by_name
+from ...core.errors import CheckpointError, ConfigError
+from ...model.config import ModelConfig
+from ...model.shape import ModelKeys
 from ...model.stored_config import stored_config
 from ...text.tokenizer import TOKENIZER_FILE
 from .train_config import TrainConfig
 
 
-def resolve(config: TrainConfig, resume: str) -> TrainConfig:
-    """Returns the configuration with the shape of the checkpoint that `model.init` names.
+@dataclass(frozen=True, slots=True)
+class GivenModel:
+    """The model that a configuration gives, whose shape lacks what only a tokenizer knows.
+
+    Attributes:
+        keys: those of the section `[model]`, or the shape of the checkpoint that `model.init` names.
+        tokenizer: the folder of the tokenizer; None for that of the first source of data.
+    """
+
+    keys: ModelKeys
+    tokenizer: Path | None
+
+    def complete(self, vocab_size: int, eos_token_id: Iterable[int], params: Precision) -> ModelConfig:
+        """Returns the shape of the run's model.
+
+        Args:
+            vocab_size, eos_token_id: of the tokenizer; those among the keys count first.
+            params: the number format of parameters.
+        """
+        keys = {name: getattr(self.keys, name) for name in ModelKeys.model_fields}
+        filled = {
+            "vocab_size": self.keys.vocab_size or vocab_size,
+            "eos_token_id": self.keys.eos_token_id or tuple(sorted(eos_token_id)),
+            "dtype": by_name(params).torch,
+        }
+        return ModelConfig(**keys | filled)
+
+
+def resolve(config: TrainConfig, resume: str) -> GivenModel:
+    """Returns the model that the configuration gives, by its own keys or by the checkpoint that `model.init` names.
 
     The tokenizer also comes from that checkpoint, unless `data.tokenizer` is set. A run that resumes reads both from
-    the step that it resumes, so it needs init's folder no more. A configuration whose shape is known is returned as it
-    is.
+    the step that it resumes, so it needs init's folder no more.
 
     Args:
-        config: the configuration as it was read.
+        config: the configuration.
         resume: "auto", "never" or a checkpoint; see Trainer.
 
     Raises:
         CheckpointError: the checkpoint cannot be used.
         ConfigError: [train] seq_len is longer than the model allows.
     """
-    if config.model.is_known:
-        return config
+    tokenizer = Path(config.data.tokenizer) if config.data.tokenizer else None
+    if not config.model.init:
+        return GivenModel(config.model, tokenizer)
     checkpoint = _initial_checkpoint(config, resume)
     shape = stored_config(checkpoint)
-    if not shape.vocab_size:
-        raise ManifestError(f"{checkpoint.path / 'config.json'} has no vocab_size. A model to train needs one.")
     if config.train.seq_len > shape.max_position_embeddings:
         raise ConfigError(
             f"train.seq_len = {config.train.seq_len} exceeds max_position_embeddings = "
             f"{shape.max_position_embeddings} of {checkpoint.path}. Use shorter sequences."
         )
-    changes: dict[str, object] = {"model": config.model.with_shape(shape)}
-    if not config.data.tokenizer and (checkpoint.path / TOKENIZER_FILE).is_file():
-        changes["data"] = config.data.model_copy(update={"tokenizer": str(checkpoint.path)})
-    return config.model_copy(update=changes)
+    if tokenizer is None and (checkpoint.path / TOKENIZER_FILE).is_file():
+        tokenizer = checkpoint.path
+    return GivenModel(shape, tokenizer)
 
 
 def _initial_checkpoint(config: TrainConfig, resume: str) -> Checkpoint:

@@ -1,7 +1,7 @@
 """The sections of the training configuration: every key with its type, default and bounds (no torch)."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Discriminator,
@@ -14,15 +14,15 @@ from pydantic import (
 )
 
 from ...core.config import Section
-from ...core.dtypes import Precision, by_name
-from ...model.config import ModelConfig
+from ...core.dtypes import Precision
+from ...model.config import refuse_foreign_options
+from ...model.shape import ModelKeys
 
 
-class ModelSection(ModelConfig):
-    """The model: either a shape, or `init`, a checkpoint that gives the run its shape, weights and tokenizer.
+class ModelSection(ModelKeys):
+    """`[model]` as it is written: either keys, or `init`, a checkpoint that gives the run shape, weights and tokenizer.
 
-    A section with `init` has no shape when it is read from TOML; `initial_model.resolve` adds that of the checkpoint.
-    Ranks receive the section as it was read.
+    With `init`, the other keys are not used, and not written. `initial_model.resolve` makes the model's shape.
     """
 
     init: str = ""
@@ -39,33 +39,14 @@ class ModelSection(ModelConfig):
                 )
         return data
 
+    @model_validator(mode="after")
+    def _has_own_options_only(self) -> Self:
+        refuse_foreign_options(self)
+        return self
+
     @model_serializer(mode="wrap")
-    def _as_read(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {"init": self.init} if self.init else handler(self)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the model's shape is known: it comes from TOML, or `resolve` has read it from the checkpoint."""
-        return not self.init or self.vocab_size > 0
-
-    def with_shape(self, shape: ModelConfig) -> "ModelSection":
-        """Returns this section with `shape`, that of its checkpoint."""
-        return self.model_copy(update={name: getattr(shape, name) for name in ModelConfig.model_fields})
-
-    def complete(self, vocab_size: int, eos_token_id: Iterable[int], params: Precision) -> ModelConfig:
-        """Returns the complete shape of a run: what the section leaves open is filled in.
-
-        Args:
-            vocab_size, eos_token_id: of the tokenizer; those of the section count first.
-            params: the number format of parameters.
-        """
-        given = {name: getattr(self, name) for name in ModelConfig.model_fields}
-        filled = {
-            "vocab_size": self.vocab_size or vocab_size,
-            "eos_token_id": self.eos_token_id or tuple(sorted(eos_token_id)),
-            "dtype": by_name(params).torch,
-        }
-        return ModelConfig(**given | filled)
 
 
 class DataSource(Section):

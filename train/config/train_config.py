@@ -39,7 +39,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
-        if self.model.is_known and self.train.seq_len > self.model.max_position_embeddings:
+        if not self.model.init and self.train.seq_len > self.model.max_position_embeddings:
             raise ValueError(
                 f"train.seq_len = {self.train.seq_len} exceeds model.max_position_embeddings = "
                 f"{self.model.max_position_embeddings}"

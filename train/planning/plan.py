@@ -18,6 +18,7 @@ from ...model.registry import count_parameters, decoder_spec
 from ...model.spec import EMBEDDING, DecoderSpec
 from ...text.tokenizer import Tokenizer
 from ..config.freezing import without_frozen
+from ..config.initial_model import GivenModel, resolve
 from ..config.train_config import TrainConfig
 from ..pipeline.schedules import make_schedule
 from ..pipeline.simulator import simulate
@@ -75,19 +76,22 @@ class RunPlan:
         }
 
 
-def make_plan(config: TrainConfig, num_ranks: int | None) -> RunPlan:
+def make_plan(config: TrainConfig, num_ranks: int | None, resume: str = "auto") -> RunPlan:
     """Plans a run.
 
     Args:
-        config: the configuration, with the model's shape (see `initial_model.resolve`).
+        config: the configuration.
         num_ranks: the number of ranks of the job; None = as many as the layout needs.
+        resume: "auto", "never" or a checkpoint; see Trainer.
 
     Raises:
         ParallelError: the run cannot start; the message lists every reason.
-        ConfigError: a pattern of `train.freeze` matches no parameter.
+        CheckpointError: the checkpoint that gives the model's shape cannot be used.
+        ConfigError: a pattern of `train.freeze` matches no parameter, or [train] seq_len is longer than the model
+            allows.
     """
-    assert config.model.is_known
-    model = config.model.complete(_vocab_size(config), (), config.precision.params)
+    given = resolve(config, resume)
+    model = given.complete(_tokenizer_size(config, given), (), config.precision.params)
     spec = decoder_spec(model)
     table = without_frozen(spec.table, config.train.freeze)
     refuse(problems(config, table, num_ranks))
@@ -124,11 +128,14 @@ def make_plan(config: TrainConfig, num_ranks: int | None) -> RunPlan:
     )
 
 
-def _vocab_size(config: TrainConfig) -> int:
-    """Returns the vocabulary size of the model, or of its tokenizer, or of the tokenizer that will be trained."""
-    if config.model.vocab_size or config.data.sources == "stdlib":
-        return config.model.vocab_size or config.data.vocab_size
-    folder = Path(config.data.tokenizer or config.data.sources[0].path)
+def _tokenizer_size(config: TrainConfig, given: GivenModel) -> int:
+    """Returns the vocabulary size of the run's tokenizer; before there is one, that of the tokenizer to be trained.
+
+    The tokenizer is not read where the size has no use.
+    """
+    if given.keys.vocab_size or config.data.sources == "stdlib":
+        return config.data.vocab_size
+    folder = given.tokenizer or Path(config.data.sources[0].path)
     return Tokenizer.from_folder(folder).vocab_size if folder.is_dir() else config.data.vocab_size
 
 

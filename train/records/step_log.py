@@ -26,7 +26,7 @@ class StepLog:
     """A context in which steps move a progress bar and leave lines in the metrics file.
 
     Args:
-        model: the complete shape that is trained.
+        model: the shape that is trained.
         dtype: of parameters.
         metrics: rank 0's file, None elsewhere.
         done: steps taken before.

@@ -16,12 +16,14 @@ from tk.cli.main import main
 from tk.core.config import load_toml, parse
 from tk.core.errors import CheckpointError, ConfigError
 from tk.data.batches import global_batch
+from tk.model.config import ModelConfig
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import run_training
 from tk.text.tokenizer import Tokenizer
-from tk.train.config.initial_model import resolve, unsupported_options
+from tk.train.config.initial_model import GivenModel, resolve, unsupported_options
+from tk.train.config.sections import ModelSection
 from tk.train.config.train_config import TrainConfig
 from tk.train.trainer import Trainer
 
@@ -194,10 +196,29 @@ def test_the_plan_uses_the_shape_of_the_checkpoint(
     assert main(["train", str(path), "--dry-run", "--set", "parallel.tp=3"]) == 2
     assert "num_attention_heads % tp = 8 % 3" in capsys.readouterr().err
     loaded = load_toml(path, TrainConfig)
-    known = resolve(loaded, "auto")
-    assert known.model.is_known
-    assert known.data.tokenizer == str(folder)
-    assert resolve(known, "auto") is known
-    for config in (loaded, known):  # ranks receive the section as it was written
-        assert json.loads(json.dumps(config.model_dump(mode="json")))["model"] == {"init": str(folder)}
-        assert parse(config.model_dump(mode="json"), TrainConfig, "ranks").model.init == str(folder)
+    given = resolve(loaded, "auto")
+    assert (given.keys.architecture, given.keys.vocab_size, given.tokenizer) == ("qwen2", 301, folder)
+    written = json.loads(json.dumps(loaded.model_dump(mode="json")))
+    assert written["model"] == {"init": str(folder)}, "ranks receive the section as it was written"
+    assert parse(written, TrainConfig, "ranks") == loaded
+
+
+def test_a_complete_shape_has_what_the_keys_leave_open() -> None:
+    found = GivenModel(ModelSection(hidden_size=128), None).complete(301, {7, 2}, "bf16")
+    assert type(found) is ModelConfig
+    assert (found.hidden_size, found.vocab_size, found.eos_token_id, found.dtype) == (128, 301, (2, 7), "bfloat16")
+    given = GivenModel(ModelSection(vocab_size=512, eos_token_id=(5,)), None).complete(301, {7}, "fp32")
+    assert (given.vocab_size, given.eos_token_id, given.dtype) == (512, (5,), "float32")
+
+
+def test_the_tokenizer_is_the_configured_one_or_that_of_the_checkpoint(
+    corpus: Path, from_init: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "hf"
+    _hugging_face(folder, "llama3", corpus / "tokenizer")
+    config = parse(from_init(folder, "run"), TrainConfig, "test")
+    assert resolve(config, "auto").tokenizer == folder
+    (folder / "tokenizer.json").unlink()
+    assert resolve(config, "auto").tokenizer is None
+    data = config.data.model_copy(update={"tokenizer": "elsewhere"})
+    assert resolve(config.model_copy(update={"data": data}), "auto").tokenizer == Path("elsewhere")

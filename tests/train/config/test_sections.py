@@ -6,7 +6,7 @@ import pytest
 
 from tk.core.config import parse
 from tk.core.errors import ConfigError
-from tk.model.config import ModelConfig
+from tk.model.shape import ModelShape
 from tk.train.config.sections import ModelSection, TrainSection
 from tk.train.config.train_config import TrainConfig
 
@@ -48,19 +48,17 @@ def test_profiled_steps_include_both_ends(text: str, steps: list[int]) -> None:
     assert list(TrainSection(profile=text).profiled_steps) == steps
 
 
-def test_a_model_with_init_takes_its_shape_from_the_checkpoint_and_travels_as_it_was_read() -> None:
-    section = ModelSection(init="runs/a")
-    assert not section.is_known
-    shaped = section.with_shape(ModelConfig(vocab_size=99, hidden_size=128))
-    assert shaped.is_known
-    assert (shaped.vocab_size, shaped.hidden_size) == (99, 128)
-    assert shaped.model_dump() == {"init": "runs/a"}
-    assert ModelSection(hidden_size=128).model_dump()["hidden_size"] == 128
+def test_a_section_is_written_as_it_was_read() -> None:
+    assert ModelSection(init="runs/a").model_dump() == {"init": "runs/a"}
+    written = ModelSection(hidden_size=128).model_dump()
+    assert (written["hidden_size"], written["vocab_size"]) == (128, 0)
+    assert config(model=written).model == ModelSection(hidden_size=128)
 
 
-def test_a_complete_shape_has_what_the_section_leaves_open() -> None:
-    found = ModelSection(hidden_size=128).complete(301, {7, 2}, "bf16")
-    assert type(found) is ModelConfig
-    assert (found.hidden_size, found.vocab_size, found.eos_token_id, found.dtype) == (128, 301, (2, 7), "bfloat16")
-    given = ModelSection(vocab_size=512, eos_token_id=(5,)).complete(301, {7}, "fp32")
-    assert (given.vocab_size, given.eos_token_id, given.dtype) == (512, (5,), "float32")
+def test_a_section_is_no_shape() -> None:
+    assert not issubclass(ModelSection, ModelShape)
+
+
+def test_an_option_that_the_architecture_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sliding_window = 8 is not an option of llama"):
+        config(model={"sliding_window": 8})
