@@ -16,7 +16,7 @@ from tk.core.config import parse
 from tk.core.process import keep_freed_memory
 from tk.parallel.mesh import Mesh
 from tk.train.config.train_config import TrainConfig
-from tk.train.trainer import Trainer
+from tk.train.run.trainer import Trainer
 
 ROWS, LENGTH = 8, 512
 MODEL = json.loads(Path(__file__).with_name("training_model.json").read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from ..core.process import keep_freed_memory
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from ..train.config.train_config import TrainConfig
-from ..train.trainer import Trainer
+from ..train.run.trainer import Trainer
 from . import foreign
 from .gradients import compare_gradients, first_gradients
 from .rank_loop import Send

@@ -125,7 +125,7 @@ class RankPool:
 
 def _serve_forks() -> None:
     """Runs the fork server: forks a rank, or ends one and answers with its exit code; at the end of input, ends all."""
-    import_module("tk.train.trainer")
+    import_module("tk.train.run.trainer")
     import_module("tk.tests.model.architectures")
     assert len(os.listdir("/proc/self/task")) == 1, "a forked process lacks its parent's other threads"
     answers = os.fdopen(os.dup(1), "w")

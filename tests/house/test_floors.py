@@ -37,6 +37,20 @@ SUB_FLOORS = {
         "api": 7,
         "server": 8,
     },
+    "train": {
+        "config": 0,
+        "state": 0,
+        "health": 0,
+        "pipeline": 0,
+        "planning": 1,
+        "records": 2,
+        "zero": 3,
+        "engine": 4,
+        "saving": 5,
+        "foreign": 6,
+        "run": 7,
+        "launch": 8,
+    },
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
@@ -48,11 +62,12 @@ COMPUTE: dict[str, str] = {
     "parity": "foreign gradients measure",
     "train.engine": "compiling evaluate loss nonfinite optimizer_step passes stages training_engine",
     "train.foreign": "blocks buffers checks model model_engine options take_over watch",
-    "train": "inputs trainer",
-    "train.launch": "flight_recorder rendezvous worker",
+    "train.health": "flight_recorder",
+    "train.launch": "rendezvous worker",
     "train.pipeline": "executor",
     "train.records": "metrics step_log step_profiler",
-    "train.saving": "checkpointer replica_check run_start save_in_flight saver snapshot",
+    "train.run": "inputs run_start trainer",
+    "train.saving": "checkpointer replica_check save_in_flight saver snapshot",
     "train.zero": "absent agreement flat_buffers gradient_exchange outputs parameter_gather saved_parameters "
     "sharded_adamw square_sum",
 }
@@ -94,7 +109,7 @@ def broken_rules(path: Path, text: str) -> list[str]:
             continue
         if other == room:
             floors, here, there = SUB_FLOORS.get(room, {}), Path(path.parts[1]).stem, f"{name}.".split(".")[1]
-            if here in floors and floors.get(there, 99) > floors[here]:
+            if here in floors and here != there and floors.get(there, 99) >= floors[here]:
                 wrong.append(f"{path}:{line}: {room}/{here} must not import tk.{name}")
             continue
         if FLOORS.get(other, 99) >= FLOORS[room]:
@@ -105,6 +120,11 @@ def broken_rules(path: Path, text: str) -> list[str]:
 def test_imports_go_down_only(root: Path, sources: list[Path]) -> None:
     wrong = [line for path in sources for line in broken_rules(path, (root / path).read_text())]
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_folder_of_a_room_with_floors_has_one(sources: list[Path]) -> None:
+    folders = {(path.parts[0], path.parts[1]) for path in sources if len(path.parts) > 2}
+    assert not [f"{room}/{name}" for room, name in sorted(folders) if name not in SUB_FLOORS.get(room, {name: 0})]
 
 
 def test_rooms_use_relative_imports(root: Path, sources: list[Path]) -> None:
@@ -192,6 +212,8 @@ def test_the_rules_catch_what_they_are_for() -> None:
     assert len(inside) == 2
     assert "checkpoint/read must not import tk.checkpoint.run.run_folder" in inside[0]
     assert broken_rules(Path("checkpoint/read/locate.py"), "from ..files import storage\nfrom . import foreign") == []
+    [same_floor] = broken_rules(Path("train/health/stop.py"), "from ..state.progress import TrainState")
+    assert "train/health must not import tk.train.state.progress.TrainState" in same_floor
 
 
 IMPORT_ALL = """

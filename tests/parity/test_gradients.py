@@ -9,7 +9,7 @@ from tk.parity.gradients import compare_gradients, first_gradients, relative_dif
 from tk.parity.judge import common_start, compare_curves
 from tk.parity.layout import ParityLayout
 from tk.parity.subject import Subject
-from tk.train.trainer import Trainer
+from tk.train.run.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

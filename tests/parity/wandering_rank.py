@@ -10,8 +10,8 @@ from tk.parity.rank_loop import Work, serve
 def load() -> Work:
     from tk.model.experts import MixtureOfExperts
     from tk.parity.measure import Measurer
-    from tk.train.state import StepResult
-    from tk.train.trainer import Trainer
+    from tk.train.run.trainer import Trainer
+    from tk.train.state.progress import StepResult
 
     choose, step, current = MixtureOfExperts._choose, Trainer.step, [0]
 

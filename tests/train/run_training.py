@@ -9,8 +9,8 @@ from tk.core.config import parse
 from tk.parallel.mesh import Mesh
 from tk.parity.gradients import compare_gradients, first_gradients
 from tk.train.config.train_config import TrainConfig
-from tk.train.state import StepResult
-from tk.train.trainer import Trainer
+from tk.train.run.trainer import Trainer
+from tk.train.state.progress import StepResult
 
 
 def run_training(config: dict[str, Any], resume: str = "auto", gradients: str = "") -> dict[str, Any]:

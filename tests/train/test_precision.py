@@ -20,8 +20,9 @@ from tk.tests.train.conftest import Configure
 from tk.train.config.sections import PrecisionSection
 from tk.train.config.train_config import TrainConfig
 from tk.train.engine.loss_scale import LossScale
-from tk.train.state import LossScaleState, StepResult
-from tk.train.trainer import Trainer
+from tk.train.run.trainer import Trainer
+from tk.train.state.progress import StepResult
+from tk.train.state.stored_state import LossScaleState
 
 FP16 = {"params": "fp16", "initial_loss_scale": 2.0**30, "loss_scale_window": 4}
 

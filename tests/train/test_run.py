@@ -24,7 +24,7 @@ from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import run_training
 from tk.train.config.train_config import TrainConfig
-from tk.train.trainer import Trainer
+from tk.train.run.trainer import Trainer
 
 WriteToml = Callable[..., Path]
 Run = Callable[..., tuple[int, str]]

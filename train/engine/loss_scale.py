@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..config.sections import PrecisionSection
-from ..state import LossScaleState
+from ..state.stored_state import LossScaleState
 
 
 @dataclass(slots=True)

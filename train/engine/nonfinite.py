@@ -7,7 +7,7 @@ import torch
 from ...core.errors import TkError
 from ...parallel.collectives import all_gather
 from ..config.sections import TrainSection
-from ..launch.stall_detector import name_ranks
+from ..health.stall_detector import name_ranks
 from .training_engine import TrainingEngine
 
 

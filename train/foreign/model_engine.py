@@ -32,7 +32,7 @@ from ..engine.lr_schedule import learning_rate
 from ..engine.optimizer_step import OptimizerStep
 from ..engine.training_engine import TrainingEngine
 from ..saving.checkpointer import Checkpointer, SaveOptions
-from ..state import ModuleResume
+from ..state.stored_state import ModuleResume
 from .blocks import find_blocks
 from .buffers import PersistentBuffers
 from .checks import check_alike, check_module, describe

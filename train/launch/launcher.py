@@ -16,9 +16,9 @@ from types import FrameType
 
 from ...core.errors import WorkerDied
 from ...core.process import start_module
-from .heartbeat import HEARTBEATS_VARIABLE
+from ..health.heartbeat import HEARTBEATS_VARIABLE
+from ..health.stall_detector import StallDetector, describe_places, name_flight_records
 from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
-from .stall_detector import StallDetector, describe_places, name_flight_records
 
 _log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 from ...core.errors import WorkerDied
-from .heartbeat import Heartbeat, read_beats
-from .stall_detector import STALL_REPORT, describe_places, name_flight_records
+from ..health.heartbeat import Heartbeat, read_beats
+from ..health.stall_detector import STALL_REPORT, describe_places, name_flight_records
 
 GRACE_SECONDS = 5.0  # the time in which other waiting ranks give up too
 _POLL_SECONDS = 0.05

@@ -14,13 +14,13 @@ from ...core.console_log import show_log
 from ...core.errors import ConfigError, TkError
 from ...core.process import keep_freed_memory
 from ..config.train_config import TrainConfig
-from ..trainer import Trainer
-from .flight_recorder import dump_flight_record, is_peer_loss, start_flight_recorder
-from .heartbeat import HEARTBEATS_VARIABLE, Heartbeat
+from ..health.flight_recorder import dump_flight_record, is_peer_loss, start_flight_recorder
+from ..health.heartbeat import HEARTBEATS_VARIABLE, Heartbeat
+from ..health.stop import StopRequest
+from ..run.trainer import Trainer
 from .launcher import FORK, RENDEZVOUS_VARIABLE
 from .rank_report import write_error
 from .rendezvous import agents_keep_a_store, rendezvous_store
-from .stop import StopRequest
 from .torchrun import give_up, set_aside_report
 
 ECHO_SECONDS = 3.0  # under torchrun, signals within this time count as one

@@ -12,7 +12,7 @@ from ...parallel.collectives import all_reduce
 from ...parallel.mesh import Group
 from ..config.train_config import TrainConfig
 from ..planning.flops import flops_per_token
-from ..state import StepResult, TrainState
+from ..state.progress import StepResult, TrainState
 from .metrics import MetricsFile, memory_bytes, peak_flops
 from .step_profiler import StepProfiler
 

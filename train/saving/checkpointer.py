@@ -19,9 +19,9 @@ from ...parallel.collectives import broadcast
 from ...parallel.mesh import Mesh
 from ..config.train_config import param_groups
 from ..engine.training_engine import TrainingEngine
-from ..launch.flight_recorder import is_peer_loss
+from ..health.flight_recorder import is_peer_loss
 from ..records.run_files import REPLACED
-from ..state import LossScaleState
+from ..state.stored_state import LossScaleState
 from .replica_check import ReplicaCheck
 from .save_in_flight import SaveInFlight
 from .saver import Saver

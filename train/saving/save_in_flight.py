@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...core.errors import TkError
-from ..launch.flight_recorder import is_peer_loss
+from ..health.flight_recorder import is_peer_loss
 
 _ALONE_SECONDS: Final = 2.0
 

@@ -25,7 +25,7 @@ from tk.text.tokenizer import Tokenizer
 from tk.train.config.initial_model import GivenModel, resolve, unsupported_options
 from tk.train.config.sections import ModelSection
 from tk.train.config.train_config import TrainConfig
-from tk.train.trainer import Trainer
+from tk.train.run.trainer import Trainer
 
 LR, EPS, DECAY = 1e-3, 1e-8, 0.1
 

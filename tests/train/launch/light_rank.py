@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tk.core.errors import WorkerDied
 from tk.core.process import die_with_parent
-from tk.train.launch.heartbeat import HEARTBEATS_VARIABLE, STARTING, Heartbeat, read_beats
+from tk.train.health.heartbeat import HEARTBEATS_VARIABLE, STARTING, Heartbeat, read_beats
 from tk.train.launch.rank_report import write_error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tk.core.errors import TkError, WorkerDied
-from tk.train.launch.heartbeat import HEARTBEATS_VARIABLE, read_beats
+from tk.train.health.heartbeat import HEARTBEATS_VARIABLE, read_beats
 from tk.train.launch.launcher import Launcher
 
 LIMIT = 1.0  # seconds; the light ranks wait 1.2 s for each other

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tk.train.launch.heartbeat import Heartbeat
+from tk.train.health.heartbeat import Heartbeat
 from tk.train.launch.torchrun import give_up, set_aside_report
 
 LOST = RuntimeError("Connection closed by peer [10.0.0.7]:4711")

@@ -11,10 +11,10 @@ import torch
 from tk.core.config import parse
 from tk.core.errors import ConfigError, WorkerDied
 from tk.train.config.train_config import TrainConfig
+from tk.train.health.stop import StopRequest
 from tk.train.launch import worker
 from tk.train.launch.launcher import FORK, RENDEZVOUS_VARIABLE
 from tk.train.launch.rank_report import ERROR_FOLDER_VARIABLE, read_reports
-from tk.train.launch.stop import StopRequest
 from tk.train.launch.worker import main, run_rank
 
 LOST = "[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"

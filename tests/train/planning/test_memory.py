@@ -14,7 +14,7 @@ from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
 from tk.train.planning.plan import make_plan
-from tk.train.trainer import Trainer
+from tk.train.run.trainer import Trainer
 
 STATES = ("parameters", "gradients", "optimizer")
 MODEL = {

@@ -18,7 +18,7 @@ from tk.train.planning.flops import flops_per_token
 from tk.train.records import step_log
 from tk.train.records.metrics import MetricsFile
 from tk.train.records.step_log import StepLog
-from tk.train.state import StepResult, TrainState
+from tk.train.state.progress import StepResult, TrainState
 
 MODEL = ModelConfig(
     vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,

@@ -18,8 +18,8 @@ from tk.scripts.broken_checkpoints import flip
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import make_trainer
+from tk.train.run.trainer import Trainer
 from tk.train.saving.checkpointer import OpenRun
-from tk.train.trainer import Trainer
 
 
 def train(config: dict[str, Any]) -> int:

@@ -20,8 +20,8 @@ from tk.tests.checkpoint.thread_peers import counted_reads
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
-from tk.train.saving.run_start import start_run
-from tk.train.trainer import Trainer
+from tk.train.run.run_start import start_run
+from tk.train.run.trainer import Trainer
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2}
 

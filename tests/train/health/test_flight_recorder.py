@@ -3,7 +3,7 @@
 import torch.distributed as dist
 
 from tk.core.errors import WorkerDied
-from tk.train.launch.flight_recorder import is_peer_loss
+from tk.train.health.flight_recorder import is_peer_loss
 
 
 def test_errors_that_show_lost_ranks_are_distinguished_from_causes() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.train.launch.heartbeat import Beat, Heartbeat, read_beats
+from tk.train.health.heartbeat import Beat, Heartbeat, read_beats
 
 DEADLINE = 60.0
 

@@ -1,4 +1,4 @@
-"""Where a run stands, to and from a manifest: the keys on disk, and errors that name file and key."""
+"""The state of training to and from a manifest: the keys on disk, and errors that name file and key."""
 
 import json
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tk.core.errors import CheckpointError
-from tk.train.state import LossScaleState, ModuleResume, RunResume, TrainState
+from tk.train.state.progress import TrainState
+from tk.train.state.stored_state import LossScaleState, ModuleResume, RunResume
 
 STORED: dict[str, Any] = {
     "step": 3,

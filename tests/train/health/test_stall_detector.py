@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tk.train.launch.heartbeat import Beat, Heartbeat
-from tk.train.launch.stall_detector import StallDetector, describe_places, name_ranks
+from tk.train.health.heartbeat import Beat, Heartbeat
+from tk.train.health.stall_detector import StallDetector, describe_places, name_ranks
 
 
 def test_the_detector_uses_only_its_own_clock(tmp_path: Path) -> None:

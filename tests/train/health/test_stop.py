@@ -3,7 +3,7 @@
 import os
 import signal
 
-from tk.train.launch.stop import StopRequest
+from tk.train.health.stop import StopRequest
 
 
 def test_two_signals_within_the_echo_time_are_one_request() -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from ..core.errors import ConfigError
-from ..data.dataset import PackedDataset
-from ..data.documents import SPLITS
-from ..data.stdlib import prepare_stdlib
-from ..model.config import ModelConfig
-from ..parallel.collectives import all_reduce
-from ..parallel.mesh import Mesh
-from ..text.tokenizer import SIDE_FILES, Tokenizer
-from .config.initial_model import GivenModel
-from .config.train_config import TrainConfig
+from ...core.errors import ConfigError
+from ...data.dataset import PackedDataset
+from ...data.documents import SPLITS
+from ...data.stdlib import prepare_stdlib
+from ...model.config import ModelConfig
+from ...parallel.collectives import all_reduce
+from ...parallel.mesh import Mesh
+from ...text.tokenizer import SIDE_FILES, Tokenizer
+from ..config.initial_model import GivenModel
+from ..config.train_config import TrainConfig
 
 _log = logging.getLogger(__name__)
 

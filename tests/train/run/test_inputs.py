@@ -18,7 +18,7 @@ from tk.tests.data.test_megatron_file import write
 from tk.tests.train.conftest import Configure
 from tk.text.tokenizer import Tokenizer
 from tk.train.config.train_config import TrainConfig
-from tk.train.trainer import Trainer
+from tk.train.run.trainer import Trainer
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ from ...model.stored_config import stored_config
 from ...parallel.host import host_group
 from ..config.initial_model import open_init, unsupported_options
 from ..config.train_config import TrainConfig
-from ..inputs import Inputs
-from ..state import RunResume, TrainState
-from .checkpointer import Checkpointer, OpenRun
-from .resume import Start
+from ..saving.checkpointer import Checkpointer, OpenRun
+from ..saving.resume import Start
+from ..state.progress import TrainState
+from ..state.stored_state import RunResume
+from .inputs import Inputs
 
 _log = logging.getLogger(__name__)
 

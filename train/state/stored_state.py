@@ -1,50 +1,16 @@
-"""Plain state of training: the outcome of a step, where a run stands, and the part of it that a checkpoint stores."""
+"""The state of training that a checkpoint stores beside tensors, to and from JSON; it does not depend on the layout."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..core.errors import CheckpointError
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The outcome of one optimizer step, the same on every rank.
-
-    Attributes:
-        num_tokens: that the loss counts, of the global batch.
-        stop: some rank was asked to stop.
-        balance_loss: the routers' load-balancing loss, a mean over sequences, which `loss` leaves out.
-        loss_scale: that the step was computed with.
-        updated: whether parameters were; not where loss or gradient were not finite.
-    """
-
-    loss: float
-    grad_norm: float
-    lr: float
-    num_tokens: int
-    stop: bool
-    balance_loss: float = 0.0
-    loss_scale: float = 1.0
-    updated: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class TrainState:
-    """Where a run stands: steps taken, tokens learned and rows read so far."""
-
-    step: int = 0
-    tokens: int = 0
-    samples: int = 0
-
-    def advance(self, num_tokens: int, num_samples: int) -> "TrainState":
-        """The state after one more step."""
-        return TrainState(self.step + 1, self.tokens + num_tokens, self.samples + num_samples)
+from ...core.errors import CheckpointError
+from .progress import TrainState
 
 
 @dataclass(frozen=True, slots=True)
 class LossScaleState:
-    """A loss scale of fp16, and the steps without overflow since it last changed."""
+    """A loss scale of fp16, and the number of steps without overflow since it last changed."""
 
     value: float
     good_steps: int
@@ -52,12 +18,14 @@ class LossScaleState:
 
 @dataclass(frozen=True, slots=True)
 class RunResume:
-    """A step of `tk train`, free of any layout: what its checkpoint stores beside tensors.
+    """The stored state of a step of `tk train`.
 
     Attributes:
-        optimizer_step: updates made; skipped steps are not among them.
-        loss_scale: None where parameters are not fp16.
-        data_fingerprint: of everything that decides which tokens come when.
+        state: the progress of the run.
+        optimizer_step: the number of updates; skipped steps do not count.
+        loss_scale: the loss scale; None if parameters are not fp16.
+        seed: the seed of the rows' order.
+        data_fingerprint: a digest of everything that decides the order of tokens.
     """
 
     state: TrainState
@@ -67,7 +35,7 @@ class RunResume:
     data_fingerprint: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a manifest."""
+        """Returns plain data for a manifest."""
         return asdict(self.state) | {
             "optimizer_step": self.optimizer_step,
             "loss_scale": _loss_scale_json(self.loss_scale),
@@ -77,9 +45,10 @@ class RunResume:
 
     @staticmethod
     def from_json(data: Mapping[str, Any], where: str) -> "RunResume":
-        """Reads what `to_json` made.
+        """Reads the data that `to_json` returned.
 
         Args:
+            data: the data.
             where: the checkpoint's path, for errors.
 
         Raises:
@@ -102,18 +71,18 @@ class RunResume:
 
 @dataclass(frozen=True, slots=True)
 class ModuleResume:
-    """A step of `initialize`, free of any layout: what its checkpoint stores beside tensors."""
+    """The stored state of a step of `initialize`."""
 
     step: int
     loss_scale: LossScaleState | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a manifest."""
+        """Returns plain data for a manifest."""
         return {"step": self.step, "loss_scale": _loss_scale_json(self.loss_scale)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any], where: str) -> "ModuleResume":
-        """As `RunResume.from_json`; reads a step of `tk train`, too."""
+        """Reads the data of a step of `initialize` or of `tk train`; see `RunResume.from_json`."""
         return ModuleResume(_count(_resumable(data, where), "step", where), _loss_scale(data, where))
 
 
@@ -131,7 +100,7 @@ def _count(data: Mapping[str, Any], key: str, where: str) -> int:
 
 
 def _loss_scale(data: Mapping[str, Any], where: str) -> LossScaleState | None:
-    """None where the run was not in fp16; steps of early versions have no such key."""
+    """Returns the loss scale; None if the run was not in fp16. Steps of early versions have no such key."""
     stored = data.get("loss_scale", {})
     if not isinstance(stored, Mapping):
         raise _unusable(where, "loss_scale", stored, "an object")

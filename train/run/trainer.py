@@ -5,34 +5,35 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from ..core.local_params import LocalParam
-from ..data.batches import MicroBatch, global_batch
-from ..data.dataset import PackedDataset
-from ..model.init import fill_initial
-from ..model.registry import tensor_table
-from ..model.shape import ModelKeys
-from ..parallel.collectives import all_reduce
-from ..parallel.mesh import Mesh
-from ..parallel.torch_dtypes import torch_dtype
-from ..parallel.weight_grads import WeightGradQueue
-from .config.freezing import without_frozen
-from .config.initial_model import resolve
-from .config.train_config import TrainConfig
-from .engine.compiling import compile_layers
-from .engine.evaluate import evaluate
-from .engine.lr_schedule import learning_rate
-from .engine.optimizer_step import OptimizerStep
-from .engine.passes import Passes
-from .engine.stages import build_stages, gathered_units
-from .engine.training_engine import TrainingEngine, TrainingOptions
+from ...core.local_params import LocalParam
+from ...data.batches import MicroBatch, global_batch
+from ...data.dataset import PackedDataset
+from ...model.init import fill_initial
+from ...model.registry import tensor_table
+from ...model.shape import ModelKeys
+from ...parallel.collectives import all_reduce
+from ...parallel.mesh import Mesh
+from ...parallel.torch_dtypes import torch_dtype
+from ...parallel.weight_grads import WeightGradQueue
+from ..config.freezing import without_frozen
+from ..config.initial_model import resolve
+from ..config.train_config import TrainConfig
+from ..engine.compiling import compile_layers
+from ..engine.evaluate import evaluate
+from ..engine.lr_schedule import learning_rate
+from ..engine.optimizer_step import OptimizerStep
+from ..engine.passes import Passes
+from ..engine.stages import build_stages, gathered_units
+from ..engine.training_engine import TrainingEngine, TrainingOptions
+from ..health.heartbeat import Heartbeat
+from ..health.stop import StopRequest
+from ..records.metrics import MetricsFile
+from ..records.step_log import StepLog
+from ..saving.checkpointer import Checkpointer, OpenRun, SaveOptions
+from ..state.progress import StepResult, TrainState
+from ..state.stored_state import RunResume
 from .inputs import Inputs, open_inputs
-from .launch.heartbeat import Heartbeat
-from .launch.stop import StopRequest
-from .records.metrics import MetricsFile
-from .records.step_log import StepLog
-from .saving.checkpointer import Checkpointer, OpenRun, SaveOptions
-from .saving.run_start import start_run
-from .state import RunResume, StepResult, TrainState
+from .run_start import start_run
 
 
 class Trainer:

@@ -1,0 +1,1 @@
+"""Plain state of training, and the part of it that a checkpoint stores. No torch."""
