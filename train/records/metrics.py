@@ -10,10 +10,11 @@ from typing import Any, Final
 import torch
 
 from ...checkpoint.files.small_files import replace_small
+from ...parallel.products import matmul
 from ..config.extras import require_tensorboard
 from .run_files import METRICS
 
-_MEASURING_SECONDS: Final = 0.2  # a CPU without arithmetic of a dtype may take seconds for one product
+_MEASURING_SECONDS: Final = 0.2
 _PEAK_BF16_FLOPS = {
     "H100": 989e12,
     "H200": 989e12,
@@ -76,7 +77,7 @@ def _lines_up_to(path: Path, last_step: int) -> list[str]:
 
 @cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Peak rate of one rank: the data sheet's on a known GPU, or a measured matrix product's, once a process."""
+    """Peak rate of one rank: the data sheet's on a known GPU, or that of the model's own products, measured once."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         known = next((flops for key, flops in _PEAK_BF16_FLOPS.items() if key in name), None)
@@ -87,7 +88,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     best, begin = float("inf"), time.perf_counter()
     while best == float("inf") or time.perf_counter() < begin + _MEASURING_SECONDS:
         start = time.perf_counter()
-        left @ right
+        matmul(left, right)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - start)
