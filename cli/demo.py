@@ -47,7 +47,7 @@ seq_len = 256
 
 [optimizer]
 lr = 2e-3
-warmup_steps = 10
+warmup_steps = {warmup_steps}
 schedule = "cosine"
 
 [precision]
@@ -123,7 +123,7 @@ def _fresh_folder(out: Path, steps: int) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     config = out / CONFIG_FILE
     quoted = {key: json.dumps(str(path)) for key, path in (("run", out / "run"), ("cache", out.parent / "stdlib"))}
-    config.write_text(CONFIG.format(file=config, steps=steps, **quoted), encoding="utf-8")
+    config.write_text(CONFIG.format(file=config, steps=steps, warmup_steps=min(10, steps), **quoted), encoding="utf-8")
     return config
 
 
