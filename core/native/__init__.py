@@ -1,0 +1,7 @@
+"""Native builds: C sources compiled at first use by the machine's compiler, kept in a cache, loaded with ctypes."""
+
+from .library_folder import LoadedLibrary
+from .load import load_library
+from .source import NativeSource, Unit
+
+__all__ = ["LoadedLibrary", "NativeSource", "Unit", "load_library"]

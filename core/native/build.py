@@ -1,0 +1,125 @@
+"""Compiles the units of a native library side by side and links those that the compiler accepts."""
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from ..errors import TkError
+from .compiler import INSTALL_HINT, Compiler, find_compilers
+from .source import COMMON_FLAGS, LINK_FLAGS, NativeSource, Unit
+
+Say = Callable[[str], None]
+# Messages of a machine that lacks something for a moment; such a failure says nothing about a unit.
+_PASSING: Final = (
+    "No space left",
+    "quota exceeded",
+    "annot allocate memory",
+    "out of memory",
+    "Killed",
+    "not end within",
+)
+_SHOWN: Final = 300  # characters of a compiler's messages
+
+_log = logging.getLogger(__name__)
+
+
+class BuildFailed(TkError):
+    """A native library that could not be built."""
+
+
+class NoCompiler(BuildFailed):
+    """A machine without any C compiler."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLibrary:
+    """A shared library, just linked.
+
+    Attributes:
+        path: the library.
+        units: the names of the units in it.
+        omitted: the names of the units that the compiler refused, each with its messages.
+        compiler: the identity of the compiler.
+        tried: the identities of all compilers that were tried, this one last.
+    """
+
+    path: Path
+    units: tuple[str, ...]
+    omitted: tuple[tuple[str, str], ...]
+    compiler: str
+    tried: tuple[str, ...]
+
+
+def build_library(source: NativeSource, machine: str, folder: Path, on_progress: Say) -> BuiltLibrary:
+    """Builds a library with the first compiler that can compile its base unit.
+
+    Args:
+        machine: the machine (`platform.machine()`) whose units are compiled.
+        folder: an empty folder of this process alone, which takes all files.
+        on_progress: shows a line of text as each unit begins.
+
+    Raises:
+        NoCompiler: this machine has no compiler.
+        BuildFailed: no compiler could compile the base unit and link.
+        OSError: a file could not be written.
+    """
+    failures: list[str] = []
+    tried: list[str] = []
+    for compiler in find_compilers():
+        tried.append(compiler.identity)
+        try:
+            return _build(source, source.units_for(machine), compiler, folder, on_progress, tuple(tried))
+        except BuildFailed as error:
+            failures.append(str(error))
+            _log.warning("%s", error)
+    if not tried:
+        raise NoCompiler(f"This machine has no C compiler: {INSTALL_HINT}.")
+    raise BuildFailed(failures[0])
+
+
+def _build(
+    source: NativeSource,
+    units: tuple[Unit, ...],
+    compiler: Compiler,
+    folder: Path,
+    on_progress: Say,
+    tried: tuple[str, ...],
+) -> BuiltLibrary:
+    includes = tuple(f"-I{path}" for path in sorted({header.absolute().parent for header in source.headers}))
+    begun = count(1)
+
+    def compile_unit(unit: Unit) -> str | None:
+        on_progress(f"compiling native {source.name}: {unit.name} ({next(begun)} of {len(units)}) ...")
+        return compiler.run(
+            [*COMMON_FLAGS, *includes, *unit.flags, "-c", str(unit.source.absolute()), "-o", f"{unit.name}.o"], folder
+        )
+
+    with ThreadPoolExecutor(min(len(units), len(os.sched_getaffinity(0)))) as threads:
+        results = dict(zip((unit.name for unit in units), threads.map(compile_unit, units), strict=True))
+    refused = {name: messages for name, messages in results.items() if messages is not None}
+    for name, messages in refused.items():
+        if name == units[0].name or any(words in messages for words in _PASSING):
+            raise BuildFailed(f"{compiler.identity} could not compile {name} of {source.name}: {_shown(messages)}")
+        _log.warning(
+            "%s cannot compile %s of %s, which is left out: %s", compiler.identity, name, source.name, _shown(messages)
+        )
+    accepted = tuple(name for name in results if name not in refused)
+    library = folder / f"{source.name}.so"
+    objects = [f"{name}.o" for name in accepted]
+    failure = compiler.run([*objects, *LINK_FLAGS, *source.link_flags, "-o", str(library)], folder)
+    if failure is not None:
+        raise BuildFailed(f"{compiler.identity} could not link {source.name}: {_shown(failure)}")
+    omitted = tuple((name, _shown(messages)) for name, messages in refused.items())
+    return BuiltLibrary(library, accepted, omitted, compiler.identity, tried)
+
+
+def _shown(messages: str) -> str:
+    """Returns the lines that name an error, or else all, cut to a length that people read."""
+    lines = [line for line in messages.splitlines() if "error" in line.lower()] or messages.splitlines()
+    text = " ".join(line.strip() for line in lines)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

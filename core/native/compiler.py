@@ -1,0 +1,124 @@
+"""The C compilers of this machine: the one that $CC names, the system's, the one in the package `ziglang`."""
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+INSTALL_HINT: Final = "install one (apt install gcc), or the one for Python: pip install 'tk-toolkit[compiler]'"
+_SYSTEM_COMPILERS: Final = ("cc", "gcc", "clang")
+# The oldest glibc and CPU that the libraries of `ziglang` are for; it would take this machine's otherwise.
+_ZIG_TARGETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "x86_64": ("-target", "x86_64-linux-gnu.2.17", "-mcpu=x86_64"),
+        "aarch64": ("-target", "aarch64-linux-gnu.2.17", "-mcpu=generic"),
+    }
+)
+_TIME_LIMIT: Final = 300.0  # seconds of one run; a compiler that hangs must not hold the cache's lock for ever
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C compiler that exists; whether it works, a build shows.
+
+    Attributes:
+        command: the words that every run of it begins with.
+        identity: its name, version and place, for people and for the record of a library.
+    """
+
+    command: tuple[str, ...]
+    identity: str
+
+    def run(self, arguments: Sequence[str], folder: Path) -> str | None:
+        """Runs the compiler in `folder`, where it also keeps its temporary files.
+
+        Returns:
+            Its messages if it failed; None if it succeeded.
+
+        Raises:
+            OSError: the compiler could not be started.
+        """
+        return _run((*self.command, *arguments), folder)[0]
+
+
+def find_compilers() -> Iterator[Compiler]:
+    """Yields the compilers of this machine, the preferred first; each is looked for when it is asked for."""
+    chosen = shlex.split(os.environ.get("CC", ""))
+    commands = [chosen] if chosen else []
+    commands += [[name] for name in _SYSTEM_COMPILERS]
+    seen: set[tuple[str, ...]] = set()
+    for words in commands:
+        program = shutil.which(words[0])
+        if program is None:
+            if words is chosen:
+                _log.warning("The compiler that CC names, %s, does not exist; looking for another.", words[0])
+            continue
+        real = (os.path.realpath(program), *words[1:])  # cc is mostly a link to gcc or clang
+        if real not in seen:
+            seen.add(real)
+            yield from _installed((os.path.abspath(program), *words[1:]))
+    yield from _packaged()
+
+
+def _installed(command: tuple[str, ...]) -> Iterator[Compiler]:
+    with tempfile.TemporaryDirectory(prefix="tk-compiler-") as folder:
+        try:
+            failed, output = _run((*command, "--version"), Path(folder))
+        except OSError as error:
+            failed, output = str(error), ""
+    if failed is None:
+        yield Compiler(command, f"{next(iter(output.splitlines()), 'unknown version')} ({shlex.join(command)})")
+    else:
+        _log.warning("The compiler %s does not run: %s", shlex.join(command), failed)
+
+
+def _packaged() -> Iterator[Compiler]:
+    target = _ZIG_TARGETS.get(platform.machine())
+    if target and importlib.util.find_spec("ziglang"):
+        try:
+            version = importlib.metadata.version("ziglang")
+        except importlib.metadata.PackageNotFoundError:
+            version = "of unknown version"
+        # -P: a folder `ziglang` in the current folder must not be run.
+        yield Compiler((sys.executable, "-P", "-m", "ziglang", "cc", *target), f"ziglang {version}")
+
+
+def _run(command: tuple[str, ...], folder: Path) -> tuple[str | None, str]:
+    """Runs a command. Returns its messages if it failed, else None; and its standard output.
+
+    Files take the output: a compiler's own children may outlive it, and would hold pipes open.
+    """
+    private = {"TMPDIR": str(folder), "ZIG_LOCAL_CACHE_DIR": str(folder), "ZIG_GLOBAL_CACHE_DIR": str(folder)}
+    with tempfile.TemporaryFile(dir=folder) as output, tempfile.TemporaryFile(dir=folder) as messages:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "LC_ALL": "C", **private},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=messages,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(_TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"it did not end within {_TIME_LIMIT:.0f} s", ""
+        output.seek(0)
+        messages.seek(0)
+        said = messages.read().decode(errors="replace").strip()
+        return (said or f"exit status {code}") if code else None, output.read().decode(errors="replace")

@@ -1,0 +1,93 @@
+"""A library is built at first use, and loaded from the cache afterwards."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tk.core.native import NativeSource, Unit, load_library
+from tk.tests.core.native.sources import CountingCompiler, small_source
+
+
+def test_a_library_is_built_then_taken_from_the_cache(tmp_path: Path, compiler: CountingCompiler, cache: Path) -> None:
+    lines: list[str] = []
+    source = small_source(tmp_path)
+    built = load_library(source, lines.append)
+    assert built is not None
+    assert (built.library.answer(), built.library.twice(4)) == (42, 8)
+    assert (built.units, built.omitted) == (("scalar", "twice"), ())
+    assert str(compiler.path) in built.compiler
+    assert compiler.compiled() == ["scalar.o", "twice.o"]
+    assert sorted(lines) == [
+        "compiling native small: scalar (1 of 2) ...",
+        "compiling native small: twice (2 of 2) ...",
+    ]
+    again = load_library(source, lines.append)
+    assert again is not None
+    assert (again.library.answer(), again.units, again.path) == (42, built.units, built.path)
+    assert (compiler.runs(), len(lines)) == ([], 2)
+    assert built.path.parent == cache
+    assert sorted(path.suffix for path in cache.iterdir()) == ["", ".json", ".so"]  # "": the lock
+
+
+def test_what_decides_the_library_decides_its_name(tmp_path: Path) -> None:
+    source = small_source(tmp_path)
+    scalar, twice = source.units
+    stems = {source.stem("x86_64"), source.stem("aarch64")}
+    stems.add(replace(source, units=(scalar, replace(twice, flags=("-DFACTOR=3",)))).stem("x86_64"))
+    stems.add(replace(source, link_flags=("-s",)).stem("x86_64"))
+    (tmp_path / "number.h").write_text("#define NUMBER 43\n")
+    stems.add(source.stem("x86_64"))
+    (tmp_path / "answer.c").write_text((tmp_path / "answer.c").read_text() + "\n")
+    stems.add(source.stem("x86_64"))
+    assert len(stems) == 6
+
+
+def test_the_folder_of_the_sources_does_not(tmp_path: Path) -> None:
+    stems = set()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        stems.add(small_source(tmp_path / name).stem("x86_64"))
+    assert len(stems) == 1
+
+
+def test_a_changed_header_is_built_and_loaded(tmp_path: Path) -> None:
+    source = small_source(tmp_path)
+    assert load_library(source) is not None
+    (tmp_path / "number.h").write_text("#define NUMBER 43\n")
+    changed = load_library(source)
+    assert changed is not None
+    assert changed.library.answer() == 43
+
+
+def test_a_unit_that_the_compiler_refuses_is_left_out(
+    tmp_path: Path, compiler: CountingCompiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = small_source(tmp_path)
+    source = replace(source, units=(*source.units, Unit("odd", tmp_path / "answer.c", ("-mno-such-set",))))
+    library = load_library(source)
+    assert library is not None
+    assert library.units == ("scalar", "twice")
+    assert [name for name, _ in library.omitted] == ["odd"]
+    assert "-mno-such-set" in library.omitted[0][1]
+    assert "cannot compile odd of small, which is left out" in caplog.text
+    compiler.runs()
+    assert load_library(source) is not None
+    assert compiler.compiled() == []  # until there is another compiler, nobody asks this one again
+
+
+def test_without_its_base_there_is_no_library(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = small_source(tmp_path)
+    (tmp_path / "answer.c").write_text("not C\n")
+    assert load_library(source) is None
+    assert "could not compile scalar of small" in caplog.text
+    assert "torch's kernels are used" in caplog.text
+
+
+def test_units_of_other_machines_are_not_compiled(tmp_path: Path) -> None:
+    source = small_source(tmp_path)
+    elsewhere = Unit("elsewhere", tmp_path / "answer.c", machines=("pdp11",))
+    library = load_library(replace(source, units=(elsewhere, *source.units)))
+    assert library is not None
+    assert library.units == ("scalar", "twice")
+    assert load_library(NativeSource("none", (elsewhere,))) is None
