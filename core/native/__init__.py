@@ -2,6 +2,6 @@
 
 from .library_folder import LoadedLibrary
 from .load import load_library
-from .source import NativeSource, Unit
+from .source import NativeSource, NativeUnit
 
-__all__ = ["LoadedLibrary", "NativeSource", "Unit", "load_library"]
+__all__ = ["LoadedLibrary", "NativeSource", "NativeUnit", "load_library"]

@@ -11,7 +11,7 @@ from typing import Final
 
 from ..errors import TkError
 from .compiler import INSTALL_HINT, Compiler, find_compilers
-from .source import COMMON_FLAGS, LINK_FLAGS, NativeSource, Unit
+from .source import COMMON_FLAGS, LINK_FLAGS, NativeSource, NativeUnit
 
 Say = Callable[[str], None]
 # Messages of a machine that lacks something for a moment; such a failure says nothing about a unit.
@@ -84,7 +84,7 @@ def build_library(source: NativeSource, machine: str, folder: Path, on_progress:
 
 def _build(
     source: NativeSource,
-    units: tuple[Unit, ...],
+    units: tuple[NativeUnit, ...],
     compiler: Compiler,
     folder: Path,
     on_progress: Say,
@@ -93,7 +93,7 @@ def _build(
     includes = tuple(f"-I{path}" for path in sorted({header.absolute().parent for header in source.headers}))
     begun = count(1)
 
-    def compile_unit(unit: Unit) -> str | None:
+    def compile_unit(unit: NativeUnit) -> str | None:
         on_progress(f"compiling native {source.name}: {unit.name} ({next(begun)} of {len(units)}) ...")
         return compiler.run(
             [*COMMON_FLAGS, *includes, *unit.flags, "-c", str(unit.source.absolute()), "-o", f"{unit.name}.o"], folder

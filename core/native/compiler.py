@@ -106,6 +106,7 @@ def _run(command: tuple[str, ...], folder: Path) -> tuple[str | None, str]:
     with tempfile.TemporaryFile(dir=folder) as output, tempfile.TemporaryFile(dir=folder) as messages:
         process = subprocess.Popen(
             command,
+            cwd=folder,
             env={**os.environ, "LC_ALL": "C", **private},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -23,7 +23,7 @@ _FORMAT: Final = 1  # of the cache; another number leaves all older libraries as
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class NativeUnit:
     """A translation unit: one source file compiled with flags of its own.
 
     Attributes:
@@ -51,11 +51,11 @@ class NativeSource:
     """
 
     name: str
-    units: tuple[Unit, ...]
+    units: tuple[NativeUnit, ...]
     headers: tuple[Path, ...] = ()
     link_flags: tuple[str, ...] = ()
 
-    def units_for(self, machine: str) -> tuple[Unit, ...]:
+    def units_for(self, machine: str) -> tuple[NativeUnit, ...]:
         """Returns the units that are for a machine, the base first."""
         return tuple(unit for unit in self.units if not unit.machines or machine in unit.machines)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.core.native import NativeSource, Unit
+from tk.core.native import NativeSource, NativeUnit
 
 EXPORT = '__attribute__((visibility("default")))'
 COUNTING = """#!/bin/sh
@@ -20,7 +20,7 @@ def small_source(folder: Path, name: str = "small") -> NativeSource:
     (folder / "number.h").write_text("#define NUMBER 42\n")
     (folder / "answer.c").write_text(f'#include "number.h"\n{EXPORT} int answer(void) {{ return NUMBER; }}\n')
     (folder / "twice.c").write_text(f"{EXPORT} int twice(int x) {{ return FACTOR * x; }}\n")
-    units = (Unit("scalar", folder / "answer.c"), Unit("twice", folder / "twice.c", ("-DFACTOR=2",)))
+    units = (NativeUnit("scalar", folder / "answer.c"), NativeUnit("twice", folder / "twice.c", ("-DFACTOR=2",)))
     return NativeSource(name, units, (folder / "number.h",))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.core.native import NativeSource, Unit, load_library
+from tk.core.native import NativeSource, NativeUnit, load_library
 from tk.tests.core.native.sources import CountingCompiler, small_source
 
 
@@ -64,7 +64,7 @@ def test_a_unit_that_the_compiler_refuses_is_left_out(
     tmp_path: Path, compiler: CountingCompiler, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = small_source(tmp_path)
-    source = replace(source, units=(*source.units, Unit("odd", tmp_path / "answer.c", ("-mno-such-set",))))
+    source = replace(source, units=(*source.units, NativeUnit("odd", tmp_path / "answer.c", ("-mno-such-set",))))
     library = load_library(source)
     assert library is not None
     assert library.units == ("scalar", "twice")
@@ -86,8 +86,15 @@ def test_without_its_base_there_is_no_library(tmp_path: Path, caplog: pytest.Log
 
 def test_units_of_other_machines_are_not_compiled(tmp_path: Path) -> None:
     source = small_source(tmp_path)
-    elsewhere = Unit("elsewhere", tmp_path / "answer.c", machines=("pdp11",))
+    elsewhere = NativeUnit("elsewhere", tmp_path / "answer.c", machines=("pdp11",))
     library = load_library(replace(source, units=(elsewhere, *source.units)))
     assert library is not None
     assert library.units == ("scalar", "twice")
     assert load_library(NativeSource("none", (elsewhere,))) is None
+
+
+def test_the_current_folder_takes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert load_library(small_source(tmp_path)) is not None
+    assert list(Path().iterdir()) == []
