@@ -184,7 +184,7 @@ class Engine:
         """Runs the engine's thread until the engine is closed or a worker dies."""
         end: TkError = Cancelled("The engine was closed.")
         try:
-            self._workers.start(self._source.job(), self.options.tp, self.options.start_timeout)
+            self._workers.start(self._source.job(), self.options.start_timeout)
             self._ready.set_result(None)
             while self._turn():
                 pass

@@ -1,22 +1,14 @@
 """The load of a rank's parameters from a checkpoint of any layout."""
 
 from collections.abc import Callable
-from functools import partial
 
 from ..checkpoint.read.read_plan import ReadRequest
 from ..checkpoint.read.reader import Checkpoint
 from ..checkpoint.read.shared_read import ALONE, Peers, read_all
 from ..checkpoint.read.stored_array import StoredArray
-from ..parallel.collectives import gather_bytes
-from ..parallel.mesh import Group
 from ..parallel.torch_dtypes import format_of
 from .decoder import Decoder
 from .stored_tensors import check_tensors, check_ties
-
-
-def peers(group: Group) -> Peers:
-    """Returns the ranks of a group, all on one host, as ranks that load a checkpoint together."""
-    return Peers(group.rank, group.size, partial(gather_bytes, group=group))
 
 
 def load_weights(

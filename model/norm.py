@@ -42,6 +42,11 @@ class _RMSNormFunction(torch.autograd.Function):
         return grad_x_TD.view(x_ND.shape), grad_weight_D.to(weight_D.dtype), None
 
 
+def rms_norm(x_ND: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dim, [..., D] -> [..., D] of the same dtype."""
+    return _RMSNormFunction.apply(x_ND, weight_D, eps)  # type: ignore[no-untyped-call, no-any-return]
+
+
 class RMSNorm(nn.Module):
     """RMSNorm, x / sqrt(mean(x^2) + eps) * weight over the last dim; tensor-parallel ranks hold equal weights."""
 
@@ -52,7 +57,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Maps [..., D] to [..., D] of the same dtype."""
-        return _RMSNormFunction.apply(x_ND, self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
+        return rms_norm(x_ND, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):

@@ -215,10 +215,11 @@ def gather_bytes(data: bytes, group: Group) -> list[bytes]:
 
 
 def tree_sum(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Adds tensors, a power of two of them, in a fixed binary tree.
+    """Adds tensors in a fixed binary tree; of an odd number, the last one moves up a level as it is.
 
-    The bits of the sum do not depend on how many ranks the terms were spread over.
+    The bits of a sum of 2^n terms do not depend on how many ranks the terms were spread over.
     """
     while len(parts) > 1:
-        parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
+        pairs = [left + right for left, right in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[2 * len(pairs) :]
     return parts[0]

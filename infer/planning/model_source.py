@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from ... import __version__
 from ...checkpoint import Checkpoint
@@ -14,6 +14,7 @@ from ...text.tokenizer import Tokenizer, read_eos_token_ids
 from ..options import EngineOptions
 from ..requests.events import ModelInfo
 from ..requests.sampling_params import MAX_TOP_LOGPROBS
+from .job import Job
 from .memory_plan import MemoryPlan, plan_memory
 
 API_REVISION: Final = 1  # the revision of tk.v1, raised with every addition to the wire
@@ -77,17 +78,19 @@ class ModelSource:
         for problem in verify(self.checkpoint.folder, leave_out=tuple(read) if len(read) == 1 else ()).problems:
             raise ShardCorrupt(problem.message)
 
-    def job(self) -> dict[str, Any]:
-        """Returns the job that every worker receives."""
-        return {
-            "checkpoint": str(self.checkpoint.path.absolute()),
-            "dtype": self.memory.dtype,
-            "kv_dtype": self.memory.kv_dtype,
-            "num_blocks": self.memory.num_blocks,
-            "kv_bytes": self.memory.kv_bytes,
-            "block_size": self.memory.block_size,
-            "max_batched_tokens": self.options.max_batched_tokens,
-        }
+    def job(self) -> Job:
+        """Returns the job that every worker receives, as that of rank 0."""
+        return Job(
+            checkpoint=str(self.checkpoint.path.absolute()),
+            kernels="aten",
+            dtype=self.memory.dtype,
+            kv_dtype=self.memory.kv_dtype,
+            num_blocks=self.memory.num_blocks,
+            kv_bytes=self.memory.kv_bytes,
+            block_size=self.memory.block_size,
+            max_batched_tokens=self.options.max_batched_tokens,
+            tp=self.options.tp,
+        )
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str:

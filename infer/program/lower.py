@@ -66,6 +66,15 @@ def most_slices(spec: DecoderSpec) -> int:
     return slices
 
 
+def serving_slices(spec: DecoderSpec, tp: int, dtype: str) -> int:
+    """Returns the number of slices in which row-parallel sums are served: those of `most_slices` in fp32, else 1.
+
+    In other dtypes the same bits at every tp are not promised, and fewer slices are faster.
+    """
+    slices = most_slices(spec)
+    return slices if dtype == "fp32" and slices % tp == 0 else 1
+
+
 def lower(spec: DecoderSpec, tp: int = 1, rank: int = 0, num_slices: int = 1) -> Program:
     """Lowers a decoder to the program of a rank.
 

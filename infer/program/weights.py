@@ -17,15 +17,11 @@ from ...model.stored_tensors import check_tensors, check_ties
 from .lower import Program
 
 TakeParam: TypeAlias = Callable[[LocalParam, Array], object]
+LoadParams: TypeAlias = Callable[[TakeParam, Peers], None]  # `load_params` with its other arguments set
 
 
 def load_params(
-    program: Program,
-    table: Table,
-    checkpoint: Checkpoint,
-    dtype: DType,
-    take: TakeParam,
-    peers: Peers = ALONE,
+    program: Program, table: Table, checkpoint: Checkpoint, dtype: DType, take: TakeParam, peers: Peers = ALONE
 ) -> None:
     """Reads every parameter of a rank, cast to a dtype; padding is zero.
 

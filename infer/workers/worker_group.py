@@ -6,12 +6,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from dataclasses import asdict, replace
+from typing import Final
 
 from ...core.errors import Cancelled, WorkerDied
 from ...core.process import start_module
+from ..planning.job import Job
 from ..scheduling.step_plan import SamplerOutput, StepPlan
 from .ipc import Frame, error_from, receive, send
 
@@ -39,12 +40,11 @@ class WorkerGroup:
         """The process ids, in rank order."""
         return tuple(process.pid for process in self._processes)
 
-    def start(self, job: Mapping[str, Any], tp: int, timeout: float) -> None:
-        """Starts `tp` ranks and waits until each has loaded.
+    def start(self, job: Job, timeout: float) -> str:
+        """Starts the ranks, waits until each has loaded, and returns the kernels of rank 0 (see `Backend`).
 
         Args:
-            job: the job that every rank receives, with its rank, tp and the file of the rendezvous added.
-            tp: the number of ranks.
+            job: the job that every rank receives, with its number and the file of the rendezvous.
             timeout: the time to load, in seconds.
 
         Raises:
@@ -54,12 +54,12 @@ class WorkerGroup:
         """
         deadline = time.monotonic() + timeout
         with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
-            for rank in range(tp):
-                self._start_rank(rank, tp)
-                frame = Frame("start", {**job, "rank": rank, "tp": tp, "store": f"{folder}/store"})
+            for rank in range(job.tp):
+                self._start_rank(rank, job.tp)
+                frame = Frame("start", asdict(replace(job, rank=rank, store=f"{folder}/store")))
                 with suppress(WorkerDied):  # `_receive` below reports a dead rank by its number
                     send(self._connections[rank], frame)
-            loading = set(range(tp))
+            loading, kernels = set(range(job.tp)), ""
             while loading:
                 spoken = self._wait_for_ranks(deadline)
                 if spoken is None:
@@ -69,6 +69,8 @@ class WorkerGroup:
                     if frame.op == "error":
                         raise error_from(frame)
                     loading.remove(rank)
+                    kernels = frame.values["kernels"] if rank == 0 else kernels
+            return kernels
 
     def step(self, plan: StepPlan, timeout: float) -> SamplerOutput:
         """Sends a plan to every rank and returns the answer of rank 0.

@@ -10,17 +10,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tk.checkpoint import Checkpoint
 from tk.infer import LLM
-from tk.infer.backends.aten.kv_cache import KVCache
-from tk.infer.backends.aten.model_runner import ModelRunner, num_slices
-from tk.infer.backends.aten.row_tiles import SMALLEST
-from tk.model.config import ModelConfig
-from tk.model.decoder import Decoder
-from tk.model.loading import load_weights
-from tk.parallel.layers import LayerContext
-from tk.parallel.mesh import ALONE
-from tk.parallel.torch_dtypes import torch_dtype
+from tk.infer.backends.backend import Backend
+from tk.infer.planning.job import Job
+from tk.infer.workers.worker import load
+from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.infer.server.conftest import engine, server
 
 __all__ = ["engine", "server"]  # a scripted engine, for the client
@@ -98,19 +92,12 @@ def llm_tp2(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
 
 
 @pytest.fixture
-def make_runner(model_folder: Callable[[str], Path]) -> Callable[..., ModelRunner]:
-    """A model runner in this process: folder or name of the model, dtype, KV dtype, blocks, block size."""
+def make_runner(model_folder: Callable[[str], Path]) -> Callable[..., Backend]:
+    """A backend in this process: folder or name of the model, dtype, KV dtype, number of blocks of 16 tokens."""
 
-    def make(model: str | Path, dtype: str, kv_dtype: str, num_blocks: int, block_size: int = 16) -> ModelRunner:
+    def make(model: str | Path, dtype: str, kv_dtype: str, num_blocks: int, kernels: str = "aten") -> Backend:
         folder = model if isinstance(model, Path) else model_folder(model)
-        config = ModelConfig.from_folder(folder)
-        weight_dtype = torch_dtype(dtype)
-        slices = num_slices(config, 1, weight_dtype)
-        device = torch.device("cpu")
-        decoder = Decoder(config, LayerContext(ALONE, weight_dtype, device), num_slices=slices, row_tile=SMALLEST)
-        load_weights(decoder, Checkpoint.open(folder))
-        heads, head_dim = config.num_key_value_heads, config.head_dim
-        cache = KVCache(config.num_hidden_layers, num_blocks, heads, block_size, head_dim, kv_dtype)
-        return ModelRunner(decoder, cache, ALONE, 512)
+        job = Job(str(folder), kernels, dtype, kv_dtype, num_blocks, 0, BLOCK_SIZE, max_batched_tokens=512)
+        return load(job)
 
     return make

@@ -5,24 +5,26 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tk.infer.backends.aten.model_runner import ModelRunner
+from tk.infer.backends.backend import Backend
 from tk.infer.engine import make_plan
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.scheduler import Limits, Scheduler
 from tk.infer.scheduling.sequence import Sequence as Sample
 from tk.infer.scheduling.step_plan import SamplingRow
 
+BLOCK_SIZE = 16  # of the runners that `make_runner` makes
+
 
 class History:
     """The logits behind every new token of every prompt, under one schedule."""
 
     def __init__(
-        self, runner: ModelRunner, num_blocks: int, budget: int, prompts: Sequence[Sequence[int]], num_new: int
+        self, runner: Backend, num_blocks: int, budget: int, prompts: Sequence[Sequence[int]], num_new: int
     ) -> None:
         self.runner = runner
         self.prompts = prompts
         self.num_new = num_new
-        self.policy = Scheduler(Limits(8, 99, budget, 640), num_blocks, runner.cache.block_size)
+        self.policy = Scheduler(Limits(8, 99, budget, 640), num_blocks, BLOCK_SIZE)
         self.logits: dict[int, list[torch.Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.preemptions = 0
@@ -37,7 +39,7 @@ class History:
             firsts = np.cumsum([0, *[chunk.length for chunk in chunks]])
             last = [chunk for chunk in chunks if chunk.is_last]
             rows = [SamplingRow(int(end) - 1) for chunk, end in zip(chunks, firsts[1:], strict=True) if chunk.is_last]
-            logits = self.runner.logits(make_plan(chunks, rows, self.runner.cache.block_size))
+            logits = torch.from_numpy(self.runner.logits(make_plan(chunks, rows, BLOCK_SIZE)))
             for chunk in chunks:
                 self.policy.advance(chunk)
             for chunk, row in zip(last, logits, strict=True):

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tk.infer import LLM, SamplingParams
-from tk.infer.backends.aten.model_runner import ModelRunner
+from tk.infer.backends.backend import Backend
 from tk.tests.infer.history import History
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
@@ -36,7 +36,7 @@ def _expected(model: PreTrainedModel) -> list[list[int]]:
     "name", [pytest.param(name, marks=() if name in CHOSEN else pytest.mark.matrix) for name in ENTRIES]
 )
 def test_greedy_equals_transformers_alone_and_in_company(
-    make_runner: Callable[..., ModelRunner], tmp_path: Path, name: str
+    make_runner: Callable[..., Backend], tmp_path: Path, name: str
 ) -> None:
     expected = _expected(ENTRIES[name].make(tmp_path))
     runner = make_runner(tmp_path, "fp32", "fp32", 100)
@@ -51,9 +51,7 @@ def test_greedy_equals_transformers_alone_and_in_company(
 
 
 @pytest.mark.parametrize("name", ["mistral", pytest.param("qwen3_moe", marks=pytest.mark.matrix), "gpt2"])
-def test_bf16_bits_depend_on_a_request_alone(
-    make_runner: Callable[..., ModelRunner], tmp_path: Path, name: str
-) -> None:
+def test_bf16_bits_depend_on_a_request_alone(make_runner: Callable[..., Backend], tmp_path: Path, name: str) -> None:
     ENTRIES[name].make(tmp_path)
     runner = make_runner(tmp_path, "bf16", "bf16", 100)
     together = History(runner, 100, 23, PROMPTS, NUM_NEW).run(range(len(PROMPTS)))

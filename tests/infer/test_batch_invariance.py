@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tk.infer.backends.aten.model_runner import ModelRunner
+from tk.infer.backends.backend import Backend
 from tk.tests.infer.history import History
 
 NUM_NEW = 36
@@ -29,7 +29,7 @@ PROMPTS = tuple(
     ],
 )
 def test_logits_are_bit_equal(
-    make_runner: Callable[..., ModelRunner], dtype: str, kv_dtype: str, name: str, threads: int
+    make_runner: Callable[..., Backend], dtype: str, kv_dtype: str, name: str, threads: int
 ) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

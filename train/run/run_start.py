@@ -7,7 +7,7 @@ from pathlib import Path
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import Peers, open_together, share_errors
 from ...core.errors import ConfigError
-from ...model.loading import peers
+from ...model.peers import peers
 from ...model.stored_config import stored_config
 from ...parallel.host import host_group
 from ..config.initial_model import open_init, unsupported_options

@@ -14,7 +14,7 @@ from ...checkpoint.run.locked_run import LockedRun
 from ...checkpoint.run.run_folder import RunFolder
 from ...checkpoint.save.save_job import SaveJob
 from ...core.tensors import Table
-from ...model.loading import peers
+from ...model.peers import peers
 from ...parallel.collectives import broadcast
 from ...parallel.mesh import Mesh
 from ..config.train_config import param_groups

@@ -16,7 +16,6 @@ from typing import Final
 import torch
 
 from ....core.integers import ceil_div, round_up
-from ....model.attention import AttendingLayer
 from ...options import ATTENTION_TILE
 from ...scheduling.step_plan import TokenSpan
 from .kv_cache import KVCache
@@ -100,13 +99,19 @@ class PagedAttention:
         self.spans = tuple(spans)
         self._plans: dict[int | None, _Plan] = {}
 
-    def __call__(
-        self, at: AttendingLayer, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKE: torch.Tensor
-    ) -> torch.Tensor:
-        """Appends the keys and values, then attends; returns [T, H, E] in the queries' dtype."""
-        layer, window = at.layer, at.window
-        plan = self._plans.get(window) or self._plans.setdefault(window, self._plan(window))
+    def append(self, layer: int, k_TKE: torch.Tensor, v_TKE: torch.Tensor) -> None:
+        """Stores the tokens' keys and values in a layer's cache, without those of padding."""
         self.cache.append(layer, self.lines, self.begun, k_TKE[: self.num_tokens], v_TKE[: self.num_tokens])
+
+    def attend(self, layer: int, window: int | None, q_THE: torch.Tensor) -> torch.Tensor:
+        """Attends to a layer's cache; returns [T, H, E] in the queries' dtype.
+
+        Args:
+            layer: the layer, to whose cache the tokens are appended already.
+            window: the number of positions that a query sees, its own included; None for all before it.
+            q_THE: the queries, normed and rotated.
+        """
+        plan = self._plans.get(window) or self._plans.setdefault(window, self._plan(window))
         q_TKGE = (q_THE.float() * self.head_dim**-0.5).unflatten(1, (self.num_kv_heads, self.group))
         out_TKGE = torch.zeros(q_TKGE.shape)
         if plan.decode is not None:

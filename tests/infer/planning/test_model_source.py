@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from tk.core.errors import ConfigError
 from tk.infer.options import EngineOptions
+from tk.infer.planning.job import Job
 from tk.infer.planning.model_source import ModelSource
 
 
@@ -28,15 +29,17 @@ def test_the_model_is_described_as_it_will_be_served(model_folder: Callable[[str
 def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path]) -> None:
     options = EngineOptions(model_folder("grouped"), kv_blocks=8, dtype="bf16", max_batched_tokens=96)
     source = ModelSource.open(options)
-    assert source.job() == {
-        "checkpoint": str(options.checkpoint),
-        "dtype": "bf16",
-        "kv_dtype": "bf16",
-        "num_blocks": 8,
-        "kv_bytes": source.memory.kv_bytes,
-        "block_size": 32,
-        "max_batched_tokens": 96,
-    }
+    assert source.job() == Job(
+        checkpoint=str(options.checkpoint),
+        kernels="aten",
+        dtype="bf16",
+        kv_dtype="bf16",
+        num_blocks=8,
+        kv_bytes=source.memory.kv_bytes,
+        block_size=32,
+        max_batched_tokens=96,
+        tp=1,
+    )
 
 
 def test_without_a_tokenizer_the_end_tokens_are_those_of_the_config(

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tk.core.errors import ParallelError
-from tk.infer.program.lower import Program, lower, most_slices
+from tk.infer.program.lower import Program, lower, most_slices, serving_slices
 from tk.infer.program.operations import (
     AttendToCache,
     Embed,
@@ -96,6 +96,24 @@ def test_experts_and_windows_follow_the_layers() -> None:
 def test_slices_divide_heads_and_intermediate_sizes(heads: int, inner: int, slices: int) -> None:
     config = {"num_attention_heads": heads, "intermediate_size": inner, "hidden_size": 16 * heads}
     assert most_slices(spec_of("llama", **config)) == slices
+
+
+@pytest.mark.parametrize(
+    ("heads", "inner", "tp", "dtype", "slices"),
+    [
+        (8, 96, 1, "fp32", 8),
+        (8, 96, 8, "fp32", 8),
+        (4, 96, 2, "fp32", 4),
+        (4, 97, 2, "fp32", 1),  # no number of slices divides the intermediate size
+        (12, 96, 3, "fp32", 1),  # a tp that is no power of two
+        (8, 96, 2, "bf16", 1),
+    ],
+)
+def test_sums_are_served_in_slices_that_fit_model_and_tp(
+    heads: int, inner: int, tp: int, dtype: str, slices: int
+) -> None:
+    config = {"num_attention_heads": heads, "intermediate_size": inner, "hidden_size": 8 * heads}
+    assert serving_slices(spec_of("llama", **config), tp, dtype) == slices
 
 
 def test_a_tp_that_does_not_fit_is_refused() -> None:

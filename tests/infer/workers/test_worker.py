@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tk.core.errors import CheckpointError, TkError
+from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.ipc import Frame, error_from, receive, send
 from tk.infer.workers.worker import work
@@ -32,10 +34,9 @@ def connection() -> Iterator[socket.socket]:
 
 def job(folder: Path) -> dict[str, Any]:
     """Returns the job of a single rank."""
-    return {
-        "rank": 0, "tp": 1, "store": "", "checkpoint": str(folder), "dtype": "fp32", "kv_dtype": "fp32",
-        "num_blocks": 3, "kv_bytes": 0, "block_size": 16, "max_batched_tokens": 16,
-    }  # fmt: skip
+    return asdict(
+        Job(str(folder), "aten", "fp32", "fp32", num_blocks=3, kv_bytes=0, block_size=16, max_batched_tokens=16)
+    )
 
 
 def answer(connection: socket.socket) -> Frame:
@@ -49,7 +50,7 @@ def test_it_loads_and_computes_what_transformers_computes(
 ) -> None:
     send(connection, Frame("start", job(model_folder("grouped"))))
     ready = answer(connection)
-    assert (ready.op, ready.values["sizes"]) == ("ready", [16])
+    assert (ready.op, ready.values["kernels"]) == ("ready", "aten")
     assert ready.values["kv_bytes"] == 2 * 2 * (3 + 1) * 16 * 4 * 8 * 4, "2 layers, 4 kv heads of 8 in fp32"
     tokens = [5, 6, 7]
     plan = StepPlan(
@@ -80,7 +81,7 @@ def test_a_bug_is_reported_as_a_failed_worker(connection: socket.socket) -> None
     send(connection, Frame("start", {"tp": 1}))
     error = error_from(answer(connection))
     assert type(error) is TkError
-    assert str(error) == "An inference worker failed: KeyError: 'rank'"
+    assert str(error).startswith("An inference worker failed: TypeError: Job.__init__() missing 8 required")
 
 
 def test_it_ends_with_an_engine_that_never_starts_it(connection: socket.socket) -> None:

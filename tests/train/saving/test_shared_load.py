@@ -12,7 +12,8 @@ import torch
 from tk.checkpoint.read.reader import Checkpoint
 from tk.core.config import parse
 from tk.model.decoder import Decoder
-from tk.model.loading import load_weights, peers
+from tk.model.loading import load_weights
+from tk.model.peers import peers
 from tk.parallel.host import host_group
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import Mesh

@@ -1,18 +1,16 @@
-"""A rank's step: logits and tokens against `transformers`, and into how many slices its sums are cut."""
+"""A rank's step: logits and tokens against `transformers`."""
 
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tk.infer.backends.aten.model_runner import ModelRunner, num_slices
+from tk.infer.backends.backend import Backend
 from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
-from tk.model.config import ModelConfig
 
 TOKENS = [5, 6, 7, 1, 2]
-MakeRunner = Callable[..., ModelRunner]
+MakeRunner = Callable[..., Backend]
 
 
 def plan(rows: list[SamplingRow]) -> StepPlan:
@@ -36,25 +34,7 @@ def test_prompts_of_one_step_do_not_see_each_other(
         expected = torch.cat([model(torch.tensor([part])).logits[0] for part in (TOKENS[:3], TOKENS[3:])])
     rows = [SamplingRow(token=token) for token in (0, 2, 4)]
     runner = make_runner("grouped", "fp32", "fp32", 3)
-    torch.testing.assert_close(runner.logits(plan(rows)), expected[[0, 2, 4]], rtol=1e-4, atol=1e-4)
-    result = runner.run(plan(rows))
+    torch.testing.assert_close(torch.from_numpy(runner.logits(plan(rows))), expected[[0, 2, 4]], rtol=1e-4, atol=1e-4)
+    result = runner.step(plan(rows))
     assert result is not None
     assert result.token_ids.tolist() == expected[[0, 2, 4]].argmax(dim=-1).tolist()
-
-
-@pytest.mark.parametrize(
-    ("heads", "inner", "tp", "dtype", "slices"),
-    [
-        (8, 96, 1, torch.float32, 8),
-        (8, 96, 8, torch.float32, 8),
-        (4, 96, 2, torch.float32, 4),
-        (4, 97, 2, torch.float32, 1),  # no number of slices divides the intermediate size
-        (8, 96, 2, torch.bfloat16, 1),  # two ranks have one order of a sum
-        (8, 96, 4, torch.bfloat16, 4),
-    ],
-)
-def test_sums_are_cut_into_slices_that_divide_the_model(
-    heads: int, inner: int, tp: int, dtype: torch.dtype, slices: int
-) -> None:
-    config = ModelConfig(vocab_size=101, hidden_size=64, intermediate_size=inner, num_attention_heads=heads)
-    assert num_slices(config, tp, dtype) == slices

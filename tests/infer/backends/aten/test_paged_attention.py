@@ -1,6 +1,5 @@
 """Paged attention against torch's own on the same keys and values, and its bits against other batches and cuts."""
 
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -15,14 +14,6 @@ from tk.infer.scheduling.step_plan import Array, TokenSpan
 
 BLOCK, NUM_BLOCKS = 32, 64
 LENGTH = 600  # three tiles
-
-
-@dataclass
-class Layer:
-    """The layer that attends."""
-
-    layer: int
-    window: int | None
 
 
 class Case:
@@ -57,9 +48,10 @@ class Case:
                 spans.append(TokenSpan(length + i, position, position + 1, other))
                 for part, source in zip(parts, (self.q, self.k, self.v), strict=True):
                     part.append(source[(start + 7 * i) % LENGTH][None])
-            attend = PagedAttention(cache, spans, torch.from_numpy(np.concatenate(slots)), self.heads)
+            attention = PagedAttention(cache, spans, torch.from_numpy(np.concatenate(slots)), self.heads)
             q, k, v = (torch.cat(part) for part in parts)
-            outputs.append(attend(Layer(0, window), q, k, v)[:length])
+            attention.append(0, k, v)
+            outputs.append(attention.attend(0, window, q)[:length])
         return torch.cat(outputs)
 
     def _append(self, cache: KVCache, table: Array, positions: Array, values: torch.Tensor) -> None:

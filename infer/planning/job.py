@@ -1,0 +1,29 @@
+"""The job that the engine gives every worker when it starts."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The work of one rank; it travels as a frame's values.
+
+    Attributes:
+        checkpoint: the absolute path of the step folder or Hugging Face folder.
+        kernels, dtype, kv_dtype: see EngineOptions; the dtypes are resolved, `kernels` is not.
+        num_blocks, kv_bytes, block_size: the blocks of the cache, its bytes on a rank, and the tokens of a block.
+        max_batched_tokens: the largest number of tokens of a step.
+        tp, rank: the number of ranks, and this one.
+        store: the file through which the ranks find each other.
+    """
+
+    checkpoint: str
+    kernels: str
+    dtype: str
+    kv_dtype: str
+    num_blocks: int
+    kv_bytes: int
+    block_size: int
+    max_batched_tokens: int
+    tp: int = 1
+    rank: int = 0
+    store: str = ""
