@@ -1,0 +1,139 @@
+"""The jobs of one rank: a reference and its file, a layout compared with it, and the process groups kept in between."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tk.core.config import parse
+from tk.core.errors import TkError
+from tk.parallel.mesh import Mesh
+from tk.parity import measure
+from tk.parity.layout import ParityLayout
+from tk.parity.measure import Measurer, run_layout, run_reference
+from tk.parity.subject import Subject
+from tk.tests.rank_pool import RankPool
+from tk.train.config.train_config import TrainConfig
+from tk.train.run.trainer import Trainer
+from tk.train.state.progress import StepResult
+
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    folder = tmp_path_factory.mktemp("subject")
+    subject = Subject.built_in(folder, STEPS, "fp32")
+    subject.prepare(folder)
+    return subject
+
+
+@pytest.fixture
+def measurer() -> Iterator[Measurer]:
+    """A measurer in this process, which has the group of its last job."""
+    threads = torch.get_num_threads()
+    yield Measurer()
+    torch.set_num_threads(threads)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def job(config: TrainConfig, gradients: Path, store: Path, reference: bool = False) -> dict[str, Any]:
+    """Returns a job of one rank, as the pool sends it."""
+    payload = {"config": config.model_dump(mode="json"), "gradients": str(gradients)}
+    return {
+        "payload": payload | {"reference": reference, "foreign": False},
+        "num_ranks": 1,
+        "rank": 0,
+        "store": str(store),
+    }
+
+
+def test_a_layout_is_compared_with_the_file_of_the_reference(
+    measurer: Measurer, subject: Subject, tmp_path: Path
+) -> None:
+    said: list[Mapping[str, Any]] = []
+    config, file = subject.config(ParityLayout(tied=False)), tmp_path / "gradients.npy"
+    reference = measurer(job(config, file, tmp_path / "unused", reference=True), said.append)
+    assert not dist.is_initialized(), "a reference needs no other process"
+    assert said == [{"step": 1}, {"step": 2}]
+    assert set(reference) == {"loss", "grad_norm", "routing"}
+    assert [len(curve) for curve in reference.values()] == [STEPS] * 3
+    assert reference["loss"][0] > reference["loss"][1] > 0
+    assert reference["routing"] == [0.0] * STEPS, "a model without experts routes nothing"
+
+    same = measurer(job(config, file, tmp_path / "store"), said.append)
+    assert {name: same[name] for name in reference} == reference
+    assert same["gradients"] == 0
+
+    changed = np.load(file)
+    changed[0] += 1
+    np.save(file, changed)
+    other = measurer(job(config, file, tmp_path / "store"), said.append)
+    assert other["loss"] == reference["loss"]
+    assert (other["parameter"], other["gradients"] > 0.1) == ("model.embed_tokens.weight", True)
+
+
+def test_a_group_is_kept_for_jobs_with_the_same_store_only(
+    measurer: Measurer, subject: Subject, tmp_path: Path
+) -> None:
+    config, file = subject.config(ParityLayout(tied=False)), tmp_path / "gradients.npy"
+    measurer(job(config, file, tmp_path / "unused", reference=True), lambda message: None)
+    meshes = []
+    for store in ("one", "one", "two"):
+        measurer(job(config, file, tmp_path / store), lambda message: None)
+        meshes.append(measurer.mesh)
+    assert meshes[0] is meshes[1]
+    assert meshes[2] is not meshes[0]
+
+
+def test_routing_is_that_of_the_experts(subject: Subject, tmp_path: Path) -> None:
+    data = subject.config(ParityLayout(tied=False)).model_dump(mode="json")
+    data["model"] |= {"architecture": "mixtral", "num_local_experts": 4}
+    curves = []
+    for seed in (0, 0, 1):
+        data["train"]["seed"] = seed
+        config = parse(data, TrainConfig, "test")
+        curves.append(run_reference(config, tmp_path / "gradients.npy", lambda message: None)["routing"])
+    assert min(curves[0]) > 0
+    assert curves[0] == curves[1] != curves[2]
+
+
+class Drifting(Trainer):
+    """A trainer whose replicas drift apart: rank 1 changes a weight after every step."""
+
+    def step(self) -> StepResult:
+        result = super().step()
+        if self.mesh.world.rank == 1:
+            with torch.no_grad():
+                next(self.stages[0].parameters()).add_(1e-6)
+        return result
+
+
+def drift(config: dict[str, Any], gradients: str) -> list[str]:
+    """Returns the errors of a layout of two replicas, first as it is and then with drifting replicas; "" for none."""
+    parsed = parse(config, TrainConfig, "test")
+    mesh = Mesh.build(parsed.layout(2), parsed.model.num_key_value_heads)
+    errors = []
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (Trainer, Drifting):
+            patch.setattr(measure, "Trainer", kind)
+            try:
+                run_layout(parsed, mesh, Path(gradients), lambda message: None)
+                errors.append("")
+            except TkError as error:
+                errors.append(str(error))
+    return errors
+
+
+def test_replicas_that_drift_apart_are_an_error(rank_pool: RankPool, subject: Subject, tmp_path: Path) -> None:
+    layout, file = ParityLayout(dp=2, tied=False), tmp_path / "gradients.npy"
+    run_reference(subject.reference(layout), file, lambda message: None)
+    config = subject.config(layout).model_dump(mode="json")
+    for right, wrong in rank_pool.run(drift, 2, config=config, gradients=str(file)):
+        assert right == ""
+        assert "model.embed_tokens.weight" in wrong
