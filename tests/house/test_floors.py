@@ -31,11 +31,12 @@ SUB_FLOORS = {
         "program": 2,
         "planning": 3,
         "scheduling": 3,
-        "backends": 4,
-        "workers": 5,
-        "engine": 6,
-        "api": 7,
-        "server": 8,
+        "sampling": 4,
+        "backends": 5,
+        "workers": 6,
+        "engine": 7,
+        "api": 8,
+        "server": 9,
     },
     "train": {
         "config": 0,
@@ -54,8 +55,7 @@ SUB_FLOORS = {
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
-    "infer.backends.aten": "experts interpreter kv_cache model_runner paged_attention philox prepare prepared_weights "
-    "row_tiles sampler",
+    "infer.backends.aten": "experts interpreter kv_cache model_runner paged_attention prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder experts init loading mlp norm peers placement recompute rope",
     "parallel": "collectives cross_entropy functions host layers linear link_factory local_link mesh point_to_point "
     "products row_blocks torch_dtypes wide_sums",

@@ -6,13 +6,13 @@ from ....parallel.collectives import all_gather
 from ....parallel.mesh import Group
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
+from ...sampling.sampler import run_sampler
 from ...scheduling.step_plan import Array, SamplerOutput, StepPlan, spans_within
 from .interpreter import Interpreter
 from .kv_cache import KVCache
 from .paged_attention import PagedAttention
 from .prepared_weights import PreparedProduct, PreparedWeights
 from .row_tiles import RowTile, agreeing_sizes, cut
-from .sampler import run_sampler
 
 MAX_HEAD_ROWS = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
 
@@ -49,8 +49,7 @@ class ModelRunner:
         logits_RV = self._logits(plan)
         if self._tp.rank:
             return None
-        with torch.device("cpu"):
-            return run_sampler(logits_RV.cpu(), plan.rows)
+        return run_sampler(logits_RV.cpu().numpy(), plan.rows)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Array:

@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from ...scheduling.step_plan import Array
+from ..scheduling.step_plan import Array
+from .exact_math import log
 
 _MASK: Final = np.uint64(0xFFFFFFFF)
 _HALF: Final = np.uint64(32)
@@ -33,19 +34,27 @@ def philox4x32(counter: Sequence[Array], key: tuple[int, int]) -> tuple[Array, A
     return c0, c1, c2, c3
 
 
-def gumbel(seed: int, sample_index: int, new_number: int, token_ids_K: Array) -> Array:
-    """Computes standard Gumbel noise for tokens, float64 [K].
+def uniform(seed: int, sample_index: int, new_number: int, token_ids_K: Array) -> Array:
+    """Draws a number between 0 and 1, both excluded, per token: float64 [K].
 
-    Philox's key is the seed; its counter is (sample index, number of the new token, token id, 0).
+    Philox's key is the seed; its counter is (sample index, number of the new token, token id // 4, 0), and the token
+    takes the word number token id % 4, so four tokens share a draw.
 
     Args:
         seed: an unsigned number of 64 bits.
         sample_index: the sample's number among the request's n samples.
         new_number: the number of the new token in the sample.
-        token_ids_K: the ids of the tokens, integers [K].
+        token_ids_K: the ids of the tokens in ascending order, integers [K].
     """
+    draw_K = token_ids_K >> 2
+    is_new_K = np.diff(draw_K, prepend=-1) != 0
     constants = (np.array([value], np.uint64) for value in (sample_index, new_number))
-    counter = (*constants, token_ids_K.astype(np.uint64), np.zeros(1, np.uint64))
-    word_K = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32))[0]
-    uniform_K = (word_K + 0.5) * 2.0**-32  # strictly between 0 and 1
-    return -np.log(-np.log(uniform_K))
+    counter = (*constants, draw_K[is_new_K].astype(np.uint64), np.zeros(1, np.uint64))
+    words = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)))
+    word_K: Array = words[token_ids_K & 3, np.cumsum(is_new_K) - 1]
+    return (word_K + 0.5) * 2.0**-32
+
+
+def gumbel(uniform_K: Array) -> Array:
+    """Returns standard Gumbel noise made of numbers between 0 and 1, float64 [K]."""
+    return -log(-log(uniform_K))
