@@ -103,14 +103,11 @@ class Decoder(nn.Module):
 
     Args:
         config: the shape of the model.
-        context: the tensor-parallel group, the parameters' dtype and device. Sequence parallelism excludes
-            `num_slices`. `weight_grads` takes the weight gradients of linear layers and the head; gradients of norms,
-            biases, embeddings and experts are not deferred.
+        context: the tensor-parallel group, the parameters' dtype and device. `weight_grads` takes the weight gradients
+            of linear layers and the head; gradients of norms, biases, embeddings and experts are not deferred.
         stage: the layers to build; None for the whole model.
         recompute: the activations that backward computes again: "none"; "selective" for large but cheap ones,
             attention between its projections and the activations of feed-forward blocks; "full" for whole layers.
-        num_slices: see RowParallelLinear.
-        row_tile: see MixtureOfExperts.
 
     Raises:
         ParallelError: tp does not divide the model.
@@ -123,22 +120,17 @@ class Decoder(nn.Module):
         *,
         stage: Stage | None = None,
         recompute: Recompute = "none",
-        num_slices: int = 1,
-        row_tile: int = 0,
     ) -> None:
         super().__init__()
         self.config = config
         self.spec = decoder_spec(config)
         self.tp = context.tp
         self.sequence_parallel = context.sequence_parallel and context.tp.size > 1
-        assert not (self.sequence_parallel and num_slices > 1)
         place = Placement(
             self.spec,
             replace(context, sequence_parallel=self.sequence_parallel),
             stage or Stage(range(len(self.spec.layers))),
             recompute=recompute,
-            num_slices=num_slices,
-            row_tile=row_tile,
         )
         self.stage = place.stage
         self._params = place.params

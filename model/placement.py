@@ -24,16 +24,12 @@ class Placement:
         context: see LayerContext.
         stage: the layers of this pipeline stage.
         recompute: see Decoder.
-        num_slices: see RowParallelLinear.
-        row_tile: see MixtureOfExperts.
     """
 
     spec: DecoderSpec
     context: LayerContext
     stage: Stage
     recompute: Recompute = "none"
-    num_slices: int = 1
-    row_tile: int = 0
 
     @cached_property
     def params(self) -> tuple[LocalParam, ...]:
@@ -70,7 +66,6 @@ class Placement:
             rows if self.spec.transposed else columns,
             self.spec.hidden_size,
             self.context,
-            num_slices=self.num_slices,
             bias=f"{name}.bias" in self.shapes,
             transposed=self.spec.transposed,
             recompute_activation=self.recompute == "selective",

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .collectives import all_gather, tree_sum
 from .functions import leave_block
 from .linear import Activation, ParallelProduct
 from .mesh import Group
-from .products import linear
 from .weight_grads import WeightGradQueue
 from .wide_sums import embedding
 
@@ -63,7 +61,6 @@ class ColumnParallelLinear(nn.Module):
         num_transposed: int = 0,
     ) -> None:
         super().__init__()
-        self.in_features = in_features
         self.product = ParallelProduct(
             "column", context.tp, num_transposed, context.sequence_parallel, context.weight_grads
         )
@@ -83,9 +80,6 @@ class RowParallelLinear(nn.Module):
     Args:
         in_features: D, the number of columns that this rank holds.
         out_features: F, the number of features of the whole output.
-        num_slices: 1 sums over ranks in the fastest order. A power of two cuts the input features of all ranks into
-            that many slices, sums each on its own and adds the sums in a fixed binary tree, so that every tp that
-            divides num_slices gives the same bits (inference in fp32).
         transposed: whether the weight is stored as [D, F].
         recompute_activation: whether backward computes the activation before the product again instead of keeping it.
     """
@@ -96,17 +90,11 @@ class RowParallelLinear(nn.Module):
         out_features: int,
         context: LayerContext,
         *,
-        num_slices: int = 1,
         bias: bool = False,
         transposed: bool = False,
         recompute_activation: bool = False,
     ) -> None:
         super().__init__()
-        self.tp = context.tp
-        self.in_features = in_features
-        self.num_local_slices = max(1, num_slices // context.tp.size)
-        self.fixed_tree = num_slices > 1
-        self.transposed = transposed
         self.recompute_activation = recompute_activation
         self.product = ParallelProduct(
             "row", context.tp, int(transposed), context.sequence_parallel, context.weight_grads
@@ -122,18 +110,9 @@ class RowParallelLinear(nn.Module):
             x_ND: this rank's input features.
             activation: a function that is applied to `x_ND` first.
         """
-        if activation is not None and (self.fixed_tree or not self.recompute_activation):
+        if activation is not None and not self.recompute_activation:
             x_ND, activation = activation(x_ND), None
-        if not self.fixed_tree:
-            return self.product(x_ND, self.weight, self.bias, activation)
-        y_NF = self._sum_fixed(x_ND, self.weight.t() if self.transposed else self.weight)
-        return y_NF if self.bias is None else y_NF + self.bias
-
-    def _sum_fixed(self, x_ND: torch.Tensor, weight_FD: torch.Tensor) -> torch.Tensor:
-        inputs = x_ND.chunk(self.num_local_slices, dim=-1)
-        weights = weight_FD.chunk(self.num_local_slices, dim=-1)
-        partial = tree_sum([linear(x, w) for x, w in zip(inputs, weights, strict=True)])
-        return tree_sum(all_gather(partial, self.tp))
+        return self.product(x_ND, self.weight, self.bias, activation)
 
 
 class VocabParallelEmbedding(nn.Module):

@@ -141,3 +141,6 @@ def test_a_pending_result_is_finished_after_its_work_and_in_order() -> None:
 def test_tree_sum_adds_in_a_fixed_order() -> None:
     parts = [torch.tensor([value]) for value in (1e8, 1.0, -1e8, 1.0)]
     assert tree_sum(parts).item() == 0.0, "pairs first: (1e8 + 1) + (-1e8 + 1) in fp32; from left to right it is 1"
+    odd = [torch.tensor([value]) for value in (1.0, -1.0, 1e8, -1e8, 1.0)]
+    assert tree_sum(odd).item() == 1.0
+    assert tree_sum([*odd[:2], *odd[2:3]]).item() == 1e8, "the third moves up as it is"

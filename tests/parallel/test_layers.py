@@ -54,20 +54,6 @@ def check_mlp() -> None:
     _assert_close(row.weight.grad, down.weight.grad[:, rows] if down.weight.grad is not None else None)
 
 
-def check_fixed_tree() -> None:
-    """Compares the bits of a row-parallel sum of fixed slices with those of one process."""
-    tp = _tp()
-    weight, x = _random(16, 64, seed=4), _random(8, 64, seed=5)
-    columns = slice(tp.rank * 64 // tp.size, (tp.rank + 1) * 64 // tp.size)
-    whole = RowParallelLinear(64, 16, LayerContext(ALONE, torch.float32, CPU), num_slices=8)
-    part = RowParallelLinear(64 // tp.size, 16, LayerContext(tp, torch.float32, CPU), num_slices=8)
-    with torch.no_grad():
-        whole.weight.copy_(weight)
-        part.weight.copy_(weight[:, columns])
-        assert torch.equal(whole(x), part(x[:, columns]))
-        _assert_close(whole(x), F.linear(x, weight))
-
-
 def check_vocabulary(vocab_size: int) -> None:
     """Compares embedding and cross entropy over a padded, split vocabulary with torch's, gradients included."""
     tp = _tp()
@@ -106,11 +92,6 @@ def check_vocabulary(vocab_size: int) -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_column_then_row_equals_two_linears(rank_pool: RankPool, world_size: int) -> None:
     rank_pool.run(check_mlp, world_size)
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_fixed_tree_has_one_process_bits(rank_pool: RankPool, world_size: int) -> None:
-    rank_pool.run(check_fixed_tree, world_size)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
