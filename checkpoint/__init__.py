@@ -5,16 +5,24 @@ Its folders are floors, and each imports only those before it: `files` (the disk
 the rank's process or in a process of its own), `convert` (reshards, exports and compares).
 """
 
-from .convert.diff import compare
-from .convert.export import export_links, prepare_export
-from .convert.reshard import Options, prepare_reshard, reshard
-from .read.reader import Checkpoint
-from .read.stored_array import StoredArray
-from .run.locked_run import LockedRun
-from .run.run_folder import RunFolder
-from .save.commit import commit
-from .save.new_step import NewStep
-from .save.writer import write_part
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .convert.diff import compare as compare
+    from .convert.export import export_links as export_links
+    from .convert.export import prepare_export as prepare_export
+    from .convert.reshard import Options as Options
+    from .convert.reshard import prepare_reshard as prepare_reshard
+    from .convert.reshard import reshard as reshard
+    from .read.reader import Checkpoint as Checkpoint
+    from .read.stored_array import StoredArray as StoredArray
+    from .run.locked_run import LockedRun as LockedRun
+    from .run.run_folder import RunFolder as RunFolder
+    from .save.commit import commit as commit
+    from .save.new_step import NewStep as NewStep
+    from .save.writer import write_part as write_part
 
 __all__ = [
     "Checkpoint",
@@ -31,3 +39,32 @@ __all__ = [
     "reshard",
     "write_part",
 ]
+
+_HOMES = MappingProxyType(
+    {
+        "Checkpoint": ".read.reader",
+        "LockedRun": ".run.locked_run",
+        "NewStep": ".save.new_step",
+        "Options": ".convert.reshard",
+        "RunFolder": ".run.run_folder",
+        "StoredArray": ".read.stored_array",
+        "commit": ".save.commit",
+        "compare": ".convert.diff",
+        "export_links": ".convert.export",
+        "prepare_export": ".convert.export",
+        "prepare_reshard": ".convert.reshard",
+        "reshard": ".convert.reshard",
+        "write_part": ".save.writer",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the module of a public name when it is first used (PEP 562): a command loads only its own modules."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

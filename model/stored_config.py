@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from ..checkpoint.convert.diff import equal_tensors
+from ..checkpoint.convert.tensor_values import equal_tensors
 from ..checkpoint.read.reader import Checkpoint
 from .config import ModelConfig
 from .registry import tensor_table

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..checkpoint.convert.diff import equal_tensors
+from ..checkpoint.convert.tensor_values import equal_tensors
 from ..checkpoint.read.reader import Checkpoint
 from ..core.errors import ShapeMismatch
 from ..core.tensors import Table, TensorSpec

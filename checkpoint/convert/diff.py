@@ -6,19 +6,15 @@ Both are read like a copy's source: tile after tile of each logical tensor, stri
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from ...core import dtypes
-from ...core.casts import Array, widen
-from ...core.dtypes import FP32, DType
-from ..format.manifest import StoredTensor
+from ...core.dtypes import FP32
 from ..read.reader import Checkpoint
 from .copy import TileReader
-from .plan import Selection, SlotCopy, slot_tiles
-
-TILE: Final = 2**20  # elements
+from .plan import slot_tiles
+from .tensor_values import TILE, common_dtype, compare_values, slot_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +93,13 @@ def compare(a: Checkpoint, b: Checkpoint, on_bytes: Callable[[int], None] = lamb
     return Comparison(a.path, b.path, only_a, only_b, num_equal, tuple(differences))
 
 
-def equal_tensors(checkpoint: Checkpoint, one: str, two: str) -> bool:
-    """Returns whether two weights of a checkpoint have equal values (0 equals -0); stops at the first difference."""
-    first, second = (checkpoint.tensors[name] for name in (one, two))
-    dtype, _ = _common_dtype(first, second, "weight")
-    if first.shape != second.shape or dtype is None:
-        return False
-    with TileReader(checkpoint) as read_one, TileReader(checkpoint) as read_two:
-        copies = (_slot_copy(checkpoint, name, "weight", dtype) for name in (one, two))
-        tiles = zip(*(slot_tiles(copy, TILE) for copy in copies), strict=True)
-        return all(_compare_values(read_one.load(a), read_two.load(b), dtype)[1] == 0 for a, b in tiles)
-
-
 def compared_bytes(a: Checkpoint, b: Checkpoint) -> int:
     """Returns how many bytes of `a` `compare` reads."""
     keys_b = _keys(b)
     total = 0
     for name, slot in _keys(a):
         if (name, slot) in keys_b:
-            dtype, _ = _common_dtype(a.tensors[name], b.tensors[name], slot)
+            dtype, _ = common_dtype(a.tensors[name], b.tensors[name], slot)
             name, slot, _ = a.resolve(name, slot, dtype)
             total += sum(chunk.nbytes for chunk in a.chunks[name, slot])
     return total
@@ -140,16 +124,6 @@ def _missing(
             yield f"{name}, slot {slot}"
 
 
-def _common_dtype(a: StoredTensor, b: StoredTensor, slot: str) -> tuple[DType | None, str]:
-    """Returns the dtype in which to compare a slot; None and the reason if there is none."""
-    one, two = (dtypes.by_code(tensor.slots[slot]) for tensor in (a, b))
-    if one == two:
-        return one, ""
-    if one in dtypes.COMPUTE_DTYPES and two in dtypes.COMPUTE_DTYPES:
-        return FP32, ""
-    return None, f"{one.code} and {two.code} are not compared"
-
-
 def _compare_slot(
     a: Checkpoint,
     b: Checkpoint,
@@ -162,14 +136,14 @@ def _compare_slot(
     shape, other = a.tensors[name].shape, b.tensors[name].shape
     if shape != other:
         return Difference(name, slot, "shape", f"shape {list(shape)} and {list(other)}")
-    dtype, reason = _common_dtype(a.tensors[name], b.tensors[name], slot)
+    dtype, reason = common_dtype(a.tensors[name], b.tensors[name], slot)
     if dtype is None:
         return Difference(name, slot, "dtype", reason)
     num_different, largest = 0, 0.0
-    copy_a, copy_b = _slot_copy(a, name, slot, dtype), _slot_copy(b, name, slot, dtype)
+    copy_a, copy_b = slot_copy(a, name, slot, dtype), slot_copy(b, name, slot, dtype)
     for tile_a, tile_b in zip(slot_tiles(copy_a, TILE), slot_tiles(copy_b, TILE), strict=True):
         values = read_a.load(tile_a), read_b.load(tile_b)
-        count, difference = _compare_values(*values, dtype)
+        count, difference = compare_values(*values, dtype)
         num_different += count
         largest = max(largest, difference)
         on_bytes(tile_a.region.size * copy_a.selection.source_dtype.itemsize)
@@ -178,23 +152,3 @@ def _compare_slot(
     known = largest if np.isfinite(largest) else None
     message = f"{num_different} elements differ, by {largest:.3g} at most"
     return Difference(name, slot, "values", message, dtype.name, num_different, known)
-
-
-def _slot_copy(checkpoint: Checkpoint, name: str, slot: str, dtype: DType) -> SlotCopy:
-    stored_name, stored_slot, stored = checkpoint.resolve(name, slot, dtype)
-    selection = Selection(name, slot, stored_slot, stored, dtype)
-    return SlotCopy(selection, checkpoint.tensors[name].shape, checkpoint.chunks[stored_name, stored_slot], ())
-
-
-def _compare_values(one: Array, two: Array, dtype: DType) -> tuple[int, float]:
-    """Returns how many elements differ in their bits, and the largest difference: infinite if only one value is NaN."""
-    bits = np.dtype(f"u{dtype.itemsize}")
-    (where,) = np.nonzero(one.view(bits) != two.view(bits))
-    if not len(where):
-        return 0, 0.0
-    wide = [widen(values[where], dtype) for values in (one, two)]
-    with np.errstate(invalid="ignore"):
-        differences = np.abs(wide[0] - wide[1])
-    nan_in_both = np.isnan(wide[0]) & np.isnan(wide[1])
-    differences[nan_in_both | (wide[0] == wide[1])] = 0.0
-    return len(where), float(np.nan_to_num(differences, nan=np.inf, posinf=np.inf).max())

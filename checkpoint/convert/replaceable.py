@@ -2,6 +2,7 @@
 
 import stat
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +20,27 @@ def require_replaceable(folder: Path) -> tuple[str, ...]:
     Raises:
         ConfigError: the folder does not open as a checkpoint, or holds other files; the message names the first few.
     """
-    names = _names(folder)
+    names = tuple(_names(folder))
+    found = {name: (folder / name).lstat() for name in names}
+    states = tuple(
+        (each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found.values()
+    )
+    known = _known_files(folder, names, states)
+    foreign = [name for name in names if name not in known or not stat.S_ISREG(found[name].st_mode)]
+    if foreign:
+        raise ConfigError(
+            f"{folder} exists and holds more than a checkpoint, so it is not replaced: {_some(foreign)}. Name another "
+            "folder, or move those files away."
+        )
+    return names
+
+
+@lru_cache(maxsize=1)
+def _known_files(folder: Path, names: Sequence[str], _states: Sequence[tuple[int, ...]]) -> frozenset[str]:
+    """Returns the checkpoint's own files. A target is checked three times, and read again only if a file changed."""
     try:
         checkpoint = open_folder(folder)
-        if checkpoint:
-            checkpoint.check()
+        known = frozenset(checkpoint.removable_files() if checkpoint else ())  # by all parts; checks the files' sizes
     except CheckpointError as error:
         raise ConfigError(
             f"{folder} exists, holds {_some(names)} and does not open as a checkpoint, so it is not replaced "
@@ -33,14 +50,7 @@ def require_replaceable(folder: Path) -> tuple[str, ...]:
         raise ConfigError(
             f"{folder} exists and is no checkpoint, so it is not replaced: it holds {_some(names)}; name another."
         )
-    known = checkpoint.removable_files()
-    foreign = [name for name in names if name not in known or not _is_file(folder / name)]
-    if foreign:
-        raise ConfigError(
-            f"{folder} exists and holds more than a checkpoint, so it is not replaced: {_some(foreign)}. Name another "
-            "folder, or move those files away."
-        )
-    return tuple(names)
+    return known
 
 
 def _names(folder: Path) -> list[str]:
@@ -50,10 +60,6 @@ def _names(folder: Path) -> list[str]:
         inner = lookup.list_names(folder / name) if name == PARTS and not (folder / name).is_symlink() else []
         found += [f"{name}/{part}" for part in inner] or [name]
     return found
-
-
-def _is_file(path: Path) -> bool:
-    return stat.S_ISREG(path.lstat().st_mode)
 
 
 def _some(names: Sequence[str]) -> str:

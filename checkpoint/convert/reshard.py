@@ -13,14 +13,14 @@ from ..format.chunk import Part
 from ..format.manifest import PARTS, FileDigest, Manifest, StoredTensor
 from ..format.step_names import check_target_name
 from ..read.reader import Checkpoint
-from ..save.commit import hugging_face_index, seal
+from ..save.seal import hugging_face_index, seal
 from ..save.writer import check_part, part_name, put_part
 from .copy import run_copy
-from .diff import equal_tensors
 from .hard_links import HardLink, add_linked, make_links, require_checksums, split_off_links
 from .plan import CopyPlan, plan_copy, select
 from .side_files import SideFile, copy_side_files, plan_side_files
 from .target import check_target, target_folder
+from .tensor_values import equal_tensors
 
 
 @dataclass(frozen=True, slots=True)

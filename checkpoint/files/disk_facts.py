@@ -22,11 +22,11 @@ def may_write(folder: Path) -> bool:
 
 def mounts_beneath(folder: Path) -> list[Path]:
     """Returns the mount points of file systems or single files: the folder itself, if it is one, and those inside."""
-    real = Path(os.path.realpath(folder))
+    real = os.path.realpath(folder)
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
     except FileNotFoundError:  # no Linux
-        return [real] if real.is_mount() else []
+        return [Path(real)] if os.path.ismount(real) else []
     octal = re.compile(rb"\\([0-7]{3})")  # mountinfo escapes spaces and other special bytes as octal codes
     places = {os.fsdecode(octal.sub(lambda code: bytes([int(code[1], 8)]), line.split()[4])) for line in lines}
-    return sorted(place for place in map(Path, places) if place == real or real in place.parents)
+    return sorted(Path(place) for place in places if place == real or place.startswith(os.path.join(real, "")))

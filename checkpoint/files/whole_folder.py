@@ -9,7 +9,6 @@ import hashlib
 import logging
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +41,7 @@ def whole_folder(path: Path, replaced: Callable[[], Sequence[str]], shared: bool
         ConfigError: another job is writing `path`; or, if shared, another job has made it.
         CheckpointError: `path` has been taken meanwhile; the message says where the new folder is.
     """
-    suffix = secrets.token_hex(4)
+    suffix = os.urandom(4).hex()
     with _locked_temporary(path, suffix, shared) as temporary:
         try:
             yield temporary

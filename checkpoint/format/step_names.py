@@ -1,7 +1,7 @@
 """The names in a run folder: of steps and of temporary files, and checks that a folder's name fits its content."""
 
+import os
 import re
-import secrets
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ LATEST: Final = "LATEST"  # a small file that names the newest step
 
 def new_attempt() -> str:
     """Draws the random name of one start of a job, its attempt."""
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()
 
 
 def step_name(step: int) -> str:

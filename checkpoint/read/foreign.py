@@ -1,7 +1,6 @@
 """Messages for paths that hold no checkpoint that tk reads: the format that was found, and how to convert it."""
 
 import re
-import zipfile
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -160,6 +159,8 @@ def _content(path: Path) -> str:
     with storage.reading(path.resolve()) as fd:
         head = bytearray(512)
         count = storage.pread(fd, memoryview(head), 0)
+    import zipfile  # with its decompressors, which no checkpoint needs
+
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             pickled = any(name.endswith("data.pkl") for name in archive.namelist())

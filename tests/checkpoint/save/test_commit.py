@@ -12,7 +12,7 @@ import pytest
 
 from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, write_part
 from tk.checkpoint.format.chunk import Chunk, Part
-from tk.checkpoint.save.commit import hugging_face_index
+from tk.checkpoint.save.seal import hugging_face_index
 from tk.core.errors import CheckpointError, ManifestError, ShardMissing
 from tk.core.geometry import Box
 from tk.core.layout import Layout
