@@ -25,6 +25,9 @@ $(READY): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@for cc in $$CC cc gcc clang; do command -v "$$cc" && break; done >/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile 'ziglang>=0.13' || \
+		echo "This machine has no C compiler, and ziglang could not be installed: serving will use torch's kernels." >&2
 	@touch $@
 
 # The repository root under the package's name: what mypy, protoc and an uninstalled python see as `tk`.

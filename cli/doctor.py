@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -9,6 +10,9 @@ import click
 from .common import print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..core.native import NativeSource
     from .machine import Fact
 
 _MARKS = {"ok": " ", "note": "!", "broken": "x"}
@@ -17,21 +21,47 @@ _SECTIONS = ("machine", "limits", "software", "tk uses")
 
 @click.command(epilog="Example: tk doctor --json")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--build",
+    "folder",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Only compile native code, into a folder that TK_KERNELS names where there is no compiler, as in an image.",
+)
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool) -> None:
+def doctor(ctx: click.Context, as_json: bool, folder: Path | None) -> None:
     """Show this machine's hardware, limits and software, the parts that tk will use, and how to get missing ones.
 
     Exits with 1 if a part that tk needs is missing or broken, for example if torch is too old.
     """
+    from ..infer.backends.native_sources import native_sources
     from .machine import examine
+    from .native_facts import native_facts
 
-    facts = sorted(examine(), key=lambda fact: _SECTIONS.index(fact.section))
+    if folder is not None:
+        _build(native_sources(), folder, as_json)
+        return
+    facts = sorted([*examine(), *native_facts(native_sources())], key=lambda fact: _SECTIONS.index(fact.section))
     broken = [fact for fact in facts if fact.state == "broken"]
     if as_json:
         print_json({"healthy": not broken, "facts": [asdict(fact) for fact in facts]})
     else:
         click.echo("\n\n".join(_table(facts)))
     ctx.exit(1 if broken else 0)
+
+
+def _build(sources: "Sequence[NativeSource]", folder: Path, as_json: bool) -> None:
+    from ..core.native.image import fill_folder
+
+    built = []
+    for path, record in fill_folder(sources, folder, lambda line: click.echo(line, err=True)):
+        built.append({"path": str(path), **asdict(record)})
+        if not as_json:
+            click.echo(f"{path}: {', '.join(record.units)}, by {record.compiler}")
+    if as_json:
+        print_json({"libraries": built})
+    else:
+        click.echo(f"export TK_KERNELS={folder.absolute()}")
 
 
 def _table(facts: "list[Fact]") -> list[str]:

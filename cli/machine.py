@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from ..core.cpu import read_cpu
 from ..core.progress import format_bytes
 from ..train.config.extras import missing_for_compile
 
 OLDEST_TORCH: Final = (2, 11)
 _SMALL_SHM: Final = 1 << 30
 _FEW_FILES: Final = 4096
-_INSTRUCTIONS: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 _FAST_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
 _EXTRAS: Final = (
     ("tensorboard", "[metrics] tensorboard = true", "pip install 'tk-toolkit[tensorboard]'"),
@@ -57,14 +57,12 @@ def examine(folder: Path = Path()) -> list[Fact]:
 
 
 def _hardware() -> Iterator[Fact]:
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
-    have = _cpu_flags()
+    cpu = read_cpu()
     usable, installed = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     cores = str(usable) if usable == installed else f"{usable} of {installed} are usable by this process"
-    yield Fact("machine", "CPU", model[1] if model else platform.machine())
+    yield Fact("machine", "CPU", cpu.model)
     yield Fact("machine", "cores", cores)
-    yield Fact("machine", "instructions", ", ".join(name for name in _INSTRUCTIONS if name in have) or "baseline only")
+    yield Fact("machine", "instructions", ", ".join(cpu.instruction_sets) or "baseline only")
     sizes = {
         line.split(":")[0]: int(line.split()[1]) * 1024
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -73,12 +71,6 @@ def _hardware() -> Iterator[Fact]:
     yield Fact(
         "machine", "memory", f"{format_bytes(sizes['MemTotal'])}, {format_bytes(sizes['MemAvailable'])} available"
     )
-
-
-def _cpu_flags() -> set[str]:
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    flags = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
-    return set(flags[1].split()) if flags else set()
 
 
 def _storage(folder: Path) -> Iterator[Fact]:
@@ -203,7 +195,7 @@ def _use() -> Iterator[Fact]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     yield Fact("tk uses", "device", f"cuda, a GPU per rank, {count} ranks on this machine" if count else "cpu")
     yield Fact("tk uses", "backend", "nccl" if count else "gloo")
-    fast = bool(count or _FAST_BF16 & _cpu_flags())
+    fast = bool(count or _FAST_BF16 & read_cpu().features)
     low = "bf16 saves memory and time on this machine" if fast else "bf16 saves memory but no time on this machine"
     yield Fact("tk uses", "dtype", f"[precision] params, fp32 by default; {low}")
     chosen = os.environ.get("OMP_NUM_THREADS")

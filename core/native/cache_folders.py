@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,8 @@ def candidates() -> Iterator[Path]:
         yield Path(cache, "tk", "native")
     elif os.path.isabs(home):
         yield Path(home, ".cache", "tk", "native")
-    yield Path(tempfile.gettempdir(), f"tk-native-{os.geteuid()}")
+    with suppress(FileNotFoundError):  # no temporary folder can be written
+        yield Path(tempfile.gettempdir(), f"tk-native-{os.geteuid()}")
 
 
 def make_cache_folder(path: Path) -> LibraryFolder:
@@ -39,15 +41,34 @@ def make_cache_folder(path: Path) -> LibraryFolder:
         Untrusted: the folder is another user's, or others may write it; or it would be made in another user's folder.
         OSError: it cannot be made.
     """
-    user = os.geteuid()
-    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
-    if missing:
-        above = missing[-1].parent
-        owner = above.stat().st_uid
-        if owner not in (0, user):  # root with the HOME of a user: its files would lock the user out
-            raise Untrusted(f"{above} belongs to the user {owner}, and this process runs as {user}.")
-    for folder in reversed(missing):
+    for folder in reversed(_missing(path)):
         folder.mkdir(mode=0o700, exist_ok=True)
-    owners = frozenset({user})
+    owners = frozenset({os.geteuid()})
     os.close(open_folder(path, owners))
     return LibraryFolder(path, owners)
+
+
+def why_unusable(path: Path) -> str:
+    """Returns the reason why no library can be kept in one of the candidates; "" if one can. Makes nothing."""
+    try:
+        missing = _missing(path)
+        if not missing:
+            os.close(open_folder(path, frozenset({os.geteuid()})))
+    except (Untrusted, OSError) as error:
+        return str(error)
+    place = missing[-1].parent if missing else path
+    return "" if os.access(place, os.W_OK | os.X_OK) else f"{place} cannot be written by this user."
+
+
+def _missing(path: Path) -> list[Path]:
+    """Returns the folders that do not exist, the innermost first.
+
+    Raises:
+        Untrusted: they would be made in another user's folder.
+    """
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    if missing:
+        owner, user = missing[-1].parent.stat().st_uid, os.geteuid()
+        if owner not in (0, user):  # root with the HOME of a user: its files would lock the user out
+            raise Untrusted(f"{missing[-1].parent} belongs to the user {owner}, and this process runs as {user}.")
+    return missing

@@ -27,6 +27,7 @@ _ZIG_TARGETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 _TIME_LIMIT: Final = 300.0  # seconds of one run; a compiler that hangs must not hold the cache's lock for ever
+_VERSION_LIMIT: Final = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -52,38 +53,70 @@ class Compiler:
         Raises:
             OSError: the compiler could not be started.
         """
-        return _run((*self.command, *arguments), folder)[0]
+        # Files take the messages: a compiler's own children may outlive it, and would hold a pipe open.
+        private = {"TMPDIR": str(folder), "ZIG_LOCAL_CACHE_DIR": str(folder), "ZIG_GLOBAL_CACHE_DIR": str(folder)}
+        with tempfile.TemporaryFile(dir=folder) as file:
+            process = subprocess.Popen(
+                (*self.command, *arguments),
+                cwd=folder,
+                env={**os.environ, "LC_ALL": "C", **private},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(_TIME_LIMIT)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return f"it did not end within {_TIME_LIMIT:.0f} s"
+            file.seek(0)
+            messages = file.read().decode(errors="replace").strip()
+        return (messages or f"it ended with status {code}") if code else None
 
 
 def find_compilers() -> Iterator[Compiler]:
     """Yields the compilers of this machine, the preferred first; each is looked for when it is asked for."""
-    chosen = shlex.split(os.environ.get("CC", ""))
-    commands = [chosen] if chosen else []
-    commands += [[name] for name in _SYSTEM_COMPILERS]
     seen: set[tuple[str, ...]] = set()
-    for words in commands:
-        program = shutil.which(words[0])
+    for command in (_chosen(), *([name] for name in _SYSTEM_COMPILERS)):
+        program = shutil.which(command[0]) if command else None
         if program is None:
-            if words is chosen:
-                _log.warning("The compiler that CC names, %s, does not exist; looking for another.", words[0])
             continue
-        real = (os.path.realpath(program), *words[1:])  # cc is mostly a link to gcc or clang
+        real = (os.path.realpath(program), *command[1:])  # cc is mostly a link to gcc or clang
         if real not in seen:
             seen.add(real)
-            yield from _installed((os.path.abspath(program), *words[1:]))
+            yield from _installed((os.path.abspath(program), *command[1:]))
     yield from _packaged()
 
 
+def _chosen() -> list[str]:
+    """Returns the words of $CC; none, and says so, if they name no program."""
+    text = os.environ.get("CC", "")
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote without its end
+        words = [text]
+    if words and shutil.which(words[0]) is None:
+        _log.warning("The compiler that CC names, %s, does not exist; looking for another.", words[0])
+    return words
+
+
 def _installed(command: tuple[str, ...]) -> Iterator[Compiler]:
-    with tempfile.TemporaryDirectory(prefix="tk-compiler-") as folder:
-        try:
-            failed, output = _run((*command, "--version"), Path(folder))
-        except OSError as error:
-            failed, output = str(error), ""
-    if failed is None:
-        yield Compiler(command, f"{next(iter(output.splitlines()), 'unknown version')} ({shlex.join(command)})")
-    else:
-        _log.warning("The compiler %s does not run: %s", shlex.join(command), failed)
+    try:
+        shown = subprocess.run(
+            (*command, "--version"),
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_VERSION_LIMIT,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning("The compiler %s does not run: %s", shlex.join(command), error)
+        return
+    lines = shown.stdout.decode(errors="replace").splitlines()
+    yield Compiler(command, f"{lines[0] if lines else 'unknown version'} ({shlex.join(command)})")
 
 
 def _packaged() -> Iterator[Compiler]:
@@ -95,31 +128,3 @@ def _packaged() -> Iterator[Compiler]:
             version = "of unknown version"
         # -P: a folder `ziglang` in the current folder must not be run.
         yield Compiler((sys.executable, "-P", "-m", "ziglang", "cc", *target), f"ziglang {version}")
-
-
-def _run(command: tuple[str, ...], folder: Path) -> tuple[str | None, str]:
-    """Runs a command. Returns its messages if it failed, else None; and its standard output.
-
-    Files take the output: a compiler's own children may outlive it, and would hold pipes open.
-    """
-    private = {"TMPDIR": str(folder), "ZIG_LOCAL_CACHE_DIR": str(folder), "ZIG_GLOBAL_CACHE_DIR": str(folder)}
-    with tempfile.TemporaryFile(dir=folder) as output, tempfile.TemporaryFile(dir=folder) as messages:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "LC_ALL": "C", **private},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=messages,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(_TIME_LIMIT)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return f"it did not end within {_TIME_LIMIT:.0f} s", ""
-        output.seek(0)
-        messages.seek(0)
-        said = messages.read().decode(errors="replace").strip()
-        return (said or f"exit status {code}") if code else None, output.read().decode(errors="replace")

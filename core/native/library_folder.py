@@ -129,13 +129,17 @@ class LibraryFolder:
             os.close(fd)
 
     def _open(self, stem: str) -> tuple[LibraryRecord, int] | None:
-        """Returns a library's record and its open file, checked against each other; None if it has no record."""
+        """Returns a library's record and its open file, checked against each other; None if one is missing."""
         folder_fd = open_folder(self.path, self.owners)
         try:
-            data = self._read_record(stem, folder_fd)
-            if data is None:
-                return None
+            record_fd = open_file(self.path / f"{stem}.json", folder_fd, self.owners)
+            try:
+                data = _read(record_fd)
+            finally:
+                os.close(record_fd)
             fd = open_file(self.path / f"{stem}.so", folder_fd, self.owners)
+        except FileNotFoundError:
+            return None
         finally:
             os.close(folder_fd)
         try:
@@ -143,16 +147,6 @@ class LibraryFolder:
         except Untrusted:
             os.close(fd)
             raise
-
-    def _read_record(self, stem: str, folder_fd: int) -> bytes | None:
-        try:
-            fd = open_file(self.path / f"{stem}.json", folder_fd, self.owners)
-        except FileNotFoundError:
-            return None
-        try:
-            return _read(fd)
-        finally:
-            os.close(fd)
 
     def _checked(self, stem: str, record_data: bytes, library: bytes) -> LibraryRecord:
         path = self.path / stem

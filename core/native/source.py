@@ -18,7 +18,8 @@ COMMON_FLAGS: Final = (
     "-pthread",
     "-w",
 )
-LINK_FLAGS: Final = ("-shared", "-pthread", "-lm")
+# -O3: without it `ziglang` compiles its runtime for debugging, for half a minute. -z defs: what is missing is said now.
+LINK_FLAGS: Final = ("-O3", "-shared", "-Wl,-z,defs", "-pthread", "-lm")
 _FORMAT: Final = 1  # of the cache; another number leaves all older libraries aside
 
 
@@ -41,7 +42,10 @@ class NativeUnit:
 
 @dataclass(frozen=True, slots=True)
 class NativeSource:
-    """The source of a native library. Functions to be called from Python need `visibility("default")`.
+    """The source of a native library.
+
+    Functions to be called from Python need `visibility("default")`. A unit may be left out, so that another one refers
+    to its functions by weak declarations only.
 
     Attributes:
         name: the library's name, part of file names.

@@ -48,6 +48,8 @@ def _open(path: Path, flags: int, folder_fd: int | None, owners: frozenset[int])
     except OSError as error:
         if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and path.is_symlink()):
             raise Untrusted(f"{path} is a link.") from error
+        if isinstance(error, PermissionError):
+            raise Untrusted(f"{path} cannot be read by this user.") from error
         raise
     try:
         _check(path, os.fstat(fd), owners)

@@ -131,7 +131,7 @@ PROMISED = {
     "train": {"--set", "--nproc", "--resume", "--dry-run"},
     "plan": {"--set", "--nproc", "--json"},
     "plot": {"-o"},
-    "doctor": {"--json"},
+    "doctor": {"--json", "--build"},
     "data prepare": {"--tokenizer", "--out"},
     "tokenizer train": {"--vocab-size", "--out"},
     "reshard": {"--tp", "--pp", "--dtype", "--weights-only", "--dry-run", "--force"},

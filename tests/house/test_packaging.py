@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import tk
+from tk.tests.house.conftest import ROOMS
 
 OUTSIDE = frozenset({"tests", "benchmarks", "docs", "examples", "scripts", "runs", "build"})
 
@@ -107,7 +108,9 @@ def test_the_wheel_holds_tk_and_nothing_else(root: Path, project: dict[str, Any]
     files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     packages = project["tool"]["setuptools"]["packages"]
     folders = {Path(*name.split(".")) for name in packages}
-    assert {Path(name).parent for name in files} <= folders
+    native = {f"tk/{path.relative_to(root)}" for room in ROOMS for path in (root / room).rglob("*.[ch]")}
+    assert {Path(name).parent for name in files - native} <= folders
+    assert native <= files
     assert {"tk/py.typed", "tk/__main__.py", "tk/proto/v1/generation.proto", "tk/proto/v1/generation_pb2.pyi"} <= files
 
 

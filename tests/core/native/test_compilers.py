@@ -1,0 +1,128 @@
+"""The compiler: the one that $CC names, the system's, or the one in the package `ziglang`."""
+
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tk.core.native import load_library
+from tk.core.native.compiler import find_compilers
+from tk.tests.core.native.sources import CountingCompiler, small_source
+
+REFUSE_TWICE = 'case "$*" in *FACTOR*) echo "error: {message}" >&2; exit 1;; esac'
+FAKE_ZIG = """
+import os, sys
+first, *arguments = sys.argv[1:]
+assert first == "cc", first
+target = arguments[:3]
+with open({log!r}, "a") as log:
+    print(*target, file=log)
+assert target[0] == "-target" and target[1].endswith("-linux-gnu.2.17") and target[2].startswith("-mcpu="), target
+assert os.environ["ZIG_GLOBAL_CACHE_DIR"] == os.getcwd()
+os.environ["PATH"] = {path!r}
+os.execvp({compiler[0]!r}, [*{compiler!r}, *arguments[3:]])
+"""
+
+
+def test_the_compiler_that_cc_names_is_first_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = CountingCompiler(tmp_path, monkeypatch)
+    monkeypatch.setenv("CC", f"{compiler.path} -DEXTRA='a b'")
+    found = list(find_compilers())
+    assert found[0].command == (str(compiler.path), "-DEXTRA=a b")
+    assert len({os.path.realpath(each.command[0]) for each in found}) == len(found)  # cc and gcc are mostly one
+
+
+@pytest.mark.parametrize("chosen", ["no-such-compiler -O1", "unbalanced 'quote"])
+def test_a_cc_that_does_not_exist_is_named_and_passed_over(
+    chosen: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    usual = next(find_compilers())
+    monkeypatch.setenv("CC", chosen)
+    assert next(find_compilers()) == usual
+    assert chosen.split(" -")[0] in caplog.text
+
+
+def test_another_compiler_is_tried_where_the_first_cannot_compile_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = 'case "$*" in *answer.c*) echo "fatal error: stdio.h: No such file" >&2; exit 1;; esac'
+    broken = CountingCompiler(tmp_path, monkeypatch, before)
+    library = load_library(small_source(tmp_path))
+    assert library is not None
+    assert str(broken.path) not in library.compiler
+    assert "stdio.h: No such file" in caplog.text
+
+
+def test_a_full_disk_does_not_leave_a_unit_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = CountingCompiler(tmp_path, monkeypatch, REFUSE_TWICE.format(message="No space left on device"))
+    library = load_library(small_source(tmp_path))
+    assert library is not None
+    assert library.units == ("scalar", "twice")
+    assert str(full.path) not in library.compiler
+
+
+def test_another_compiler_than_the_one_that_refused_a_unit_builds_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = small_source(tmp_path)
+    CountingCompiler(tmp_path, monkeypatch, REFUSE_TWICE.format(message="unknown flag"), "old")
+    first = load_library(source)
+    assert first is not None
+    assert (first.units, first.omitted) == (("scalar",), (("twice", "error: unknown flag"),))
+    newer = CountingCompiler(tmp_path, monkeypatch, name="new")
+    second = load_library(source)
+    assert second is not None
+    assert (second.units, second.omitted, second.library.twice(3)) == (("scalar", "twice"), (), 6)
+    newer.runs()
+    assert load_library(source) is not None
+    assert newer.runs() == []
+
+
+def test_what_a_unit_needs_of_another_and_does_not_get_is_an_error_of_the_build(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = small_source(tmp_path)
+    (tmp_path / "answer.c").write_text("int absent(void);\nint answer(void) { return absent(); }\n")
+    assert load_library(source) is None
+    assert "could not link small" in caplog.text
+
+
+def test_flags_of_the_link_are_used(tmp_path: Path, compiler: CountingCompiler) -> None:
+    assert load_library(replace(small_source(tmp_path), link_flags=("-Wl,-soname,own-name",))) is not None
+    assert "-Wl,-soname,own-name" in compiler.runs()[-1]
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_there_is_no_library(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert load_library(small_source(tmp_path)) is None
+    assert load_library(small_source(tmp_path)) is None
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "no C compiler" in messages[0]
+    assert "pip install 'tk-toolkit[compiler]'" in messages[0]
+
+
+def test_the_compiler_of_the_package_is_taken_where_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    real, path, log = list(next(find_compilers()).command), os.environ["PATH"], tmp_path / "log"
+    request.getfixturevalue("no_compiler")
+    (tmp_path / "packages" / "ziglang").mkdir(parents=True)
+    (tmp_path / "packages" / "ziglang" / "__init__.py").touch()
+    program = FAKE_ZIG.format(log=str(log), path=path, compiler=real)
+    (tmp_path / "packages" / "ziglang" / "__main__.py").write_text(program)
+    monkeypatch.delitem(sys.modules, "ziglang")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    library = load_library(small_source(tmp_path))
+    assert library is not None
+    assert (library.library.answer(), library.library.twice(4)) == (42, 8)
+    assert library.compiler == "ziglang of unknown version"
+    machine = os.uname().machine
+    assert set(log.read_text().splitlines()) == {
+        shlex.join(["-target", f"{machine}-linux-gnu.2.17", f"-mcpu={'x86_64' if machine == 'x86_64' else 'generic'}"])
+    }
