@@ -12,6 +12,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LINK := .build/tk
+# Compiled modules are kept, even where the environment says otherwise: without them `import torch` takes three times as
+# long, in each of the hundreds of processes that tests start.
+export PYTHONDONTWRITEBYTECODE :=
 # Two cores, one process each; what a test itself starts shares them.
 WORKERS ?= -n 2 --dist worksteal
 
