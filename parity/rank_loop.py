@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.errors import TkError, pack
-from ..core.process import die_with_parent
+from ..core.process import die_with_parent, lasting_imports
 
 Send = Callable[[Mapping[str, Any]], None]
 Work = Callable[[Mapping[str, Any], Send], Mapping[str, Any]]
@@ -28,7 +28,8 @@ def serve(load: Callable[[], Work]) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    work = load()
+    with lasting_imports():
+        work = load()
     for line in sys.stdin:
         try:
             answer: dict[str, Any] = {"result": work(json.loads(line), send)}

@@ -1,5 +1,6 @@
 """Fixtures of all tests."""
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -18,6 +19,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts slow tests first, so that at the end no worker waits for another one's slow test."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what all tests import from the searches for garbage, as `lasting_imports` does."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ leaves no process behind.
 import signal
 import sys
 
-from ...core.process import die_with_parent
+from ...core.process import die_with_parent, lasting_imports
 
 
 def main() -> int:
@@ -15,8 +15,8 @@ def main() -> int:
     die_with_parent()  # the socket's end is not enough: a worker that waits for other ranks does not read it
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)  # the engine decides when its workers end
-    from .worker import work
-
+    with lasting_imports():
+        from .worker import work
     work(int(sys.argv[1]))
     return 0
 

@@ -1,5 +1,6 @@
 """Processes that tk starts."""
 
+import gc
 import json
 import os
 import select
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.core.process import PARENT_VARIABLE, start_module
+from tk.core.process import PARENT_VARIABLE, lasting_imports, start_module
 
 CHILD = """
 import json, os, sys
@@ -79,3 +80,20 @@ def test_a_child_whose_starter_is_gone_already_ends_at_once() -> None:
     }
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_no_search_for_garbage_looks_at_lasting_imports() -> None:
+    class Imported:
+        """What an import makes."""
+
+    with lasting_imports():
+        assert not gc.isenabled(), "nor while they are made"
+        made = [Imported()]
+    assert gc.isenabled()
+    assert not any(each is made for each in gc.get_objects())
+
+
+def test_a_failed_import_leaves_the_search_for_garbage_on() -> None:
+    with pytest.raises(ImportError), lasting_imports():
+        raise ImportError
+    assert gc.isenabled()

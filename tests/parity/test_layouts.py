@@ -76,8 +76,10 @@ def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matr
     assert everything.left_out["tp x pp x dp is more than 8 ranks"] > 0
 
 
-def test_both_sets_have_every_shard_size_and_foreign_modules_at_every_stage(everything: Matrix) -> None:
-    for layouts in (everything.layouts, everything.covering()):
+def test_both_sets_have_every_shard_size_and_foreign_modules_at_every_stage(
+    everything: Matrix, covering: tuple[ParityLayout, ...]
+) -> None:
+    for layouts in (everything.layouts, covering):
         for foreign, zero in product((False, True), (1, 2, 3)):
             found = {(each.dp, each.shard_size) for each in layouts if (each.foreign, each.zero) == (foreign, zero)}
             assert {shard for _, shard in found} == {0, 1, 2}, (foreign, zero)

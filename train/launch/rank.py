@@ -6,14 +6,14 @@ that dies early.
 
 import sys
 
-from ...core.process import die_with_parent
+from ...core.process import die_with_parent, lasting_imports
 
 
 def main() -> int:
     """Runs the rank and returns its exit code."""
     die_with_parent()
-    from .worker import main as work
-
+    with lasting_imports():
+        from .worker import main as work
     return work()
 
 

@@ -95,12 +95,9 @@ def resume(folder: str, zero: int) -> dict[str, Any]:
 
 
 def test_a_save_that_is_killed_in_the_middle_leaves_the_step_before(rank_pool: RankPool, tmp_path: Path) -> None:
-    doomed, stages = RankPool(), [0, 1, 2, 3]
-    try:
-        with pytest.raises(AssertionError, match="exit code -9"):
-            doomed.run(save_and_die, 2, folder=str(tmp_path), go_on=stages)
-    finally:
-        doomed.close()
+    stages = [0, 1, 2, 3]
+    with pytest.raises(AssertionError, match="exit code -9"):
+        rank_pool.run(save_and_die, 2, folder=str(tmp_path), go_on=stages)
     for zero in stages:
         folder = tmp_path / str(zero)
         assert steps_in(folder) == [1]
