@@ -14,6 +14,8 @@ class Job:
         max_batched_tokens: the largest number of tokens of a step.
         tp, rank: the number of ranks, and this one.
         store: the file through which the ranks find each other.
+        threads: the number of threads of a rank, on backends with threads of their own.
+        instruction_set: the instruction set of native kernels; "" for the best that the machine can run.
     """
 
     checkpoint: str
@@ -27,3 +29,5 @@ class Job:
     tp: int = 1
     rank: int = 0
     store: str = ""
+    threads: int = 1
+    instruction_set: str = ""

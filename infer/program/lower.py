@@ -137,9 +137,10 @@ class _Rank:
 
     def _dense(self, prefix: str, block: DenseSpec) -> Iterator[Operation]:
         first = "gate_up_proj" if block.activation == "swiglu" else "up_proj"
+        down = self._row(f"{prefix}.down_proj")
         yield Multiply("normed", "inner", self._column(f"{prefix}.{first}"))
-        yield Gate(block.activation)
-        yield Multiply("gated", "partial", self._row(f"{prefix}.down_proj"), self.num_slices)
+        yield Gate(block.activation, down.in_features)
+        yield Multiply("gated", "partial", down, self.num_slices)
         yield Reduce(self._known(f"{prefix}.down_proj.bias"))
 
     def _experts(self, prefix: str, block: ExpertsSpec) -> Iterator[Operation]:

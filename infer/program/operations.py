@@ -123,9 +123,15 @@ class AttendToCache:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Applies the activation of a feed-forward block to inner, to gated: silu(gate) * up, or GELU in its tanh form."""
+    """Applies the activation of a feed-forward block to inner, to gated.
+
+    Attributes:
+        kind: "swiglu" for silu(gate) * up, "gelu_new" for GELU in its tanh form.
+        columns: the columns of gated on this rank.
+    """
 
     kind: Literal["swiglu", "gelu_new"]
+    columns: int
 
 
 @dataclass(frozen=True, slots=True)

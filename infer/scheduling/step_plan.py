@@ -77,6 +77,17 @@ class SamplingRows:
     def __len__(self) -> int:
         return len(self.token)
 
+    def part(self, first: int, stop: int) -> "SamplingRows":
+        """Returns rows [first, stop), numbered from 0."""
+        found: dict[str, Array] = {}
+        for kind in ("bias", "count"):
+            row = getattr(self, f"{kind}_row")
+            chosen = (row >= first) & (row < stop)
+            found[f"{kind}_row"] = row[chosen] - np.int32(first)
+            found |= {f"{kind}_{name}": getattr(self, f"{kind}_{name}")[chosen] for name in ("token", "value")}
+        rows = {f.name: getattr(self, f.name)[first:stop] for f in fields(self) if f.name not in found}
+        return SamplingRows(**rows, **found)
+
     @staticmethod
     def pack(rows: Sequence[SamplingRow]) -> "SamplingRows":
         """Converts rows to columns."""
@@ -169,6 +180,18 @@ class SamplerOutput:
     def arrays(self) -> dict[str, Array]:
         """Returns the arrays by name, for a frame from a worker to the engine."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @staticmethod
+    def join(parts: Sequence["SamplerOutput"]) -> "SamplerOutput":
+        """Joins the outputs of consecutive rows; those with fewer alternatives are padded with zeros."""
+        most = max(part.top_ids.shape[1] for part in parts)
+        columns: dict[str, Array] = {}
+        for f in fields(SamplerOutput):
+            values = [getattr(part, f.name) for part in parts]
+            if values[0].ndim == 2:
+                values = [np.pad(each, ((0, 0), (0, most - each.shape[1]))) for each in values]
+            columns[f.name] = np.concatenate(values)
+        return SamplerOutput(**columns)
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, Array]) -> "SamplerOutput":

@@ -1,0 +1,142 @@
+// Mixtures of experts, EXPERT_TOKENS tokens at a time. Every (token, choice) pair has a row; rows are ordered by expert,
+// so that an expert's weights are read once for all its rows. A token adds its experts' outputs in ascending order of
+// their numbers, slice by slice: its bits do not depend on other tokens, nor, with slices, on tp.
+#ifndef TK_EXPERTS_H
+#define TK_EXPERTS_H
+
+#include "rows.h"
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Writes the softmax over experts of each row of SCORES, and chooses the best: the lowest of equals first.
+static void route(const struct model *m, const struct operation *op, int32_t thread) {
+    struct share mine = share_of(m, m->step.tokens, thread);
+    int64_t k = op->top_k;
+    for (int64_t t = mine.first; t < mine.last; t++) {
+        float *scores = row(m, SCORES, t), largest = scores[0], total = 0.0f, kept = 0.0f;
+        for (int64_t e = 1; e < op->experts; e++) largest = scores[e] > largest ? scores[e] : largest;
+        for (int64_t e = 0; e < op->experts; e++) {
+            float exponent[VW] = {scores[e] - largest}, weight[VW];
+            v_store(weight, v_exp(v_load(exponent)));
+            total += scores[e] = weight[0];
+        }
+        int32_t *chosen = m->chosen + t * k;
+        float *weights = m->chosen_weights + t * k;
+        for (int64_t i = 0; i < k; i++) {
+            int32_t best = -1;
+            for (int32_t e = 0; e < op->experts; e++)
+                if (scores[e] >= 0.0f && (best < 0 || scores[e] > scores[best])) best = e;
+            if (best < 0) best = 0;  // all are NaN: so is the weight, and the logits will say it
+            float weight = scores[best] / total;
+            scores[best] = -1.0f;
+            kept += weight;
+            int64_t at = i;  // ascending by expert
+            for (; at > 0 && chosen[at - 1] > best; at--) chosen[at] = chosen[at - 1], weights[at] = weights[at - 1];
+            chosen[at] = best;
+            weights[at] = weight;
+        }
+        for (int64_t i = 0; op->normalize && i < k; i++) weights[i] /= kept;
+    }
+}
+
+// The layout of m->pairs for one group of tokens: the rows' pairs, then each expert's first row, then the row of a pair.
+struct pairs {
+    int32_t *of_row, *first, *row_of;
+};
+INLINE struct pairs pairs_of(const struct model *m, const struct operation *op) {
+    int32_t *base = m->pairs;
+    return (struct pairs){base, base + EXPERT_TOKENS * op->top_k, base + EXPERT_TOKENS * op->top_k + op->experts + 1};
+}
+
+static void order_pairs(const struct model *m, const struct operation *op, int64_t token, int64_t tokens) {
+    struct pairs p = pairs_of(m, op);
+    int64_t count = tokens * op->top_k;
+    memset(p.first, 0, (size_t)(op->experts + 1) * sizeof *p.first);
+    for (int64_t i = 0; i < count; i++) p.first[m->chosen[token * op->top_k + i] + 1]++;
+    for (int64_t e = 0; e < op->experts; e++) p.first[e + 1] += p.first[e];
+    for (int64_t i = 0; i < count; i++) {
+        int32_t expert = m->chosen[token * op->top_k + i];
+        p.row_of[i] = p.first[expert]++;
+        p.of_row[p.row_of[i]] = (int32_t)i;
+    }
+    for (int64_t e = op->experts; e > 0; e--) p.first[e] = p.first[e - 1];
+    p.first[0] = 0;
+}
+
+// Multiplies the rows of every expert by its weight; threads share the panels of all experts.
+static void multiply_experts(const struct model *m, const struct operation *op, const struct matrix *all, int first,
+                             int64_t token, int32_t thread) {
+    struct pairs p = pairs_of(m, op);
+    int64_t panels = (all->out + PANEL - 1) / PANEL, slices = first ? 1 : all->slices;
+    struct share mine = share_of(m, op->experts * panels, thread);
+    float *gathered = m->scratch + thread * m->scratch_floats;
+    int64_t width = m->strides[NORMED];
+    for (int64_t e = mine.first / panels; e < op->experts && e * panels < mine.last; e++) {
+        int64_t low = mine.first > e * panels ? mine.first - e * panels : 0, high = least(panels, mine.last - e * panels);
+        int64_t columns = all->in / slices, pairs = (columns + 1) / 2, bytes = pairs * pair_bytes(all->format);
+        const char *data = (const char *)all->data + (e * panels + low) * all->panel_bytes;
+        for (int64_t r = p.first[e], count; r < p.first[e + 1]; r += count) {
+            count = least(MOST_ROWS, p.first[e + 1] - r);
+            if (first) {
+                for (int64_t i = 0; i < count; i++)
+                    memcpy(gathered + i * width, row(m, NORMED, token + p.of_row[r + i] / op->top_k),
+                           (size_t)width * sizeof *gathered);
+                multiply_panels(all->format, gathered, width, count, data, all->panel_bytes, high - low, pairs,
+                                m->expert_inner + r * m->expert_inner_stride + low * PANEL, m->expert_inner_stride,
+                                NULL, 0);
+                continue;
+            }
+            for (int64_t s = 0; s < slices; s++) {
+                float *out = m->expert_out + (s * EXPERT_TOKENS * op->top_k + r) * m->strides[PARTIAL] + low * PANEL;
+                multiply_panels(all->format, m->expert_gated + r * m->expert_gated_stride + s * columns,
+                                m->expert_gated_stride, count, data + s * bytes, all->panel_bytes, high - low, pairs,
+                                out, m->strides[PARTIAL], NULL, 0);
+            }
+        }
+    }
+}
+
+static void combine_experts(const struct model *m, const struct operation *op, int64_t token, int64_t tokens,
+                            int32_t thread) {
+    struct pairs p = pairs_of(m, op);
+    int64_t slices = op->second.slices, width = m->strides[PARTIAL];
+    struct share mine = share_of(m, tokens, thread);
+    for (int64_t t = mine.first; t < mine.last; t++)
+        for (int64_t c = 0; c < m->hidden_size; c += VW) {
+            vf sums[MAX_SLICES];
+            for (int64_t s = 0; s < slices; s++) {
+                sums[s] = v_set1(0.0f);
+                for (int64_t i = t * op->top_k; i < (t + 1) * op->top_k; i++) {
+                    vf weight = v_set1(m->chosen_weights[token * op->top_k + i]);
+                    const float *y = m->expert_out + (s * EXPERT_TOKENS * op->top_k + p.row_of[i]) * width + c;
+                    sums[s] = v_fma(weight, v_load(y), sums[s]);
+                }
+            }
+            for (int64_t step = 1; step < slices; step *= 2)
+                for (int64_t s = 0; s + step < slices; s += 2 * step) sums[s] = sums[s] + sums[s + step];
+            float *to = row(m, op->target, token + t) + c;
+            if (op->add) sums[0] = v_load(to) + sums[0];
+            v_store(to, sums[0]);
+        }
+}
+
+static void experts(struct model *m, const struct operation *op, int32_t thread) {
+    for (int64_t token = 0; token < m->step.tokens; token += EXPERT_TOKENS) {
+        int64_t tokens = least(EXPERT_TOKENS, m->step.tokens - token), columns = op->second.in;
+        if (thread == 0) order_pairs(m, op, token, tokens);
+        tk_barrier(m->pool);
+        multiply_experts(m, op, &op->matrix, 1, token, thread);
+        tk_barrier(m->pool);
+        struct share mine = share_of(m, tokens * op->top_k, thread);
+        for (int64_t r = mine.first; r < mine.last; r++)
+            gate_row(m->expert_inner + r * m->expert_inner_stride, m->expert_gated + r * m->expert_gated_stride, columns,
+                     0, columns, 0);
+        tk_barrier(m->pool);
+        multiply_experts(m, op, &op->second, 0, token, thread);
+        tk_barrier(m->pool);
+        combine_experts(m, op, token, tokens, thread);
+        tk_barrier(m->pool);
+    }
+}
+
+#endif

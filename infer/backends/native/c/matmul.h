@@ -1,0 +1,178 @@
+// Products of rows of fp32 with packed panels: the linear layers, the scores of attention and its weighted values.
+//
+// An element is one chain of fused products over the columns in order, whatever the number of rows, panels and threads:
+// so a row's bits do not depend on the rest of the batch. The slices of a weight are such chains, added as a tree.
+#ifndef TK_MATMUL_H
+#define TK_MATMUL_H
+
+#include "model.h"
+#include "simd.h"
+
+#define VECTORS (PANEL / VW)
+#define MOST_ROWS 6  // rows of a tile: 6 x 2 sums, two vectors of weights and one of inputs fill 16 registers
+
+INLINE int64_t pair_bytes(int format) {
+    return format == FP32 ? 8 * PANEL : format == INT8 ? 2 * PANEL : 4 * PANEL;
+}
+
+// Widens vector n of the even (half 0) or odd column of the pair at w.
+INLINE vf load_half(int format, const char *w, int n, int half) {
+    int at = half * PANEL + n * VW;
+    if (format == FP32) return v_load((const float *)w + at);
+    if (format == BF16) {
+        vi both;
+        memcpy(&both, w + n * 4 * VW, sizeof both);
+        return half ? v_high_halves(both) : (vf)(both << 16);
+    }
+#if TK_INTRINSICS
+    if (format == FP16) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)w + at)));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(w + at))));
+#else
+    float wide[VW];
+    for (int i = 0; i < VW; i++)
+        wide[i] = format == FP16 ? fp16_to_float(((const uint16_t *)w)[at + i]) : (float)((const int8_t *)w)[at + i];
+    return v_load(wide);
+#endif
+}
+
+// out[r][p * PANEL + c] (+)= sum over k of x[r][k] w[p][k][c] (+ bias), for `rows` rows and `panels` panels, constants.
+INLINE void tile(const int rows, const int panels, const int format, const float *x, int64_t x_stride, const char *w,
+                 int64_t panel_bytes, int64_t pairs, float *out, int64_t out_stride, const float *bias, int add) {
+    vf sums[MOST_ROWS * VECTORS];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * panels * VECTORS; i++) sums[i] = v_set1(0.0f);
+    for (int64_t k = 0; k < pairs; k++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < panels; p++) {
+            const char *line = w + p * panel_bytes + k * pair_bytes(format);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                vf weights[VECTORS];
+#pragma GCC unroll 4
+                for (int n = 0; n < VECTORS; n++) weights[n] = load_half(format, line, n, half);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++) {
+                    vf value = v_set1(x[r * x_stride + 2 * k + half]);
+#pragma GCC unroll 4
+                    for (int n = 0; n < VECTORS; n++) {
+                        vf *sum = &sums[(r * panels + p) * VECTORS + n];
+                        *sum = v_fma(value, weights[n], *sum);
+                    }
+                }
+                // Loads stay on their side: with the weights of both halves alive, sums would be spilled.
+                __asm__ volatile("" ::: "memory");
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < panels * VECTORS; i++) {
+            vf sum = sums[r * panels * VECTORS + i];
+            float *to = out + r * out_stride + i * VW;
+            if (bias) sum = sum + v_load(bias + i * VW);
+            if (add) sum = v_load(to) + sum;
+            v_store(to, sum);
+        }
+    }
+}
+
+typedef void (*tile_function)(const float *x, int64_t x_stride, const char *w, int64_t panel_bytes, int64_t pairs,
+                              float *out, int64_t out_stride, const float *bias, int add);
+
+#define TILE(rows, panels, format, name)                                                                             \
+    static void name(const float *x, int64_t x_stride, const char *w, int64_t panel_bytes, int64_t pairs, float *out, \
+                     int64_t out_stride, const float *bias, int add) {                                               \
+        tile(rows, panels, format, x, x_stride, w, panel_bytes, pairs, out, out_stride, bias, add);                  \
+    }
+#define TILES(format)                                                                                                \
+    TILE(1, 4, format, tile_##format##_1_4)                                                                          \
+    TILE(2, 2, format, tile_##format##_2_2)                                                                          \
+    TILE(1, 1, format, tile_##format##_1_1)                                                                          \
+    TILE(2, 1, format, tile_##format##_2_1)                                                                          \
+    TILE(3, 1, format, tile_##format##_3_1)                                                                          \
+    TILE(4, 1, format, tile_##format##_4_1)                                                                          \
+    TILE(5, 1, format, tile_##format##_5_1)                                                                          \
+    TILE(6, 1, format, tile_##format##_6_1)
+TILES(FP32)
+TILES(BF16)
+TILES(FP16)
+TILES(INT8)
+#define NARROW(format)                                                                                               \
+    {tile_##format##_1_1, tile_##format##_2_1, tile_##format##_3_1, tile_##format##_4_1, tile_##format##_5_1,         \
+     tile_##format##_6_1}
+static const tile_function NARROW_TILES[4][MOST_ROWS] = {NARROW(FP32), NARROW(BF16), NARROW(FP16), NARROW(INT8)};
+static const tile_function WIDE_TILES[4][2] = {{tile_FP32_1_4, tile_FP32_2_2},
+                                               {tile_BF16_1_4, tile_BF16_2_2},
+                                               {tile_FP16_1_4, tile_FP16_2_2},
+                                               {tile_INT8_1_4, tile_INT8_2_2}};
+
+// Cuts the rows that are left into tiles of nearly equal size: a tile of one or two rows is slow.
+INLINE int64_t rows_of_tile(int64_t left) {
+    int64_t tiles = (left + MOST_ROWS - 1) / MOST_ROWS;
+    return (left + tiles - 1) / tiles;
+}
+
+// Multiplies any number of rows by consecutive panels, without slices.
+static void multiply_panels(int format, const float *x, int64_t x_stride, int64_t rows, const char *w,
+                            int64_t panel_bytes, int64_t panels, int64_t pairs, float *out, int64_t out_stride,
+                            const float *bias, int add) {
+    for (int64_t p = 0; p < panels;) {
+        int wide = rows == 1 && panels - p >= 4 ? 4 : rows == 2 && panels - p >= 2 ? 2 : 1;
+        const char *panel = w + p * panel_bytes;
+        const float *panel_bias = bias ? bias + p * PANEL : NULL;
+        float *to = out + p * PANEL;
+        if (wide > 1)
+            WIDE_TILES[format][rows - 1](x, x_stride, panel, panel_bytes, pairs, to, out_stride, panel_bias, add);
+        for (int64_t r = 0, count; wide == 1 && r < rows; r += count) {
+            count = rows_of_tile(rows - r);
+            NARROW_TILES[format][count - 1](x + r * x_stride, x_stride, panel, panel_bytes, pairs,
+                                            to + r * out_stride, out_stride, panel_bias, add);
+        }
+        p += wide;
+    }
+}
+
+// Multiplies rows by panels whose columns are cut into slices: each slice on its own, then a binary tree.
+static void multiply_slices(const struct matrix *m, const float *x, int64_t x_stride, int64_t rows, int64_t first,
+                            int64_t panels, float *out, int64_t out_stride, const float *bias, int add) {
+    int64_t columns = m->in / m->slices, pairs = (columns + 1) / 2, bytes = pairs * pair_bytes(m->format);
+    float parts[MAX_SLICES][MOST_ROWS * PANEL];
+    for (int64_t p = first; p < first + panels; p++) {
+        for (int64_t r = 0, count; r < rows; r += count) {
+            count = rows_of_tile(rows - r);
+            for (int s = 0; s < m->slices; s++)
+                NARROW_TILES[m->format][count - 1](x + r * x_stride + s * columns, x_stride,
+                                                   (const char *)m->data + p * m->panel_bytes + s * bytes, 0, pairs,
+                                                   parts[s], PANEL, NULL, 0);
+            for (int step = 1; step < m->slices; step *= 2)
+                for (int s = 0; s + step < m->slices; s += 2 * step)
+                    for (int64_t i = 0; i < count * PANEL; i += VW)
+                        v_store(parts[s] + i, v_load(parts[s] + i) + v_load(parts[s + step] + i));
+            for (int64_t i = 0; i < count * VECTORS; i++) {
+                vf sum = v_load(parts[0] + i * VW);
+                int64_t column = p * PANEL + i % VECTORS * VW;
+                float *to = out + (r + i / VECTORS) * out_stride + column;
+                if (bias) sum = sum + v_load(bias + column);
+                if (add) sum = v_load(to) + sum;
+                v_store(to, sum);
+            }
+        }
+    }
+}
+
+// Multiplies rows by a thread's share of a weight's panels.
+static void multiply(const struct matrix *m, const float *x, int64_t x_stride, int64_t rows, float *out,
+                     int64_t out_stride, int add, int32_t thread, int32_t threads) {
+    int64_t panels = (m->out + PANEL - 1) / PANEL;
+    int64_t first = panels * thread / threads, last = panels * (thread + 1) / threads;
+    if (m->slices > 1) {
+        multiply_slices(m, x, x_stride, rows, first, last - first, out, out_stride, m->bias, add);
+        return;
+    }
+    multiply_panels(m->format, x, x_stride, rows, (const char *)m->data + first * m->panel_bytes, m->panel_bytes,
+                    last - first, (m->in + 1) / 2, out + first * PANEL, out_stride,
+                    m->bias ? m->bias + first * PANEL : NULL, add);
+}
+
+#endif

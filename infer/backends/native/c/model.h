@@ -1,0 +1,102 @@
+// The structures that Python fills (infer/backends/native/structures.py has the same fields in the same order).
+#ifndef TK_MODEL_H
+#define TK_MODEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "threads.h"
+
+#define PANEL 16          // columns of a weight that are stored together, and tokens of a panel of keys
+#define MAX_SLICES 8
+#define MAX_RANKS 64
+#define ATTENTION_ROWS 24 // query rows of one kv head that share the reads of its keys
+#define KEY_TILE 256      // keys per softmax update
+#define KEY_SPLIT 1024    // keys that are summed on their own before they are merged, in order
+#define EXPERT_TOKENS 64  // tokens that pass the experts together
+
+enum format { FP32, BF16, FP16, INT8 };  // INT8: keys and values only, with one fp32 scale per token and head
+
+enum kind { EMBED, NORM, MULTIPLY, APPEND, ATTEND, GATE, ROUTE, EXPERTS, REDUCE, HEAD };
+enum buffer { HIDDEN, NORMED, QKV, QUERY, ATTENDED, INNER, GATED, PARTIAL, SCORES, LOGITS, NUM_BUFFERS };
+
+// A packed weight, out x in: panels of 16 rows; in a panel, slice by slice, pairs of columns (k, k + 1): BF16 stores the
+// two of a row side by side, the other formats 16 values of k and then 16 of k + 1. What pads it is zero.
+struct matrix {
+    const void *data;
+    const float *bias;     // fp32 [out], or NULL
+    int64_t in, out;       // without padding
+    int64_t panel_bytes;   // from one panel to the next
+    int32_t format;
+    int32_t slices;        // equal slices of `in`, summed apart and added as a binary tree
+};
+
+struct operation {
+    int32_t kind;
+    int32_t source, target;        // buffers of MULTIPLY; EXPERTS has a target
+    int32_t layer, window;         // window 0: all keys before a query
+    int32_t variant;               // NORM: 0 rms, 1 layer; GATE: 0 swiglu, 1 gelu_new; EMBED: 1 = from the packed head
+    int32_t wanted;                // NORM: 1 = only the rows whose logits are wanted
+    int32_t add;                   // MULTIPLY, EXPERTS, REDUCE: 1 = add to the target
+    int32_t top_k, normalize, experts;
+    float eps;
+    int64_t rows;                  // EMBED: rows of the table on a rank
+    const float *weight, *offset;  // NORM; APPEND: the norms of query and key heads, or NULL
+    const void *table, *positions; // EMBED: row-major
+    struct matrix matrix, second;
+};
+
+struct span {                      // consecutive tokens of one sequence
+    int32_t first, length, start;  // first packed token; number of tokens; position of the first
+    int32_t table;                 // offset of its blocks in step.tables
+};
+
+struct step {
+    int32_t tokens, spans, wanted, begun;
+    const int32_t *token_ids, *positions, *slots;
+    const struct span *span;
+    const int32_t *tables;
+    const int32_t *rows;           // the packed tokens whose logits are wanted
+    const int32_t *begun_blocks;   // blocks that a sequence begins to fill: an earlier owner's data is cleared
+};
+
+struct arrival {                   // how often a rank has met the others; on a cache line of its own
+    struct turnstile turnstile;
+    char padding[56];
+};
+
+struct link {                      // the ranks of one model, in shared memory
+    struct arrival *arrived;       // [tp]
+    float *slots;                  // [2][tp][slot_floats]
+    int64_t slot_floats;
+    uint32_t sequence;             // meetings so far
+};
+
+struct model {
+    const struct operation *operations;
+    int64_t num_operations;
+    int32_t tp, rank, threads, num_layers;
+    int32_t heads, kv_heads, head_dim, block_size;
+    int32_t kv_format, weight_format;
+    int64_t hidden_size;
+    const float *frequencies;      // [head_dim / 2] radians per position, or NULL without rotation
+    char *cache;
+    int64_t layer_bytes, page_bytes, scale_offset;  // of the cache; a page is one block of one kv head, keys or values
+    float *buffers[NUM_BUFFERS];
+    int64_t strides[NUM_BUFFERS];  // floats from row to row
+    float *cosines, *sines;        // [tokens][head_dim / 2]
+    float *scratch;                // per thread
+    int64_t scratch_floats;
+    int32_t *chosen;               // ROUTE: [tokens][top_k], ascending in each row
+    float *chosen_weights;
+    int32_t *pairs;                // EXPERTS: see experts.h
+    float *expert_inner, *expert_gated, *expert_out;
+    int64_t expert_inner_stride, expert_gated_stride;
+    struct link link;
+    struct pool *pool;
+    struct step step;
+    int32_t head_first, head_count; // the wanted rows whose logits are computed
+    int32_t counter;               // work items that threads have taken
+};
+
+#endif

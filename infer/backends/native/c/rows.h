@@ -1,0 +1,212 @@
+// Operations on single rows: embedding, norms, rotation, the cache's appends, activations. A row's result depends on
+// that row alone. Buffers' strides are multiples of PANEL floats, and what pads a row is zero.
+#ifndef TK_ROWS_H
+#define TK_ROWS_H
+
+#include <math.h>
+
+#include "matmul.h"
+
+// The range of `count` items that belongs to a thread.
+struct share {
+    int64_t first, last;
+};
+INLINE struct share share_of(const struct model *m, int64_t count, int32_t thread) {
+    return (struct share){count * thread / m->threads, count * (thread + 1) / m->threads};
+}
+
+INLINE float *row(const struct model *m, int buffer, int64_t index) {
+    return m->buffers[buffer] + index * m->strides[buffer];
+}
+
+INLINE float load_value(int format, const void *data, int64_t index) {
+    if (format == FP32) return ((const float *)data)[index];
+    uint16_t half = ((const uint16_t *)data)[index];
+    return format == BF16 ? bf16_to_float(half) : fp16_to_float(half);
+}
+
+// Element `column` of row `index` of a packed weight without slices.
+INLINE float packed_value(const struct matrix *w, int64_t index, int64_t column) {
+    const char *line = (const char *)w->data + index / PANEL * w->panel_bytes + column / 2 * pair_bytes(w->format);
+    int64_t within = index % PANEL;
+    return load_value(w->format, line, w->format == BF16 ? 2 * within + column % 2 : column % 2 * PANEL + within);
+}
+
+static void embed(const struct model *m, const struct operation *op, int32_t thread) {
+    struct share mine = share_of(m, m->step.tokens, thread);
+    float *sum = m->buffers[op->target];
+    for (int64_t t = mine.first; t < mine.last; t++) {
+        float *to = sum + t * m->strides[op->target];
+        int64_t id = m->step.token_ids[t] - op->rows * m->rank;
+        int held = id >= 0 && id < op->rows;
+        for (int64_t c = 0; c < m->hidden_size; c++) {
+            float value = 0.0f;
+            if (held)
+                value = op->variant ? packed_value(&op->matrix, id, c)
+                                    : load_value(m->weight_format, op->table, id * m->hidden_size + c);
+            if (op->positions && m->rank == 0)
+                value += load_value(m->weight_format, op->positions, m->step.positions[t] * m->hidden_size + c);
+            to[c] = value;
+        }
+    }
+}
+
+// The mean of n values of f(x), n being a multiple of VW; four sums at a time, added in a fixed order.
+INLINE float mean_square(const float *x, int64_t n, float center) {
+    vf sums[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)}, middle = v_set1(center);
+    for (int64_t i = 0; i < n; i += VW) {
+        vf value = v_load(x + i) - middle;
+        sums[i / VW % 4] = v_fma(value, value, sums[i / VW % 4]);
+    }
+    return v_sum((sums[0] + sums[2]) + (sums[1] + sums[3])) / (float)n;
+}
+INLINE float mean_of(const float *x, int64_t n) {
+    vf sums[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)};
+    for (int64_t i = 0; i < n; i += VW) sums[i / VW % 4] = sums[i / VW % 4] + v_load(x + i);
+    return v_sum((sums[0] + sums[2]) + (sums[1] + sums[3])) / (float)n;
+}
+
+static void norm_row(const float *x, float *y, int64_t n, const float *weight, const float *offset, int layer_norm,
+                     float eps) {
+    float center = layer_norm ? mean_of(x, n) : 0.0f;
+    vf scale = v_set1(1.0f / sqrtf(mean_square(x, n, center) + eps)), middle = v_set1(center);
+    for (int64_t i = 0; i < n; i += VW) {
+        vf value = (v_load(x + i) - middle) * scale * v_load(weight + i);
+        if (offset) value = value + v_load(offset + i);
+        v_store(y + i, value);
+    }
+}
+
+static void norm(const struct model *m, const struct operation *op, int32_t thread) {
+    struct share mine = share_of(m, op->wanted ? m->step.wanted : m->step.tokens, thread);
+    for (int64_t t = mine.first; t < mine.last; t++)
+        norm_row(row(m, HIDDEN, op->wanted ? m->step.rows[t] : t), row(m, NORMED, t), m->hidden_size, op->weight,
+                 op->offset, op->variant, op->eps);
+}
+
+// The cosines and sines of the step's positions: the angle is rounded to fp32 as in training, then exact to 1e-9.
+static void rotations(const struct model *m, int32_t thread) {
+    struct share mine = share_of(m, m->frequencies ? m->step.tokens : 0, thread);
+    int64_t half = m->head_dim / 2;
+    for (int64_t t = mine.first; t < mine.last; t++)
+        for (int64_t i = 0; i < half; i++) {
+            double angle = (float)m->step.positions[t] * m->frequencies[i];
+            double quarters = nearbyint(angle * 0.63661977236758134308);
+            double r = (angle - quarters * 1.57079632679489655800) - quarters * 6.12323399573676603587e-17, s = r * r;
+            double sine = 1 / 362880.0 + s * (-1 / 39916800.0);  // Taylor's series, |r| <= pi / 4
+            sine = r * (1 + s * (-1 / 6.0 + s * (1 / 120.0 + s * (-1 / 5040.0 + s * sine))));
+            double cosine = 1 / 40320.0 + s * (-1 / 3628800.0 + s / 479001600.0);
+            cosine = 1 + s * (-0.5 + s * (1 / 24.0 + s * (-1 / 720.0 + s * cosine)));
+            int64_t turn = (int64_t)quarters & 3;
+            double c = turn == 0 ? cosine : turn == 1 ? -sine : turn == 2 ? -cosine : sine;
+            double d = turn == 0 ? sine : turn == 1 ? cosine : turn == 2 ? -sine : -cosine;
+            m->cosines[t * half + i] = (float)c;
+            m->sines[t * half + i] = (float)d;
+        }
+}
+
+// Norms a head if it has a norm, rotates its pairs (d, d + half) and scales it.
+static void rotate_head(const struct model *m, int64_t t, const float *x, float *y, const float *weight, float eps,
+                        float scale) {
+    int64_t n = m->head_dim, half = n / 2;
+    if (weight) norm_row(x, y, n, weight, NULL, 0, eps);
+    else memmove(y, x, (size_t)n * sizeof *y);
+    const float *cosine = m->cosines + t * half, *sine = m->sines + t * half;
+    for (int64_t i = 0; m->frequencies && i < half; i++) {
+        float a = y[i], b = y[i + half];
+        y[i] = a * cosine[i] - b * sine[i];
+        y[i + half] = b * cosine[i] + a * sine[i];
+    }
+    for (int64_t i = 0; i < n; i++) y[i] *= scale;
+}
+
+INLINE char *page(const struct model *m, int32_t layer, int64_t block, int values, int64_t head) {
+    return m->cache + layer * m->layer_bytes + ((block * 2 + values) * m->kv_heads + head) * m->page_bytes;
+}
+
+// Stores one value of a page of panels; `line` runs over the columns that a product sums, `column` over the others.
+INLINE void store_value(int format, char *panel, int64_t line, int64_t column, float value, float inverse) {
+    int64_t within = column % PANEL;
+    char *pair = panel + line / 2 * pair_bytes(format);
+    int64_t at = format == BF16 ? 2 * within + line % 2 : line % 2 * PANEL + within;
+    if (format == FP32) ((float *)pair)[at] = value;
+    else if (format == BF16) ((uint16_t *)pair)[at] = float_to_bf16(value);
+    else if (format == FP16) ((uint16_t *)pair)[at] = float_to_fp16(value);
+    else ((int8_t *)pair)[at] = (int8_t)fmaxf(-127.0f, fminf(127.0f, nearbyintf(value * inverse)));
+}
+
+// Appends a key (panels of 16 tokens, pairs along the head) or a value (panels of 16 dims, pairs along the tokens).
+static void append_head(const struct model *m, char *to, int64_t offset, int values, const float *x) {
+    int64_t n = m->head_dim, lines = values ? m->block_size : n;
+    int64_t panel_bytes = lines / 2 * pair_bytes(m->kv_format);
+    float inverse = 0.0f;
+    if (m->kv_format == INT8) {
+        float largest = 0.0f;
+        for (int64_t i = 0; i < n; i++) largest = fabsf(x[i]) > largest || isnan(x[i]) ? fabsf(x[i]) : largest;
+        float scale = fmaxf(largest / 127.0f, 1e-30f);
+        if (isnan(largest) || isinf(largest)) scale = NAN;  // reaches the logits, which are then reported
+        ((float *)(to + m->scale_offset))[offset] = scale;
+        inverse = isnan(scale) ? 0.0f : 1.0f / scale;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int64_t line = values ? offset : i, column = values ? i : offset;
+        float value = m->kv_format == INT8 && isnan(x[i]) ? 0.0f : x[i];
+        store_value(m->kv_format, to + column / PANEL * panel_bytes, line, column, value, inverse);
+    }
+}
+
+static void append(const struct model *m, const struct operation *op, int32_t thread) {
+    struct share mine = share_of(m, m->step.tokens, thread);
+    int64_t n = m->head_dim;
+    float *scratch = m->scratch + thread * m->scratch_floats, scale = 1.0f / sqrtf((float)n);
+    for (int64_t t = mine.first; t < mine.last; t++) {
+        const float *qkv = row(m, QKV, t), *key = qkv + m->heads * n, *value = key + m->kv_heads * n;
+        for (int64_t h = 0; h < m->heads; h++)
+            rotate_head(m, t, qkv + h * n, row(m, QUERY, t) + h * n, op->weight, op->eps, scale);
+        int64_t block = m->step.slots[t] / m->block_size, offset = m->step.slots[t] % m->block_size;
+        for (int64_t h = 0; h < m->kv_heads; h++) {
+            rotate_head(m, t, key + h * n, scratch, op->offset, op->eps, 1.0f);
+            append_head(m, page(m, op->layer, block, 0, h), offset, 0, scratch);
+            append_head(m, page(m, op->layer, block, 1, h), offset, 1, value + h * n);
+        }
+    }
+}
+
+// Clears the blocks that sequences begin in this step: what an earlier owner left could be NaN.
+static void clear_blocks(const struct model *m, int32_t thread) {
+    struct share mine = share_of(m, (int64_t)m->step.begun * m->num_layers, thread);
+    for (int64_t i = mine.first; i < mine.last; i++)
+        memset(page(m, (int32_t)(i % m->num_layers), m->step.begun_blocks[i / m->num_layers], 0, 0), 0,
+               (size_t)(2 * m->kv_heads * m->page_bytes));
+}
+
+INLINE vf activate(int gelu, vf gate, vf up) {
+    const vf one = v_set1(1.0f);
+    if (!gelu) return gate / (one + v_exp(v_set1(0.0f) - gate)) * up;
+    // 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3); 1 + tanh(u) = 2 - 2 / (1 + exp(2 u))
+    vf u = v_set1(0.7978845608028654f) * (gate + v_set1(0.044715f) * gate * gate * gate);
+    return gate * (one - one / (one + v_exp(u + u)));
+}
+
+// Applies an activation to columns [first, last) of one row: gate in the first `columns`, up behind them.
+static void gate_row(const float *inner, float *gated, int64_t columns, int64_t first, int64_t last, int gelu) {
+    for (int64_t c = first; c < last; c += VW) {
+        int64_t left = last - c < VW ? last - c : VW;
+        float a[VW] = {0}, b[VW] = {0}, y[VW];
+        memcpy(a, inner + c, (size_t)left * sizeof *a);
+        if (!gelu) memcpy(b, inner + columns + c, (size_t)left * sizeof *b);
+        v_store(y, activate(gelu, v_load(a), v_load(b)));
+        memcpy(gated + c, y, (size_t)left * sizeof *y);
+    }
+}
+
+static void gate(const struct model *m, const struct operation *op, int32_t thread) {
+    int64_t columns = op->matrix.in, chunks = (columns + 255) / 256;
+    struct share mine = share_of(m, m->step.tokens * chunks, thread);
+    for (int64_t i = mine.first; i < mine.last; i++) {
+        int64_t t = i / chunks, first = i % chunks * 256, last = first + 256 < columns ? first + 256 : columns;
+        gate_row(row(m, INNER, t), row(m, GATED, t), columns, first, last, op->variant);
+    }
+}
+
+#endif

@@ -1,0 +1,142 @@
+// Vectors of eight floats: AVX2 intrinsics where the unit's flags allow them, else GCC's and clang's vector extensions.
+// Everything is computed in the order that is written: -ffp-contract=off, and a fused product only where v_fma says so.
+#ifndef TK_SIMD_H
+#define TK_SIMD_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define VW 8  // floats per vector
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define TK_INTRINSICS 1
+typedef __m256 vf;
+#else
+#define TK_INTRINSICS 0
+typedef float vf __attribute__((vector_size(32), may_alias));
+#endif
+typedef int32_t vi __attribute__((vector_size(32), may_alias));
+
+INLINE vf v_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
+INLINE void v_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE vf v_set1(float x) { return (vf){x, x, x, x, x, x, x, x}; }
+INLINE vi vi_set1(int32_t x) { return (vi){x, x, x, x, x, x, x, x}; }
+
+static const uint32_t TK_HIGH_HALVES[VW] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
+                                            0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+
+// Clears the lower 16 bits of every lane.
+INLINE vf v_high_halves(vi v) {
+#if TK_INTRINSICS
+    vf high;  // the mask as a memory operand: in a register of its own it would spill a sum of the widest tile
+    __asm__("vandps %2, %1, %0" : "=x"(high) : "x"(v), "m"(TK_HIGH_HALVES));
+    return high;
+#else
+    return (vf)(v & vi_set1((int32_t)0xffff0000));
+#endif
+}
+
+INLINE vf v_fma(vf a, vf b, vf c) {
+#if TK_INTRINSICS
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// The larger and the smaller of two; NaN in x stays NaN.
+INLINE vf v_max(vf bound, vf x) {
+#if TK_INTRINSICS
+    return _mm256_max_ps(bound, x);
+#else
+    vi take = bound > x;
+    return (vf)((take & (vi)bound) | (~take & (vi)x));
+#endif
+}
+INLINE vf v_min(vf bound, vf x) {
+#if TK_INTRINSICS
+    return _mm256_min_ps(bound, x);
+#else
+    vi take = bound < x;
+    return (vf)((take & (vi)bound) | (~take & (vi)x));
+#endif
+}
+
+// Sums the lanes in one fixed order.
+INLINE float v_sum(vf v) {
+    float x[VW];
+    v_store(x, v);
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+// exp(x) to about 2 units in the last place; results below 1e-38 are rounded up to it, above 1e38 down; exp(0) is 1.
+// The polynomial is that of Cephes' expf (Moshier, 1992).
+INLINE vf v_exp(vf x) {
+    const vf magic = v_set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+    x = v_max(v_set1(-87.0f), v_min(v_set1(88.0f), x));
+    vf shifted = v_fma(x, v_set1(1.44269504088896341f), magic);
+    vf n = shifted - magic;
+    vf r = v_fma(n, v_set1(-0.693359375f), x);
+    r = v_fma(n, v_set1(2.12194440e-4f), r);
+    vf p = v_set1(1.9875691500e-4f);
+    p = v_fma(p, r, v_set1(1.3981999507e-3f));
+    p = v_fma(p, r, v_set1(8.3334519073e-3f));
+    p = v_fma(p, r, v_set1(4.1665795894e-2f));
+    p = v_fma(p, r, v_set1(1.6666665459e-1f));
+    p = v_fma(p, r, v_set1(5.0000001201e-1f));
+    vf y = v_fma(p * r, r, r) + v_set1(1.0f);
+    return y * (vf)(((vi)shifted << 23) + vi_set1(0x3f800000));
+}
+
+INLINE float bf16_to_float(uint16_t h) { uint32_t u = (uint32_t)h << 16; float f; memcpy(&f, &u, 4); return f; }
+
+// Rounds to nearest even; NaN stays NaN.
+INLINE uint16_t float_to_bf16(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    if ((u & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+    return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+INLINE float fp16_to_float(uint16_t h) {
+#if TK_INTRINSICS
+    return _cvtsh_ss(h);
+#else
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3ff, u;
+    float f;
+    if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24
+        f = (float)mantissa * 5.9604644775390625e-8f;
+        memcpy(&u, &f, 4);
+        u |= sign;
+    } else {
+        u = sign | (exponent == 31 ? 0x7f800000 : (exponent + 112) << 23) | mantissa << 13;
+    }
+    memcpy(&f, &u, 4);
+    return f;
+#endif
+}
+
+// Rounds to nearest even; what is too large becomes infinity.
+INLINE uint16_t float_to_fp16(float f) {
+#if TK_INTRINSICS
+    return (uint16_t)_cvtss_sh(f, 0);
+#else
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    uint32_t sign = (u >> 16) & 0x8000, size = u & 0x7fffffff;
+    if (size > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+    if (size >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+    if (size < 0x38800000) {  // subnormal: adding 0.5 puts the rounded mantissa into the low bits
+        float a, half = 0.5f;
+        memcpy(&a, &size, 4);
+        a += half;
+        memcpy(&size, &a, 4);
+        return (uint16_t)(sign | (size - 0x3f000000));
+    }
+    return (uint16_t)(sign | ((size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13));
+#endif
+}
+
+#endif

@@ -1,0 +1,84 @@
+"""The native library of kernels: its sources, and its functions for one instruction set."""
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ....core.cpu import read_cpu
+from ....core.native import NativeSource, NativeUnit, load_library
+from .structures import NativeModel, PackedMatrix
+
+_FOLDER: Final = Path(__file__).parent / "c"
+# From the plainest to the fastest; the names are those of the units and of core/cpu's instruction sets.
+INSTRUCTION_SETS: Final = ("baseline", "avx2")
+SOURCE: Final = NativeSource(
+    "kernels",
+    (
+        NativeUnit("baseline", _FOLDER / "kernels.c", ("-DTK_NAME=baseline",)),
+        NativeUnit(
+            "avx2", _FOLDER / "kernels.c", ("-DTK_NAME=avx2", "-mavx2", "-mfma", "-mf16c"), machines=("x86_64",)
+        ),
+        NativeUnit("threads", _FOLDER / "threads.c"),
+        NativeUnit("pack", _FOLDER / "pack.c"),
+    ),
+    headers=tuple(sorted(_FOLDER.glob("*.h"))),
+)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The functions of c/ for one instruction set.
+
+    Attributes:
+        instruction_set: the name of the instruction set.
+        step: computes a model's step, and the logits of its first `head_count` wanted rows.
+        head: computes the logits of `head_count` wanted rows of the last step, from `head_first` on.
+        multiply: a product alone: packed weight, rows, stride, number of rows, result, its stride.
+        pack: packs a weight: its structure with `data`, source, bytes of a value, strides of rows and columns.
+        start_threads: starts a model's threads and returns their number.
+        stop_threads: ends a model's threads.
+    """
+
+    instruction_set: str
+    step: Callable[..., Any]
+    head: Callable[..., Any]
+    multiply: Callable[..., Any]
+    pack: Callable[..., Any]
+    start_threads: Callable[..., Any]
+    stop_threads: Callable[..., Any]
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Returns the instruction sets that this machine can run and compile, from the plainest to the fastest."""
+    loaded = load_library(SOURCE)
+    if loaded is None:
+        return ()
+    runs = {"baseline", *read_cpu().instruction_sets}
+    return tuple(name for name in INSTRUCTION_SETS if name in loaded.units and name in runs)
+
+
+def load_kernels(instruction_set: str) -> Kernels | None:
+    """Loads the functions for an instruction set; None if this machine has no library, which the log explains."""
+    loaded = load_library(SOURCE)
+    if loaded is None or instruction_set not in loaded.units:
+        return None
+    library, model, matrix = loaded.library, POINTER(NativeModel), POINTER(PackedMatrix)
+    rows = [c_void_p, c_int64, c_int64, c_void_p, c_int64]
+    return Kernels(
+        instruction_set,
+        _function(library, f"tk_step_{instruction_set}", [model]),
+        _function(library, f"tk_head_{instruction_set}", [model]),
+        _function(library, f"tk_multiply_{instruction_set}", [matrix, *rows]),
+        _function(library, "tk_pack", [matrix, c_void_p, c_int64, c_int64, c_int64]),
+        _function(library, "tk_start_threads", [model, c_int32], c_int32),
+        _function(library, "tk_stop_threads", [model]),
+    )
+
+
+def _function(library: ctypes.CDLL, name: str, arguments: list[Any], result: Any = None) -> Callable[..., Any]:
+    function = getattr(library, name)
+    function.argtypes, function.restype = arguments, result
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,116 @@
+"""The backend of C kernels: a step in one call, on threads of its own."""
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import byref
+
+import numpy as np
+
+from ...program.lower import Program
+from ...program.operations import Head
+from ...sampling.sampler import run_sampler
+from ...scheduling.step_plan import Array, SamplerOutput, StepPlan
+from ..backend import CacheShape
+from .library import Kernels
+from .operations import prepare_operations
+from .packing import PackedWeights, format_of
+from .state import State
+from .structures import NativeModel, StepArrays
+
+
+class NativeRunner:
+    """A `Backend` that computes on CPUs.
+
+    Args:
+        program: the rank's program.
+        weights: its packed parameters, all of them.
+        cache: the shape of the rank's cache.
+        kernels: the functions of an instruction set.
+        max_tokens: the largest number of tokens of a step.
+        threads: the number of threads.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: PackedWeights,
+        cache: CacheShape,
+        kernels: Kernels,
+        max_tokens: int,
+        threads: int,
+    ) -> None:
+        self.kernels = f"native {kernels.instruction_set}"
+        self._program, self._functions, self._weights = program, kernels, weights
+        self._operations = prepare_operations(program, weights)
+        self._state = State(program, cache, max_tokens)
+        self._model = model = NativeModel(
+            operations=ctypes.addressof(self._operations),
+            num_operations=len(self._operations),
+            tp=program.tp,
+            rank=program.rank,
+            num_layers=program.num_layers,
+            heads=program.num_heads,
+            kv_heads=program.num_kv_heads,
+            head_dim=program.head_dim,
+            weight_format=format_of(weights.dtype),
+            hidden_size=program.hidden_size,
+        )
+        self._state.fill(model, threads)
+        self.kv_bytes = self._state.kv_bytes
+        head = next(each.matrix for each in program.operations if isinstance(each, Head))
+        self._rows_of_rank = head.out_features
+        kernels.start_threads(byref(model), threads)
+
+    def close(self) -> None:
+        """Ends the threads; a second call does nothing."""
+        if self._model.pool:
+            self._functions.stop_threads(byref(self._model))
+
+    def step(self, plan: StepPlan) -> SamplerOutput | None:
+        """Computes a step, stores its keys and values; returns the sampler's output on rank 0, else None."""
+        outputs = []
+        for first, logits_RV in self._run(plan):
+            if self._program.rank == 0:
+                outputs.append(run_sampler(logits_RV, plan.rows.part(first, first + len(logits_RV))))
+        return SamplerOutput.join(outputs) if outputs else None
+
+    def logits(self, plan: StepPlan) -> Array:
+        """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
+        return np.concatenate([logits_RV.copy() for _, logits_RV in self._run(plan)])
+
+    def _run(self, plan: StepPlan) -> Iterator[tuple[int, Array]]:
+        """Computes a step; yields the logits of its rows in parts, which the next part overwrites.
+
+        Each part comes with the number of its first row; a step without rows has one empty part.
+        """
+        model, num_rows = self._model, len(plan.rows)
+        arrays, model.step = _arrays(plan, model.block_size)
+        compute = self._functions.step
+        for first in range(0, max(1, num_rows), self._state.max_head_rows):
+            model.head_first, model.head_count = first, min(self._state.max_head_rows, num_rows - first)
+            compute(byref(model))
+            yield first, self._logits(model.head_count)
+            compute = self._functions.head
+        arrays.clear()  # they had to live as long as the kernels read them
+
+    def _logits(self, num_rows: int) -> Array:
+        """Returns the logits of all ranks without padding; a view on one rank."""
+        parts = self._state.logits[:num_rows, :, : self._rows_of_rank]
+        return parts.reshape(num_rows, -1)[:, : self._program.vocab_size]
+
+
+def _arrays(plan: StepPlan, block_size: int) -> tuple[list[Array], StepArrays]:
+    """Returns the plan as the kernels read it, and before it the arrays that must live meanwhile."""
+    num_spans = len(plan.span_length)
+    spans = np.empty((num_spans, 4), np.int32)
+    spans[:, 0] = np.cumsum(plan.span_length) - plan.span_length
+    spans[:, 1] = plan.span_length
+    spans[:, 2] = plan.span_context - plan.span_length
+    spans[:, 3] = np.arange(num_spans) * plan.block_tables.shape[1]
+    begun = plan.slots[plan.slots % block_size == 0] // block_size
+    arrays = [
+        np.ascontiguousarray(each, np.int32)
+        for each in (plan.tokens, plan.positions, plan.slots, spans, plan.block_tables, plan.rows.token, begun)
+    ]
+    pointers = [each.ctypes.data for each in arrays]
+    return arrays, StepArrays(len(plan.tokens), num_spans, len(plan.rows), len(begun), *pointers)

@@ -1,0 +1,149 @@
+"""The packing of a rank's weights into panels as they are loaded, each parameter once."""
+
+from collections.abc import Iterator
+from ctypes import byref
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ....core.casts import cast
+from ....core.dtypes import BF16, FP16, FP32, DType
+from ....core.integers import ceil_div
+from ....core.local_params import LocalParam
+from ...program.lower import Program
+from ...program.operations import Head, Multiply, Norm, Reduce, RotateAndAppend, Route, RunExperts, WeightMatrix
+from ...scheduling.step_plan import Array
+from .library import Kernels
+from .memory import aligned
+from .structures import PANEL, Format, PackedMatrix
+
+FORMATS = ((FP32, Format.FP32), (BF16, Format.BF16), (FP16, Format.FP16))
+
+
+def format_of(dtype: DType) -> Format:
+    """Returns the format in which weights or keys of a dtype are stored."""
+    return dict(FORMATS)[dtype]
+
+
+def pair_bytes(format_: Format) -> int:
+    """Returns the bytes of a pair of columns of a panel."""
+    return PANEL * {Format.FP32: 8, Format.BF16: 4, Format.FP16: 4, Format.INT8: 2}[format_]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A parameter of matrices that are packed apart, one behind the other.
+
+    Attributes:
+        count: the number of matrices, rows below each other in the parameter (experts; 1 otherwise).
+        inputs, outputs: the sizes of each.
+        num_transposed: see WeightMatrix.
+        slices: see Multiply.num_slices.
+    """
+
+    count: int
+    inputs: int
+    outputs: int
+    num_transposed: int = 0
+    slices: int = 1
+
+
+@dataclass
+class PackedWeights:
+    """A rank's weights, which `take` receives one by one.
+
+    Attributes:
+        matrices: the packed parameters; a bias is set where an operation has one.
+        vectors: norms and biases in fp32.
+        tables: the embeddings that are read by row and are not the head, in the weights' dtype.
+    """
+
+    program: Program
+    dtype: DType
+    kernels: Kernels
+    matrices: dict[str, PackedMatrix] = field(default_factory=dict)
+    vectors: dict[str, Array] = field(default_factory=dict)
+    tables: dict[str, Array] = field(default_factory=dict)
+    _memory: list[Array] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stacks = dict(_stacks(self.program))
+        self._vectors = set(_vectors(self.program))
+
+    def take(self, param: LocalParam, values: Array) -> None:
+        """Packs or keeps a parameter."""
+        if param.name in self._vectors:
+            wide = cast(values, self.dtype, FP32, param.name)
+            memory = aligned(4 * ceil_div(wide.size, PANEL) * PANEL).view(np.float32)
+            memory[: wide.size] = wide
+            self.vectors[param.name] = memory
+        elif param.name in self._stacks:
+            packed, memory = pack(self.kernels, self._stacks[param.name], values, self.dtype)
+            self.matrices[param.name] = packed
+            self._memory.append(memory)
+        else:
+            self.tables[param.name] = np.array(values)
+
+
+def pack(kernels: Kernels, stack: Stack, values: Array, dtype: DType) -> tuple[PackedMatrix, Array]:
+    """Packs a parameter; returns its structure, which has no bias, and the memory that it points to.
+
+    Args:
+        kernels: the native functions.
+        stack: the matrices of the parameter.
+        values: the parameter; bf16 as bit patterns in uint16.
+        dtype: the dtype of the values.
+    """
+    format_ = format_of(dtype)
+    panel_bytes = stack.slices * ceil_div(stack.inputs // stack.slices, 2) * pair_bytes(format_)
+    part_bytes = ceil_div(stack.outputs, PANEL) * panel_bytes
+    memory = aligned(stack.count * part_bytes)
+    for i, part in enumerate(values.reshape(stack.count, -1)):
+        source = np.ascontiguousarray(part)
+        n = stack.num_transposed
+        if n:  # blocks [in, out / n], one below the other
+            blocks = source.reshape(n, stack.inputs, stack.outputs // n)
+            source = np.ascontiguousarray(blocks.transpose(0, 2, 1))
+        packed = _matrix(memory[i * part_bytes :], stack, panel_bytes, format_)
+        kernels.pack(byref(packed), source.ctypes.data, dtype.itemsize, stack.inputs, 1)
+    return _matrix(memory, stack, panel_bytes, format_), memory
+
+
+def _matrix(memory: Array, stack: Stack, panel_bytes: int, format_: Format) -> PackedMatrix:
+    return PackedMatrix(
+        data=memory.ctypes.data,
+        bias=None,
+        inputs=stack.inputs,
+        outputs=stack.outputs,
+        panel_bytes=panel_bytes,
+        format=format_,
+        slices=stack.slices,
+    )
+
+
+def _stacks(program: Program) -> Iterator[tuple[str, Stack]]:
+    for operation in program.operations:
+        if isinstance(operation, Multiply):
+            yield operation.matrix.name, _stack(operation.matrix, operation.num_slices)
+        elif isinstance(operation, Route | Head):
+            yield operation.matrix.name, _stack(operation.matrix)
+        elif isinstance(operation, RunExperts):
+            count, inner, hidden = operation.num_experts, operation.inner, program.hidden_size
+            yield operation.gate_up, Stack(count, hidden, 2 * inner)
+            yield operation.down, Stack(count, inner, hidden, slices=operation.num_slices)
+
+
+def _stack(matrix: WeightMatrix, slices: int = 1) -> Stack:
+    return Stack(1, matrix.in_features, matrix.out_features, matrix.num_transposed, slices)
+
+
+def _vectors(program: Program) -> Iterator[str]:
+    for operation in program.operations:
+        if isinstance(operation, Norm):
+            yield from (operation.weight, operation.bias)
+        elif isinstance(operation, RotateAndAppend):
+            yield from (operation.q_norm, operation.k_norm)
+        elif isinstance(operation, Multiply):
+            yield operation.matrix.bias
+        elif isinstance(operation, Reduce):
+            yield operation.bias

@@ -1,0 +1,45 @@
+"""The start of a rank on native kernels: its weights, packed as they are read, its cache and its threads."""
+
+from ....checkpoint.read.shared_read import ALONE
+from ....core.dtypes import by_name
+from ....core.errors import ConfigError
+from ...planning.job import Job
+from ...program.lower import Program
+from ...program.weights import LoadParams
+from ..backend import CacheShape
+from .library import instruction_sets, load_kernels
+from .model_runner import NativeRunner
+from .packing import PackedWeights
+from .structures import PANEL
+
+
+def why_not(job: Job, program: Program) -> str:
+    """Returns the reason why native kernels cannot run a job on this machine; "" if they can."""
+    for name, value, unit in (
+        ("hidden_size", program.hidden_size, PANEL),
+        ("head_dim", program.head_dim, PANEL // 2),
+        ("block_size", job.block_size, PANEL),
+    ):
+        if value % unit:
+            return f"{name} = {value} is not a multiple of {unit}"
+    if program.tp > 1:
+        return "tp is more than 1"
+    return "" if instruction_sets() else "this machine has no library of kernels"
+
+
+def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
+    """Loads this rank's weights, allocates its cache and starts its threads. `why_not` has returned "".
+
+    Raises:
+        CheckpointError: the weights cannot be loaded.
+        ConfigError: the job demands an instruction set that this machine cannot run.
+    """
+    sets = instruction_sets()
+    name = job.instruction_set or sets[-1]
+    kernels = load_kernels(name) if name in sets else None
+    if kernels is None:
+        raise ConfigError(f"This machine cannot run kernels for {name}; use one of {', '.join(sets)}.")
+    weights = PackedWeights(program, by_name(job.dtype), kernels)
+    load(weights.take, ALONE)
+    cache = CacheShape(job.num_blocks, job.block_size, job.kv_dtype)
+    return NativeRunner(program, weights, cache, kernels, job.max_batched_tokens, job.threads)

@@ -1,0 +1,105 @@
+"""The memory of a rank beside its weights: the cache, and the buffers of rows that operations read and write."""
+
+import numpy as np
+
+from ....core.dtypes import by_name
+from ....core.integers import round_up
+from ...options import INT8
+from ...program.lower import Program
+from ...program.operations import Gate, Head, Multiply, Route, RunExperts
+from ...program.rotation import frequencies
+from ...scheduling.step_plan import Array
+from ..backend import CacheShape
+from .memory import floats, lazy
+from .packing import format_of, pair_bytes
+from .structures import ATTENTION_ROWS, EXPERT_TOKENS, KEY_TILE, MOST_ROWS, PANEL, Buffer, Format, NativeModel
+
+MAX_HEAD_ROWS = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
+
+
+class State:
+    """The cache and the buffers of a rank, zeroed; the kernel commits their pages as they are used.
+
+    Attributes:
+        kv_bytes: the bytes of the cache.
+        max_head_rows: the number of rows of `logits`.
+        logits: fp32 [max_head_rows, tp, padded vocabulary rows of a rank].
+    """
+
+    def __init__(self, program: Program, cache: CacheShape, max_tokens: int) -> None:
+        self._program, self._cache, self._max_tokens = program, cache, max_tokens
+        self._kept: list[Array] = []
+        widths = _widths(program)
+        self.strides = {buffer: round_up(width, PANEL) for buffer, width in widths.items()}
+        self.max_head_rows = min(MAX_HEAD_ROWS, max_tokens)
+        rows = dict.fromkeys(Buffer, max_tokens) | {Buffer.LOGITS: self.max_head_rows}
+        self.buffers = {buffer: self._keep(floats(rows[buffer], width)) for buffer, width in self.strides.items()}
+        self.logits = self.buffers[Buffer.LOGITS].reshape(self.max_head_rows, program.tp, -1)
+        self.kv_bytes = 0
+
+    def fill(self, model: NativeModel, threads: int) -> None:
+        """Points a model's fields to this memory."""
+        for buffer, values in self.buffers.items():
+            model.buffers[buffer], model.strides[buffer] = values.ctypes.data, self.strides[buffer]
+        self._fill_cache(model)
+        self._fill_experts(model)
+        program, tokens = self._program, self._max_tokens
+        if program.rope is not None:
+            radians = np.array(frequencies(program.rope, program.head_dim), np.float32)
+            model.frequencies = self._pointer(radians)
+            model.cosines = self._pointer(floats(tokens, program.head_dim // 2))
+            model.sines = self._pointer(floats(tokens, program.head_dim // 2))
+        attention = ATTENTION_ROWS * (3 * round_up(program.head_dim, PANEL) + KEY_TILE)
+        model.scratch_floats = round_up(max(attention, MOST_ROWS * self.strides[Buffer.NORMED]), PANEL)
+        model.scratch = self._pointer(floats(threads, model.scratch_floats))
+
+    def _fill_cache(self, model: NativeModel) -> None:
+        program, cache = self._program, self._cache
+        format_ = Format.INT8 if cache.dtype == INT8 else format_of(by_name(cache.dtype))
+        model.kv_format, model.block_size = format_, cache.block_size
+        values_bytes = round_up(program.head_dim, PANEL) * cache.block_size * pair_bytes(format_) // (2 * PANEL)
+        model.scale_offset = values_bytes
+        model.page_bytes = values_bytes + (4 * cache.block_size if format_ == Format.INT8 else 0)
+        model.layer_bytes = (cache.num_blocks + 1) * 2 * program.num_kv_heads * model.page_bytes
+        self.kv_bytes = program.num_layers * model.layer_bytes
+        model.cache = self._pointer(lazy(self.kv_bytes))
+
+    def _fill_experts(self, model: NativeModel) -> None:
+        experts = [each for each in self._program.operations if isinstance(each, RunExperts)]
+        top_k = max((each.top_k for each in self._program.operations if isinstance(each, Route)), default=0)
+        if not experts:
+            return
+        pairs, inner = EXPERT_TOKENS * top_k, max(each.inner for each in experts)
+        slices, count = max(each.num_slices for each in experts), max(each.num_experts for each in experts)
+        model.chosen = self._pointer(np.zeros((self._max_tokens, top_k), np.int32))
+        model.chosen_weights = self._pointer(floats(self._max_tokens, top_k))
+        model.pairs = self._pointer(np.zeros(2 * pairs + count + 1, np.int32))
+        model.expert_inner_stride, model.expert_gated_stride = round_up(2 * inner, PANEL), round_up(inner, PANEL)
+        model.expert_inner = self._pointer(floats(pairs, model.expert_inner_stride))
+        model.expert_gated = self._pointer(floats(pairs, model.expert_gated_stride))
+        model.expert_out = self._pointer(floats(slices * pairs, self.strides[Buffer.PARTIAL]))
+
+    def _keep(self, values: Array) -> Array:
+        self._kept.append(values)
+        return values
+
+    def _pointer(self, values: Array) -> int:
+        return int(self._keep(values).ctypes.data)
+
+
+def _widths(program: Program) -> dict[Buffer, int]:
+    heads, dim = program.num_heads * program.head_dim, program.head_dim
+    products = {each.target: each.matrix.out_features for each in program.operations if isinstance(each, Multiply)}
+    head = next(each.matrix for each in program.operations if isinstance(each, Head))
+    return {
+        Buffer.HIDDEN: program.hidden_size,
+        Buffer.NORMED: program.hidden_size,
+        Buffer.QKV: heads + 2 * program.num_kv_heads * dim,
+        Buffer.QUERY: heads,
+        Buffer.ATTENDED: heads,
+        Buffer.INNER: products.get("inner", 0),
+        Buffer.GATED: max((each.columns for each in program.operations if isinstance(each, Gate)), default=0),
+        Buffer.PARTIAL: program.hidden_size,
+        Buffer.SCORES: max((e.matrix.out_features for e in program.operations if isinstance(e, Route)), default=0),
+        Buffer.LOGITS: program.tp * round_up(head.out_features, PANEL),
+    }

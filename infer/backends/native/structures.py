@@ -1,0 +1,165 @@
+"""The structures of c/model.h for ctypes, with the same fields in the same order, and its constants."""
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_uint32, c_void_p
+from enum import IntEnum
+from typing import Final
+
+PANEL: Final = 16
+MAX_RANKS: Final = 64
+MOST_ROWS: Final = 6
+ATTENTION_ROWS: Final = 24
+KEY_TILE: Final = 256
+EXPERT_TOKENS: Final = 64
+
+
+class Format(IntEnum):
+    """How values are stored: `enum format`."""
+
+    FP32 = 0
+    BF16 = 1
+    FP16 = 2
+    INT8 = 3
+
+
+class Kind(IntEnum):
+    """The kinds of operations: `enum kind`."""
+
+    EMBED = 0
+    NORM = 1
+    MULTIPLY = 2
+    APPEND = 3
+    ATTEND = 4
+    GATE = 5
+    ROUTE = 6
+    EXPERTS = 7
+    REDUCE = 8
+    HEAD = 9
+
+
+class Buffer(IntEnum):
+    """The buffers of rows: `enum buffer`."""
+
+    HIDDEN = 0
+    NORMED = 1
+    QKV = 2
+    QUERY = 3
+    ATTENDED = 4
+    INNER = 5
+    GATED = 6
+    PARTIAL = 7
+    SCORES = 8
+    LOGITS = 9
+
+
+class PackedMatrix(Structure):
+    """`struct matrix`."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("panel_bytes", c_int64),
+        ("format", c_int32),
+        ("slices", c_int32),
+    )
+
+
+class PreparedOperation(Structure):
+    """`struct operation`."""
+
+    _fields_ = (
+        ("kind", c_int32),
+        ("source", c_int32),
+        ("target", c_int32),
+        ("layer", c_int32),
+        ("window", c_int32),
+        ("variant", c_int32),
+        ("wanted", c_int32),
+        ("add", c_int32),
+        ("top_k", c_int32),
+        ("normalize", c_int32),
+        ("experts", c_int32),
+        ("eps", c_float),
+        ("rows", c_int64),
+        ("weight", c_void_p),
+        ("offset", c_void_p),
+        ("table", c_void_p),
+        ("positions", c_void_p),
+        ("matrix", PackedMatrix),
+        ("second", PackedMatrix),
+    )
+
+
+class StepArrays(Structure):
+    """`struct step`."""
+
+    _fields_ = (
+        ("tokens", c_int32),
+        ("spans", c_int32),
+        ("wanted", c_int32),
+        ("begun", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("span", c_void_p),
+        ("tables", c_void_p),
+        ("rows", c_void_p),
+        ("begun_blocks", c_void_p),
+    )
+
+
+class RankLink(Structure):
+    """`struct link`."""
+
+    _fields_ = (
+        ("arrived", c_void_p),
+        ("slots", c_void_p),
+        ("slot_floats", c_int64),
+        ("sequence", c_uint32),
+    )
+
+
+class NativeModel(Structure):
+    """`struct model`."""
+
+    _fields_ = (
+        ("operations", c_void_p),
+        ("num_operations", c_int64),
+        ("tp", c_int32),
+        ("rank", c_int32),
+        ("threads", c_int32),
+        ("num_layers", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("block_size", c_int32),
+        ("kv_format", c_int32),
+        ("weight_format", c_int32),
+        ("hidden_size", c_int64),
+        ("frequencies", c_void_p),
+        ("cache", c_void_p),
+        ("layer_bytes", c_int64),
+        ("page_bytes", c_int64),
+        ("scale_offset", c_int64),
+        ("buffers", c_void_p * len(Buffer)),
+        ("strides", c_int64 * len(Buffer)),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("scratch", c_void_p),
+        ("scratch_floats", c_int64),
+        ("chosen", c_void_p),
+        ("chosen_weights", c_void_p),
+        ("pairs", c_void_p),
+        ("expert_inner", c_void_p),
+        ("expert_gated", c_void_p),
+        ("expert_out", c_void_p),
+        ("expert_inner_stride", c_int64),
+        ("expert_gated_stride", c_int64),
+        ("link", RankLink),
+        ("pool", c_void_p),
+        ("step", StepArrays),
+        ("head_first", c_int32),
+        ("head_count", c_int32),
+        ("counter", c_int32),
+    )

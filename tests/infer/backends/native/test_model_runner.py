@@ -1,0 +1,125 @@
+"""The native backend: `transformers`' logits for every architecture, and bits that depend on a request alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.model_runner import NativeRunner
+from tk.infer.planning.job import Job
+from tk.infer.scheduling.step_plan import Array, SamplingRow, SamplingRows, StepPlan
+from tk.infer.workers.worker import load
+from tk.tests.infer.history import BLOCK_SIZE, History
+from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
+BEST = (instruction_sets() or ("",))[-1]
+PROMPTS = tuple(
+    tuple(int(token) for token in np.random.default_rng(i).integers(0, VOCAB, length))
+    for i, length in enumerate((3, 37, 17, 1, 20, 33))
+)
+
+
+def runner(
+    folder: Path, dtype: str = "fp32", kv_dtype: str = "fp32", threads: int = 1, instruction_set: str = BEST
+) -> NativeRunner:
+    """Returns a runner of a model with 100 blocks."""
+    job = Job(str(folder), "native", dtype, kv_dtype, 100, 0, BLOCK_SIZE, 512, 1, 0, "", threads, instruction_set)
+    made = load(job)
+    assert isinstance(made, NativeRunner)
+    assert made.kernels == f"native {instruction_set}"
+    return made
+
+
+def logits(made: NativeRunner, tokens: Sequence[int], cuts: Sequence[int]) -> Array:
+    """Returns the logits of every token of one sequence, whose prefill is cut at these positions."""
+    table, found = np.arange(1, 40, dtype=np.int32), []
+    for start, stop in zip((0, *cuts), (*cuts, len(tokens)), strict=True):
+        position = np.arange(start, stop, dtype=np.int32)
+        plan = StepPlan(
+            tokens=np.array(tokens[start:stop], np.int32),
+            positions=position,
+            slots=table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE,
+            span_length=np.array([stop - start], np.int32),
+            span_context=np.array([stop], np.int32),
+            block_tables=table[None],
+            rows=SamplingRows.pack([SamplingRow(token) for token in range(stop - start)]),
+        )
+        found.append(made.logits(plan))
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize("name", ENTRIES)
+def test_logits_are_those_of_transformers(tmp_path: Path, name: str, instruction_set: str) -> None:
+    model = ENTRIES[name].make(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, LENGTH).tolist()
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    made = runner(tmp_path, instruction_set=instruction_set)
+    whole = logits(made, tokens, ())
+    np.testing.assert_allclose(whole, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    assert np.array_equal(logits(made, tokens, (1, 2, 5, 22)), whole)
+    made.close()
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "threads"),
+    [("fp32", "fp32", 1), ("bf16", "bf16", 2), ("fp16", "int8", 3), ("bf16", "int8", 4), ("fp32", "fp16", 2)],
+)
+def test_bits_do_not_depend_on_cuts_and_threads(
+    tmp_path: Path, dtype: str, kv_dtype: str, threads: int, instruction_set: str
+) -> None:
+    ENTRIES["mixtral"].make(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 64).tolist()
+    alone, together = (runner(tmp_path, dtype, kv_dtype, count, instruction_set) for count in (1, threads))
+    expected = logits(alone, tokens, range(1, 64))  # token by token
+    assert np.isfinite(expected).all()
+    for cuts in ((), (1, 18), (31, 32, 33, 63)):
+        assert np.array_equal(logits(together, tokens, cuts), expected)
+    alone.close()
+    together.close()
+
+
+@pytest.mark.parametrize(("name", "dtype", "kv_dtype"), [("qwen2 sliding", "bf16", "int8"), ("llama3", "fp32", "fp32")])
+def test_bits_are_the_same_in_company_and_after_preemption(
+    tmp_path: Path, name: str, dtype: str, kv_dtype: str
+) -> None:
+    ENTRIES[name].make(tmp_path)
+    made = runner(tmp_path, dtype, kv_dtype, threads=2)
+    everybody = range(len(PROMPTS))
+    alone = [History(made, 100, 512, PROMPTS, 24).run([i]) for i in everybody]
+    for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
+        together = History(made, num_blocks, budget, PROMPTS, 24).run(everybody)
+        assert (together.preemptions > 0) == (num_blocks == 8)
+        for i in everybody:
+            assert torch.equal(torch.stack(together.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
+    made.close()
+
+
+def test_more_rows_than_the_logits_buffer_are_sampled_in_parts(tmp_path: Path) -> None:
+    ENTRIES["gpt2"].make(tmp_path)
+    made = runner(tmp_path)
+    count = 150
+    position = np.arange(count, dtype=np.int32) % 50
+    slots = (1 + np.arange(count, dtype=np.int32) // 50 * 4) * BLOCK_SIZE + position
+    rows = [SamplingRow(i, num_top=i % 3, bias={7: 1e6} if i == 100 else None) for i in range(count)]
+    plan = StepPlan(
+        tokens=np.arange(count, dtype=np.int32) % 50,
+        positions=position,
+        slots=slots,
+        span_length=np.array([50] * 3, np.int32),
+        span_context=np.array([50] * 3, np.int32),
+        block_tables=np.arange(1, 13, dtype=np.int32).reshape(3, 4),
+        rows=SamplingRows.pack(rows),
+    )
+    found, expected = made.step(plan), made.logits(plan).argmax(axis=-1)
+    assert found is not None
+    expected[100] = 7
+    assert found.token_ids.tolist() == expected.tolist()
+    assert found.top_ids.shape == (count, 2)
+    made.close()
