@@ -18,7 +18,7 @@ from ...program.operations import (
     RunExperts,
 )
 from .packing import PackedWeights
-from .structures import Buffer, Kind, PackedMatrix, PreparedOperation
+from .structures import Buffer, OperationKind, PackedMatrix, PreparedOperation
 
 _BUFFERS = {each.name.lower(): each for each in Buffer}
 
@@ -36,7 +36,7 @@ def prepare_operations(program: Program, weights: PackedWeights) -> CArray[Prepa
             case Multiply() if program.tp == 1 and isinstance(following, Reduce):
                 matrix = _matrix(weights, operation.matrix.name, following.bias)
                 buffers = {"source": _BUFFERS[operation.source], "target": Buffer.HIDDEN}
-                prepared.append(PreparedOperation(kind=Kind.MULTIPLY, add=1, matrix=matrix, **buffers))
+                prepared.append(PreparedOperation(kind=OperationKind.MULTIPLY, add=1, matrix=matrix, **buffers))
             case Norm():
                 prepared.append(_norm(operation, weights, wanted=isinstance(following, Head)))
             case _:
@@ -51,48 +51,48 @@ def _plain(operation: Operation, program: Program, weights: PackedWeights) -> li
         case Multiply(source, target, matrix):
             kinds = {"source": _BUFFERS[source], "target": _BUFFERS[target]}
             product = _matrix(weights, matrix.name, "" if target == "partial" else matrix.bias)
-            return [PreparedOperation(kind=Kind.MULTIPLY, matrix=product, **kinds)]
+            return [PreparedOperation(kind=OperationKind.MULTIPLY, matrix=product, **kinds)]
         case RotateAndAppend(layer, q_norm, k_norm, eps):
             norms = {"weight": _vector(weights, q_norm), "offset": _vector(weights, k_norm)}
-            return [PreparedOperation(kind=Kind.APPEND, layer=layer, eps=eps, **norms)]
+            return [PreparedOperation(kind=OperationKind.APPEND, layer=layer, eps=eps, **norms)]
         case AttendToCache(layer, window):
-            return [PreparedOperation(kind=Kind.ATTEND, layer=layer, window=window or 0)]
+            return [PreparedOperation(kind=OperationKind.ATTEND, layer=layer, window=window or 0)]
         case Gate(kind, columns):
             shape = PackedMatrix(inputs=columns)
-            return [PreparedOperation(kind=Kind.GATE, variant=int(kind == "gelu_new"), matrix=shape)]
+            return [PreparedOperation(kind=OperationKind.GATE, variant=int(kind == "gelu_new"), matrix=shape)]
         case Route(matrix, top_k, normalize):
             choice = {"top_k": top_k, "normalize": int(normalize), "experts": matrix.out_features}
             product = _matrix(weights, matrix.name, "")
             buffers = {"source": Buffer.NORMED, "target": Buffer.SCORES}
-            return [PreparedOperation(kind=Kind.ROUTE, matrix=product, **choice, **buffers)]
+            return [PreparedOperation(kind=OperationKind.ROUTE, matrix=product, **choice, **buffers)]
         case RunExperts(gate_up, down, num_experts):
             matrices = {"matrix": weights.matrices[gate_up], "second": weights.matrices[down]}
             top_k = next(each.top_k for each in program.operations if isinstance(each, Route))
             sizes = {"experts": num_experts, "top_k": top_k}
             sums = {"target": Buffer.HIDDEN, "add": 1} if program.tp == 1 else {"target": Buffer.PARTIAL}
-            return [PreparedOperation(kind=Kind.EXPERTS, **sizes, **sums, **matrices)]
+            return [PreparedOperation(kind=OperationKind.EXPERTS, **sizes, **sums, **matrices)]
         case Reduce(bias):
-            return [PreparedOperation(kind=Kind.REDUCE, add=1, offset=_vector(weights, bias))]
+            return [PreparedOperation(kind=OperationKind.REDUCE, add=1, offset=_vector(weights, bias))]
         case Head(matrix):
-            return [PreparedOperation(kind=Kind.HEAD, matrix=_matrix(weights, matrix.name, ""))]
+            return [PreparedOperation(kind=OperationKind.HEAD, matrix=_matrix(weights, matrix.name, ""))]
     raise TkError(f"The native backend does not run {type(operation).__name__}.")
 
 
 def _embed(operation: Embed, program: Program, weights: PackedWeights) -> list[PreparedOperation]:
     target = Buffer.HIDDEN if program.tp == 1 else Buffer.PARTIAL
-    embed = PreparedOperation(kind=Kind.EMBED, target=target, rows=operation.num_rows)
+    embed = PreparedOperation(kind=OperationKind.EMBED, target=target, rows=operation.num_rows)
     if operation.positions:
         embed.positions = weights.tables[operation.positions].ctypes.data
     if operation.table in weights.matrices:  # tied to the head, and stored once
         embed.variant, embed.matrix = 1, weights.matrices[operation.table]
     else:
         embed.table = weights.tables[operation.table].ctypes.data
-    return [embed] if program.tp == 1 else [embed, PreparedOperation(kind=Kind.REDUCE)]
+    return [embed] if program.tp == 1 else [embed, PreparedOperation(kind=OperationKind.REDUCE)]
 
 
 def _norm(operation: Norm, weights: PackedWeights, wanted: bool) -> PreparedOperation:
     return PreparedOperation(
-        kind=Kind.NORM,
+        kind=OperationKind.NORM,
         variant=int(operation.kind == "layer"),
         weight=_vector(weights, operation.weight),
         offset=_vector(weights, operation.bias),

@@ -21,7 +21,7 @@ class Format(IntEnum):
     INT8 = 3
 
 
-class Kind(IntEnum):
+class OperationKind(IntEnum):
     """The kinds of operations: `enum kind`."""
 
     EMBED = 0

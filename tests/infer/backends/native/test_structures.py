@@ -34,7 +34,7 @@ def _members() -> list[tuple[str, str, int]]:
 def test_offsets_sizes_and_constants_are_those_of_the_compiler(tmp_path: Path) -> None:
     lines = [f'printf("%zu\\n", offsetof(struct {name}, {member}));' for name, member, _ in _members()]
     lines += [f'printf("%zu\\n", sizeof(struct {name}));' for name in PAIRS]
-    enums = (structures.Format, structures.Kind, structures.Buffer)
+    enums = (structures.Format, structures.OperationKind, structures.Buffer)
     values = [(each.name, each.value) for enum in enums for each in enum]
     values += [(name, getattr(structures, name)) for name in CONSTANTS]
     lines += [f'printf("%d\\n", (int){name});' for name, _ in values]
