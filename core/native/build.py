@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -96,7 +97,8 @@ def _build(
     def compile_unit(unit: NativeUnit) -> str | None:
         on_progress(f"compiling native {source.name}: {unit.name} ({next(begun)} of {len(units)}) ...")
         return compiler.run(
-            [*COMMON_FLAGS, *includes, *unit.flags, "-c", str(unit.source.absolute()), "-o", f"{unit.name}.o"], folder
+            [*COMMON_FLAGS, *includes, *unit.flags, "-MMD", "-c", str(unit.source.absolute()), "-o", f"{unit.name}.o"],
+            folder,
         )
 
     with ThreadPoolExecutor(min(len(units), len(os.sched_getaffinity(0)))) as threads:
@@ -108,6 +110,7 @@ def _build(
         _log.warning(
             "%s cannot compile %s of %s, which is left out: %s", compiler.identity, name, source.name, _shown(messages)
         )
+    _require_declared(source, folder)
     accepted = tuple(name for name in results if name not in refused)
     library = folder / f"{source.name}.so"
     objects = [f"{name}.o" for name in accepted]
@@ -116,6 +119,17 @@ def _build(
         raise BuildFailed(f"{compiler.identity} could not link {source.name}: {_shown(failure)}")
     omitted = tuple((name, _shown(messages)) for name, messages in refused.items())
     return BuiltLibrary(library, accepted, omitted, compiler.identity, tried)
+
+
+def _require_declared(source: NativeSource, folder: Path) -> None:
+    """Raises BuildFailed if a unit includes a file of ours that is not part of the key: a change would go unseen."""
+    declared = {os.path.realpath(path) for path in (*source.headers, *(unit.source for unit in source.units))}
+    ours = {os.path.dirname(path) for path in declared}
+    for rule in sorted(folder.glob("*.d")):  # "unit.o: source.c header.h", as the compiler writes it for make
+        included = {os.path.realpath(name) for name in shlex.split(rule.read_text().partition(":")[2])}
+        for path in sorted(included - declared):
+            if os.path.dirname(path) in ours:
+                raise BuildFailed(f"{rule.stem} of {source.name} includes {path}, which is not among its headers.")
 
 
 def _shown(messages: str) -> str:

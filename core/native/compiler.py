@@ -1,6 +1,5 @@
 """The C compilers of this machine: the one that $CC names, the system's, the one in the package `ziglang`."""
 
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -122,9 +121,11 @@ def _installed(command: tuple[str, ...]) -> Iterator[Compiler]:
 def _packaged() -> Iterator[Compiler]:
     target = _ZIG_TARGETS.get(platform.machine())
     if target and importlib.util.find_spec("ziglang"):
+        from importlib import metadata  # slow to import, and seldom needed
+
         try:
-            version = importlib.metadata.version("ziglang")
-        except importlib.metadata.PackageNotFoundError:
+            version = metadata.version("ziglang")
+        except metadata.PackageNotFoundError:
             version = "of unknown version"
         # -P: a folder `ziglang` in the current folder must not be run.
         yield Compiler((sys.executable, "-P", "-m", "ziglang", "cc", *target), f"ziglang {version}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 # No -march=native: a library may be loaded on another machine of a shared home folder. No fast-math, no contraction:
-# the order of every sum is that of the source. Users see no warnings (-w); tests compile with all of them.
+# the order of every sum is that of the source. No warnings (-w): users could do nothing about them.
 COMMON_FLAGS: Final = (
     "-std=c11",
     "-O3",

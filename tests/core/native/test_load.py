@@ -98,3 +98,12 @@ def test_the_current_folder_takes_no_files(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path / "here")
     assert load_library(small_source(tmp_path)) is not None
     assert list(Path().iterdir()) == []
+
+
+def test_a_header_that_is_no_part_of_the_key_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "a folder with spaces"
+    folder.mkdir()
+    source = small_source(folder)
+    assert load_library(source) is not None
+    assert load_library(replace(source, headers=())) is None
+    assert f"scalar of small includes {folder}/number.h, which is not among its headers" in caplog.text
