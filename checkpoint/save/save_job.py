@@ -11,12 +11,14 @@ import numpy as np
 
 from ...core import dtypes
 from ...core.casts import Array
+from ...core.errors import StorageError
 from ...core.integers import round_up
 from ...core.layout import Layout
 from ...core.ownership import Owned, owned
 from ...core.tensors import Split, Table, TensorSpec
 from ..format.region import Region
 from ..format.step_names import pending_step
+from ..run.locked_run import LockedRun
 from ..run.run_folder import RunFolder
 from .commit import commit
 from .new_step import NewStep
@@ -74,9 +76,26 @@ class SaveJob:
 
         Raises:
             CheckpointError: the step exists already, or a rank did not finish its part.
-            OSError: the disk is full or fails.
+            StorageError: the disk is full or fails; the message says whether the step was saved.
         """
         run = RunFolder(self.run).held_by(self.attempt) if self.writer == 0 else None
+        try:
+            self._write(run, step, resume, values)
+        except OSError as error:
+            raise StorageError(
+                f"Step {step} was not saved: {error} Steps committed before are whole: mend the cause, and resume from "
+                "the newest.",
+                error.errno,
+            ) from error
+        if run and self.keep:
+            try:
+                run.prune(self.keep, self.keep_every)
+            except OSError as error:
+                raise StorageError(f"Step {step} was saved, but older ones remain: {error}", error.errno) from error
+
+    def _write(
+        self, run: LockedRun | None, step: int, resume: Mapping[str, Any], values: Callable[[Owned], Array]
+    ) -> None:
         if run:
             run.begin_step(step)
         folder = pending_step(self.run, step, self.attempt)
@@ -85,8 +104,6 @@ class SaveJob:
         if run:
             new = NewStep(step, self.table, self.layout, self.slots, self.param_groups, resume, self.side_files)
             commit(run, new, self.timeout)
-            if self.keep:
-                run.prune(self.keep, self.keep_every)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the job as plain data for another process."""

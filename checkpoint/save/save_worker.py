@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...core.casts import Array
-from ...core.errors import StorageError, TkError, pack
+from ...core.errors import TkError, pack
 from ...core.ownership import Owned
 from ...core.process import die_with_parent
 from .save_job import Buffers, SaveJob
@@ -47,9 +47,6 @@ def _answer(job: SaveJob, values: Callable[[Owned], Array], request: Mapping[str
     step = request["step"]
     try:
         job.save(step, request["resume"], values)
-    except StorageError as error:
-        message = f"Step {step} was not saved: {error} Steps committed before are whole."
-        return {"error": pack(StorageError(message, error.errno))}
     except TkError as error:
         return {"error": pack(error)}
     except Exception as error:  # the process's boundary: the rank must receive every error

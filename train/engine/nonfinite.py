@@ -1,4 +1,4 @@
-"""What happens to a step whose loss or gradient norm is not finite: decided alike on every rank, before any update."""
+"""The policy for steps whose loss or gradient norm is not finite: every rank decides the same, before any update."""
 
 import math
 
@@ -12,10 +12,14 @@ from .training_engine import TrainingEngine
 
 
 class NonFinitePolicy:
-    """Counts steps that were left out and says which may update parameters.
+    """Decides which steps may update parameters.
+
+    Args:
+        options: the reaction to such steps, and how many in a row may be left out.
+        engine: the rank's engine.
 
     Attributes:
-        skipped: steps left out in a row, those of a shrinking loss scale not among them.
+        skipped: the number of steps left out in a row; steps that lowered the loss scale do not count.
     """
 
     def __init__(self, options: TrainSection, engine: TrainingEngine) -> None:
@@ -24,10 +28,12 @@ class NonFinitePolicy:
         self.skipped = 0
 
     def allows(self, step: int, loss: float, grad_norm: float, local_loss: torch.Tensor) -> bool:
-        """Whether `step` (1-based) may update parameters. All ranks call it with the same loss and norm.
+        """Returns whether a step may update parameters; every rank calls it with the same loss and norm.
 
         Args:
-            local_loss: this rank's share of the loss, to say whose it was.
+            step: the step's number, counted from 1.
+            loss, grad_norm: the step's loss and gradient norm, over all ranks.
+            local_loss: this rank's share of the loss, so that the error can name ranks; a scalar.
 
         Raises:
             TkError: the run ends; the message says on which ranks and in which parameters numbers are not finite.
@@ -47,20 +53,23 @@ class NonFinitePolicy:
 
     def _describe(self, step: int, loss: float, grad_norm: float, local_loss: torch.Tensor) -> str:
         losses = all_gather(local_loss.double().reshape(1), self.engine.mesh.world)
-        ranks = [str(rank) for rank, value in enumerate(losses) if not torch.isfinite(value).all()]
-        where = f"The loss of rank {', '.join(ranks)} is not finite" if ranks else "Every rank's own loss is finite"
+        ranks = [rank for rank, value in enumerate(losses) if not torch.isfinite(value).all()]
+        where = f"The loss of {name_ranks(ranks)} is not finite." if ranks else "The loss of every rank is finite."
         parameter, holders = self._first_parameter()
         if parameter:
-            where += f"; the first gradient that is not is that of {parameter}, as {name_ranks(holders)} reduced it"
-        often = f" {self.skipped} steps in a row were so." if self.skipped > 1 else ""
+            where += (
+                f" The gradient of {parameter}, as reduced on {name_ranks(holders)}, is not finite; it is the "
+                "first such gradient of the model."
+            )
+        often = f" {self.skipped} steps in a row were not finite." if self.skipped > 1 else ""
         return (
-            f"Step {step}: loss {loss}, gradient norm {grad_norm}; both must be finite. {where}.{often} Nothing was "
+            f"Step {step}: loss {loss}, gradient norm {grad_norm}; both must be finite. {where}{often} Nothing was "
             'updated. Lower the learning rate, look at the batch\'s rows, or set train.on_nonfinite = "skip".'
         )
 
     def _first_parameter(self) -> tuple[str, list[int]]:
-        """The first tensor of the table whose reduced gradient is not finite, and the ranks that own such values of it;
-        "" if there is none."""
+        """Returns the first tensor of the table whose reduced gradient is not finite, and the ranks that own such
+        values of it; "" if there is none."""
         buffers, table = self.engine.buffers, self.engine.table
         index = {spec.name: place for place, spec in enumerate(table)}
         bad = [index[shard.piece.tensor.name] for shard, grads in buffers.own_runs() if not torch.isfinite(grads).all()]

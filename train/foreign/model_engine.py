@@ -176,15 +176,15 @@ class ModelEngine:
             return False
         self._watch.check()
         self._engine.meet_for_update()
-        sums = self._optimizer_step.agree(self._loss, self._buffers.changed(self._engine.device))
+        loss, self._loss = self._loss, torch.zeros_like(self._loss)
+        self._passes = 0  # an error below ends this step: the next backward begins another
+        sums = self._optimizer_step.agree(loss, self._buffers.changed(self._engine.device))
         if any(sums.others):
             self._buffers.agree()
         self.last_grad_norm = sums.grad_norm
         lr = learning_rate(self.step_count, self._settings.steps, self._engine.optimizer.options)
-        updated = self._optimizer_step.update(self.step_count + 1, sums, self._loss, lr)
+        updated = self._optimizer_step.update(self.step_count + 1, sums, loss, lr)
         self.step_count += updated
-        self._passes = 0
-        self._loss = torch.zeros_like(self._loss)
         return updated
 
     @contextmanager

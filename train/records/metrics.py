@@ -66,10 +66,10 @@ def _event_writer(folder: Path, last_step: int) -> Any:
 
 def _lines_up_to(path: Path, last_step: int) -> list[str]:
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             if json.loads(line)["step"] <= last_step:
-                kept.append(line)
+                kept.append(f"{line}\n")  # a crash may have left a line whole and cut off its end of line
         except (ValueError, KeyError, TypeError):
             continue  # a line cut short by a crash
     return kept

@@ -107,5 +107,6 @@ class StepLog:
     def record_evaluation(self, step: int, loss: float) -> None:
         """Writes an evaluation's line."""
         if self.metrics is not None:
-            self.metrics.write(step=step, eval_loss=loss, eval_perplexity=math.exp(min(loss, 700.0)))
+            perplexity = math.exp(min(loss, 700.0))
+            self.metrics.write(step=step, eval_loss=finite(loss), eval_perplexity=finite(perplexity))
         self.restart_clock()

@@ -1,7 +1,7 @@
-"""Saving one rank's share of the steps of one run: in the background once replicas agree, or in place.
+"""Saves of one rank's share of the steps of one run: in the background once replicas agree, or in place.
 
-In the background, a save stops training for a copy of this rank's share. Checksums of what replicas hold are taken by
-a thread during the next step, up to its update; then they are compared, and only then is the writer asked to write.
+A save in the background stops training only while this rank's share is copied. A thread computes the checksums of
+replicated values during the next step, up to its update. Then ranks compare them, and the writer begins to write.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _ALONE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A save whose values are copied and not yet written: replicas may turn out to differ."""
+    """A save whose values are copied and not yet written, because the replicas have not been compared."""
 
     step: int
     resume: Mapping[str, Any]
@@ -34,8 +34,11 @@ class Saver:
     """Saves one rank's share of every step.
 
     Args:
-        lock_fd: of the run folder's lock on rank 0, -1 elsewhere.
-        background: whether saves that need not wait are written by another process, from a copy of this rank's share.
+        job: the settings of all saves.
+        snapshot: the rank's training state.
+        replicas: compares replicas.
+        lock_fd: the descriptor of the run folder's lock on rank 0; -1 on other ranks.
+        background: whether another process writes the saves that need not wait, from a copy of this rank's share.
     """
 
     def __init__(
@@ -51,14 +54,19 @@ class Saver:
         self._pending: _Pending | None = None
 
     def save(self, step: int, resume: Mapping[str, Any], *, wait: bool, compared: bool = False) -> None:
-        """Saves the state that the snapshot shows now. Returns once it is copied; if `wait` or not in the background,
-        once this rank's part is durable and, on rank 0, the step is committed. Every rank calls it.
+        """Saves the present state of the snapshot; every rank calls it.
+
+        A background save returns once the state is copied. Any other save returns once this rank's part is durable and,
+        on rank 0, the step is committed.
 
         Args:
-            compared: replicas were compared since the last update.
+            step: the training step.
+            resume: the state of the run, independent of the layout; plain JSON.
+            wait: whether the save is done in place.
+            compared: whether replicas were compared since the last update.
 
         Raises:
-            TkError: replicas have drifted, or this save or the one before it failed (a full disk, say).
+            TkError: replicas differ, or this save or the one before it failed (because of a full disk, for example).
         """
         self.flush_pending()
         if self._writer:
@@ -66,7 +74,7 @@ class Saver:
         if wait or not self.background:
             if not compared:
                 self.replicas.check(step)
-            self._save_in_place(step, resume)
+            self.job.save(step, resume, self.snapshot.values)
             return
         if self._writer is None:
             self._writer = BackgroundSaver(self.job, self.lock_fd)
@@ -77,21 +85,13 @@ class Saver:
         else:
             self._writer.begin(step, resume)
 
-    def _save_in_place(self, step: int, resume: Mapping[str, Any]) -> None:
-        try:
-            self.job.save(step, resume, self.snapshot.values)
-        except OSError as error:
-            raise TkError(
-                f"Step {step} cannot be saved in {self.job.run}: {error} Steps committed before are whole; mend the "
-                "cause and resume from the newest (the same command does)."
-            ) from error
-
     def flush_pending(self) -> None:
-        """Has the save that was copied last written, if replicas agree. To be called by every rank before anything
-        that was saved is updated; a no-op where that is done.
+        """Compares the replicas of the save that was copied last, and starts to write it; does nothing without one.
+
+        Every rank calls it before it updates anything that was saved.
 
         Raises:
-            TkError: they have drifted; nothing of the step is written.
+            TkError: replicas differ; nothing of the step is written.
         """
         pending, self._pending = self._pending, None
         if pending and self._writer:
@@ -99,11 +99,15 @@ class Saver:
             self._writer.begin(pending.step, pending.resume)
 
     def close(self, failed: bool, alone: bool = False) -> None:
-        """Waits for the save in flight and ends the writer; where the run has failed, its own error is the one to
-        raise, and a save on which replicas have not agreed is lost.
+        """Waits for the save in flight and ends the writer.
 
         Args:
-            alone: other ranks are gone, and with them perhaps their parts of the save: it is not waited for for long.
+            failed: whether the run has failed. Then the caller raises the run's own error, so errors of the save are
+                dropped, and a save whose replicas were not compared is lost.
+            alone: whether other ranks have ended, perhaps without their parts of the save; then the wait is short.
+
+        Raises:
+            TkError: the save failed, and the run has not.
         """
         try:
             if not failed:

@@ -1,11 +1,17 @@
 """What a rank writes at each save, as plain data."""
 
+import errno
 import json
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder
 from tk.checkpoint.format.region import Region
+from tk.checkpoint.run import locked_run
 from tk.checkpoint.save.save_job import Buffers, SaveJob
+from tk.core.errors import StorageError
 from tk.core.layout import Layout
 from tk.tests.checkpoint.crashing import assert_is_step, job_of, values_of
 from tk.tests.checkpoint.saving import MIXED, llama_table
@@ -49,3 +55,23 @@ def test_every_rank_writes_and_the_first_one_commits(tmp_path: Path) -> None:
         jobs[0].save(1, {"step": 1}, values_of(1))
     assert_is_step(tmp_path / "step-00000001", 1)
     assert Checkpoint.open(tmp_path).resume == {"step": 1}
+
+
+def test_a_step_is_saved_even_if_older_ones_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise StorageError(f"Cannot remove {path}: Device or resource busy.", errno.EBUSY)
+
+    with RunFolder(tmp_path).lock() as run:
+        for step in (1, 2):
+            for writer in (1, 0):
+                job = replace(job_of(tmp_path, run.attempt, writer), keep=1)
+                if (step, writer) == (2, 0):
+                    monkeypatch.setattr(locked_run.folders, "remove_tree", refuse)
+                    with pytest.raises(
+                        StorageError, match=r"^Step 2 was saved, but older ones remain: .*busy"
+                    ) as caught:
+                        job.save(step, {}, values_of(step))
+                    assert caught.value.errno == errno.EBUSY
+                else:
+                    job.save(step, {}, values_of(step))
+    assert_is_step(tmp_path / "step-00000002", 2)

@@ -199,6 +199,9 @@ def test_a_batch_of_nans_updates_nothing() -> None:
     with pytest.raises(TkError, match=r"loss nan.*The loss of rank 0 is not finite.*gradient.*0\.weight"):
         engine.step()
     assert torch.equal(module.get_parameter("0.weight"), before)
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    assert engine.step(), "the next batch makes a step of its own"
+    assert engine.step_count == 1
 
 
 def test_wrong_use_is_refused(tmp_path: Path) -> None:

@@ -35,6 +35,15 @@ def test_a_resumed_run_keeps_whole_lines_of_steps_that_it_does_not_make_again(tm
     assert [child.name for child in tmp_path.iterdir()] == ["metrics.jsonl"], "no temporary file remains"
 
 
+@pytest.mark.parametrize("end", [b'{"step": 2}', b'{"step": 2}\n\xff\0\0'], ids=["no end of line", "no text"])
+def test_lines_after_a_crash_stay_lines_of_their_own(tmp_path: Path, end: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + end)
+    file = MetricsFile(tmp_path, 2, "attempt")
+    file.write(3, loss=1.0)
+    file.close()
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "expected"),
     [

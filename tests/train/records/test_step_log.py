@@ -115,6 +115,11 @@ def test_numbers_that_json_lacks_are_null_and_rare_values_come_where_they_exist(
     assert (rare["loss_scale"], rare["balance_loss"]) == (1024.0, 2.5)
 
 
+def test_an_evaluation_that_is_not_finite_is_null(clock: Clock, metrics: MetricsFile, tmp_path: Path) -> None:
+    make_log(metrics, tmp_path).record_evaluation(3, math.nan)
+    assert lines(tmp_path) == [{"step": 3, "eval_loss": None, "eval_perplexity": None}]
+
+
 def test_an_evaluation_has_its_own_line_and_is_no_training_time(
     clock: Clock, metrics: MetricsFile, tmp_path: Path
 ) -> None:
