@@ -1,7 +1,7 @@
 """torch.compile for a decoder's layers, each compiled for itself: layers of a kind share one program.
 
-What talks to other ranks, puts gradients off or decides by values stays outside; the compiler gets the pieces between.
-Nothing here runs unless `[train] compile` asks for it: the compiler alone takes seconds to import.
+Code that communicates, defers gradients or branches on values is not compiled; the code between is.
+Only `[train] compile` runs this module: the compiler takes seconds to import.
 """
 
 from collections.abc import Sequence

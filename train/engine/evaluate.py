@@ -1,4 +1,4 @@
-"""Loss on held-out rows, over the same layout as training."""
+"""The loss on held-out rows, computed at the layout of training."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,10 @@ from .passes import Passes
 
 
 def evaluate(passes: Passes, batch: Sequence[MicroBatch], mesh: Mesh) -> float:
-    """Mean loss, nats per token, the same on every rank.
+    """Returns the mean loss in nats per token, the same on every rank; every rank calls it.
 
     Args:
+        passes: the rank's passes.
         batch: this data-parallel rank's micro-batches.
     """
     sums = torch.zeros(2, dtype=torch.float64, device=passes.engine.device)

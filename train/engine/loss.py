@@ -13,7 +13,7 @@ from ...parallel.cross_entropy import vocab_parallel_cross_entropy
 def causal_attention(
     at: AttendingLayer, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor
 ) -> torch.Tensor:
-    """Causal attention over the rows themselves, or the layer's window of them: [B, L, H, E] -> [B, L, H, E]."""
+    """Computes causal attention within the rows, in the layer's window if it has one: [B, L, H, E] -> [B, L, H, E]."""
     window, length, grouped = at.window, q_BLHE.shape[1], q_BLHE.shape[-2] > k_BLKE.shape[-2]
     seen = None
     if window is not None and window < length:
@@ -26,9 +26,13 @@ def causal_attention(
 
 
 def attention_within(documents: Sequence[int]) -> Attend:
-    """Causal attention that never leaves a document; `documents` are their lengths over the flattened rows, () = rows.
+    """Returns causal attention within documents.
 
-    Each is computed for itself, which costs the sum of their squares: on a CPU a fraction of a masked row.
+    Each document is computed by itself. That costs the sum of their squared lengths: on a CPU a fraction of the cost of
+    whole rows with a mask.
+
+    Args:
+        documents: the documents' lengths over the flattened rows; () for rows that are one document each.
     """
     if not documents:
         return causal_attention
@@ -42,10 +46,12 @@ def attention_within(documents: Sequence[int]) -> Attend:
 
 
 def loss_sum(decoder: Decoder, hidden_BLD: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross entropy over valid targets, an fp64 scalar that is the same on every tensor-parallel rank.
+    """Returns the sum of the cross entropy over valid targets, an fp64 scalar, equal on all tensor-parallel ranks.
 
     Args:
-        hidden_BLD: what the decoder's last stage gives.
+        decoder: the last stage.
+        hidden_BLD: the output of the last stage, [B, L, D].
+        targets_BL: the targets, int64 [B, L].
     """
     logits_NV = decoder.logits(hidden_BLD).flatten(0, 1)
     losses_N = vocab_parallel_cross_entropy(logits_NV, targets_BL.flatten(), decoder.config.vocab_size, decoder.tp)

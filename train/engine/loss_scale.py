@@ -8,11 +8,12 @@ from ..state.stored_state import LossScaleState
 
 @dataclass(slots=True)
 class LossScale:
-    """What the loss is multiplied by before backward; the same on every rank, since all see the same overflows.
+    """The factor of the loss in backward; the same on every rank, since an overflow counts on all ranks.
 
     Attributes:
-        value: the factor, always 1 where parameters are not fp16.
-        good_steps: steps without overflow since it last changed.
+        options: the bounds of the factor.
+        value: the factor; always 1 if parameters are not fp16.
+        good_steps: the number of steps without overflow since the factor last changed.
     """
 
     options: PrecisionSection
@@ -21,7 +22,7 @@ class LossScale:
 
     @staticmethod
     def of(options: PrecisionSection) -> "LossScale":
-        """The scale that a new run starts with."""
+        """Returns the scale of a new run."""
         return LossScale(options, options.initial_loss_scale if options.params == "fp16" else 1.0)
 
     @property
@@ -43,10 +44,10 @@ class LossScale:
 
     @property
     def state(self) -> LossScaleState | None:
-        """What a checkpoint stores; None where parameters are not fp16."""
+        """The state that a checkpoint stores; None if parameters are not fp16."""
         return LossScaleState(self.value, self.good_steps) if self.options.params == "fp16" else None
 
     def restore(self, stored: LossScaleState | None) -> None:
-        """Takes up what a checkpoint of an fp16 run stored, however small; other runs begin anew."""
+        """Restores the state from a checkpoint of an fp16 run, even below `min_loss_scale`; other runs start anew."""
         if self.options.params == "fp16" and stored:
             self.value, self.good_steps = stored.value, stored.good_steps

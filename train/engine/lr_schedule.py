@@ -6,7 +6,7 @@ from ..config.sections import OptimizerSection
 
 
 def learning_rate(step: int, num_steps: int, options: OptimizerSection) -> float:
-    """The rate of 0-based `step`: linear warm-up to lr, then the schedule down to lr x min_lr_ratio at the last one.
+    """Returns the rate of 0-based `step`: linear warm-up to lr, then the schedule, which ends at lr x min_lr_ratio.
 
     "wsd" (warm-up, stable, decay: arXiv 2404.06395) stays at lr and falls in a line over the last `decay_share` of all
     steps: a run that was stopped before them can go on to any number of steps.

@@ -1,4 +1,4 @@
-"""The end of a step, for `Trainer` and `initialize` alike: gradients exchanged, sums agreed on, checked, the update."""
+"""The end of a step, in `Trainer` and `initialize`: the gradients' exchange, sums over ranks, the check, the update."""
 
 import math
 from collections.abc import Callable
@@ -14,10 +14,12 @@ from .training_engine import TrainingEngine
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """Sums over all ranks, the same bits on each.
+    """Sums over all ranks, with the same bits on each rank.
 
     Attributes:
-        others: of the further values that `OptimizerStep.agree` was given.
+        loss: the step's loss.
+        grad_norm: the norm of the whole gradient.
+        others: the sums of the other values that `OptimizerStep.agree` received.
     """
 
     loss: float
@@ -29,9 +31,10 @@ class OptimizerStep:
     """Ends the steps of one rank.
 
     Args:
-        options: for steps that are not finite.
-        before_update: called before parameters and states change, to end what still reads them.
-        on_phase: called with the name of what the rank begins.
+        engine: the rank's engine.
+        options: the options for steps that are not finite.
+        before_update: called before parameters and states change; it ends all work that still reads them.
+        on_phase: called with the name of each phase that begins.
     """
 
     def __init__(
@@ -48,11 +51,13 @@ class OptimizerStep:
         self.on_phase = on_phase
 
     def agree(self, loss: torch.Tensor | float, *others: torch.Tensor | float) -> StepSums:
-        """Waits for the exchange of gradients, and adds up over all ranks; every rank calls it after its last backward.
+        """Waits for the exchange of gradients and returns sums over all ranks.
+
+        Every rank calls it after its last backward pass of the step.
 
         Args:
             loss: this rank's share of the step's loss.
-            others: scalars to be added up beside it.
+            others: other scalars to sum.
         """
         self.on_phase("reduce")
         shares = (loss, self.engine.finish_backward(), *others)
@@ -66,11 +71,13 @@ class OptimizerStep:
         """Updates parameters and states, unless loss or gradient overflowed or are not finite; every rank calls it.
 
         Args:
-            step: 1-based, for errors.
-            local_loss: this rank's own, to say whose is not finite.
+            step: the step's number, counted from 1, for errors.
+            sums: the sums of `agree`.
+            local_loss: this rank's share of the loss, so that an error can name ranks; a scalar.
+            lr: the learning rate.
 
         Returns:
-            Whether they were updated.
+            Whether parameters and states were updated.
 
         Raises:
             TkError: the loss or the gradient norm is not finite, and `options` or the number of such steps in a row

@@ -1,4 +1,4 @@
-"""The forward and backward passes of a step: this rank's part of a pipeline's schedule, with the engine told of it."""
+"""The forward and backward passes of a step: this rank's part of a pipeline's schedule, with calls of the engine."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +21,11 @@ class Passes:
     """Runs the stages of one rank.
 
     Args:
-        weight_grads: the decoders' queue, for schedules that put weight gradients off.
-        on_phase: called with a description of the rank's activity whenever that changes.
+        decoders: the rank's stages.
+        engine: the rank's engine.
+        config: the run's configuration.
+        weight_grads: the decoders' queue, for schedules that defer weight gradients.
+        on_phase: called with the name of each phase that begins.
     """
 
     def __init__(
@@ -43,32 +46,36 @@ class Passes:
 
     @property
     def is_loss_rank(self) -> bool:
-        """Whether this rank's loss is counted: of the ranks that see the same rows, one's is."""
+        """Whether this rank's loss counts: it does on one of the ranks that compute the same rows."""
         return self.mesh.tp.rank == 0 and self.mesh.pp.rank == self.mesh.pp.size - 1
 
     def train(self, micro_batches: Sequence[MicroBatch], loss_factor: float) -> torch.Tensor:
-        """Forward and backward of this data-parallel rank's micro-batches.
+        """Runs forward and backward of this data-parallel rank's micro-batches.
 
         Args:
-            loss_factor: what each summed loss is multiplied by.
+            micro_batches: the micro-batches.
+            loss_factor: the factor of each micro-batch's summed loss.
 
         Returns:
-            The sum of their losses, fp64, on ranks of the last stage; 0 elsewhere.
+            The sum of their losses, fp64, on ranks of the last stage; 0 on other ranks.
         """
         model, rows = self.stages[0].decoder.config, self.config.train.global_batch_size
         balance = model.router_aux_loss_coef / rows * self.engine.loss_scale.value
         return self._run(self.config.parallel.schedule, micro_batches, loss_factor, balance)
 
     def balance_loss(self) -> torch.Tensor | float:
-        """The routers' loss of the newest step, summed over the sequences and layers of this rank's stages."""
+        """Returns the routers' loss of the newest step, summed over the sequences and layers of this rank's stages."""
         return sum(balance.total() for stage in self.stages for balance in stage.balances)
 
     def routing(self) -> torch.Tensor | float:
-        """A checksum of where the newest step's tokens were sent, on stages that watch; adds up like `balance_loss`."""
+        """Returns a checksum of the experts of the newest step's tokens; a sum, as `balance_loss`.
+
+        Only stages with `watch_routing` are in it.
+        """
         return sum(balance.routing() for stage in self.stages for balance in stage.balances)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """As `train`, without backward and factor."""
+        """Returns the sum of the losses as `train` does, but runs no backward."""
         return self._run("forward-only", micro_batches, 1.0, 0.0)
 
     def _run(

@@ -1,4 +1,4 @@
-"""The decoder's stages on this rank: built without memory, filled bucket by bucket, run by the pipeline's executor."""
+"""The decoder's stages on this rank. They are built without memory; flat buffers then hold their parameters."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,16 @@ def build_stages(
     weight_grads: WeightGradQueue,
     recompute: Recompute,
 ) -> tuple[Decoder, ...]:
-    """This rank's stages on the meta device: flat buffers give their parameters memory.
+    """Builds this rank's stages on the meta device; flat buffers give their parameters memory.
+
+    Args:
+        config: the model's shape.
+        table: the model's tensors.
+        mesh: the rank's groups.
+        dtype: the dtype of parameters.
+        sequence_parallel: whether hidden states are split over tp along the sequence.
+        weight_grads: the queue for schedules that defer weight gradients.
+        recompute: the activations that backward recomputes.
 
     Raises:
         ParallelError: the layout does not fit the model.
@@ -49,7 +58,10 @@ def build_stages(
 
 
 def gathered_units(decoders: Sequence[Decoder], buffers: FlatBuffers) -> list[list[Unit]]:
-    """What ZeRO stage 3 gathers at once, for each of the rank's stages in forward order: a layer, or an end."""
+    """Returns the units that ZeRO stage 3 gathers at once, for each of the rank's stages, in forward order.
+
+    A unit is a layer, the embeddings before all layers, or the norm and the head after them.
+    """
     return [
         _units(decoder, [bucket for bucket in buffers.buckets if bucket.plan.params[0].stage == number])
         for number, decoder in enumerate(decoders)
@@ -74,13 +86,14 @@ def _units(decoder: Decoder, buckets: Sequence[FlatBucket]) -> list[Unit]:
 
 
 class StagePass:
-    """One stage with the micro-batches of a step, as the pipeline's executor runs it.
+    """One stage with the micro-batches of a step, for the pipeline's executor.
 
     Attributes:
-        loss_factor: what each micro-batch's summed loss is multiplied by.
+        micro_batches: the step's micro-batches.
+        loss_factor: the factor of each micro-batch's summed loss.
         balance_weight: see RouterBalance.
-        balances: of the step's micro-batches so far, what their routers' loss is.
-        watch_routing: have them also take down where tokens are sent.
+        balances: the routers' balance of each of the step's micro-batches so far.
+        watch_routing: whether `balances` also record the experts of each token.
     """
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
@@ -93,8 +106,16 @@ class StagePass:
         self.watch_routing = False
 
     def forward(self, micro_batch: int, x: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states for the next stage from those of the one before (tokens on the first); on the last stage the
-        sum of the micro-batch's losses times `loss_factor`."""
+        """Computes the stage for one micro-batch.
+
+        Args:
+            micro_batch: the index of the micro-batch.
+            x: hidden states [B, L, D] from the stage before; None on the first stage, which reads tokens.
+
+        Returns:
+            Hidden states for the next stage, [B, L, D]; on the last stage the sum of the micro-batch's losses times
+            `loss_factor`, an fp64 scalar.
+        """
         micro = self.micro_batches[micro_batch]
         rows = (micro.inputs, micro.targets, micro.positions)
         tokens_BL, targets_BL, positions_BL = (torch.from_numpy(each).to(self.device) for each in rows)
@@ -105,7 +126,7 @@ class StagePass:
         return loss_sum(self.decoder, hidden_BLD, targets_BL) * self.loss_factor
 
     def _balance(self, targets_BL: torch.Tensor) -> RouterBalance | None:
-        """Rows that only fill the batch up do not count."""
+        """Returns the micro-batch's balance; padding rows do not count. None if the routers' loss is not needed."""
         if not (self.balance_weight or self.watch_routing) or not torch.is_grad_enabled():
             return None
         real_B1 = (targets_BL != IGNORED).any(dim=1, keepdim=True)

@@ -1,7 +1,7 @@
-"""One rank's model in training: its modules over flat buckets, gradients exchanged, AdamW on what this rank owns.
+"""One rank's model in training: modules over flat buckets, the exchange of gradients, AdamW on the rank's shards.
 
-`Trainer` drives it through a pipeline schedule; `initialize` hands it to a user's own loop. Both tell it where passes
-begin and end; everything between is hooks.
+`Trainer` calls it from a pipeline schedule, `initialize` from a user's own loop. Both call it at the begin and the end
+of each pass; between these calls, hooks do the work.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,10 @@ from .loss_scale import LossScale
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How an engine trains.
+    """The options of an engine.
 
     Attributes:
+        optimizer, precision: sections of the configuration.
         sequence_parallel, overlap: see GradientExchange.
     """
 
@@ -41,8 +42,12 @@ class TrainingEngine:
     """Buffers, exchange and optimizer of one rank.
 
     Args:
-        modules: one per stage of this rank.
-        fill: gives every parameter its first values.
+        modules: the modules of this rank's stages.
+        table: the model's tensors.
+        mesh: the rank's groups.
+        options: the options.
+        device: the device of all buffers.
+        fill: writes the first values of a parameter.
     """
 
     def __init__(
@@ -70,15 +75,17 @@ class TrainingEngine:
         self._whole = 0
 
     def gather_around(self, units: Sequence[Sequence[Unit]], *, prefetch: bool) -> None:
-        """At ZeRO stage 3: the units of each stage, in forward order (see ParameterGather)."""
+        """Starts to gather parameters at ZeRO stage 3; `units` of each stage in forward order (see ParameterGather)."""
         self.gathers = [ParameterGather(self.buffers, stage, prefetch=prefetch, chain=True) for stage in units]
         self.exchange.on_complete = [gather.on_bucket_complete for gather in self.gathers]
 
     def gather_by_agreement(self, units: Sequence[Unit], group: Group, *, prefetch: bool) -> None:
-        """At ZeRO stage 3, for the one stage of a module that calls its units as it likes.
+        """Starts to gather parameters at ZeRO stage 3, for a module that may call its units in any order.
 
         Args:
+            units: the units of the module's one stage.
             group: the shard group, for messages between CPUs.
+            prefetch: whether the next unit is gathered while one computes.
         """
         names = [unit.name for unit in units]
         self.agreement = Agreement(group, names, self.exchange.num_complete, self.exchange.start_exchanges)
@@ -87,46 +94,53 @@ class TrainingEngine:
         self.exchange.by_agreement = True
 
     def begin_step(self) -> None:
-        """Forgets the gradients of the step before."""
+        """Clears the gradients of the step before."""
         self.exchange.begin_step()
         self.buffers.zero_grads()
 
     def begin_backward(self, stage: int, *, last: bool, complete: bool = True) -> None:
-        """A backward pass of this rank's `stage` begins: the last one of the step, and one that gives all gradients of
-        its micro-batch rather than putting some off."""
+        """Prepares for a backward pass.
+
+        Args:
+            stage: the index of the stage on this rank.
+            last: whether the pass is the stage's last one of the step.
+            complete: whether the pass computes all gradients of its micro-batch; False if some are deferred.
+        """
         if self.gathers:
             self.gathers[stage].begin_backward()
         if complete:
             self.exchange.begin_backward(last)
 
     def end_pass(self, stage: int) -> None:
-        """A forward or backward pass of `stage` has ended."""
+        """Frees gathered parameters after a forward or backward pass of `stage`."""
         if self.gathers:
             self.gathers[stage].end_pass()
 
     def gradients_arrived(self, stage: int, *, last: bool) -> None:
-        """All gradients of one micro-batch have arrived, of the step's last if `last`."""
+        """Exchanges gradients after those of one micro-batch are complete; `last`: those of the step's last one."""
         self.exchange.end_backward(stage, last)
 
     @contextmanager
     def whole_pass(self) -> Iterator[None]:
-        """A pass of the one stage of a module that is not ours, from its begin to its end."""
+        """Surrounds a pass of a foreign module, from its begin to its end."""
         try:
             with ExitStack() as stack:
                 for gather in self.gathers:
                     stack.enter_context(gather.saved.hooks())
                 yield
         except Exception:
-            with suppress(TkError, RuntimeError):  # other ranks are told that this one stopped; its error says why
+            with suppress(
+                TkError, RuntimeError
+            ):  # the other ranks learn that this one stopped; the first error gives the cause
                 self.end_pass(0)
             raise
         self.end_pass(0)
 
     def meet_for_update(self) -> None:
-        """Where ranks gather by agreement, all must be at the optimizer step; then late gradients are summed.
+        """Waits, if ranks gather by agreement, until all are at the optimizer step; then sums late gradients.
 
         Raises:
-            TkError: another rank still gathers.
+            TkError: another rank still gathers parameters.
         """
         if self.agreement:
             self.agreement.synchronize(Act.UPDATE)
@@ -134,7 +148,7 @@ class TrainingEngine:
 
     @contextmanager
     def whole_parameters(self) -> Iterator[None]:
-        """Every parameter is whole meanwhile; what is changed of them stays so. Every rank enters it."""
+        """Holds every parameter whole inside the block; changes of parameters persist. Every rank enters it."""
         with ExitStack() as stack:
             for gather in self.gathers:
                 stack.enter_context(gather.hold_all())
@@ -147,26 +161,30 @@ class TrainingEngine:
             self.optimizer.take_written_values()
 
     def refuse_while_whole(self, call: str) -> None:
-        """Raises ConfigError within `whole_parameters`: what is gathered there would be of the step before."""
+        """Raises ConfigError inside `whole_parameters`, where parameters would keep the values from before `call`."""
         if self._whole:
             raise ConfigError(f"{call} inside `with engine.full_parameters():`; leave it first.")
 
     def parameters_one_by_one(self) -> Iterator[torch.nn.Parameter]:
-        """At ZeRO stage 3 every trainable parameter while its unit is whole; every rank runs it to its end."""
+        """Yields, at ZeRO stage 3, every trainable parameter while its unit is whole; every rank runs it to its end."""
         for gather in self.gathers:
             for unit in gather.each_unit():
                 for bucket in unit.buckets:
                     yield from bucket.parameters
 
     def finish_backward(self) -> torch.Tensor:
-        """Waits for every exchange. Returns this rank's share of the squared gradient norm, fp64 scalar, unscaled: its
-        sum over the world is the whole."""
+        """Waits for every exchange of gradients.
+
+        Returns:
+            This rank's share of the squared gradient norm, without the loss scale; an fp64 scalar. The sum over all
+            ranks is the squared norm.
+        """
         self.exchange.finish()
         square_sum = self.buffers.owned_grad_square_sum() / self.mesh.replicate.size
         return square_sum / self.loss_scale.value**2
 
     def update(self, lr: float, grad_norm: float) -> None:
-        """One optimizer step with the gradients clipped to `optimizer.grad_clip`."""
+        """Makes one optimizer step, with gradients clipped to the norm `optimizer.grad_clip`."""
         limit = self.optimizer.options.grad_clip
         clip = min(1.0, limit / (grad_norm + 1e-6)) if limit else 1.0
         self.optimizer.step(lr, clip / self.loss_scale.value)

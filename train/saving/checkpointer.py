@@ -1,4 +1,4 @@
-"""Checkpoints of a model in training, for `Trainer` and `initialize` alike: one rank's side of saving and loading."""
+"""Checkpoints of a model in training: one rank's side of saving and loading, for `Trainer` and `initialize`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -30,13 +30,15 @@ from .snapshot import Snapshot, slot_dtypes
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """How the steps of a run are saved.
+    """The settings with which the steps of a run are saved.
 
     Attributes:
-        keep: newest steps kept, 0 = all; keep_every: steps divisible by it are never pruned, 0 = none.
+        folder: the run folder.
+        keep: the number of newest steps that are kept; 0 = all.
+        keep_every: steps divisible by it are never pruned; 0 = none.
         background: whether training goes on while a step is written, from a copy.
         timeout: seconds to wait for the parts of other ranks.
-        side_files: what goes beside the tensors; rank 0's count.
+        side_files: the files beside the tensors, by name; those of rank 0 are written.
     """
 
     folder: Path
@@ -52,8 +54,9 @@ class OpenRun:
     """A run folder that this job writes.
 
     Attributes:
-        locked: the folder on rank 0, which holds its lock; None elsewhere.
-        attempt: the lock's, on every rank.
+        locked: the folder under its lock, on rank 0; None on other ranks.
+        attempt: the attempt of the lock, on every rank.
+        saver: this rank's saver.
     """
 
     locked: LockedRun | None
@@ -62,13 +65,15 @@ class OpenRun:
 
 
 class Checkpointer:
-    """Saves and loads what one rank trains.
+    """Saves and loads the training state of one rank.
 
     Args:
+        engine: the rank's engine.
         table: the model's tensors.
+        mesh: the rank's groups.
 
     Attributes:
-        ranks: all of them, as a load knows them.
+        ranks: all ranks, in the form that loading needs.
     """
 
     def __init__(self, engine: TrainingEngine, table: Table, mesh: Mesh) -> None:
@@ -83,12 +88,13 @@ class Checkpointer:
 
     @contextmanager
     def open(self, options: SaveOptions) -> Iterator[OpenRun]:
-        """Holds the run folder's lock, on rank 0, for as long as the context lasts; every rank enters. Leaving it waits
-        for the save in flight.
+        """Holds the run folder's lock, on rank 0, inside the block, and waits at its end for the save in flight.
+
+        Every rank enters it.
 
         Raises:
             CheckpointError: another job writes there.
-            TkError: on leaving, the last save failed.
+            TkError: the last save failed; raised at the end of the block.
         """
         with ExitStack() as stack:
             with share_errors(self.ranks):
@@ -125,11 +131,11 @@ class Checkpointer:
         )
 
     def from_rank_0(self, number: int) -> int:
-        """Rank 0's number, on every rank."""
+        """Returns the number that rank 0 passes; every rank calls it."""
         return int(broadcast(torch.tensor(number, dtype=torch.int64, device=self.engine.device), self.mesh.world))
 
     def flush_pending(self) -> None:
-        """See `Saver.flush_pending`; every rank calls it before each update."""
+        """Calls `Saver.flush_pending` if a run is open; every rank calls it before each update."""
         run = self._open
         if run:
             run.saver.flush_pending()
@@ -137,13 +143,13 @@ class Checkpointer:
     def save_alone(self, options: SaveOptions, step: int, resume: Mapping[str, Any], *, wait: bool) -> None:
         """Saves one step in a run folder whose lock is held for this save only; every rank calls it.
 
-        Replicas are compared, and this rank's share is copied, before it returns. Then a process writes the copy, and
-        the lock is held until the step is committed: `finish_save` waits for that. With `wait`, the step is committed
-        when it returns.
+        Before the call returns, replicas are compared and this rank's share is copied. Then a process writes the copy,
+        and the lock is held until the step is committed; `finish_save` waits for that. With `wait`, the step is
+        committed when the call returns.
 
         Raises:
-            CheckpointError: the step is there already, or another job writes there.
-            TkError: replicas have drifted, or this save or the one before it failed; all ranks raise it.
+            CheckpointError: the step exists already, or another job writes in the folder.
+            TkError: replicas differ, or this save or the one before it failed; all ranks raise it.
         """
         with share_errors(self.ranks):
             self.finish_save()
@@ -178,10 +184,13 @@ class Checkpointer:
         """Fills parameters and optimizer states from a checkpoint of any layout; every rank calls it.
 
         Args:
-            readers: ranks of this host, which read together what they need.
+            checkpoint: the checkpoint.
+            optimizer_step: the number of updates before it.
+            loss_scale: the stored loss scale; None if there is none.
+            readers: the ranks of this host, which share their reads.
 
         Raises:
-            CheckpointError: it is not of this model, or one rank cannot read it; all raise.
+            CheckpointError: the checkpoint is not of this model, or one rank cannot read it; all ranks raise it.
         """
         with share_errors(self.ranks):
             self.snapshot.load(checkpoint, readers)
@@ -190,7 +199,7 @@ class Checkpointer:
         self.engine.loss_scale.restore(loss_scale)
 
     def load_weights(self, checkpoint: Checkpoint, readers: Peers = ALONE) -> None:
-        """As `load`, parameters alone: optimizer states stay as they are."""
+        """Fills parameters from a checkpoint, as `load` does; optimizer states stay unchanged."""
         with share_errors(self.ranks):
             self.snapshot.load_weights(checkpoint, readers)
         self.snapshot.publish()

@@ -1,4 +1,4 @@
-"""Replicas must be bit-equal: before a save is written their checksums are compared, so that drift is never saved."""
+"""The check that replicas are bit-equal: ranks compare checksums before a save is written, so drift is never saved."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,10 +17,14 @@ Checksums = dict[Owned, torch.Tensor]
 
 
 class ReplicaCheck:
-    """Compares what this rank holds in common with others, along each axis of the mesh.
+    """Compares the values that this rank and others both hold, along each axis of the mesh.
+
+    Args:
+        snapshot: the rank's training state.
+        mesh: the rank's groups.
 
     Attributes:
-        needed: whether any rank holds anything in common with another; the same on all.
+        needed: whether any two ranks hold the same value; the same on all ranks.
     """
 
     def __init__(self, snapshot: Snapshot, mesh: Mesh) -> None:
@@ -39,23 +43,27 @@ class ReplicaCheck:
         self._compared = {item for _, items in self._axes for item in items}
 
     def check(self, step: int) -> None:
-        """`compare` of what is held now."""
+        """Compares the present values; see `compare`."""
         if self.needed:
             self.compare(step, self.checksums())
 
     def checksums(self) -> Checksums:
-        """Of all that is to be compared, an int64 scalar each. No collective; may be called from another thread while
-        nothing is updated."""
+        """Returns the checksum of each value to compare, an int64 scalar.
+
+        It makes no collective, so another thread may call it as long as nothing is updated.
+        """
         return {item: checksum(values) for item, values in self._held() if item in self._compared}
 
     def compare(self, step: int, mine: Checksums) -> None:
-        """A small all-reduce along each axis, and one over the world; every rank calls it.
+        """Compares checksums by one small all-reduce per axis and one over all ranks; every rank calls it.
 
         Args:
+            step: the training step, for the error.
             mine: this rank's `checksums`.
 
         Raises:
-            TkError: replicas differ; names a tensor and who holds what. All ranks raise it.
+            TkError: replicas differ; the message names a tensor and the ranks that hold each of its values. All ranks
+                raise it.
         """
         drifted = torch.zeros((), dtype=torch.int64, device=self.snapshot.buffers.device)
         for group, items in self._axes:
@@ -67,7 +75,7 @@ class ReplicaCheck:
             raise TkError(self._describe(step, mine))
 
     def _in_order(self, items: Sequence[Owned], mine: Checksums) -> torch.Tensor:
-        """int64 [items], `_ABSENT` for those that this rank does not hold."""
+        """Returns the checksums of `items`, int64 [items]; `_ABSENT` for those that this rank does not hold."""
         absent = torch.tensor(_ABSENT, device=self.snapshot.buffers.device)
         return torch.stack([mine.get(item, absent) for item in items])
 
@@ -79,7 +87,7 @@ class ReplicaCheck:
                 yield run_key(slot, shard.piece, shard.flat), values
 
     def _describe(self, step: int, mine: Checksums) -> str:
-        """Where the error is raised anyway, all that any two ranks hold may be gathered."""
+        """Returns the error's message. Ranks gather all checksums: the time that it takes does not matter any more."""
         common = replicated(self.snapshot.table, self.mesh.layout, self.slots)
         by_rank = torch.stack(all_gather(self._in_order(common, mine), self.mesh.world))
         holds = by_rank != _ABSENT
@@ -103,8 +111,10 @@ class ReplicaCheck:
 
 
 def checksum(values: torch.Tensor) -> torch.Tensor:
-    """The bits of a 1-D tensor, added up as 64-bit words from its first element, the rest as bytes; int64 scalar,
-    wraps."""
+    """Returns the sum of the bits of a 1-D tensor, an int64 scalar that wraps.
+
+    The sum is over 64-bit words from the first element on, and over the bytes that remain.
+    """
     per_word = 8 // values.element_size()
     whole = values.numel() // per_word * per_word
     words = values[:whole] if values.storage_offset() % per_word == 0 else values[:whole].clone()

@@ -1,6 +1,6 @@
-"""What a run starts from: its own newest good step, or a checkpoint that was asked for, newer steps forked off.
+"""The start of a run from its own newest good step, or from a given checkpoint, with newer steps forked off.
 
-Nothing in the run folder moves before the checkpoint to start from is loaded.
+Nothing in the run folder is moved before the checkpoint is loaded.
 """
 
 import logging
@@ -26,10 +26,11 @@ class Start(Generic[Loaded]):
     """One rank's view of a run that starts; every rank calls the same method.
 
     Attributes:
-        run: rank 0's hold on the folder, None elsewhere.
-        load: fills the rank from a checkpoint; where one rank cannot, it raises on all.
+        run: the folder under its lock, on rank 0; None on other ranks.
+        folder: the run folder.
+        load: fills the rank from a checkpoint; if one rank cannot load, all ranks raise its error.
         world: all ranks.
-        from_rank_0: gives every rank rank 0's number.
+        from_rank_0: returns, on every rank, the number that rank 0 passes.
     """
 
     run: LockedRun | None
@@ -39,7 +40,7 @@ class Start(Generic[Loaded]):
     from_rank_0: Callable[[int], int]
 
     def anew(self) -> None:
-        """Raises ConfigError where the folder has steps, good or not."""
+        """Raises ConfigError if the folder has steps, good or not."""
         with share_errors(self.world):
             steps = self.run.steps() if self.run else []
             if steps:
@@ -49,14 +50,14 @@ class Start(Generic[Loaded]):
                 )
 
     def from_newest(self) -> Loaded | None:
-        """Loads the run's newest good step, None if it has no steps.
+        """Loads the run's newest good step; returns None if the run has no steps.
 
-        A step whose damage shows only when its tensors are read is passed over as any other. Those passed over are
-        set aside, with the reasons printed, once an older one is loaded.
+        Damaged steps are skipped, also those whose damage is found only when their tensors are read. Once an older step
+        is loaded, they are quarantined, and the reasons are logged.
 
         Raises:
-            NotCommitted: there are steps and all are damaged.
-            CheckpointError, StorageError: of one it cannot be said what it is.
+            NotCommitted: there are steps, and all are damaged.
+            CheckpointError, StorageError: it cannot be found out whether a step is good.
         """
         skipped: dict[int, str] = {}
         while True:
@@ -68,17 +69,18 @@ class Start(Generic[Loaded]):
             except DamagedCheckpoint as error:
                 skipped[step] = f"{step_name(step)} skipped: {error}"
                 continue
-            self._set_aside(skipped)
+            self._quarantine(skipped)
             return loaded
 
     def from_given(self, path: Path, fork: bool) -> Loaded:
         """Loads a checkpoint of this or another run.
 
         Args:
-            fork: move steps newer than it to forked-ATTEMPT/ instead of refusing.
+            path: the checkpoint.
+            fork: whether newer steps of the run are moved to forked-ATTEMPT/; otherwise they are an error.
 
         Raises:
-            CheckpointError: it cannot be used, or newer good steps are in the way.
+            CheckpointError: the checkpoint cannot be used, or the run has newer good steps.
         """
         checkpoint = open_together(lambda: Checkpoint.open(path), self.world)
         with share_errors(self.world):
@@ -91,7 +93,7 @@ class Start(Generic[Loaded]):
                     "--fork, which moves the newer steps to a folder of their own."
                 )
         loaded = self.load(checkpoint)
-        self._set_aside(found.skipped)
+        self._quarantine(found.skipped)
         with share_errors(self.world):
             moved = self.run.fork(checkpoint.step) if self.run and fork else None
             if moved:
@@ -103,7 +105,10 @@ class Start(Generic[Loaded]):
             return Checkpoint.open(self.folder / step_name(step))
 
     def _newest_step(self, skipped: dict[int, str]) -> int:
-        """On rank 0 the newest step older than those skipped, to which it adds; -1 if there is none, and elsewhere."""
+        """Returns, on rank 0, the newest step that is older than all of `skipped`, and adds damaged steps to `skipped`.
+
+        It returns -1 if there is none, and on other ranks.
+        """
         with share_errors(self.world):
             if self.run is None:
                 return -1
@@ -118,7 +123,7 @@ class Start(Generic[Loaded]):
                 )
             return -1
 
-    def _set_aside(self, skipped: Mapping[int, str]) -> None:
+    def _quarantine(self, skipped: Mapping[int, str]) -> None:
         with share_errors(self.world):
             if self.run:
                 self.run.quarantine(skipped)

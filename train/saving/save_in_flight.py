@@ -1,4 +1,4 @@
-"""A save that goes on while the script does: waited for at the next save or load, and before the interpreter ends."""
+"""A save that goes on while the script runs on: the next save or load, and the interpreter's end, wait for it."""
 
 import atexit
 import logging
@@ -16,13 +16,13 @@ _log = logging.getLogger(__name__)
 
 
 class SaveInFlight:
-    """Waits for a save on a thread of its own, which then gives back what the save needed (the run folder's lock).
+    """A save on a thread of its own, which then releases the run folder's lock.
 
-    An interpreter that ends waits for it. If it ends because other ranks are gone, and with them perhaps their parts of
-    the save, it does not wait for long.
+    An interpreter that ends waits for the save. If it ends because other ranks were lost, perhaps without their parts
+    of the save, it waits for 2 seconds only.
 
     Args:
-        finish: returns once the save is done; raises what became of it.
+        finish: returns once the save is done and the lock is released; raises the error of the save.
     """
 
     def __init__(self, finish: Callable[[], None]) -> None:
@@ -33,7 +33,11 @@ class SaveInFlight:
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns once the save is done; raises what became of it, TkError where that can be caused from outside."""
+        """Returns once the save is done.
+
+        Raises:
+            TkError: the save failed, for a reason outside of tk.
+        """
         self._thread.join()
         atexit.unregister(self._at_exit)
         if self._error:

@@ -1,4 +1,4 @@
-"""Training state to and from a checkpoint: what a rank owns goes out as it lies, what a rank updates comes in."""
+"""Training state to and from a checkpoint: a rank saves the values that it owns, and loads those that it updates."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,12 +22,17 @@ from ..zero.sharded_adamw import ShardedAdamW
 
 
 def slot_dtypes(optimizer: ShardedAdamW) -> dict[str, str]:
-    """Slot -> safetensors dtype code of what this optimizer saves."""
+    """Returns the safetensors dtype code of each slot that this optimizer saves."""
     return {"weight": format_of(optimizer.buffers.dtype).code} | dict.fromkeys(sorted(optimizer.states), FP32.code)
 
 
 class Snapshot:
-    """A rank's view of its training state by logical tensor, slot and range."""
+    """A rank's view of its training state by logical tensor, slot and range.
+
+    Args:
+        optimizer: the rank's optimizer.
+        table: the model's tensors.
+    """
 
     def __init__(self, optimizer: ShardedAdamW, table: Sequence[TensorSpec]) -> None:
         self.optimizer = optimizer
@@ -41,25 +46,25 @@ class Snapshot:
 
     @property
     def weights(self) -> dict[Piece, torch.Tensor]:
-        """What the rank holds whole now, 1-D by piece; at ZeRO stage 3 only what is frozen."""
+        """The weights that the rank holds whole now, 1-D, by piece; at ZeRO stage 3 only frozen ones."""
         return {piece: self._now(tensor, box) for (tensor, box), (_, piece, _) in self._by_box.items()}
 
     def _now(self, tensor: str, box: Box) -> torch.Tensor:
-        """The elements of a box that is held whole, 1-D. Where forward made a buffer anew, the new one's."""
+        """Returns the elements of a box that is held whole, 1-D; after forward has replaced a buffer, the new one's."""
         local, piece, values = self._by_box[tensor, box]
         values = values if local.trainable else self.buffers.frozen_tensor(local)
         return values.detach().reshape(-1)[piece.start : piece.start + box.size]
 
     def owned(self, rank: int) -> tuple[Owned, ...]:
-        """What this rank saves."""
+        """Returns the items that a rank saves."""
         return owned(self.table, self.buffers.mesh.layout, rank, ("weight", *sorted(self.optimizer.states)))
 
     def values(self, item: Owned) -> npt.NDArray[np.generic]:
-        """The elements of `item`, 1-D, as bytes of the slot's dtype (bf16 as uint16); a view where memory allows."""
+        """Returns the elements of `item`, 1-D, in the slot's dtype (bf16 as uint16); a view if possible."""
         start, stop = item.flat or (0, item.box.size)
         if item.slot == "weight" and (item.tensor, item.box) in self._by_box:
             return _to_numpy(self._now(item.tensor, item.box)[start:stop])
-        if start == stop:  # an empty tensor: nothing of it is updated, at stage 3 nothing is held
+        if start == stop:  # an empty tensor: the optimizer has no run of it
             return _to_numpy(torch.empty(0, dtype=self.buffers.dtype))
         for shard, values in self.runs(item.slot):
             low, high = shard.flat
@@ -69,17 +74,18 @@ class Snapshot:
         raise AssertionError(f"core.ownership says this rank owns {item}, but the optimizer does not hold it")
 
     def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
-        """Every run that this rank updates, with its values of `slot` (1-D): weights rounded to their dtype."""
+        """Yields every run that this rank updates, with its values of `slot`, 1-D; rounds weights to their dtype."""
         for shard, values in self.optimizer.runs("master" if slot == "weight" else slot):
             yield shard, values.to(self.buffers.dtype) if slot == "weight" else values
 
     def load(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
-        """Reads what this rank updates from a checkpoint of any layout; `publish` completes it.
+        """Reads the values that this rank updates from a checkpoint of any layout; `publish` completes the load.
 
-        fp32 values come from "master" where it is stored, else from "weight".
+        fp32 values come from "master" if it is stored, else from "weight".
 
         Args:
-            peers: ranks of this host, which load now, too: each block is read once between them.
+            checkpoint: the checkpoint.
+            peers: the ranks of this host that load at the same time; together they read each block once.
 
         Raises:
             ShapeMismatch: the checkpoint is not of this model.
@@ -88,7 +94,7 @@ class Snapshot:
         self._fill(checkpoint, ("master", "exp_avg", "exp_avg_sq"), peers)
 
     def load_weights(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
-        """Reads parameters alone, stored in whatever dtype; optimizer states stay as they are. `publish` completes it.
+        """Reads parameters only, of any stored dtype; optimizer states stay unchanged. `publish` completes the load.
 
         Raises:
             ShapeMismatch: the checkpoint is not of this model.
@@ -96,7 +102,7 @@ class Snapshot:
         self._fill(checkpoint, ("master",), peers)
 
     def publish(self) -> None:
-        """Gives every rank the parameters that were read; every rank calls it, once all have read theirs."""
+        """Exchanges the parameters that were read; every rank calls it, once all have read theirs."""
         self.optimizer.publish()
 
     def _fill(self, checkpoint: Checkpoint, slots: Sequence[str], peers: Peers) -> None:
@@ -116,7 +122,7 @@ class Snapshot:
                 places.append(values)
         for local in self.buffers.frozen:
             whole = self.buffers.frozen_tensor(local)
-            whole.data = whole.data.contiguous()  # the elements of an expanded one cannot be written one by one
+            whole.data = whole.data.contiguous()  # elements of an expanded tensor share memory
             for piece in local.pieces:
                 requests.append(ReadRequest(piece.tensor.alias or piece.tensor.name, piece.box))
                 places.append(whole.data.view(-1)[piece.start : piece.start + piece.box.size])
