@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder
+from tk.checkpoint.files import folders
 from tk.checkpoint.format.region import Region
-from tk.checkpoint.run import locked_run
 from tk.checkpoint.save.save_job import Buffers, SaveJob
 from tk.core.errors import StorageError
 from tk.core.layout import Layout
@@ -66,7 +66,7 @@ def test_a_step_is_saved_even_if_older_ones_cannot_be_removed(tmp_path: Path, mo
             for writer in (1, 0):
                 job = replace(job_of(tmp_path, run.attempt, writer), keep=1)
                 if (step, writer) == (2, 0):
-                    monkeypatch.setattr(locked_run.folders, "remove_tree", refuse)
+                    monkeypatch.setattr(folders, "remove_tree", refuse)
                     with pytest.raises(
                         StorageError, match=r"^Step 2 was saved, but older ones remain: .*busy"
                     ) as caught:
