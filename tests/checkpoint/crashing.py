@@ -5,6 +5,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -46,11 +47,14 @@ def values_of(step: int) -> Callable[[Owned], Array]:
     return values
 
 
+@cache
 def whole_values(step: int, tensor: str, slot: str) -> Array:
-    """A tensor's values at a step."""
+    """A tensor's values at a step; every check of a scenario compares with them, so they are drawn once."""
     shape = next(spec.shape for spec in TABLE if spec.name == tensor)
     rng = np.random.default_rng([zlib.crc32(f"{tensor}/{slot}".encode()), step])
-    return rng.standard_normal(shape, dtype=np.float32)
+    values = rng.standard_normal(shape, dtype=np.float32)
+    values.flags.writeable = False
+    return values
 
 
 def job_of(run: Path, attempt: str, writer: int, keep: int = 2) -> SaveJob:
