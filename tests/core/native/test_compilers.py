@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.core.native import load_library
+from tk.core.native import compiler, load_library
 from tk.core.native.compiler import find_compilers
 from tk.tests.core.native.sources import CountingCompiler, small_source
 
@@ -28,10 +28,10 @@ os.execvp({compiler[0]!r}, [*{compiler!r}, *arguments[3:]])
 
 
 def test_the_compiler_that_cc_names_is_first_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = CountingCompiler(tmp_path, monkeypatch)
-    monkeypatch.setenv("CC", f"{compiler.path} -DEXTRA='a b'")
+    counting = CountingCompiler(tmp_path, monkeypatch)
+    monkeypatch.setenv("CC", f"{counting.path} -DEXTRA='a b'")
     found = list(find_compilers())
-    assert found[0].command == (str(compiler.path), "-DEXTRA=a b")
+    assert found[0].command == (str(counting.path), "-DEXTRA=a b")
     assert len({os.path.realpath(each.command[0]) for each in found}) == len(found)  # cc and gcc are mostly one
 
 
@@ -91,9 +91,10 @@ def test_what_a_unit_needs_of_another_and_does_not_get_is_an_error_of_the_build(
     assert "could not link small" in caplog.text
 
 
-def test_flags_of_the_link_are_used(tmp_path: Path, compiler: CountingCompiler) -> None:
+def test_flags_of_the_link_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = CountingCompiler(tmp_path, monkeypatch)
     assert load_library(replace(small_source(tmp_path), link_flags=("-Wl,-soname,own-name",))) is not None
-    assert "-Wl,-soname,own-name" in compiler.runs()[-1]
+    assert "-Wl,-soname,own-name" in counting.runs()[-1]
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -126,3 +127,14 @@ def test_the_compiler_of_the_package_is_taken_where_there_is_no_other(
     assert set(log.read_text().splitlines()) == {
         shlex.join(["-target", f"{machine}-linux-gnu.2.17", f"-mcpu={'x86_64' if machine == 'x86_64' else 'generic'}"])
     }
+
+
+def test_a_compiler_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "never")
+    before = f'case "$*" in *" -c "*) echo $$ > {tmp_path}/process; read line < {tmp_path}/never;; esac'
+    CountingCompiler(tmp_path, monkeypatch, before)
+    monkeypatch.setattr(compiler, "_TIME_LIMIT", 1.0)
+    messages = next(find_compilers()).run(["-O1", "-c", "answer.c"], tmp_path)
+    assert messages == "it did not end within 1 s"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "process").read_text()), 0)

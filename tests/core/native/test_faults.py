@@ -1,5 +1,7 @@
 """Libraries that are damaged, half written, or that another user may have written, are never loaded."""
 
+import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.core.native import NativeSource, load_library
+from tk.core.native import NativeSource, library_folder, load_library
 from tk.core.native.cache_folders import make_cache_folder
 from tk.core.native.library_folder import LibraryFolder
 from tk.core.native.trust import Untrusted
@@ -208,3 +210,24 @@ def test_libraries_that_were_not_used_for_long_are_removed(cache: Path) -> None:
         f"{stem}{suffix}" for stem in ["other-0", *(f"small-{n}" for n in range(12, 20))] for suffix in (".so", ".json")
     }
     assert left == expected
+
+
+def test_a_file_system_without_locks_is_no_hindrance(
+    source: NativeSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert answer(source) == 42
+    assert "has no locks" in caplog.text
+
+
+def test_a_lock_that_is_never_released_is_waited_for_a_while(
+    source: NativeSource, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_cache_folder(cache)
+    monkeypatch.setattr(library_folder, "_MAX_WAIT", 0.1)
+    with folder.locked():
+        assert answer(source) == 42
+    assert f"{cache} stays locked by another process" in caplog.text
