@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.errors import ConfigError
+from ..infer.options import KERNELS
 from .common import print_json
 
 if TYPE_CHECKING:
@@ -37,8 +38,14 @@ _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):\d{1,5}")
     help="Sample from the most probable tokens with this total probability.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of sampling; the same seed gives the same text.")
+@click.option(
+    "--kernels",
+    type=click.Choice(KERNELS),
+    default="auto",
+    help="What computes, for a CKPT; auto: the best on this machine.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, which describes the model too.")
-def generate(source: str, prompt: str | None, as_json: bool, **sampling: Any) -> None:
+def generate(source: str, prompt: str | None, kernels: str, as_json: bool, **sampling: Any) -> None:
     """Continue PROMPT, or the text on stdin, and stream the continuation to stdout.
 
     The model is the one that a server at HOST:PORT serves, or CKPT: a step folder, a run folder or a Hugging Face
@@ -48,7 +55,7 @@ def generate(source: str, prompt: str | None, as_json: bool, **sampling: Any) ->
 
     params = SamplingParams(**sampling)
     text = _read_stdin() if prompt is None else prompt
-    with _opened(source) as model:
+    with _opened(source, kernels) as model:
         if as_json:
             [completion] = model.generate(text, params)
             print_json(_document(text, completion, model.model_info()))
@@ -75,9 +82,15 @@ def _read_stdin() -> str:
 
 
 @contextmanager
-def _opened(source: str) -> "Iterator[Client | LLM]":
-    """Yields a client for an address, or an engine for a path; a path that exists wins over an address."""
+def _opened(source: str, kernels: str) -> "Iterator[Client | LLM]":
+    """Yields a client for an address, or an engine for a path; a path that exists wins over an address.
+
+    Raises:
+        ConfigError: kernels are given for an address.
+    """
     if not Path(source).exists() and _ADDRESS.fullmatch(source):
+        if kernels != "auto":
+            raise ConfigError(f"--kernels is for a CKPT; the server at {source} has chosen its own.")
         from ..infer.api.client import Client
 
         with Client(source) as client:
@@ -85,7 +98,7 @@ def _opened(source: str) -> "Iterator[Client | LLM]":
     else:
         from ..infer.api.llm import LLM
 
-        with LLM(source) as llm:
+        with LLM(source, kernels=kernels) as llm:
             yield llm
 
 

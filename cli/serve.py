@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.dtypes import COMPUTE_NAMES
-from ..infer.options import KV_DTYPES
+from ..infer.options import KERNELS, KV_DTYPES
 from .common import ByteSize
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ EXIT_INTERRUPTED = 130
     type=click.Choice(["auto", *KV_DTYPES]),
     default="auto",
     help="Dtype of the KV cache; auto: that of the computation.",
+)
+@click.option(
+    "--kernels", type=click.Choice(KERNELS), default="auto", help="What computes; auto: the best on this machine."
 )
 @click.option("--kv-memory", type=ByteSize(), help="Size of the KV cache per rank, for example 512MiB.")
 @click.option("--kv-blocks", type=click.IntRange(1), help="Size of the KV cache in blocks.")
@@ -81,6 +84,7 @@ def serve(
     check_address(server_options)
     given = {name: value for name, value in engine_values.items() if value is not None}
     with closing(Engine.start(EngineOptions(checkpoint, **given), on_plan=_show)) as engine:
+        click.echo(f"{'kernels':<10}{engine.info.kernels}", err=True)
         orderly = serve_until_signal(engine, server_options, on_ready=lambda address: click.echo(f"ready {address}"))
     if not orderly:
         click.get_current_context().exit(EXIT_INTERRUPTED)

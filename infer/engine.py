@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Final, Self
 
 import numpy as np
@@ -56,7 +57,7 @@ class Engine:
         self._on_death: list[Callable[[], None]] = []
         self._death: WorkerDied | None = None
         self._closing = False
-        self._ready: Future[None] = Future()
+        self._ready: Future[str] = Future()  # the kernels of the workers
         self._thread = threading.Thread(target=self._run, name="tk-engine", daemon=True)
 
     @classmethod
@@ -79,7 +80,7 @@ class Engine:
         try:
             engine._thread.start()
             source.check_what_workers_skip()  # while they load
-            engine._ready.result()
+            engine.info = replace(engine.info, kernels=engine._ready.result())
         except BaseException:
             engine.close()
             raise
@@ -184,8 +185,7 @@ class Engine:
         """Runs the engine's thread until the engine is closed or a worker dies."""
         end: TkError = Cancelled("The engine was closed.")
         try:
-            self._workers.start(self._source.job(), self.options.start_timeout)
-            self._ready.set_result(None)
+            self._ready.set_result(self._workers.start(self._source.job(), self.options.start_timeout))
             while self._turn():
                 pass
         except TkError as error:

@@ -9,6 +9,7 @@ from ..core.errors import ConfigError
 
 INT8: Final = "int8"  # a dtype of the KV cache: symmetric, with a scale per vector
 KV_DTYPES: Final = (*COMPUTE_NAMES, INT8)
+KERNELS: Final = ("auto", "native", "aten")
 ATTENTION_TILE: Final = 256  # tokens; keys and values are read in tiles of this size, independently of the batch
 
 
@@ -24,6 +25,7 @@ class EngineOptions:
         kv_blocks: the number of blocks of the cache; None = as `kv_memory` allows.
         kv_memory: the bytes of the cache on each rank; None = enough for `max_running` sequences, but at most 30 % of
             the free memory.
+        kernels: the backend: "aten" runs everywhere, "native" is not available yet; "auto" = the best that there is.
         block_size: the number of tokens per block, a divisor of 256.
         max_model_len: the largest number of tokens of a sequence, prompt included; None = the limit of the model and
             the cache.
@@ -41,6 +43,7 @@ class EngineOptions:
     kv_dtype: str = "auto"
     kv_blocks: int | None = None
     kv_memory: int | None = None
+    kernels: str = "auto"
     block_size: int = 32
     max_model_len: int | None = None
     max_running: int = 64
@@ -65,6 +68,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value not in ("auto", *known):
                 raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")
+        if self.kernels not in KERNELS:
+            raise ConfigError(f"kernels = {self.kernels!r}; use one of {', '.join(KERNELS)}.")
         if self.block_size < 1 or ATTENTION_TILE % self.block_size:
             raise ConfigError(f"block_size = {self.block_size}; it must be a power of two up to {ATTENTION_TILE}.")
         if self.max_running > self.max_batched_tokens:

@@ -17,7 +17,7 @@ from ..requests.sampling_params import MAX_TOP_LOGPROBS
 from .job import Job
 from .memory_plan import MemoryPlan, plan_memory
 
-API_REVISION: Final = 1  # the revision of tk.v1, raised with every addition to the wire
+API_REVISION: Final = 2  # the revision of tk.v1, raised with every addition to the wire
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ModelSource:
         """Returns the job that every worker receives, as that of rank 0."""
         return Job(
             checkpoint=str(self.checkpoint.path.absolute()),
-            kernels="aten",
+            kernels=self.options.kernels,
             dtype=self.memory.dtype,
             kv_dtype=self.memory.kv_dtype,
             num_blocks=self.memory.num_blocks,

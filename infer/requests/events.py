@@ -127,7 +127,10 @@ Event = Started | Delta | Finished | Done | Failed
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The served model; `manifest_sha256` identifies the checkpoint that training wrote."""
+    """The served model; `manifest_sha256` identifies the checkpoint that training wrote.
+
+    `kernels` is the backend and its instruction set (see `Backend`); "" before the workers have started.
+    """
 
     name: str
     architecture: str
@@ -147,3 +150,4 @@ class ModelInfo:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     kv_bytes_per_token: int
+    kernels: str = ""

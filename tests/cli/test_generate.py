@@ -34,6 +34,7 @@ def test_json_is_one_document_with_what_was_served(server: ServerThread, capsys:
     assert (document["prompt"], document["text"], document["finish_reason"]) == ("hi", "abc", "length")
     assert document["usage"] == {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 3}
     assert (document["model"]["step"], document["model"]["manifest_sha256"]) == (7, "ab" * 32)
+    assert document["model"]["kernels"] == "aten"
 
 
 def test_prompt_from_stdin_loses_its_last_newline_only(
@@ -49,6 +50,7 @@ def test_prompt_from_stdin_loses_its_last_newline_only(
     [
         (["{target}", "hi", "--temperature", "-1"], 2, "--temperature"),
         (["{target}", "hi", "--top-p", "0"], 2, "--top-p"),
+        (["{target}", "hi", "--kernels", "aten"], 2, "the server at {target} has chosen its own"),
         (["{target}", "refuse"], 2, "sampling.seed is wrong"),
         (["{closed}", "hi"], 1, "{closed}"),
         (["no/such/folder", "hi"], 3, "no/such/folder"),

@@ -85,6 +85,7 @@ def test_two_ranks_with_low_precision_are_the_same_alone_and_together(model_fold
         info = llm.model_info()
     assert [c.token_ids for c in together] == [c.token_ids for c in alone]
     assert (info.dtype, info.kv_dtype, info.kv_bytes_per_token) == ("bf16", "int8", 2 * 2 * 2 * (24 + 4))
+    assert info.kernels == "aten", "as the workers report"
 
 
 @pytest.mark.matrix
@@ -259,6 +260,7 @@ def test_a_full_queue_and_a_live_name(model_folder: Callable[[str], Path]) -> No
         ({"tp": 3}, ParallelError, "tp = 3"),
         ({"dtype": "fp8"}, ConfigError, "dtype = 'fp8'; use one of auto, fp32"),
         ({"kv_dtype": "int3"}, ConfigError, "kv_dtype = 'int3'"),
+        ({"kernels": "cuda"}, ConfigError, "kernels = 'cuda'; use one of auto, native, aten"),
         ({"block_size": 24}, ConfigError, "block_size = 24"),
         ({"kv_blocks": 0}, ConfigError, "kv_blocks = 0"),
         ({"kv_blocks": 4, "kv_memory": 10}, ConfigError, "give only one of them"),

@@ -52,7 +52,7 @@ def run_experts(
     """
     num_experts, num_slices = operation.num_experts, operation.num_slices
     top_k = routing.chosen_TK.shape[1]
-    sums_STD = torch.zeros(num_slices, *x_TD.shape, dtype=torch.float32)
+    sums_STD = torch.zeros(num_slices, *x_TD.shape, dtype=torch.float32, device=x_TD.device)
     # Pairs (token, expert) sorted by expert, stably: each token's experts are added in ascending order.
     by_expert = routing.chosen_TK.flatten().argsort(stable=True)
     counts = routing.chosen_TK.flatten().bincount(minlength=num_experts).tolist()

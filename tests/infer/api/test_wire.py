@@ -84,7 +84,9 @@ def test_completions_come_back_as_they_were() -> None:
 
 
 def test_the_model_comes_back_as_it_was() -> None:
-    info = ModelInfo("m", "llama", 7, "ab", "1.0", 1, 2, "fp32", "bf16", "int8", 16, 64, 128, 4, 20, 256, (0, 9), 1024)
+    info = ModelInfo(
+        "m", "llama", 7, "ab", "1.0", 1, 2, "fp32", "bf16", "int8", 16, 64, 128, 4, 20, 256, (0, 9), 1024, "aten"
+    )
     assert model_info_from_wire(pb.ModelInfo.FromString(model_info_to_wire(info).SerializeToString())) == info
 
 

@@ -27,7 +27,7 @@ def test_the_model_is_described_as_it_will_be_served(model_folder: Callable[[str
 
 
 def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path]) -> None:
-    options = EngineOptions(model_folder("grouped"), kv_blocks=8, dtype="bf16", max_batched_tokens=96)
+    options = EngineOptions(model_folder("grouped"), kv_blocks=8, dtype="bf16", max_batched_tokens=96, kernels="aten")
     source = ModelSource.open(options)
     assert source.job() == Job(
         checkpoint=str(options.checkpoint),

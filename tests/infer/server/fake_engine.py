@@ -43,6 +43,7 @@ INFO = ModelInfo(
     vocab_size=256,
     eos_token_ids=(0,),
     kv_bytes_per_token=1024,
+    kernels="aten",
 )
 
 

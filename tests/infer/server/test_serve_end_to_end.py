@@ -19,7 +19,7 @@ from tk.cli.serve import serve
 from tk.core.dtypes import COMPUTE_NAMES
 from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import Unavailable
-from tk.infer.options import KV_DTYPES
+from tk.infer.options import KERNELS, KV_DTYPES
 from tk.infer.requests.events import FinishReason
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.tests.infer.server.serving import Serving
@@ -102,6 +102,7 @@ def test_generate_command_from_a_checkpoint_gives_the_servers_text(
     local, remote = documents
     assert (local["text"], local["token_ids"]) == (remote["text"], remote["token_ids"])
     assert local["model"]["manifest_sha256"] == remote["model"]["manifest_sha256"]
+    assert local["model"]["kernels"] == remote["model"]["kernels"] == "aten"
 
 
 def test_sigterm_lets_a_live_stream_finish_and_exits_zero_with_its_workers(own: Serving) -> None:
@@ -118,6 +119,7 @@ def test_sigterm_lets_a_live_stream_finish_and_exits_zero_with_its_workers(own: 
     code, stdout, stderr = own.wait()
     assert (code, stdout) == (0, ""), stderr
     assert "draining: 1 live" in stderr
+    assert "\nkernels   aten\n" in stderr, "a line of the table at start"
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
@@ -159,9 +161,9 @@ def test_a_killed_worker_ends_streams_and_readiness(own: Serving) -> None:
     assert own.end(signal.SIGTERM)[0] == 0
 
 
-def test_every_dtype_of_the_engine_can_be_asked_for() -> None:
+def test_every_dtype_and_backend_of_the_engine_can_be_asked_for() -> None:
     offered = {param.name: param.type.choices for param in serve.params if isinstance(param.type, click.Choice)}
-    assert offered == {"dtype": ("auto", *COMPUTE_NAMES), "kv_dtype": ("auto", *KV_DTYPES)}
+    assert offered == {"dtype": ("auto", *COMPUTE_NAMES), "kv_dtype": ("auto", *KV_DTYPES), "kernels": KERNELS}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,7 @@ def test_every_dtype_of_the_engine_can_be_asked_for() -> None:
         (["{model}", "--kv-blocks", "4", "--kv-memory", "1MiB"], 2, "kv_memory"),
         (["{model}", "--max-model-len", "100000"], 2, "100000"),
         (["{model}", "--kv-dtype", "int3"], 2, "int3"),
+        (["{model}", "--kernels", "native", "--kv-blocks", "4"], 2, "not available yet"),
         (["{model}", "--dtype", "fp16", "--kv-dtype", "fp16", "--max-model-len", "100000"], 2, "max_model_len"),
     ],
 )
