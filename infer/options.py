@@ -25,7 +25,8 @@ class EngineOptions:
         kv_blocks: the number of blocks of the cache; None = as `kv_memory` allows.
         kv_memory: the bytes of the cache on each rank; None = enough for `max_running` sequences, but at most 30 % of
             the free memory.
-        kernels: the backend: "aten" runs everywhere, "native" is not available yet; "auto" = the best that there is.
+        kernels: the backend: "native" has C kernels for CPUs, "aten" runs everywhere on torch; "auto" = native where it
+            can run the model and the machine has no GPU for every rank.
         block_size: the number of tokens per block, a divisor of 256.
         max_model_len: the largest number of tokens of a sequence, prompt included; None = the limit of the model and
             the cache.

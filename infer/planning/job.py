@@ -1,5 +1,6 @@
 """The job that the engine gives every worker when it starts."""
 
+import os
 from dataclasses import dataclass
 
 
@@ -31,3 +32,9 @@ class Job:
     store: str = ""
     threads: int = 1
     instruction_set: str = ""
+
+
+def threads_per_rank(tp: int) -> int:
+    """Returns the number of threads of a rank: OMP_NUM_THREADS if it is set, else the rank's share of the cores."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(given) if given.isdigit() and int(given) else max(1, len(os.sched_getaffinity(0)) // tp)

@@ -14,7 +14,7 @@ from ...text.tokenizer import Tokenizer, read_eos_token_ids
 from ..options import EngineOptions
 from ..requests.events import ModelInfo
 from ..requests.sampling_params import MAX_TOP_LOGPROBS
-from .job import Job
+from .job import Job, threads_per_rank
 from .memory_plan import MemoryPlan, plan_memory
 
 API_REVISION: Final = 2  # the revision of tk.v1, raised with every addition to the wire
@@ -90,6 +90,7 @@ class ModelSource:
             block_size=self.memory.block_size,
             max_batched_tokens=self.options.max_batched_tokens,
             tp=self.options.tp,
+            threads=threads_per_rank(self.options.tp),
         )
 
 

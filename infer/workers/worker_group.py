@@ -55,7 +55,7 @@ class WorkerGroup:
         deadline = time.monotonic() + timeout
         with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
             for rank in range(job.tp):
-                self._start_rank(rank, job.tp)
+                self._start_rank(rank, job.threads)
                 frame = Frame("start", asdict(replace(job, rank=rank, store=f"{folder}/store")))
                 with suppress(WorkerDied):  # `_receive` below reports a dead rank by its number
                     send(self._connections[rank], frame)
@@ -123,13 +123,13 @@ class WorkerGroup:
         self._wake_up.close()
         self._woken.close()
 
-    def _start_rank(self, rank: int, tp: int) -> None:
+    def _start_rank(self, rank: int, threads: int) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             process = start_module(
                 f"{__package__}.worker_entry",
                 [str(theirs.fileno())],
-                environment=worker_environment(tp),
+                environment=worker_environment(threads),
                 inherited=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is the command's own
@@ -164,11 +164,10 @@ class WorkerGroup:
         raise WorkerDied(f"Inference rank {rank} (process {process.pid}) {how}; see its messages on stderr.")
 
 
-def worker_environment(tp: int) -> dict[str, str]:
-    """Returns the environment variables to set for a worker: the ranks share the cores; set variables are kept."""
-    cores = len(os.sched_getaffinity(0))
+def worker_environment(threads: int) -> dict[str, str]:
+    """Returns the environment variables to set for a worker of so many threads; variables that are set are kept."""
     defaults = {
-        "OMP_NUM_THREADS": str(max(1, cores // tp)),
+        "OMP_NUM_THREADS": str(threads),
         # Threads should not spin long while they wait for a thread that has no core. Measured on 2 cores: a fifth
         # slower on an idle machine, several times faster on a busy one.
         "GOMP_SPINCOUNT": "5000",

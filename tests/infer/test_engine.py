@@ -79,7 +79,7 @@ def test_tied_head_equals_transformers(
 
 
 def test_two_ranks_with_low_precision_are_the_same_alone_and_together(model_folder: Callable[[str], Path]) -> None:
-    with LLM(model_folder("tied"), tp=2, dtype="bf16", kv_dtype="int8", kv_blocks=30) as llm:
+    with LLM(model_folder("tied"), tp=2, dtype="bf16", kv_dtype="int8", kv_blocks=30, kernels="aten") as llm:
         together = llm.generate(PROMPTS, GREEDY)
         alone = [llm.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
         info = llm.model_info()

@@ -96,7 +96,7 @@ class NativeRunner:
     def _logits(self, num_rows: int) -> Array:
         """Returns the logits of all ranks without padding; a view on one rank."""
         parts = self._state.logits[:num_rows, :, : self._rows_of_rank]
-        return parts.reshape(num_rows, -1)[:, : self._program.vocab_size]
+        return parts.reshape(num_rows, parts.shape[1] * self._rows_of_rank)[:, : self._program.vocab_size]
 
 
 def _arrays(plan: StepPlan, block_size: int) -> tuple[list[Array], StepArrays]:

@@ -26,7 +26,8 @@ def test_the_model_is_described_as_it_will_be_served(model_folder: Callable[[str
     assert source.tokenizer.decode(source.tokenizer.encode("abc")) == "abc"
 
 
-def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path]) -> None:
+def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
     options = EngineOptions(model_folder("grouped"), kv_blocks=8, dtype="bf16", max_batched_tokens=96, kernels="aten")
     source = ModelSource.open(options)
     assert source.job() == Job(
@@ -39,6 +40,7 @@ def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path]) -> Non
         block_size=32,
         max_batched_tokens=96,
         tp=1,
+        threads=3,
     )
 
 

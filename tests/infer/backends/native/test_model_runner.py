@@ -123,3 +123,22 @@ def test_more_rows_than_the_logits_buffer_are_sampled_in_parts(tmp_path: Path) -
     assert found.token_ids.tolist() == expected.tolist()
     assert found.top_ids.shape == (count, 2)
     made.close()
+
+
+def test_a_step_without_rows_has_no_logits(tmp_path: Path) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    made = runner(tmp_path)
+    plan = StepPlan(
+        tokens=np.array([1, 2], np.int32),
+        positions=np.array([0, 1], np.int32),
+        slots=np.array([16, 17], np.int32),
+        span_length=np.array([2], np.int32),
+        span_context=np.array([2], np.int32),
+        block_tables=np.array([[1]], np.int32),
+        rows=SamplingRows.pack([]),
+    )
+    assert made.logits(plan).shape == (0, VOCAB)
+    output = made.step(plan)
+    assert output is not None
+    assert output.token_ids.shape == (0,)
+    made.close()
