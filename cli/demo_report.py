@@ -67,7 +67,7 @@ def _training_rows(out: Path) -> dict[str, str]:
 
 
 def _unigram_entropy(out: Path) -> float:
-    """Returns the loss, on held-out tokens, of a model that knows only how often each token occurs."""
+    """Returns the loss, on held-out tokens, of a model that predicts each token by its frequency alone."""
     from ..core.config import load_toml
     from ..data.dataset import PackedDataset
     from ..data.stdlib import prepare_stdlib

@@ -1,4 +1,4 @@
-"""The loss of a model that knows only the frequency of each token: the baseline that training has to beat."""
+"""The loss of a model of token frequencies alone: the baseline that training has to beat."""
 
 from typing import Final
 

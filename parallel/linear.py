@@ -84,7 +84,7 @@ class ParallelProduct:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The arguments of one product that forward hands to backward.
+    """The arguments of one product that forward keeps for backward.
 
     Attributes:
         layer: the product's layer.

@@ -16,7 +16,7 @@ from .local_link import Link
 
 
 class Group:
-    """A set of ranks that communicate with each other, as one of them sees it.
+    """A set of ranks that communicate with each other, from the side of one of them.
 
     Only torch holds the process group, and this object a weak reference: when torch or a user's script destroys the
     group, its threads must end. A thread that outlives the interpreter ends the process with SIGABRT.

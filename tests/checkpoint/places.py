@@ -22,6 +22,6 @@ def tree(folder: Path) -> dict[bytes, object]:
 
 
 def reshard(place: Path, target: Path | str, force: bool = True) -> Path:
-    """Makes it with `--force`, unless told otherwise."""
+    """Reshards the run in `place` to `target`, by default with `--force`; returns the new folder."""
     source = Checkpoint.open(place / "run")
     return prepare_reshard(source, target, Options(Layout(), force=force)).run()

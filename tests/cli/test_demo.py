@@ -69,7 +69,7 @@ def test_it_learns(demo: Demo) -> None:
     row = re.search(r"held-out loss +([\d.]+) \(unigram entropy ([\d.]+)\)", demo.output)
     assert row
     held_out, entropy = map(float, row.groups())
-    ignorance = math.log(2048)  # the loss of a model that knows nothing
+    ignorance = math.log(2048)  # the loss of a uniform distribution
     assert held_out < (entropy - 1.5 if demo.steps == FULL else ignorance - 0.5)
     assert held_out == pytest.approx([line["eval_loss"] for line in lines if "eval_loss" in line][-1], abs=1e-3)
 

@@ -98,7 +98,7 @@ def cut_up(draw: st.DrawFn) -> tuple[Box, list[Box]]:
 
 @settings(max_examples=300)
 @given(cut_up())
-def test_cover_is_what_counting_every_element_says(case: tuple[Box, list[Box]]) -> None:
+def test_cover_equals_the_count_of_every_element(case: tuple[Box, list[Box]]) -> None:
     whole, boxes = case
     count = np.zeros([6] * len(whole.shape), int)
     wanted = count.copy()

@@ -14,7 +14,7 @@ from tk.tests.core.layouts import HEAD, layouts, tables
 
 @settings(max_examples=40, deadline=None)
 @given(tables(), layouts())
-def test_a_position_holds_what_its_pieces_say(table: tuple[TensorSpec, ...], layout: Layout) -> None:
+def test_a_position_holds_its_pieces(table: tuple[TensorSpec, ...], layout: Layout) -> None:
     for pp in range(layout.pp):
         for tp in range(layout.tp):
             for param in local_params(table, layout, pp, tp):
@@ -49,7 +49,7 @@ def test_sections_are_cut_each_by_itself_and_stay_whole_at_tp_1() -> None:
     assert local_params((spec,), Layout(), 0, 0)[0].shape == spec.shape
 
 
-def test_padded_rows_belong_to_nobody() -> None:
+def test_padded_rows_have_no_owner() -> None:
     spec = TensorSpec("embed", (5, 2), Split(0, rule="pad"))
     assert [split_boxes(spec, 4, rank)[0].bounds()[0] for rank in range(4)] == [[0, 2], [2, 4], [4, 5], [5, 5]]
     assert {local_params((spec,), Layout(tp=4), 0, rank)[0].shape for rank in range(4)} == {(2, 2)}

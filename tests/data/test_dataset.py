@@ -151,7 +151,9 @@ def test_weights_of_any_size(token_folder: Path, weights: list[float]) -> None:
         assert abs(quota - weight / sum(weights) * MIXTURE_BLOCK) <= 1
 
 
-def test_fingerprints_tell_data_apart(token_folder: Path, make_tokens: Callable[[Sequence[str]], Path]) -> None:
+def test_fingerprints_of_different_data_differ(
+    token_folder: Path, make_tokens: Callable[[Sequence[str]], Path]
+) -> None:
     other = make_tokens(["x = 1\n" * 500])
     variants = [
         dataset(token_folder),

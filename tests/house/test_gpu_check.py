@@ -41,7 +41,7 @@ def test_torch_is_never_taken_from_wheels(root: Path, project: dict[str, Any]) -
     assert {"pydantic", "pydantic_core", "grpcio-health-checking", "grpcio-reflection", "grpcio-status"} <= set(names)
 
 
-def test_without_cuda_it_fails_and_says_why(root: Path) -> None:
+def test_without_cuda_it_fails_and_names_the_cause(root: Path) -> None:
     hidden = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(root / "scripts" / "gpu_check.py")]
     run = subprocess.run(command, capture_output=True, text=True, env=hidden)

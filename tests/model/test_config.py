@@ -133,7 +133,7 @@ def test_options_are_read_from_either_spelling() -> None:
     assert decoder_spec(ModelConfig.from_json(HUB["Qwen/Qwen3-30B-A3B"])).layers[0].window is None
 
 
-def test_a_sliding_window_counts_as_its_architecture_says() -> None:
+def test_a_sliding_window_counts_by_the_rule_of_its_architecture() -> None:
     mistral = {"model_type": "mistral", "vocab_size": 101, "hidden_size": 64, "num_hidden_layers": 4}
     bare = mistral | {"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}
     qwen = bare | {"use_sliding_window": False, "max_window_layers": 3}

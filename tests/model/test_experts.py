@@ -50,7 +50,7 @@ def test_every_token_passes_its_experts(name: str, options: dict[str, Any]) -> N
     assert expected.abs().max() > 1e-3, "the outputs must be large enough to show a difference"
 
 
-def test_probabilities_are_scaled_to_1_only_where_the_architecture_says() -> None:
+def test_probabilities_are_scaled_to_1_only_if_the_architecture_scales_them() -> None:
     block, x = mixture("qwen3_moe"), tokens(20)
     block.normalize = False
     with torch.no_grad():

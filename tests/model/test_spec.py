@@ -42,7 +42,7 @@ def test_an_architecture_names_fields_of_a_shape(architecture: Architecture) -> 
     assert {key: written[key] for key in architecture.requires} == dict(architecture.requires)
 
 
-def test_an_architecture_adds_nothing_unless_it_says_so() -> None:
+def test_an_architecture_adds_nothing_by_default() -> None:
     layer = LayerSpec(DenseSpec(8))
     spec = DecoderSpec((TensorSpec(EMBEDDING, (3, 4)),), 4, 2, 2, 2, (layer,), 1e-5, rope=Rope(1e4))
     plain = Architecture("plain", "PlainForCausalLM", frozenset(), lambda config: spec)

@@ -105,7 +105,7 @@ def test_a_head_that_is_equal_stays_tied(tmp_path: Path) -> None:
     assert (HEAD, "weight") not in Checkpoint.open(tmp_path / "tp2").chunks
 
 
-def test_a_head_that_is_missing_is_tied_only_where_config_json_says_so(tmp_path: Path) -> None:
+def test_a_missing_head_is_tied_only_if_config_json_ties_it(tmp_path: Path) -> None:
     ENTRIES["qwen2"].make(tmp_path / "tied")
     path = tmp_path / "tied" / "config.json"
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "tie_word_embeddings"}))

@@ -114,7 +114,7 @@ def test_experts_are_compared_with_their_routing(tmp_path: Path) -> None:
 
 @pytest.mark.matrix  # test_report.py has the remark without a run
 @pytest.mark.parametrize("step", [3, 11])
-def test_a_token_that_goes_to_another_expert_is_told(
+def test_a_token_that_goes_to_another_expert_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setenv("TK_TEST_WANDERS_IN", str(step))

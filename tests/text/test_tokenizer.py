@@ -87,7 +87,7 @@ def test_text_comes_as_soon_as_it_is_certain(byte_level: Tokenizer, byte_fallbac
             assert stream.push(tokenizer.encode("x", special_tokens=False)) == "a☃ x"
 
 
-def test_what_can_be_said_of_a_long_push_is_said_at_once(byte_level: Tokenizer) -> None:
+def test_the_final_part_of_a_long_push_is_returned_at_once(byte_level: Tokenizer) -> None:
     half = byte_level.encode("☃", special_tokens=False)[:1]
     stream = DetokenizerStream(byte_level)
     assert stream.push([*byte_level.encode("def f"), *half]) == "def f"

@@ -106,7 +106,7 @@ def test_fp16_layouts_skip_the_same_steps(rank_pool: RankPool, configure: Config
 
 
 @pytest.mark.parametrize("layout", [{"dp": 2}, {"pp": 2, "dp": 1}], ids=["dp2", "pp2"])
-def test_a_step_that_is_not_finite_ends_the_run_and_says_whose_it_was(
+def test_a_step_that_is_not_finite_ends_the_run_and_names_its_ranks(
     rank_pool: RankPool, configure: Configure, layout: dict[str, int]
 ) -> None:
     config = configure("stop", train={"steps": 4}, parallel=layout)

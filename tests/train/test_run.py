@@ -175,7 +175,7 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
         (["optimizer.lr=1e30", "optimizer.warmup_steps=0", "optimizer.schedule=constant"], 1, "must be finite"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_paragraph(
+def test_an_error_is_one_paragraph(
     configure: Configure, write_toml: WriteToml, run: Run, tmp_path: Path, overrides: list[str], code: int, message: str
 ) -> None:
     sets = [word for override in overrides for word in ("--set", override)]
@@ -241,7 +241,7 @@ def _no_large_files() -> None:
 
 
 @pytest.mark.parametrize("interrupt", [pytest.param(False, marks=pytest.mark.matrix), True])
-def test_a_failing_disk_is_told_and_leaves_no_debris(
+def test_a_failing_disk_is_reported_and_leaves_no_debris(
     configure: Configure, write_toml: WriteToml, tmp_path: Path, interrupt: bool
 ) -> None:
     steps, tp = (100_000, 2) if interrupt else (2, 1)

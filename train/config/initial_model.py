@@ -18,7 +18,7 @@ from .train_config import TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class GivenModel:
-    """The model that a configuration gives, whose shape lacks what only a tokenizer knows.
+    """The model that a configuration gives, without the facts that only a tokenizer has.
 
     Attributes:
         keys: those of the section `[model]`, or the shape of the checkpoint that `model.init` names.

@@ -1,7 +1,7 @@
 """torch.compile for a decoder's layers, each compiled for itself: layers of a kind share one program.
 
 Code that communicates, defers gradients or branches on values is not compiled; the code between is.
-Only `[train] compile` runs this module: the compiler takes seconds to import.
+Only a run with `[train] compile` calls this module: the compiler takes seconds to import.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The blocks that a module repeats, which ZeRO stage 3 gathers one by one, and what belongs to none of them."""
+"""The blocks that a module repeats, which ZeRO stage 3 gathers one by one, and the parameters outside of them."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,15 +18,17 @@ _SHOWN: Final = 3  # names in a message
 def find_blocks(
     module: nn.Module, gather_together: str | nn.Module | Sequence[str | nn.Module] = ()
 ) -> dict[str, nn.Module]:
-    """The outermost modules of every list, dict or sequence of two or more modules, by name in their order; where those
-    are mere lists, dicts or sequences themselves, their modules.
+    """Returns the module's blocks, by name, in their order.
+
+    The blocks are the modules in every list, dict or sequence of two or more modules. A list in a list is no block; its
+    modules are.
 
     Args:
-        gather_together: what is no block: a module, a name or a pattern of names (`*`, `?`, `[]`), or several. Each
-            stands for all within it.
+        module: the module.
+        gather_together: modules, names or patterns of names (`*`, `?`, `[]`); no module inside of them is a block.
 
     Raises:
-        ConfigError: one of those is none of the module's, or holds no block.
+        ConfigError: one of `gather_together` is not in the module, or holds no block.
     """
     blocks: dict[str, nn.Module] = {}
     known: set[nn.Module] = set()
@@ -47,7 +49,7 @@ def find_blocks(
 
 
 def _blocks(module: nn.Module, prefix: str, listed: bool) -> Iterator[tuple[str, nn.Module]]:
-    """Args: listed: whether `module` itself stands in a list, so that it is a block unless it is a list, too."""
+    """Yields the blocks in `module`; `listed`: whether it is in a list, and so a block unless it is a list too."""
     container = isinstance(module, _CONTAINERS) and not (listed and _computes(module))
     if listed and not container:
         yield prefix[:-1], module
@@ -57,7 +59,7 @@ def _blocks(module: nn.Module, prefix: str, listed: bool) -> Iterator[tuple[str,
 
 
 def _computes(module: nn.Module) -> bool:
-    """Whether a container has a forward pass of its own, in which it may do more than call its modules."""
+    """Returns whether a container has a forward pass of its own, which may do more than call its modules."""
     return type(module).forward not in (nn.Module.forward, nn.Sequential.forward)
 
 
@@ -78,12 +80,12 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def tell_sizes(rest: Mapping[str, int], blocks: Mapping[str, int]) -> None:
-    """Logs what stage 3 gathers at once; a warning where most of the module is.
+def log_sizes(rest: Mapping[str, int], blocks: Mapping[str, int]) -> None:
+    """Logs the sizes that stage 3 gathers at once; a warning if most of the module is outside of blocks.
 
     Args:
-        rest: bytes of what belongs to no block, by parameter.
-        blocks: bytes of each block.
+        rest: the bytes of each parameter outside of blocks.
+        blocks: the bytes of each block.
     """
     whole, largest = sum(rest.values()), max(blocks, key=lambda name: blocks[name], default="")
     cut = "No blocks were found that could be gathered one by one"

@@ -1,7 +1,7 @@
-"""A module's persistent buffers over data-parallel ranks: the state that forward changes and no gradient does.
+"""A module's persistent buffers over data-parallel ranks: state that forward changes, and that has no gradient.
 
-Ranks see other data, so running statistics drift apart. After every step all ranks hold the same: of floating-point
-buffers the mean over ranks (in fp64), of others rank 0's. Buffers with persistent=False are a rank's own business.
+Ranks compute different data, so running statistics drift apart. After every step all ranks get the same values: the
+mean over ranks (in fp64) of floating-point buffers, rank 0's values of others. Buffers with persistent=False differ.
 """
 
 import torch
@@ -15,7 +15,7 @@ from ...parallel.torch_dtypes import format_of, has_format
 
 
 class PersistentBuffers:
-    """The buffers of a module that `state_dict` has, always as forward last left them.
+    """The buffers that are in a module's `state_dict`, with the values that forward left.
 
     Args:
         table: the module's tensors.
@@ -31,15 +31,15 @@ class PersistentBuffers:
         self.agree()
 
     def now(self) -> list[torch.Tensor]:
-        """Their values, in the table's order.
+        """Returns the buffers' values, in the table's order.
 
         Raises:
-            ConfigError: one has not the shape or dtype any more that it began with.
+            ConfigError: a buffer has another shape or dtype than at the start.
         """
         return [self._checked(spec.name, spec.shape, spec.dtype) for spec in self.specs]
 
     def changed(self, device: torch.device) -> torch.Tensor:
-        """Whether this rank's differ from what ranks last agreed on: 0 or 1, fp64 scalar. Raises as `now` does."""
+        """Returns 1 if this rank's values differ from those of the last `agree`, else 0; fp64. Raises as `now`."""
         now = self.now()
         if self.world.size == 1 or not now:
             return torch.zeros((), dtype=torch.float64, device=device)
@@ -47,7 +47,7 @@ class PersistentBuffers:
 
     @torch.no_grad()
     def agree(self) -> None:
-        """Gives all ranks the same; every rank calls it. Raises as `now` does."""
+        """Gives all ranks the same values; every rank calls it. Raises as `now`."""
         values = self.now()
         if self.world.size == 1 or not values:
             return
@@ -80,11 +80,11 @@ class PersistentBuffers:
 
 
 def _as_bytes(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """One behind the other, 1-D uint8."""
+    """Returns the bytes of all tensors, concatenated; 1-D uint8."""
     return torch.cat([tensor.detach().reshape(-1).contiguous().view(torch.uint8) for tensor in tensors])
 
 
 def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """In place, also where several elements share memory (an expanded buffer)."""
+    """Writes values in place; if elements share memory (an expanded buffer), they get memory of their own first."""
     tensor.data = tensor.data.contiguous()
     tensor.data.view(-1).copy_(values.reshape(-1))

@@ -1,6 +1,6 @@
-"""Whether `initialize` can train a module as it is: every parameter and buffer is looked at before anything is changed.
+"""The checks of a module that `initialize` gets: of every parameter and buffer, before anything is changed.
 
-What would be trained, cast, saved or loaded as something else than it is in plain PyTorch is refused here by name.
+A module is refused if training, casts, saves or loads would not do the same as in plain PyTorch.
 """
 
 import hashlib
@@ -25,16 +25,17 @@ _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedD
 
 
 def check_module(model: object, dtype: torch.dtype) -> torch.device:
-    """Looks a module over; changes nothing.
+    """Checks a module; changes nothing.
 
     Args:
-        dtype: that its floating-point parameters will have.
+        model: the module.
+        dtype: the dtype that its floating-point parameters will get.
 
     Returns:
-        The device that all of it is on.
+        The device of all its tensors.
 
     Raises:
-        ConfigError: names what is not possible, and the way out.
+        ConfigError: the module cannot be trained; the message names the cause and a remedy.
     """
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}: make one of it" if isinstance(model, type) else f"of type {type(model)}"
@@ -46,7 +47,7 @@ def check_module(model: object, dtype: torch.dtype) -> torch.device:
 
 
 def describe(model: nn.Module) -> Iterator[str]:
-    """What has to be the same of the module on all ranks, a line per tensor."""
+    """Yields the properties of the module that must be the same on all ranks, a line per tensor."""
     yield f"a {type(model).__name__}"
     learning = {name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad}
     first: dict[int, str] = {}
@@ -58,24 +59,26 @@ def describe(model: nn.Module) -> Iterator[str]:
 
 
 def check_alike(lines: list[str], world: Group) -> None:
-    """Compares what ranks were given; every rank calls it.
+    """Compares the arguments of all ranks; every rank calls it.
 
     Raises:
-        ConfigError: on every rank, with the first line that differs.
+        ConfigError: they differ; raised on every rank, with the first line that differs.
     """
     mine = "\n".join(lines).encode()
     digests = gather_bytes(hashlib.sha256(mine).digest(), world)
     if len(set(digests)) == 1:
         return
-    everybody = [data.decode().split("\n") for data in gather_bytes(mine, world)]
-    other = next(rank for rank, theirs in enumerate(everybody) if theirs != everybody[0])
-    pairs = zip_longest(everybody[0], everybody[other], fillvalue="nothing more")
+    all_lines = [data.decode().split("\n") for data in gather_bytes(mine, world)]
+    other = next(rank for rank, theirs in enumerate(all_lines) if theirs != all_lines[0])
+    pairs = zip_longest(all_lines[0], all_lines[other], fillvalue="nothing more")
     here, there = next((left, right) for left, right in pairs if left != right)
-    raise ConfigError(f"initialize was given other things on rank {other} than on rank 0: {there!r} for {here!r}.")
+    raise ConfigError(
+        f"initialize needs the same model and arguments on all ranks: rank {other} has {there!r}, rank 0 {here!r}."
+    )
 
 
 def _problems(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
-    """What is wrong, in the order in which the checks rest on one another."""
+    """Yields every problem; later checks rely on earlier ones."""
     for name, module in model.named_modules():
         yield from _of_module(name or "the module itself", module, dtype)
     parameters = dict(model.named_parameters())
@@ -116,7 +119,7 @@ def _of_module(name: str, module: nn.Module, dtype: torch.dtype) -> Iterator[str
 
 
 def _of_memory(name: str, tensor: torch.Tensor) -> Iterator[str]:
-    """Whether a parameter or buffer is an ordinary tensor with values."""
+    """Yields a problem if a parameter or buffer is not an ordinary tensor with values."""
     if nn.parameter.is_lazy(tensor):
         yield f"{name} has no shape yet. Run one batch through the module first."
     elif tensor.is_meta:
@@ -167,7 +170,7 @@ def _of_devices(tensors: dict[str, torch.Tensor]) -> Iterator[str]:
 
 
 def _of_names(model: nn.Module) -> Iterator[str]:
-    """Whether `state_dict` is parameters and persistent buffers, under their own names, in dtypes that files have."""
+    """Yields a problem unless `state_dict` has exactly the parameters and buffers, in dtypes that files can hold."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     own: dict[str, torch.Tensor] = parameters | dict(model.named_buffers(remove_duplicate=False))
     stored: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
@@ -185,7 +188,7 @@ def _of_names(model: nn.Module) -> Iterator[str]:
 
 
 def _of_overlaps(parameters: dict[str, nn.Parameter], buffers: dict[str, torch.Tensor]) -> Iterator[str]:
-    """Whether memory is shared other than by being one Parameter: what trains moves, and the other would stay."""
+    """Yields a problem if a trained parameter shares memory with another tensor: only the parameter would be moved."""
     spans = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), name)
         for name, tensor in (parameters | buffers).items()

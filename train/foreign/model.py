@@ -1,4 +1,4 @@
-"""Any `torch.nn.Module` as the engine sees it: its tensors as a table, and the parts that ZeRO stage 3 gathers."""
+"""Any `torch.nn.Module` in the form that the engine needs: a table of tensors, and the units of ZeRO stage 3."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,16 @@ from ...parallel.torch_dtypes import format_of
 from ..engine.training_engine import TrainingEngine
 from ..zero.flat_buffers import FlatBucket, FlatBuffers
 from ..zero.parameter_gather import Unit
-from .blocks import tell_sizes
+from .blocks import log_sizes
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
-    """A module and the blocks it repeats.
+    """A module and its repeated blocks.
 
     Attributes:
-        blocks: what a transformer calls its layers, by name, in the order they are listed (`find_blocks`).
+        module: the module.
+        blocks: the repeated blocks (a transformer's layers), by name, in the order of `find_blocks`.
         table: one entry per name of `state_dict`; further names of a shared tensor are aliases. Buffers and parameters
             that take no gradient are not trainable.
     """
@@ -31,11 +32,11 @@ class ForeignModel:
 
     @staticmethod
     def of(module: nn.Module, blocks: Mapping[str, nn.Module]) -> "ForeignModel":
-        """Looks a module over."""
+        """Describes a module with its blocks."""
         return ForeignModel(module, blocks, tuple(_table(module, tuple(blocks.values()))))
 
     def units(self, buffers: FlatBuffers) -> list[Unit]:
-        """The module around everything that no block holds, then the blocks."""
+        """Returns a unit of everything outside of blocks, then a unit per block."""
         rest = Unit(
             self._buckets(buffers, "first"),
             [self.module],
@@ -51,8 +52,8 @@ class ForeignModel:
     def _buckets(self, buffers: FlatBuffers, key: int | str) -> list[FlatBucket]:
         return [bucket for bucket in buffers.buckets if bucket.plan.params[0].unit == key]
 
-    def tell_sizes(self, units: Sequence[Unit]) -> None:
-        """Logs what stage 3 gathers at once."""
+    def log_sizes(self, units: Sequence[Unit]) -> None:
+        """Logs the sizes of the units that stage 3 gathers."""
         sizes = {
             unit.name: {
                 local.name: local.size * bucket.params.element_size()
@@ -62,7 +63,7 @@ class ForeignModel:
             for unit in units
         }
         rest = {name: size for unit in units if unit.kept_for_backward for name, size in sizes[unit.name].items()}
-        tell_sizes(rest, {unit.name: sum(sizes[unit.name].values()) for unit in units if not unit.kept_for_backward})
+        log_sizes(rest, {unit.name: sum(sizes[unit.name].values()) for unit in units if not unit.kept_for_backward})
 
 
 def _table(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Iterator[TensorSpec]:
@@ -96,7 +97,7 @@ def _parameters_outside(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Ite
 
 
 def whole_state(module: nn.Module, engine: TrainingEngine) -> dict[str, Any]:
-    """The module's `state_dict` with whole tensors on the CPU, shared ones as one; every rank calls it."""
+    """Returns the module's `state_dict` with whole tensors on the CPU; shared tensors stay one. Every rank calls it."""
     copies: dict[int, torch.Tensor] = {}
     for parameter in engine.parameters_one_by_one():
         copies[id(parameter)] = parameter.detach().to("cpu", copy=True)

@@ -101,8 +101,9 @@ class ModelEngine:
     """A module in training. `engine(batch)` runs it, `engine.module` is the module itself.
 
     Attributes:
-        step_count: optimizer steps made.
-        last_grad_norm: before clipping, of the newest step.
+        module: the module itself.
+        step_count: the number of optimizer steps.
+        last_grad_norm: the gradient norm of the newest step, before clipping.
     """
 
     def __init__(self, foreign: ForeignModel, engine: TrainingEngine, settings: InitializeOptions) -> None:
@@ -124,7 +125,7 @@ class ModelEngine:
         """Runs the module: keywords from a mapping, arguments from a tuple or list, else one argument.
 
         Returns:
-            The output's loss where it has one (`.loss`, or ["loss"] of a mapping), else the output.
+            The output's loss if it has one (`.loss`, or ["loss"] of a mapping), else the output.
         """
         with self._engine.whole_pass():
             if isinstance(batch, Mapping):
@@ -135,11 +136,11 @@ class ModelEngine:
         return output if loss is None else loss
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward of one micro-batch's mean loss; over micro-batches and ranks the mean of those means counts.
+        """Runs backward of one micro-batch's mean loss; the step's loss is the mean over micro-batches and ranks.
 
         Raises:
-            ConfigError: `accumulate` micro-batches have gone backward since the last step. Their gradients may be under
-                way to other ranks already, where another one would be lost, or added while they are read (NCCL).
+            ConfigError: `backward` was called `accumulate` times since the last step. Those gradients may be on their
+                way to other ranks already, so that another one would be lost, or added while they are read (NCCL).
             TkError: at ZeRO stage 3, ranks called different parts of the model.
         """
         if self._passes == self._settings.accumulate:
@@ -163,10 +164,10 @@ class ModelEngine:
         self._engine.gradients_arrived(0, last=last)
 
     def step(self) -> bool:
-        """One optimizer step once `accumulate` micro-batches have gone backward; before that it does nothing.
+        """Makes one optimizer step after `accumulate` calls of `backward`; does nothing before that.
 
         Returns:
-            Whether parameters were updated; not where fp16 overflowed.
+            Whether parameters were updated; False also after an overflow of fp16.
 
         Raises:
             TkError: the loss or the gradient norm is not finite.
@@ -189,33 +190,39 @@ class ModelEngine:
 
     @contextmanager
     def full_parameters(self) -> Iterator[None]:
-        """All parameters are whole meanwhile, in `module` itself: to be read, passed on, or changed. Every rank enters
-        it and makes the same changes, which last; steps cannot be made inside."""
+        """Holds all parameters of `module` whole inside the block, where they may be read and changed.
+
+        Every rank enters it and makes the same changes, which persist. No step can be made inside.
+        """
         with self._engine.whole_parameters():
             yield
         self._watch.expect_written()
 
     def state_dict(self) -> dict[str, Any]:
-        """`module.state_dict()` with whole tensors, copied to the CPU, the same on every rank; every rank calls it. At
-        ZeRO stage 3 a part of the model is whole at a time. `save` writes more than that, and writes it in parts."""
+        """Returns `module.state_dict()` with whole tensors, copied to the CPU; every rank calls it and gets the same.
+
+        At ZeRO stage 3 one part of the model is whole at a time. `save` stores optimizer states too.
+        """
         return whole_state(self.module, self._engine)
 
     def save(self, folder: str | os.PathLike[str], keep: int = 2, *, wait: bool = False) -> None:
-        """Saves a step in a run folder, as `tk train` does; every rank calls it. A Hugging Face model brings its
-        config.json, so that the folder can be served.
+        """Saves a step in a run folder, as `tk train` does; every rank calls it.
 
-        It returns once replicas were compared and this rank's share is copied; the copy is written while training goes
-        on, and the run folder is locked until the step is committed. The next save or load, `close` and the end of the
-        interpreter wait for that.
+        The config.json of a Hugging Face model is saved too, so that the folder can be served.
+
+        The call returns once replicas are compared and this rank's share is copied. The copy is written while training
+        goes on, and the run folder is locked until the step is committed. The next save or load, `close` and the end of
+        the interpreter wait for that.
 
         Args:
-            keep: newest steps kept; 0 = all.
-            wait: return once the step is committed, and make no copy.
+            folder: the run folder.
+            keep: the number of newest steps that are kept; 0 = all.
+            wait: whether the call returns only once the step is committed; then no copy is made.
 
         Raises:
-            CheckpointError: the step is there already, or another job writes there.
-            ConfigError: the module has other parameters or buffers than `initialize` saw.
-            TkError: replicas have drifted apart, or this save (with `wait`) or the one before it failed.
+            CheckpointError: the step exists already, or another job writes in the folder.
+            ConfigError: the module has other parameters or buffers than at the time of `initialize`.
+            TkError: replicas differ, or this save (with `wait`) or the one before it failed.
         """
         self._watch.check()
         self._watch.check_names()
@@ -238,8 +245,8 @@ class ModelEngine:
         """Continues from a checkpoint that any number of ranks and any ZeRO stage wrote; every rank calls it.
 
         Raises:
-            CheckpointError: it holds weights only, or cannot be used.
-            TkError: the save before it failed.
+            CheckpointError: the checkpoint holds weights only, or cannot be used.
+            TkError: the save before this call failed.
         """
         self._engine.refuse_while_whole("load()")
         ranks = self._checkpointer.ranks

@@ -1,4 +1,4 @@
-"""What `initialize` takes beside the module, checked before anything else: plain values, and no optimizer object."""
+"""The arguments of `initialize` beside the module: plain values, checked first; optimizer objects are refused."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,7 +15,7 @@ Stage = Literal[0, 1, 2, 3]
 
 
 class InitializeOptions(Section):
-    """The arguments of `initialize` that have one value each; it says what they mean."""
+    """The arguments of `initialize` that have one value each; its docstring explains them."""
 
     zero: Stage = 0
     precision: Precision = "fp32"
@@ -28,15 +28,15 @@ class InitializeOptions(Section):
 
     @staticmethod
     def of(**values: Any) -> "InitializeOptions":
-        """Raises ConfigError for a value of a wrong type or range; says which would be right."""
+        """Checks values; raises ConfigError, with the values that fit, for one of a wrong type or range."""
         return parse(values, InitializeOptions, "initialize")
 
 
 def optimizer_section(optimizer: object, steps: int) -> OptimizerSection:
-    """The optimizer's options from what a user gave.
+    """Returns the optimizer's options from the argument of a user.
 
     Raises:
-        ConfigError: it is an optimizer of torch's, a key or value is wrong, or the schedule needs `steps`.
+        ConfigError: the argument is an optimizer of torch, a key or value is wrong, or the schedule needs `steps`.
     """
     if optimizer is None:
         optimizer = {}

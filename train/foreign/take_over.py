@@ -1,4 +1,4 @@
-"""How `initialize` takes a module over: ranks meet, all get rank 0's values, flat buffers hold them from then on."""
+"""The steps by which `initialize` takes over a module: join the job, broadcast rank 0's values, make flat buffers."""
 
 import atexit
 import os
@@ -26,7 +26,7 @@ def build_engine(
     settings: InitializeOptions,
     device: torch.device,
 ) -> TrainingEngine:
-    """The engine that trains the module from `values`, which it takes one by one."""
+    """Makes the engine that trains the module; removes each of `values` once it is copied."""
 
     def fill(local: LocalParam, parameter: torch.Tensor) -> None:
         parameter.copy_(values.pop(local.name))
@@ -37,7 +37,7 @@ def build_engine(
         units = foreign.units(engine.buffers)
         engine.gather_by_agreement(units, cpu_shard_group(mesh, settings.timeout_seconds), prefetch=settings.overlap)
         if mesh.world.rank == 0:
-            foreign.tell_sizes(units)
+            foreign.log_sizes(units)
     return engine
 
 
@@ -55,7 +55,7 @@ def take_values(model: nn.Module, dtype: torch.dtype, world: Group) -> dict[str,
 
 
 def join_job(device: torch.device, timeout_seconds: float) -> int:
-    """The number of ranks, in torchrun's job if we are in one."""
+    """Joins the job of torchrun, if this process is in one; returns the number of ranks."""
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
@@ -64,8 +64,10 @@ def join_job(device: torch.device, timeout_seconds: float) -> int:
 
 
 def _leave() -> None:
-    """Ends the process group that `join_job` began, while the interpreter is whole: a thread of it that wants to give
-    back a tensor when there is none any more ends the process with SIGABRT. A rank that failed leaves at once: what it
-    had begun with others may never end."""
+    """Ends the process group of `join_job` while the interpreter still works.
+
+    Later, a thread of the group that releases a tensor would end the process with SIGABRT. A rank that failed does not
+    wait for the group: its collectives may never end.
+    """
     if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Whether a module still is what `initialize` took over: what was changed since would be trained or saved otherwise."""
+"""The check that a module is unchanged since `initialize`: a change would not be trained, or not be saved."""
 
 import torch
 from torch import nn
@@ -14,11 +14,12 @@ _FLOATS = frozenset(dtype.code for dtype in COMPUTE_DTYPES)
 
 
 class ModuleWatch:
-    """A module's parameters as they were taken over, with their places in the flat buffers.
+    """A module's parameters at the time of `initialize`, with their places in the flat buffers.
 
     Args:
+        module: the module.
         table: the module's tensors.
-        buffers: which hold its parameters now.
+        buffers: the flat buffers that hold its parameters.
     """
 
     def __init__(self, module: nn.Module, table: Table, buffers: FlatBuffers) -> None:
@@ -30,10 +31,10 @@ class ModuleWatch:
         self._places = [
             (names[id(parameter)], parameter, place)
             for bucket in buffers.buckets
-            if buffers.zero < 3  # at stage 3 parameters come and go
+            if buffers.zero < 3  # at stage 3 parameters are not always in memory
             for parameter, place in zip(bucket.parameters, bucket.views(bucket.params), strict=True)
         ]
-        # Beside masters: what is written into parameters would be lost.
+        # Parameters with fp32 masters: a value that a user writes into them would be lost.
         self._written_at = {
             names[id(parameter)]: (parameter, parameter._version)
             for bucket in buffers.buckets
@@ -42,12 +43,15 @@ class ModuleWatch:
         }
 
     def expect_written(self) -> None:
-        """What was written into parameters up to now has reached their masters."""
+        """Accepts the values that were written into parameters up to now: they have reached the masters."""
         self._written_at = {name: (parameter, parameter._version) for name, (parameter, _) in self._written_at.items()}
 
     def check(self) -> None:
-        """Raises ConfigError unless the module has the parameters that it was taken over with, those alone, where they
-        were put, and with no values but those of the optimizer."""
+        """Checks the module's parameters.
+
+        Raises:
+            ConfigError: a parameter was added, removed, replaced, moved, cast or frozen, or a user wrote into it.
+        """
         now = dict(self.module.named_parameters(remove_duplicate=False))
         for name, (parameter, learns) in self._taken.items():
             if now.pop(name, None) is not parameter:
@@ -68,14 +72,14 @@ class ModuleWatch:
                 )
 
     def check_names(self) -> None:
-        """Raises ConfigError where `state_dict` has names that were not there when the module was taken over."""
+        """Raises ConfigError if `state_dict` has a name that it did not have at the time of `initialize`."""
         known = {spec.name for spec in self.table}
         for name in self.module.state_dict(keep_vars=True):
             if name not in known:
                 raise ConfigError(f"The buffer {name} was added {_AFTER}")
 
     def check_stored(self, checkpoint: Checkpoint) -> None:
-        """Raises ShapeMismatch unless a checkpoint has just this module's tensors; integers in their very dtype."""
+        """Raises ShapeMismatch unless a checkpoint has exactly this module's tensors, integers in the same dtype."""
         extra = sorted(checkpoint.tensors.keys() - {spec.name for spec in self.table})
         if extra:
             raise ShapeMismatch(f"{checkpoint.path} has {extra[0]}, and the module has no tensor of that name.")

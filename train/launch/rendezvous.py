@@ -44,7 +44,7 @@ def rendezvous_store(rank: int, world: int, timeout: timedelta) -> Store:
 def _invite(store: Store, world: int, deadline: float) -> str:
     """Draws the attempt's name on rank 0, and answers questions with it until all ranks of the attempt are here.
 
-    Questions of dead ranks are answered too, since rank 0 cannot tell them from others.
+    Rank 0 also answers questions of dead ranks, since it cannot distinguish them from others.
     """
     name = uuid.uuid4().hex
     missing = list(range(1, world))

@@ -1,4 +1,4 @@
-"""Reports lost or stuck ranks of a job that torchrun started: torchrun does not know their steps (no torch)."""
+"""Reports lost or stuck ranks of a job that torchrun started: torchrun has no record of their steps (no torch)."""
 
 import os
 import time
@@ -33,7 +33,7 @@ def give_up(
         num_ranks: the number of ranks of the job.
         logs: the folder for the report.
         timeout: [parallel] timeout_seconds.
-        seen: the error from which this rank knows it.
+        seen: the error by which this rank noticed it.
     """
     heartbeat.give_up()
     path = logs / STALL_REPORT

@@ -19,7 +19,14 @@ PANELS: Final = (
     ("gradient norm", ("grad_norm",)),
     ("tokens per second", ("tokens_per_second",)),
 )  # a panel's second curve is dashed
-COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito: told apart by all
+COLOURS: Final = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+)  # of Okabe and Ito, distinct to all eyes
 WIDTH, HEIGHT, MARGIN, HEAD = 520, 300, 64, 44  # of a panel, its margin, and the legend above all, in pixels
 MAX_POINTS = 1500  # of a curve; more would be finer than the screen
 TICKS = 5
@@ -60,7 +67,7 @@ def read_run(path: Path) -> Run:
 
 
 def draw(runs: Sequence[Run]) -> str:
-    """All panels, every run in a colour of its own, as the text of an SVG file."""
+    """Returns the text of an SVG file with all panels, each run in a colour of its own."""
     width, height = 2 * WIDTH, HEAD + 2 * HEIGHT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -116,7 +123,7 @@ def _panel(title: str, names: Sequence[str], runs: Sequence[Run]) -> Iterator[st
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
-    """Round numbers from below the smallest to above the largest value."""
+    """Returns round numbers from below the smallest to above the largest value."""
     low, high = min(values), max(values)
     if low == high:
         low, high = low - abs(low or 1) / 2, high + abs(high or 1) / 2

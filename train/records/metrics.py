@@ -1,4 +1,4 @@
-"""metrics.jsonl, the run's record: one JSON line per logged step or evaluation; and what its figures are made of."""
+"""metrics.jsonl, the record of a run: one line of JSON per logged step or evaluation. Also the peak rate and memory."""
 
 import json
 import resource
@@ -30,8 +30,10 @@ class MetricsFile:
     Lines beyond `last_step` are cut when a run resumes: their steps will be made again. The others survive any crash.
 
     Args:
-        attempt: of the run folder's lock, which the caller holds.
-        tensorboard: whether the same values go into TensorBoard's event files.
+        folder: the run folder.
+        last_step: the step from which the run goes on.
+        attempt: the attempt of the run folder's lock, which the caller holds.
+        tensorboard: whether the same values are written to TensorBoard's event files.
     """
 
     def __init__(self, folder: Path, last_step: int, attempt: str, tensorboard: bool = False) -> None:
@@ -77,7 +79,10 @@ def _lines_up_to(path: Path, last_step: int) -> list[str]:
 
 @cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Peak rate of one rank: the data sheet's on a known GPU, or that of the model's own products, measured once."""
+    """Returns the peak rate of one rank in FLOP/s: of the data sheet for a known GPU, else as measured once.
+
+    The measurement is of the product that the model uses.
+    """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         known = next((flops for key, flops in _PEAK_BF16_FLOPS.items() if key in name), None)
@@ -96,7 +101,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Most memory this rank has used: allocated on a GPU, resident on the CPU."""
+    """Returns the most memory in bytes that this rank has used: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -3,4 +3,4 @@
 from typing import Final
 
 METRICS: Final = "metrics.jsonl"
-REPLACED: Final = (METRICS,)  # written aside and renamed, so that a crash can leave a half-written copy
+REPLACED: Final = (METRICS,)  # written under another name, then renamed: a crash may leave a half-written copy

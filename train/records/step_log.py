@@ -1,4 +1,4 @@
-"""What training tells its reader: a progress bar and lines of metrics.jsonl, on rank 0; a trace where asked for."""
+"""The log of a run: a progress bar and lines of metrics.jsonl on rank 0, and a trace of profiled steps."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from .step_profiler import StepProfiler
 
 
 def finite(value: float) -> float | None:
-    """JSON knows neither NaN nor infinity."""
+    """Returns the value; None for NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
@@ -26,10 +26,13 @@ class StepLog:
     """A context in which steps move a progress bar and leave lines in the metrics file.
 
     Args:
-        model: the shape that is trained.
-        dtype: of parameters.
-        metrics: rank 0's file, None elsewhere.
-        done: steps taken before.
+        config: the run's configuration.
+        model: the shape of the model.
+        world: all ranks.
+        device: the device that computes.
+        dtype: the dtype of parameters.
+        metrics: rank 0's file; None on other ranks.
+        done: the number of steps that were taken before.
     """
 
     def __init__(

@@ -9,10 +9,12 @@ from ..config.sections import TrainSection
 
 
 class StepProfiler:
-    """One rank's profiler, running while the steps that were asked for are taken.
+    """One rank's profiler, which runs during the steps of `train.profile`.
 
     Args:
-        folder: takes trace-rank-N.json.
+        options: the section that names the steps.
+        folder: the folder of trace-rank-N.json.
+        rank: this rank.
     """
 
     def __init__(self, options: TrainSection, folder: Path, rank: int) -> None:
@@ -21,7 +23,7 @@ class StepProfiler:
         self._profile: profile | None = None
 
     def begin(self, step: int) -> None:
-        """Step `step`, 1-based, comes next."""
+        """Starts or ends the trace before step `step`, counted from 1."""
         if self._profile is None and step in self.steps:
             cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
             self._profile = profile(activities=[ProfilerActivity.CPU, *cuda])
@@ -30,7 +32,7 @@ class StepProfiler:
             self.finish()
 
     def finish(self) -> None:
-        """Writes the trace, if there is one in the making."""
+        """Writes the trace, if one has been started."""
         if self._profile is not None:
             self._profile.stop()
             self.path.parent.mkdir(parents=True, exist_ok=True)

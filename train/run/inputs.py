@@ -1,4 +1,4 @@
-"""What a run reads before it starts: its data, opened, and the model's config completed by the tokenizer."""
+"""The inputs of a run: its data, its tokenizer, and the shape of its model, which the tokenizer completes."""
 
 import json
 import logging
@@ -28,8 +28,9 @@ class Inputs:
 
     Attributes:
         model: the shape of the run's model.
-        fingerprint: of everything that decides which tokens come when.
-        side_files: what goes beside the tensors into every checkpoint: config.json and the tokenizer's files.
+        train, held_out: the rows of the two splits.
+        fingerprint: a digest of everything that decides the order of tokens.
+        side_files: the files beside the tensors of every checkpoint: config.json and the tokenizer's files.
     """
 
     model: ModelConfig
@@ -40,7 +41,7 @@ class Inputs:
 
 
 def open_inputs(config: TrainConfig, given: GivenModel, mesh: Mesh, device: torch.device) -> Inputs:
-    """Opens data and tokenizer on every rank; rank 0 first prepares the standard library where it is asked for.
+    """Opens data and tokenizer; every rank calls it. Rank 0 first prepares the standard library if it is the source.
 
     Raises:
         ConfigError: data or tokenizer are missing, damaged or do not fit each other or the model.
@@ -84,7 +85,7 @@ def _stdlib(config: TrainConfig, mesh: Mesh, device: torch.device) -> tuple[Path
                 announced.add(phase)
 
         prepare_stdlib(cache, vocab_size, announce)
-    all_reduce(torch.zeros((), device=device), mesh.world)  # nobody looks before it is there
+    all_reduce(torch.zeros((), device=device), mesh.world)  # the other ranks wait for rank 0
     prepared = prepare_stdlib(cache, vocab_size)
     return prepared.tokenizer, [(prepared.tokens, 1.0)]
 

@@ -1,4 +1,4 @@
-"""What a run of `tk train` begins with: a step of its own, another checkpoint's, or the weights of `[model] init`."""
+"""The start of a run of `tk train`: from a step of its own, another checkpoint, or the weights of `[model] init`."""
 
 import logging
 from dataclasses import dataclass
@@ -24,14 +24,24 @@ _log = logging.getLogger(__name__)
 def start_run(
     checkpointer: Checkpointer, run: OpenRun, config: TrainConfig, inputs: Inputs, resume: str, fork: bool
 ) -> TrainState:
-    """Fills the model from the checkpoint that `resume` means (see Trainer) and returns where that stands.
+    """Fills the model from the checkpoint that `resume` means (see Trainer); every rank calls it.
 
-    Where there is none and `model.init` is given, weights come from there, and all else begins anew.
+    If there is no checkpoint and `model.init` is set, the weights come from that one, and all else starts anew.
+
+    Args:
+        checkpointer: the rank's checkpointer.
+        run: the open run folder.
+        config: the run's configuration.
+        inputs: the run's inputs.
+        resume, fork: see Trainer.
+
+    Returns:
+        The state of the run at its start.
 
     Raises:
-        CheckpointError: it cannot be used, or newer steps are in its way and `fork` was not asked for.
-        ConfigError: the data is not what the checkpoint was trained on, or the folder's steps are in the way.
-        StorageError: a file cannot be opened or read; nothing in the folder has moved.
+        CheckpointError: the checkpoint cannot be used, or newer steps exist and `fork` is False.
+        ConfigError: the checkpoint was trained on other data, or the folder has steps and `resume` is "never".
+        StorageError: a file cannot be opened or read; nothing in the folder was moved.
     """
     ranks = checkpointer.ranks
     readers = peers(host_group(checkpointer.mesh.world, config.parallel.timeout_seconds))
@@ -65,7 +75,7 @@ class _Resuming:
     readers: Peers
 
     def load(self, checkpoint: Checkpoint) -> TrainState:
-        """Fills the model; every rank calls it, and raises what one of them meets."""
+        """Fills the model; every rank calls it, and all raise the error of one."""
         with share_errors(self.checkpointer.ranks):
             stored = RunResume.from_json(checkpoint.resume, str(checkpoint.path))
             self._check_same_run(checkpoint, stored)
@@ -77,7 +87,7 @@ class _Resuming:
         return stored.state
 
     def _check_same_run(self, checkpoint: Checkpoint, stored: RunResume) -> None:
-        """What decides the model and its data must be as it was; layout, precision and schedule may change."""
+        """Checks that model and data are those of the checkpoint; layout, precision and schedule may change."""
         inputs, seed = self.inputs, self.config.train.seed
         if stored.data_fingerprint != inputs.fingerprint:
             raise ConfigError(

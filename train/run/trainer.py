@@ -40,14 +40,16 @@ class Trainer:
     """Trains one model on this rank's part of a mesh.
 
     Args:
-        config: the whole run.
-        mesh: groups of this rank; made over the process group that there is if None, alone without one.
+        config: the run's configuration.
+        mesh: this rank's groups; None makes them over torch's default process group, or for one rank without it.
+        device: the device that computes; None for the CPU.
         resume: "auto" continues the run folder's newest committed step, "never" starts at 0 and refuses a run folder
             that has steps, anything else is a checkpoint to continue from.
-        fork: steps of the run folder that are newer than the checkpoint to continue from are moved aside, not refused.
-        stop: asked at every step's end.
-        on_step: called after every step with its number (1-based) and result.
-        heartbeat: told what this rank does, whenever it begins something else.
+        fork: whether steps of the run folder that are newer than the given checkpoint are moved to a folder of their
+            own; otherwise they are an error.
+        stop: a request to stop, which is read at the end of every step.
+        on_step: called after every step with its number, counted from 1, and its result.
+        heartbeat: records the phase of this rank, at the begin of each.
 
     Raises:
         TkError: bad configuration, data or checkpoint.
@@ -111,12 +113,12 @@ class Trainer:
         return engine
 
     def _fill(self, local: LocalParam, parameter: torch.Tensor) -> None:
-        """Initial values; none are drawn where `fit` will load a checkpoint's."""
+        """Writes a parameter's initial values; draws none if `fit` will load a checkpoint."""
         if not self.config.model.init:
             fill_initial(local, parameter, self.config.train.seed, self.inputs.model.initializer_range)
 
     def fit(self) -> TrainState:
-        """Trains to `train.steps` or until stopped, saving at the end either way. Returns where it ended."""
+        """Trains to `train.steps` or to a request to stop, and saves at the end; returns the state at the end."""
         self.heartbeat.beat("loading")
         with self.checkpointer.open(self.save_options()) as run:
             self.state = start_run(self.checkpointer, run, self.config, self.inputs, self.resume, self.fork)
@@ -131,7 +133,7 @@ class Trainer:
         return self.state
 
     def save_options(self) -> SaveOptions:
-        """How this run's steps are saved."""
+        """Returns the settings with which this run's steps are saved."""
         options = self.config.checkpoint
         return SaveOptions(
             self.config.run_folder,
@@ -164,7 +166,7 @@ class Trainer:
                     log.record_evaluation(self.state.step, self._evaluate())
 
     def resume_state(self) -> RunResume:
-        """The part of the run that a checkpoint stores beside tensors, as it stands now."""
+        """Returns the present state of the run that a checkpoint stores beside tensors."""
         engine = self.engine
         return RunResume(
             self.state,
@@ -175,7 +177,7 @@ class Trainer:
         )
 
     def _evaluate(self) -> float:
-        """The loss over the first `train.eval_rows` rows of the held-out split."""
+        """Returns the loss over the first `train.eval_rows` rows of the held-out split."""
         rows = min(self.config.train.eval_rows, self.inputs.held_out.num_rows)
         return evaluate(self.pipeline, self._batch(self.inputs.held_out, 0, rows), self.mesh)
 
@@ -184,8 +186,9 @@ class Trainer:
         return global_batch(dataset, first, num_rows, at.dp, layout.dp, self.config.train.micro_batch_size)
 
     def step(self) -> StepResult:
-        """One optimizer step on the next global batch; one whose loss or gradient overflowed or is not finite leaves
-        parameters and states as they were.
+        """Makes one optimizer step on the next global batch.
+
+        If the loss or the gradient overflowed or is not finite, parameters and states stay unchanged.
 
         Raises:
             TkError: the loss or the gradient norm is not finite, and `train.on_nonfinite` or the number of such steps
@@ -210,7 +213,7 @@ class Trainer:
         return StepResult(sums.loss, sums.grad_norm, lr, num_tokens, stop > 0, balance_loss, scale, updated)
 
     def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
-        """Valid tokens of the global batch, from this data-parallel rank's."""
+        """Returns the number of tokens of the global batch that the loss counts, from this data-parallel rank's."""
         num_valid = sum(micro.num_valid for micro in micro_batches) if self.pipeline.is_loss_rank else 0
         count = torch.tensor(float(num_valid), dtype=torch.float64, device=self.device)
         return max(1, int(all_reduce(count, self.mesh.world)))  # a batch of questions alone has no loss, not NaN

@@ -68,7 +68,7 @@ class FlatBucket:
     def free(self) -> None:
         """Takes the values away from the module's parameters and frees the memory of `params`."""
         self.presence.remove()
-        # Only the storage shrinks: tensor objects, and the views that autograd knows, stay the same.
+        # Only the storage shrinks: tensor objects, and the views that autograd holds, stay the same.
         self.params.untyped_storage().resize_(0)
 
     def attach_grads(self) -> None:

@@ -1,6 +1,6 @@
 """Saved-tensor hooks for ZeRO stage 3: autograd saves the place of a gathered parameter and not its memory.
 
-The memory of a unit is freed after its forward pass. When backward needs a parameter it asks these hooks, and they
+The memory of a unit is freed after its forward pass. When backward needs a parameter it calls these hooks, and they
 gather the unit if it is free. This holds for every path from a module into the loss: values that it returns, values
 that it keeps as attributes, and gradients inside the loss.
 """

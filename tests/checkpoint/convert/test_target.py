@@ -186,9 +186,9 @@ def as_nobody(place: Path) -> Callable[[Callable[[], object]], str]:
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading) as answers:
-            told = answers.read()
+            answer = answers.read()
         os.waitpid(child, 0)
-        return told
+        return answer
 
     return run
 

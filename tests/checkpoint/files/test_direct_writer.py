@@ -1,4 +1,4 @@
-"""Past the page cache: files hold what was written, whatever the place and size; errors are told; fallbacks work."""
+"""Past the page cache: files hold what was written, whatever the place and size; errors are raised; fallbacks work."""
 
 import errno
 import os
@@ -84,7 +84,7 @@ def test_a_file_system_that_takes_no_direct_writes_gets_them_through_the_cache(t
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_other_errors_are_told(tmp_path: Path, number: int) -> None:
+def test_other_errors_are_raised(tmp_path: Path, number: int) -> None:
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         write(tmp_path / "file", [LARGEST], Writes(refuse=number))
     assert caught.value.errno == number

@@ -79,7 +79,7 @@ def test_a_kernel_that_must_keep_what_is_read_once_reads_it_all_the_same(
     assert into == CONTENT[100:1000]
 
 
-def test_an_error_in_reading_once_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_reading_once_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

@@ -1,4 +1,4 @@
-"""What the system refuses is told with the file's name, is never taken for damage, and moves no good step."""
+"""Errors of the system name the file, never count as damage, and move no good step."""
 
 import errno
 import os
@@ -148,7 +148,7 @@ def test_a_fork_that_fails_anywhere_loses_no_step(run: Path, scratch: Path, stri
 
 @contextmanager
 def as_another_user() -> Iterator[None]:
-    """Root may do anything, so it becomes nobody; another user is stopped by permissions as it is."""
+    """Root may read everything, so the test takes the user id of `nobody`; permissions stop other users anyway."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(NOBODY)

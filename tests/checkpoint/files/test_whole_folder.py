@@ -103,7 +103,7 @@ def test_what_comes_into_the_old_folder_while_it_goes_stays(place: Path, monkeyp
     assert Checkpoint.open(place / "tk").verify().ok
 
 
-def test_where_names_cannot_be_exchanged_the_old_folder_steps_aside(
+def test_where_names_cannot_be_exchanged_the_old_folder_is_renamed_first(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot(one: Path, two: Path) -> None:

@@ -38,7 +38,7 @@ def test_names() -> None:
 @pytest.mark.parametrize("name", ["step-00000009", "step-000000002", "step-2", "step-00000000"])
 def test_a_copied_step_is_refused_and_nothing_moves(run: Path, name: str) -> None:
     shutil.copytree(run / "step-00000002", run / name)
-    if name == "step-00000000":  # older than the newest: nobody takes it for another, until it is asked for
+    if name == "step-00000000":  # older than the newest, so only a direct read refuses it
         assert Checkpoint.open(run).step == 3
     else:
         with pytest.raises(CheckpointError, match=f"{name} .*holds .*step.*move it out of the run|{name} is named as"):

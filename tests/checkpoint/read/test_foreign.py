@@ -76,7 +76,7 @@ def check(path: Path | str, wanted: tuple[str, ...]) -> None:
     assert "{" not in found
 
 
-def test_every_foreign_format_is_named_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_foreign_format_is_named_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for index, (names, wanted) in enumerate(FOLDERS.items()):
         folder = tmp_path / f"{index}"
         folder.mkdir()
@@ -96,7 +96,7 @@ def test_every_foreign_format_is_named_and_says_what_to_do(tmp_path: Path, monke
     check(tmp_path / "snapshot", ("model.safetensors is a link to ../blobs/gone, which does not exist",))
 
 
-def test_a_file_whose_name_says_nothing_is_known_by_its_content(tmp_path: Path) -> None:
+def test_a_file_of_any_name_is_recognized_by_its_content(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "torch", "w") as archive:  # as torch.save writes it
         archive.writestr("archive/data.pkl", b"")
     (tmp_path / "old_torch").write_bytes(b"\x80\x02}q\x00.")

@@ -125,7 +125,7 @@ def test_the_safetensors_library_reads_every_file(tmp_path: Path) -> None:
     assert seen == len(by_place)
 
 
-def test_export_casts_as_torch_does_and_says_so_in_the_config(tmp_path: Path, folder: Path, model: Any) -> None:
+def test_export_casts_as_torch_does_and_changes_the_config(tmp_path: Path, folder: Path, model: Any) -> None:
     prepared = prepare_reshard(
         Checkpoint.open(folder), tmp_path / "bf16", Options(Layout(), dtypes.BF16, weights_only=True), TABLE
     )

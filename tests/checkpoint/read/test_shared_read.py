@@ -1,4 +1,4 @@
-"""Ranks of one host load together: every block read once, every byte checked, and all of them told what one met."""
+"""Ranks of one host load together: each block is read once, each byte is checked, all ranks raise the error of one."""
 
 import gc
 import math

@@ -1,4 +1,4 @@
-"""Writing in a run: steps begun, set aside, forked off and pruned; leftovers cleared."""
+"""Writing in a run: steps begun, quarantined, forked off and pruned; leftovers cleared."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SMALL = llama_table(layers=1)
 LAYOUT = Layout(tp=2)
 
 
-def test_a_good_step_is_never_overwritten_and_a_bad_one_is_set_aside(tmp_path: Path) -> None:
+def test_a_good_step_is_never_overwritten_and_a_bad_one_is_quarantined(tmp_path: Path) -> None:
     path = save_step(tmp_path, SMALL, LAYOUT, STATES, step=3)
     with RunFolder(tmp_path).lock() as run:
         with pytest.raises(CheckpointError, match="is a good checkpoint and is not overwritten"):

@@ -175,7 +175,7 @@ def test_a_late_file_does_not_end_a_removal(run: Path, monkeypatch: pytest.Monke
         assert not folder.exists()
 
 
-def test_another_program_s_lock_of_the_folder_above_is_told_and_done_without(
+def test_another_program_s_lock_of_the_folder_above_is_reported_and_not_waited_for(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(locks, "_MAX_WAIT", 0.3)
@@ -192,7 +192,7 @@ def test_another_program_s_lock_of_the_folder_above_is_told_and_done_without(
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_said_to_be_one(
+def test_a_file_system_without_locks_is_reported(
     run: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def flock(fd: int, how: int) -> None:

@@ -56,7 +56,7 @@ def test_what_is_gathered_together_is_no_block() -> None:
         initialize(nn.Sequential(_linear(), _linear()), OPTIMIZER, gather_together=["layers"])
 
 
-def test_what_is_whole_at_once_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_sizes_of_units_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     initialize(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 16)), OPTIMIZER, zero=3)
     assert caplog.messages == ["ZeRO stage 3: 2 blocks are gathered one by one, the largest 1 with 576 B."]

@@ -206,7 +206,7 @@ def test_what_is_taken_is_trained_as_torch_does(make: Callable[[], nn.Module]) -
 
 
 def differing(case: str) -> str:
-    """Rank 1 gives something else than rank 0."""
+    """Returns the error of `initialize` with other arguments on rank 1 than on rank 0; "taken" without one."""
     second = torch.distributed.get_rank() == 1
     module = nn.Linear(2, 3 if second and case == "shape" else 2)
     if second and case == "frozen":
@@ -223,12 +223,12 @@ def differing(case: str) -> str:
     [
         (
             "shape",
-            r"rank 1 than on rank 0: 'weight: torch.float32 \[3, 2\], trained' for 'weight: torch.float32 \[2, 2\]",
+            r"rank 1 has 'weight: torch.float32 \[3, 2\], trained', rank 0 'weight: torch.float32 \[2, 2\]",
         ),
-        ("frozen", r"'bias: torch.float32 \[2\]' for 'bias: torch.float32 \[2\], trained'"),
+        ("frozen", r"has 'bias: torch.float32 \[2\]', rank 0 'bias: torch.float32 \[2\], trained'"),
         ("lr", "lr=0.002"),
     ],
 )
-def test_ranks_that_disagree_are_told(rank_pool: RankPool, case: str, message: str) -> None:
+def test_arguments_that_differ_between_ranks_are_refused(rank_pool: RankPool, case: str, message: str) -> None:
     for answer in rank_pool.run(differing, 2, case=case):
         assert re.search(message, answer), answer

@@ -67,7 +67,7 @@ def _cast(module: nn.Module) -> None:
         (_freeze, "fp32", 3, "linear.weight was frozen"),
     ],
 )
-def test_the_next_step_says_it(change: Any, precision: Any, zero: Any, message: str) -> None:
+def test_the_next_step_raises_it(change: Any, precision: Any, zero: Any, message: str) -> None:
     module = nn.Sequential()
     module.add_module("linear", nn.Linear(3, 3))
     engine = initialize(module, precision=precision, zero=zero)

@@ -99,7 +99,7 @@ def test_rates_are_those_of_the_interval(clock: Clock, metrics: MetricsFile, tmp
     assert lines(tmp_path)[1]["skipped_steps"] == 0
 
 
-def test_numbers_that_json_lacks_are_null_and_rare_values_come_where_they_exist(
+def test_numbers_that_json_lacks_are_null_and_rare_values_are_written_if_they_exist(
     clock: Clock, metrics: MetricsFile, tmp_path: Path
 ) -> None:
     clock.now += 1.0

@@ -46,7 +46,7 @@ def test_megatrons_files_are_trained_on_as_they_are(configure: Configure, corpus
         _train(configure("other", data={"sources": sources, "tokenizer": ""}))
 
 
-def test_what_is_not_there_is_said_before_any_rank_starts(
+def test_missing_data_is_reported_before_any_rank_starts(
     configure: Configure,
     write_toml: Callable[..., Path],
     megatron: Path,

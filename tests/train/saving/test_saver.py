@@ -73,7 +73,7 @@ def test_a_copied_save_is_written_only_once_replicas_agree(
         assert rank_pool.run(save_and_end, 2, config=config, end=end) == [there, there]
 
 
-def test_a_failed_save_is_told_at_the_next_and_at_the_end(configure: Configure, tmp_path: Path) -> None:
+def test_a_failed_save_is_raised_at_the_next_save_and_at_the_end(configure: Configure, tmp_path: Path) -> None:
     trainer = make_trainer(configure())
     with pytest.raises(WorkerDied, match="Step 2 was not saved"):
         _lose_a_save(trainer, 2, lambda run: run.saver.save(3, {}, wait=True))
@@ -102,7 +102,7 @@ def _lose_a_save(trainer: Trainer, step: int, then: Callable[[OpenRun], None]) -
 
 
 def test_starting_again(configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Bad steps are set aside, an older step is refused or forked from, and the metrics follow."""
+    """Bad steps are quarantined, an older step is refused or forked from, and the metrics follow."""
     run = tmp_path / "run"
     make_trainer(configure(train={"steps": 4}, checkpoint={"every": 1})).fit()
     losses = _losses(run)

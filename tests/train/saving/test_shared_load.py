@@ -105,5 +105,5 @@ def test_a_rank_that_dies_in_a_load_ends_the_others(rank_pool: RankPool, configu
     with pytest.raises(AssertionError) as failure:
         rank_pool.run(die_in_the_middle, 2, config=config, step=str(tmp_path / "run" / "step-00000001"))
     assert "ended with exit code -9" in str(failure.value)
-    assert "rank 0:" in str(failure.value), "it was told, and did not wait"
+    assert "rank 0:" in str(failure.value), "it got the error, and did not wait"
     assert time.monotonic() - start < 120, "far less than the half hour after which gloo gives up"

@@ -53,7 +53,7 @@ def test_equal_acts_are_confirmed(ranks: tuple[Rank, Rank]) -> None:
 def test_exchanges_start_with_the_smallest_count_of_the_message_before(ranks: tuple[Rank, Rank]) -> None:
     ranks[0].num_complete, ranks[1].num_complete = 3, 1
     announce(ranks, Act.BACKWARD, 1)
-    assert [rank.started for rank in ranks] == [[0], [0]], "no message has told of a complete bucket yet"
+    assert [rank.started for rank in ranks] == [[0], [0]], "no message has named a complete bucket yet"
     ranks[0].num_complete = ranks[1].num_complete = 4
     announce(ranks, Act.BACKWARD, 0)
     assert [rank.started for rank in ranks] == [[0, 1], [0, 1]]
