@@ -21,7 +21,7 @@ from .wide_sums import embedding
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What the layers of a model on one rank have in common.
+    """The settings that all layers of a model on one rank share.
 
     Attributes:
         tp: the tensor-parallel group.

@@ -100,7 +100,7 @@ _A_CHECKPOINT_IS: Final = "a checkpoint is a step folder, a run folder or a Hugg
 
 
 def describe(path: Path) -> str:
-    """Returns one or two sentences about a path that tk cannot read: what was found there, and what to do."""
+    """Returns one or two sentences about a path that tk cannot read: the format that was found, and a remedy."""
     if lookup.is_dir(path):
         return _describe_folder(path)
     if lookup.exists(path):

@@ -58,7 +58,7 @@ def whole_values(step: int, tensor: str, slot: str) -> Array:
 
 
 def job_of(run: Path, attempt: str, writer: int, keep: int = 2) -> SaveJob:
-    """What one of two ranks writes."""
+    """Returns the job of one of two ranks."""
     return SaveJob(run, attempt, writer, TABLE, LAYOUT, SLOTS, side_files={"config.json": b"{}"}, keep=keep)
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong under a save, at each of its operations: the process killed, the disk full, the power cut.
+"""Faults at each operation of a save: the process is killed, the disk is full, the power is cut.
 
 All checkpoint I/O goes through the modules of `checkpoint/files` in MODULES; their operations are replaced here, one by
 one, by ones that are counted, that fail, or that are remembered together with what a disk would have kept of them.

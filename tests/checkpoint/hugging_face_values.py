@@ -27,7 +27,7 @@ def folder_of(path: Path, tensors: dict[str, torch.Tensor], **config: object) ->
 
 
 def exported(path: Path) -> dict[str, torch.Tensor]:
-    """What lies in a folder by its index, as the safetensors library reads it."""
+    """Returns the tensors of a folder by its index, as the safetensors library reads them."""
     index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
     return {name: load_file(path / file)[name] for name, file in index.items()}
 

@@ -28,7 +28,7 @@ def test_without_options_the_defaults_are_those_of_the_wire(server: ServerThread
     assert engine.requests[0].params == SamplingParams()
 
 
-def test_json_is_one_document_with_what_was_served(server: ServerThread, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document_with_the_answer(server: ServerThread, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", server.target, "hi", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["prompt"], document["text"], document["finish_reason"]) == ("hi", "abc", "length")

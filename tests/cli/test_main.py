@@ -172,7 +172,7 @@ print(json.dumps([ours, tops]))
 START_UP = ("__editable__", "__main__", "_distutils_hack", "_virtualenv", "sitecustomize", "usercustomize")
 
 
-def test_help_loads_only_what_it_needs() -> None:
+def test_help_loads_only_its_own_modules() -> None:
     output = subprocess.run([sys.executable, "-c", HELP_MODULES], capture_output=True, text=True, check=True).stdout
     ours, tops = json.loads(output.splitlines()[-1])
     assert ours == ["tk", "tk.cli", "tk.cli.main", "tk.core", "tk.core.errors"]

@@ -89,7 +89,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
         (["--deepspeed", "/nowhere.json"], 2, "/nowhere.json"),
     ],
 )
-def test_what_cannot_run_is_refused_before_any_rank(
+def test_an_impossible_run_is_refused_before_any_rank_starts(
     config: str,
     launched: list[tuple[Any, ...]],
     capsys: pytest.CaptureFixture[str],

@@ -35,7 +35,7 @@ GOOD: dict[str, Any] = {"checkpoint": {"dir": "runs/x"}}
         ("parallel", {"timeout_seconds": 1e300}, r"less than or equal to 86400"),
     ],
 )
-def test_what_is_wrong_is_named(section: str, values: Any, message: str) -> None:
+def test_wrong_keys_and_values_are_named(section: str, values: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(GOOD | {section: values}, TrainConfig, "test")
 

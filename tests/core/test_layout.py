@@ -22,7 +22,7 @@ def test_layers_go_to_pipeline_ranks_in_order_and_round_robin() -> None:
         place(Layout(pp=9))
 
 
-def test_only_the_ends_of_the_pipeline_hold_what_no_layer_does() -> None:
+def test_only_the_ends_of_the_pipeline_hold_tensors_outside_of_layers() -> None:
     first, last = TensorSpec("embed", (1,)), TensorSpec("head", (1,), layer="last")
     table = (first, *(TensorSpec(str(layer), (1,), None, layer) for layer in range(4)), last)
     layout = Layout(pp=2, virtual_stages=2)

@@ -35,7 +35,7 @@ while True: sys.stdin.read()
 """
 
 
-def test_a_child_finds_what_its_starter_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_finds_the_modules_of_its_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "modules").mkdir()
     (tmp_path / "json.py").write_text("raise SystemExit('what lies in the current folder is not imported')")
     (tmp_path / "modules" / "helper_beside.py").write_text("word = 'found'")

@@ -79,7 +79,7 @@ def test_orders_differ_by_epoch_and_seed(token_folder: Path) -> None:
 
 
 @given(indexes=st.lists(st.integers(0, 10**9), max_size=8))
-def test_a_row_does_not_depend_on_what_was_asked_before(token_folder: Path, indexes: list[int]) -> None:
+def test_a_row_does_not_depend_on_earlier_reads(token_folder: Path, indexes: list[int]) -> None:
     used = dataset(token_folder, token_folder)
     for index in [*indexes, 5]:
         assert _bytes(used.row(index)) == _bytes(dataset(token_folder, token_folder).row(index))

@@ -12,7 +12,7 @@ sys.exit(int(blocked.split()[1], 16) >> (signal.SIGINT - 1) & 1)
 """
 
 
-def test_what_tests_start_can_be_interrupted(root: Path) -> None:
+def test_processes_that_tests_start_can_be_interrupted(root: Path) -> None:
     script = f'trap "" INT; exec "{sys.executable}" -c "$1"'
     ended = subprocess.run(["sh", "-c", script, "sh", STARTED], cwd=root, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -200,7 +200,7 @@ def test_circles_and_second_names_are_found() -> None:
     assert taken_twice(texts) == ["class A is defined at core/a.py:3 and core/c.py:4"]
 
 
-def test_the_rules_catch_what_they_are_for() -> None:
+def test_the_rules_find_broken_imports() -> None:
     up = broken_rules(Path("core/box.py"), "from ..model import Llama")
     beside = broken_rules(Path("train/loop.py"), "def f():\n    from ..infer.engine import Engine")
     spelled_out = broken_rules(Path("parallel/mesh.py"), "import tk.checkpoint.format.manifest")
@@ -237,7 +237,7 @@ sys.exit(failed > 0)
 """
 
 
-def test_what_does_not_compute_loads_no_torch(sources: list[Path]) -> None:
+def test_modules_that_do_not_compute_load_no_torch(sources: list[Path]) -> None:
     modules = {dotted(path) for path in sources} - {"__main__"}
     compute = {f"{folder}.{name}" for folder, names in COMPUTE.items() for name in names.split()}
     assert compute <= modules

@@ -52,7 +52,7 @@ def third_party(root: Path, sources: list[Path]) -> set[str]:
     return {name for name in names if name.split(".")[0] not in sys.stdlib_module_names | {"tk"}}
 
 
-def test_what_is_imported_is_declared_and_the_other_way_round(
+def test_imports_are_declared_and_declarations_imported(
     root: Path, sources: list[Path], project: dict[str, Any]
 ) -> None:
     homes = packages_distributions()

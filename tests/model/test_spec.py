@@ -1,4 +1,4 @@
-"""What every architecture declares about itself fits together."""
+"""The declarations of every architecture agree with each other."""
 
 import subprocess
 import sys

@@ -36,7 +36,7 @@ def test_a_covering_set_covers_and_leaves_nothing_out(rows: list[tuple[int, ...]
         assert tuples(kept, fewer) == tuples(rows, fewer)
 
 
-def test_a_covering_set_is_small_and_prefers_what_is_cheap() -> None:
+def test_a_covering_set_is_small_and_prefers_cheap_layouts() -> None:
     rows = list(product(range(3), repeat=4))
     assert 9 <= len(covering_set(rows, 2)) <= 15  # orthogonal arrays need 9
     assert covering_set([(0,), (0,), (0,)], 1, cost=lambda index: -index) == [2]
@@ -106,7 +106,7 @@ def test_a_configuration_of_the_users_keeps_its_model(subject: Subject) -> None:
     assert any("49 % 2 = 1" in reason for reason in odd.left_out)
 
 
-def test_what_json_prints_is_a_file_of_layouts(
+def test_the_json_output_is_a_file_of_layouts(
     covering: tuple[ParityLayout, ...], subject: Subject, tmp_path: Path
 ) -> None:
     layouts = covering[:20]

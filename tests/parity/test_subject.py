@@ -40,7 +40,7 @@ def test_kv_heads_are_those_of_the_layout(kv_heads: Any, number: int | None, sub
     assert found.tie_word_embeddings
 
 
-def test_the_reference_differs_only_in_what_spreads_the_run(subject: Subject) -> None:
+def test_the_reference_differs_only_in_the_layout(subject: Subject) -> None:
     layout = ParityLayout(tp=2, dp=2, zero=2, recompute="selective", tied=True)
     config, reference = subject.config(layout), subject.reference(layout)
     assert reference.layout(1).world_size == 1

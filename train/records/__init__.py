@@ -1,1 +1,1 @@
-"""What a run leaves behind for its reader: metrics, curves, traces."""
+"""The records of a run: metrics, curves and traces."""

@@ -39,7 +39,7 @@ def test_export_by_links(llama_step: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["export", str(tmp_path / "tp1"), str(tmp_path / "out2"), "--link", "--plain"]) == 2
 
 
-def test_reshard_links_what_does_not_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reshard_links_files_that_do_not_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its weights kept and its optimizer states left out: every file that is left is one of the source's."""
     source = save_step(tmp_path / "run", LLAMA, Layout(tp=2))
     plain = ["reshard", str(source), "--tp", "2", "--weights-only"]
@@ -58,7 +58,9 @@ def test_reshard_links_what_does_not_change(tmp_path: Path, capsys: pytest.Captu
     assert main(["verify", str(tmp_path / "link")]) != 0, "the checksums are those of the source"
 
 
-def test_reshard_copies_what_changes_and_links_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reshard_copies_files_that_change_and_links_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With --dtype the weights are new, the states are not; at another tp nothing is as it was."""
     source = save_step(
         tmp_path / "run", LLAMA, Layout(tp=2), side_files={"config.json": json.dumps(LLAMA_CONFIG).encode()}

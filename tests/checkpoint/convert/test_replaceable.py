@@ -1,4 +1,4 @@
-"""What `--force` replaces: a checkpoint is read once, and again if one of its files is no longer the same."""
+"""Folders that `--force` replaces: a checkpoint is read once, and again if one of its files is no longer the same."""
 
 from pathlib import Path
 

@@ -71,7 +71,7 @@ def test_where_names_cannot_be_exchanged_the_old_folder_goes_by_a_spare_name(
     assert moves == [("old", "spare"), ("new", "old"), ("spare", "new")]
 
 
-def test_a_tree_is_removed_and_what_its_links_lead_to_stays(tmp_path: Path) -> None:
+def test_a_tree_is_removed_and_the_targets_of_its_links_stay(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "thesis.txt").write_text("years of work")
     tree = tmp_path / "tree"

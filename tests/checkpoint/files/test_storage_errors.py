@@ -162,7 +162,7 @@ def as_another_user() -> Iterator[None]:
 @pytest.mark.parametrize(
     "name", ["COMMIT", "manifest.json", "parts", "parts/00001.json", "model-00001.safetensors", "config.json", "."]
 )
-def test_what_another_user_may_not_read_stops_the_start(run: Path, name: str) -> None:
+def test_a_step_that_this_user_may_not_read_stops_the_start(run: Path, name: str) -> None:
     shut = run / "step-00000003" / name
     for path in [run, *run.rglob("*")]:
         path.chmod(0o777)

@@ -30,7 +30,7 @@ def test_any_name_is_made_and_replaced(place: Path, name: str) -> None:
     assert set(os.listdir(place)) == before
 
 
-def test_what_only_looks_like_a_leftover_stays(place: Path) -> None:
+def test_a_folder_that_only_looks_like_a_leftover_stays(place: Path) -> None:
     names = (
         "new.tmp-20240101",
         "new.old",
@@ -71,7 +71,7 @@ def test_two_jobs_at_once_to_one_target(place: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["new", "tk", "empty"])
-def test_what_comes_during_the_copy_stays(place: Path, target: str) -> None:
+def test_files_that_arrive_during_the_copy_stay(place: Path, target: str) -> None:
     """Also where nothing or a checkpoint was there before; the new folder is kept and named."""
     (place / "empty").mkdir()
     job = prepare_reshard(Checkpoint.open(place / "run"), place / target, Options(Layout(), force=True))
@@ -89,7 +89,9 @@ def test_what_comes_during_the_copy_stays(place: Path, target: str) -> None:
     assert Checkpoint.open(kept).verify().ok
 
 
-def test_what_comes_into_the_old_folder_while_it_goes_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_arrive_in_the_old_folder_while_it_is_removed_stay(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exchange = folders.exchange
 
     def user_writes(one: Path, two: Path) -> None:

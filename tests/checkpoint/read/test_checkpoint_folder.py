@@ -33,7 +33,7 @@ def test_a_folder_without_any_mark_is_no_checkpoint(tmp_path: Path) -> None:
     assert open_folder(tmp_path) is None
 
 
-def test_only_a_step_knows_how_it_is_cut_and_what_its_bytes_were(step: Path, tmp_path: Path) -> None:
+def test_only_a_step_records_its_layout_and_its_checksums(step: Path, tmp_path: Path) -> None:
     plain = prepare_export(Checkpoint.open(step), tmp_path / "plain", plain=True).run()
     ours, theirs = StepFolder.open(step), HuggingFaceFolder.open(plain)
     assert (ours.has_checksums, ours.has_splits) == (True, True)

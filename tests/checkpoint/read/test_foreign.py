@@ -1,4 +1,4 @@
-"""What is no checkpoint of ours is named for what it is, and the message says what to do."""
+"""Paths that hold no checkpoint of tk: the message names the format, and a remedy."""
 
 import io
 import os

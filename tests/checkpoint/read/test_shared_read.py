@@ -39,14 +39,14 @@ LOGICAL = 4 * sum(math.prod(spec.shape) for spec in TABLE)  # bytes of one slot
 
 
 def held(table: tuple[TensorSpec, ...], layout: Layout, rank: int) -> list[ReadRequest]:
-    """What an inference rank requests: every weight that it holds."""
+    """Returns the requests of an inference rank: every weight that it holds."""
     at = layout.coordinates(rank)
     params = local_params(table, layout, at.pp, at.tp)
     return [ReadRequest(piece.tensor.name, piece.box) for param in params for piece in param.pieces]
 
 
 def updated(table: tuple[TensorSpec, ...], layout: Layout, rank: int, slots: dict[str, str]) -> list[ReadRequest]:
-    """What a training rank requests: the ranges that it updates, of every slot."""
+    """Returns the requests of a training rank: the ranges that it updates, of every slot."""
     at = layout.coordinates(rank)
     params = buckets(local_params(table, layout, at.pp, at.tp), layout)
     mine = shards(params, layout.group_size, at.dp % layout.group_size, layout.sharding)
@@ -66,7 +66,7 @@ def load(path: Path, requests: list[ReadRequest], peers: Peers) -> list[Array]:
 
 
 def load_together(path: Path, requests: list[list[ReadRequest]]) -> list[Any]:
-    """What each rank's wants bring, or the error that they do."""
+    """Returns the results of each rank's requests, or their error."""
     return together(len(requests), lambda peers: load(path, requests[peers.rank], peers))
 
 
@@ -208,7 +208,7 @@ def test_rounds_hold_each_block_once_and_fit_the_areas(tmp_path: Path) -> None:
                 assert after[0] > rank or after[1] >= at + nbytes
 
 
-def test_what_one_rank_finds_all_report(saved: Callable[[Layout | None], Path], tmp_path: Path) -> None:
+def test_all_ranks_report_the_error_of_one(saved: Callable[[Layout | None], Path], tmp_path: Path) -> None:
     path = save_step(tmp_path / "run", TABLE, Layout(), {"weight": "F32"})
     where = next(iter(Checkpoint.open(path).chunks["model.layers.0.down_proj.weight", "weight"]))
     with (path / where.file).open("r+b") as file:

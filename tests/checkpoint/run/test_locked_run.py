@@ -27,7 +27,7 @@ def test_a_good_step_is_never_overwritten_and_a_bad_one_is_quarantined(tmp_path:
     assert Checkpoint.open(tmp_path).step == 3
 
 
-def test_pruning_keeps_the_newest_the_milestones_and_what_it_cannot_judge(tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_the_milestones_and_bad_steps(tmp_path: Path) -> None:
     paths = {step: save_step(tmp_path, SMALL, LAYOUT, STATES, step=step) for step in (5, 10, 15, 20, 25, 30)}
     (paths[30] / "COMMIT").unlink()
     (paths[5] / "COMMIT").unlink()

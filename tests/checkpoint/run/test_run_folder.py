@@ -21,7 +21,7 @@ SMALL = llama_table(layers=1)
 LAYOUT = Layout(tp=2)
 
 
-def test_what_was_saved_is_there(tmp_path: Path) -> None:
+def test_a_saved_step_is_there(tmp_path: Path) -> None:
     resume = {"step": 7, "optimizer": {"step": 7}, "scheduler": {}, "tokens": 123, "loss_scale": 0.5, "seed": 1}
     groups = [{"params": ["model.norm.weight"], "weight_decay": 0.0}]
     files = {"config.json": b'{"hidden_size": 32}', "tokenizer.json": b"{}"}

@@ -129,7 +129,7 @@ def test_it_loads_no_torch_and_holds_the_lock_with_its_rank(tmp_path: Path) -> N
     assert_is_step(Checkpoint.open(tmp_path).path, 1)
 
 
-def test_what_a_rank_owns_nothing_of_is_saved_too(tmp_path: Path) -> None:
+def test_a_slot_of_which_a_rank_owns_nothing_is_saved_too(tmp_path: Path) -> None:
     """With more replicas than tensors some ranks write an empty part."""
     layout = Layout(dp=8)
     with RunFolder(tmp_path).lock() as run:

@@ -1,4 +1,4 @@
-"""What a rank writes at each save, as plain data."""
+"""The saves of a rank as plain data: what is written, committed and pruned."""
 
 import errno
 import json

@@ -26,7 +26,7 @@ SMALL = llama_table(layers=1)
     "values",
     [np.zeros(31, np.float32), np.zeros((32, 1), np.float32), np.zeros(32, np.float64), np.zeros(64, np.float32)[::2]],
 )
-def test_values_that_are_not_what_was_promised(tmp_path: Path, values: np.ndarray) -> None:
+def test_values_of_another_shape_or_dtype_are_refused(tmp_path: Path, values: np.ndarray) -> None:
     spec = TensorSpec("model.norm.weight", (32,))
     item = Owned(spec.name, "weight", Box.whole(spec.shape))
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight, slot weight: got values"):

@@ -203,7 +203,7 @@ def test_the_plan_uses_the_shape_of_the_checkpoint(
     assert parse(written, TrainConfig, "ranks") == loaded
 
 
-def test_a_complete_shape_has_what_the_keys_leave_open() -> None:
+def test_a_complete_shape_fills_in_unset_keys() -> None:
     found = GivenModel(ModelSection(hidden_size=128), None).complete(301, {7, 2}, "bf16")
     assert type(found) is ModelConfig
     assert (found.hidden_size, found.vocab_size, found.eos_token_id, found.dtype) == (128, 301, (2, 7), "bfloat16")

@@ -53,7 +53,7 @@ def test_readers_end_before_an_update() -> None:
 
 
 @pytest.mark.parametrize("on_nonfinite", ["skip", "stop"])
-def test_nothing_is_updated_by_what_is_not_finite(on_nonfinite: Any) -> None:
+def test_gradients_that_are_not_finite_update_nothing(on_nonfinite: Any) -> None:
     engine, calls = backward(math.inf), []
     before = engine.buffers.buckets[0].params.clone()
     options = TrainSection(on_nonfinite=on_nonfinite, max_skipped_steps=1)

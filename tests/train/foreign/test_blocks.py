@@ -1,4 +1,4 @@
-"""What of a foreign module is a block, and so gathered by itself at ZeRO stage 3."""
+"""The blocks of a foreign module, which ZeRO stage 3 gathers one by one."""
 
 import logging
 from collections import OrderedDict
@@ -45,7 +45,7 @@ def test_blocks(name: str) -> None:
     assert list(find_blocks(module)) == blocks
 
 
-def test_what_is_gathered_together_is_no_block() -> None:
+def test_modules_that_are_gathered_together_are_no_blocks() -> None:
     module = nn.ModuleDict({"deep": nn.ModuleList(_linear() for _ in range(3)), "wide": _linear()})
     assert list(find_blocks(module, ["deep.[02]"])) == ["deep.1", "wide"]
     assert list(find_blocks(module, ["deep", module["wide"]])) == []

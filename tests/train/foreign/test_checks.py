@@ -1,4 +1,4 @@
-"""What `initialize` cannot train as plain PyTorch would is refused by name, and the module is as it was."""
+"""A module that `initialize` cannot train as plain PyTorch does is refused by name, and is not changed."""
 
 import copy
 import re
@@ -198,7 +198,7 @@ def _parametrized() -> nn.Module:
     ],
     ids=["channels_last", "parameters in a list", "LSTM", "weight_norm", "frozen channels_last"],
 )
-def test_what_is_taken_is_trained_as_torch_does(make: Callable[[], nn.Module]) -> None:
+def test_a_module_that_is_taken_is_trained_as_torch_does(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     module = make()
     assert _same(module)

@@ -192,7 +192,7 @@ def _distances(engine: Any, plain: Plain) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def figures() -> Iterator[dict[tuple[str, str, int], dict[str, dict[str, float]]]]:
-    """What was measured; the matrix ends as a page."""
+    """Collects measurements; the matrix writes them to a page at its end."""
     found: dict[tuple[str, str, int], dict[str, dict[str, float]]] = {}
     yield found
     if MATRIX:

@@ -125,6 +125,8 @@ def test_planned_orders_are_those_of_torch(name: str, schedule_class: Any, virtu
         (("interleaved", 4, 1, 4), "virtual_stages >= 2, but virtual_stages = 1. Use schedule = '1f1b'"),
     ],
 )
-def test_what_does_not_exist_is_refused_with_what_does(arguments: tuple[str, int, int, int], message: str) -> None:
+def test_an_unknown_schedule_is_refused_with_the_names_that_exist(
+    arguments: tuple[str, int, int, int], message: str
+) -> None:
     with pytest.raises(ParallelError, match=message):
         make_schedule(*arguments)

@@ -61,7 +61,7 @@ def _shape(recompute: Recompute, tp: int = 1, sequence_parallel: bool = False) -
     return PassShape(decoder_spec(ModelConfig(**MODELS["llama"])), 10, 2, tp, 512, sequence_parallel, recompute)
 
 
-def test_a_layer_keeps_what_the_table_lists() -> None:
+def test_a_layer_keeps_the_activations_of_the_table() -> None:
     statistics = 2 * 10 * 4  # of two norms, fp32
     norms = 4 * 10 * 64 * 2
     attention = 10 * ((4 + 2 * 2) * 16 + 4 * 16) * 2

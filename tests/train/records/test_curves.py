@@ -77,7 +77,7 @@ def test_a_folder_without_metrics_and_a_png_without_its_extra_are_refused(
     assert main(["plot", str(run), "-o", str(tmp_path / "a.jpg")]) == 2
 
 
-def test_tensorboard_gets_what_the_metrics_file_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_gets_the_values_of_the_metrics_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[str, float, int]] = []
 
     class Writer:

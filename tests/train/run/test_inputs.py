@@ -1,4 +1,4 @@
-"""What a run reads: Megatron's files beside token folders, and batches in which nothing is learned."""
+"""The inputs of a run: Megatron's files beside token folders, and batches in which nothing is learned."""
 
 import json
 import logging
@@ -69,14 +69,16 @@ def test_a_batch_of_questions_alone_is_no_nan(configure: Configure, corpus: Path
     assert losses == [0.0, 0.0]
 
 
-def test_what_is_cut_is_counted(configure: Configure, examples: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_documents_are_counted(
+    configure: Configure, examples: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="tk")
     data = {"sources": [{"path": str(examples)}], "packing": "documents", "eval_fraction": 0.1}
     _train(configure(data=data, train={"steps": 1, "seq_len": 8}))
     assert "documents are longer than seq_len = 8 and truncated" in caplog.text
 
 
-def test_speed_counts_what_is_computed_and_apart_from_it_what_is_learned(
+def test_speed_counts_computed_tokens_and_separately_learned_ones(
     configure: Configure, examples: Path, tmp_path: Path
 ) -> None:
     learned: list[int] = []

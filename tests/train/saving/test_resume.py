@@ -1,4 +1,4 @@
-"""What ranks start from: the same step on all of them, and nothing moved before it is loaded."""
+"""The step from which ranks start: the same on all of them, and nothing is moved before it is loaded."""
 
 import os
 import shutil
@@ -30,7 +30,10 @@ def run(tmp_path: Path) -> Iterator[LockedRun]:
 def start(
     run: LockedRun, how: Callable[[Start[int]], object], fail: Callable[[int, int], None] = lambda rank, step: None
 ) -> list[object]:
-    """What each rank starts from, or the error. Rank 1 alone reads tensors; `fail` is called with rank and step."""
+    """Returns the step from which each rank starts, or the error.
+
+    Rank 1 alone reads tensors; `fail` is called with rank and step.
+    """
 
     def one(peers: Peers) -> object:
         def load(checkpoint: Checkpoint) -> int:

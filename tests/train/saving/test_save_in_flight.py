@@ -22,7 +22,7 @@ def test_wait_returns_when_the_save_is_done() -> None:
     assert done == ["tk-save"]
 
 
-def test_wait_raises_what_became_of_the_save() -> None:
+def test_wait_raises_the_error_of_the_save() -> None:
     def finish() -> None:
         raise TkError("the disk is full")
 

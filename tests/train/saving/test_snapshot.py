@@ -89,7 +89,7 @@ def save(folder: Path, slots: dict[str, str]) -> Checkpoint:
 
 
 @pytest.mark.parametrize(("zero", "size"), [(1, 1), (3, 1), (3, 2), (3, 3)])
-def test_ranks_read_what_they_update_from_a_checkpoint_of_another_layout(zero: int, size: int, tmp_path: Path) -> None:
+def test_ranks_read_their_shards_from_a_checkpoint_of_another_layout(zero: int, size: int, tmp_path: Path) -> None:
     checkpoint, specs = save(tmp_path, MIXED), {spec.name: spec for spec in TABLE}
     counted = dict.fromkeys(("master", "exp_avg", "exp_avg_sq"), 0)
     for rank in range(size):

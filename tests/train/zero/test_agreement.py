@@ -82,7 +82,7 @@ def test_different_acts_are_an_error_on_every_rank_from_then_on(
         assert rank.started == [0], "no exchange starts after a disagreement"
 
 
-def test_a_rank_alone_starts_what_is_complete_at_once() -> None:
+def test_a_rank_alone_starts_complete_buckets_at_once() -> None:
     rank = Rank(ALONE)
     rank.num_complete = 2
     rank.agreement.announce(Act.BACKWARD)

@@ -146,7 +146,7 @@ def test_batch_sizes_below_one_are_refused() -> None:
         batch(Given({"train_batch_size": 0}), 2, 5)
 
 
-def test_defaults_fill_in_what_neither_a_rule_nor_the_file_sets() -> None:
+def test_defaults_fill_in_keys_that_neither_a_rule_nor_the_file_sets() -> None:
     given = Given({"gradient_clipping": 1.0}, frozenset({"optimizer.params.lr"}))
     found = defaults(given, [Setting("optimizer.schedule", "linear", "scheduler.type")])
     assert settings(found) == {"optimizer.betas": [0.9, 0.999], "optimizer.eps": 1e-8, "optimizer.weight_decay": 0.0}
