@@ -1,14 +1,10 @@
 """The size of the copy from which a save in the background is written (no torch)."""
 
-from types import MappingProxyType
-from typing import Final
-
 from ...checkpoint.save.save_job import Buffers, SaveJob
+from ...core.dtypes import FP32, by_name
 from ...core.layout import Layout
 from ...core.tensors import Table
 from ..config.train_config import TrainConfig
-
-_CODES: Final = MappingProxyType({"fp32": "F32", "bf16": "BF16", "fp16": "F16"})
 
 
 def save_copy_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) -> int:
@@ -21,6 +17,6 @@ def save_copy_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) 
     if not config.checkpoint.async_save or not 0 < every < config.train.steps:
         return 0
     states = ["exp_avg", "exp_avg_sq"] + (["master"] if config.precision.params != "fp32" else [])
-    slots = {"weight": _CODES[config.precision.params]} | dict.fromkeys(sorted(states), "F32")
+    slots = {"weight": by_name(config.precision.params).code} | dict.fromkeys(sorted(states), FP32.code)
     rank = pp * layout.dp * layout.tp
     return Buffers(SaveJob(config.run_folder, "", rank, table, layout, slots)).nbytes
