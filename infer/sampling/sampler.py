@@ -6,8 +6,18 @@ import numpy as np
 
 from ..scheduling.step_plan import Array, SamplerOutput, SamplingRows
 from . import numpy_sampler
+from .native_sampler import native_sampler
 
 Sample = Callable[[Array, SamplingRows, Array | None, SamplerOutput], None]
+
+
+def best_sampler(threads: int = 1) -> Sample:
+    """Returns the fastest implementation of this machine; its first use ever takes seconds to build.
+
+    Args:
+        threads: the number of threads that the C one divides the rows among. Only one thread may call the result.
+    """
+    return native_sampler(threads) or numpy_sampler.sample
 
 
 def run_sampler(
@@ -21,7 +31,7 @@ def run_sampler(
         logits_RV: the raw logits in fp32, without padding of the vocabulary; consecutive in each row.
         rows: the options of the rows.
         masks: uint32 [R, ceil(V / 32)], bit id % 32 of word id // 32 of a row allows the token; None = all tokens.
-        sample: the implementation, which fills an output of zeros.
+        sample: the implementation, which fills an output of zeros (see `best_sampler`).
     """
     num_rows, most = len(rows), max(0, int(rows.num_top.max(initial=0)))
     output = SamplerOutput(

@@ -6,7 +6,7 @@ from ....parallel.collectives import all_gather
 from ....parallel.mesh import Group
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
-from ...sampling.sampler import run_sampler
+from ...sampling.sampler import best_sampler, run_sampler
 from ...scheduling.step_plan import Array, SamplerOutput, StepPlan, spans_within
 from .interpreter import Interpreter
 from .kv_cache import KVCache
@@ -36,6 +36,7 @@ class ModelRunner:
         self.kv_bytes = cache.num_bytes
         self._program, self._cache, self._tp = program, cache, tp
         self._interpreter = Interpreter(program, weights, tp)
+        self._sample = best_sampler()
         prepared = weights.products(program)
         with torch.inference_mode():
             inner = _distinct([each for each in program.operations if isinstance(each, Multiply | Route)], prepared)
@@ -49,7 +50,7 @@ class ModelRunner:
         logits_RV = self._logits(plan)
         if self._tp.rank:
             return None
-        return run_sampler(logits_RV.cpu().numpy(), plan.rows)
+        return run_sampler(logits_RV.cpu().numpy(), plan.rows, None, self._sample)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Array:

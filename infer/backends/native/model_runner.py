@@ -8,7 +8,7 @@ import numpy as np
 
 from ...program.lower import Program
 from ...program.operations import Head
-from ...sampling.sampler import run_sampler
+from ...sampling.sampler import best_sampler, run_sampler
 from ...scheduling.step_plan import Array, SamplerOutput, StepPlan
 from ..backend import CacheShape
 from .library import Kernels
@@ -41,6 +41,7 @@ class NativeRunner:
     ) -> None:
         self.kernels = f"native {kernels.instruction_set}"
         self._program, self._functions, self._weights = program, kernels, weights
+        self._sample = best_sampler(threads)
         self._operations = prepare_operations(program, weights)
         self._state = State(program, cache, max_tokens)
         self._model = model = NativeModel(
@@ -71,7 +72,8 @@ class NativeRunner:
         outputs = []
         for first, logits_RV in self._run(plan):
             if self._program.rank == 0:
-                outputs.append(run_sampler(logits_RV, plan.rows.part(first, first + len(logits_RV))))
+                rows = plan.rows.part(first, first + len(logits_RV))
+                outputs.append(run_sampler(logits_RV, rows, None, self._sample))
         return SamplerOutput.join(outputs) if outputs else None
 
     def logits(self, plan: StepPlan) -> Array:

@@ -9,7 +9,9 @@ from tk.infer.sampling.exact_math import log, weights
 def test_weights_are_exp() -> None:
     scores = np.concatenate([np.linspace(-18, 0, 100_001), [-np.inf, -1e30, -80, -200]]).astype(np.float32)
     found, expected = weights(scores, 1000), np.exp(scores.astype(np.float64))
-    np.testing.assert_allclose(found, expected, rtol=2e-7, atol=2.0**-42)
+    near = scores > -1
+    np.testing.assert_allclose(found[near], expected[near], rtol=2.6e-7)
+    np.testing.assert_allclose(found, expected, rtol=1.2e-6, atol=2.0**-42)
     assert found[scores == 0].tolist() == [1.0]
     assert not found[-4:].any()
 

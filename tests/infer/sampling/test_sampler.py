@@ -12,14 +12,15 @@ from tk.infer.sampling import numpy_sampler
 from tk.infer.sampling.philox import gumbel, uniform
 from tk.infer.sampling.sampler import Sample, run_sampler
 from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows
+from tk.tests.infer.sampling.native import able_units, native_samplers
 
 VOCAB = 40
-SAMPLERS = {"numpy": numpy_sampler.sample}
 
 
-@pytest.fixture(params=list(SAMPLERS))
+@pytest.fixture(params=["numpy", *able_units()])
 def sample(request: pytest.FixtureRequest) -> Sample:
-    return SAMPLERS[request.param]
+    """Every implementation that this machine can run."""
+    return numpy_sampler.sample if request.param == "numpy" else native_samplers()[request.param]
 
 
 def normal(seed: int, num_rows: int) -> np.ndarray[Any, Any]:
@@ -109,7 +110,7 @@ def test_a_bias_near_the_largest_float_wins(sample: Sample) -> None:
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 0.5}, {"temperature": 1.0, "top_p": 0.999}])
 def test_draws_follow_the_distribution(sample: Sample, options: dict[str, float]) -> None:
-    num_draws = 4_000
+    num_draws = 2_000
     logits = normal(3, 1)[0]
     batch = [SamplingRow(0, seed=11, new_number=i, **options) for i in range(num_draws)]  # type: ignore[arg-type]
     drawn = run_sampler(np.tile(logits, (num_draws, 1)), SamplingRows.pack(batch), None, sample).token_ids
