@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,12 +22,12 @@ from tk.core.errors import CheckpointError, ConfigError
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import run_training
+from tk.tests.train.train_processes import DEADLINE, children_of, losses_of, metrics_of, wait_for_step
 from tk.train.config.train_config import TrainConfig
 from tk.train.run.trainer import Trainer
 
 WriteToml = Callable[..., Path]
 Run = Callable[..., tuple[int, str]]
-DEADLINE = 120.0
 pytestmark = pytest.mark.slow
 
 
@@ -58,27 +57,6 @@ def _train(config: dict[str, Any], resume: str = "auto") -> None:
     Trainer(parse(config, TrainConfig, "test"), resume=resume).fit()
 
 
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _losses(run: Path) -> list[tuple[int, float, float]]:
-    return [(line["step"], line["loss"], line["grad_norm"]) for line in _metrics(run) if "loss" in line]
-
-
-def _wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
-    _wait_until(lambda: any(line["step"] >= step for line in _metrics(run)), process)
-
-
-def _wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not holds():
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_ctrl_c_saves_and_the_resumed_run_is_bit_equal(
     rank_pool: RankPool, configure: Configure, write_toml: WriteToml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,14 +64,14 @@ def test_ctrl_c_saves_and_the_resumed_run_is_bit_equal(
     sections: dict[str, Any] = {"train": {"steps": 30}, "parallel": {"tp": 2, "dp": 1}, "zero": {"stage": 1}}
     rank_pool.run(run_training, 2, config=configure("whole", **sections))
     process = _start(str(write_toml(configure("stopped", **sections))))
-    _wait_for_step(tmp_path / "stopped", 5, process)
+    wait_for_step(tmp_path / "stopped", 5, process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=DEADLINE)
     assert process.returncode == 130
     stopped_at = Checkpoint.open(tmp_path / "stopped").step
     assert 5 <= stopped_at < 30
     rank_pool.run(run_training, 2, config=configure("stopped", **sections))
-    assert _losses(tmp_path / "stopped") == _losses(tmp_path / "whole")
+    assert losses_of(tmp_path / "stopped") == losses_of(tmp_path / "whole")
     names = Checkpoint.open(tmp_path / "whole").tensors
     whole_run, resumed = Checkpoint.open(tmp_path / "whole"), Checkpoint.open(tmp_path / "stopped")
     for name in names:
@@ -107,7 +85,7 @@ def test_the_second_ctrl_c_ends_at_once_and_leaves_committed_steps(
 ) -> None:
     config = write_toml(configure(train={"steps": 100_000}, parallel={"tp": 2}, checkpoint={"every": 3}))
     process = _start(str(config))
-    _wait_for_step(tmp_path / "run", 8, process)
+    wait_for_step(tmp_path / "run", 8, process)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=DEADLINE)
@@ -123,7 +101,7 @@ def test_the_second_ctrl_c_ends_at_once_and_leaves_committed_steps(
 def test_sigterm_saves_and_exits_0(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
     config = write_toml(configure(train={"steps": 100_000}))
     process = _start(str(config))
-    _wait_for_step(tmp_path / "run", 2, process)
+    wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=DEADLINE)
     assert process.returncode == 0
@@ -133,8 +111,8 @@ def test_sigterm_saves_and_exits_0(configure: Configure, write_toml: WriteToml, 
 def test_a_killed_rank_ends_the_job_with_its_name(configure: Configure, write_toml: WriteToml, tmp_path: Path) -> None:
     config = write_toml(configure(train={"steps": 100_000}, parallel={"dp": 2}))
     process = _start(str(config))
-    _wait_for_step(tmp_path / "run", 2, process)
-    children = _children(process)
+    wait_for_step(tmp_path / "run", 2, process)
+    children = children_of(process)
     os.kill(_rank(process, 1), signal.SIGKILL)
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1
@@ -149,7 +127,7 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
 ) -> None:
     config = write_toml(configure(train={"steps": 100_000}, parallel={"tp": 2, "timeout_seconds": 6.0}))
     process = _start(str(config))
-    _wait_for_step(tmp_path / "run", 2, process)
+    wait_for_step(tmp_path / "run", 2, process)
     os.kill(_rank(process, 1), signal.SIGSTOP)
     stopped = time.monotonic()
     _, errors = process.communicate(timeout=DEADLINE)
@@ -208,7 +186,7 @@ def test_a_missing_config_and_a_wrong_resume_are_refused(
         changed[section][key] = value
         with pytest.raises(ConfigError, match=re.escape(message)):
             _train(changed)
-    assert [step for step, _, _ in _losses(tmp_path / "run")] == [1, 2]
+    assert [step for step, _, _ in losses_of(tmp_path / "run")] == [1, 2]
     with caplog.at_level("INFO"):
         _train(configure(train={"steps": 2}))
     assert "train.steps = 2 leaves nothing to do" in caplog.text
@@ -220,16 +198,10 @@ def test_rows_go_on_where_they_were_when_the_batch_size_changes(configure: Confi
     assert Checkpoint.open(tmp_path / "run").resume["samples"] == 2 * 6 + 2 * 3
 
 
-def _children(process: subprocess.Popen[str]) -> list[str]:
-    """The process ids of the children that a process has now; none where it has ended."""
-    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    return path.read_text().split() if process.poll() is None else []
-
-
 def _rank(process: subprocess.Popen[str], rank: int) -> int:
     """The process id of a rank that `process` started."""
     variable = f"RANK={rank}\0".encode()
-    return next(int(child) for child in _children(process) if b"\0" + variable in _environment(child))
+    return next(int(child) for child in children_of(process) if b"\0" + variable in _environment(child))
 
 
 def _environment(process: str) -> bytes:
@@ -248,7 +220,7 @@ def test_a_failing_disk_is_reported_and_leaves_no_debris(
     config = write_toml(configure(train={"steps": steps}, parallel={"tp": tp}, checkpoint={"async_save": False}))
     process = _start(str(config), before=_no_large_files)
     if interrupt:
-        _wait_for_step(tmp_path / "run", 2, process)
+        wait_for_step(tmp_path / "run", 2, process)
         process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -271,7 +243,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed_while_ranks_start(
     while any(Path(f"/proc/{rank}").exists() for rank in ranks):
         assert time.monotonic() < deadline, "a rank lives on"
         time.sleep(0.05)
-    assert not _metrics(tmp_path / "run")
+    assert not metrics_of(tmp_path / "run")
 
 
 def test_modules_of_the_current_folder_are_not_imported(
@@ -312,59 +284,3 @@ def test_dry_run_starts_nothing(configure: Configure, write_toml: WriteToml, tmp
     assert process.returncode == 0
     assert "tp 2 x dp 2 = 4 ranks" in output
     assert not (tmp_path / "run").exists()
-
-
-def _torchrun(port: int, node: int, log: Path, *arguments: str) -> subprocess.Popen[str]:
-    """An agent with one rank, as one of two nodes."""
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"]
-    hosts = ["--rdzv-conf", f"is_host={1 - node}", "--local-addr", "localhost"]
-    elastic = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--monitor-interval", "0.1"]
-    with log.open("a") as output:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                *elastic,
-                *rendezvous,
-                *hosts,
-                "-m",
-                "tk",
-                "train",
-                *arguments,
-            ],
-            stdout=output,
-            stderr=output,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-
-
-def test_two_nodes_under_torchrun_restart_after_a_kill_save_on_sigterm_and_go_on_as_one(
-    configure: Configure, write_toml: WriteToml, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    config = write_toml(configure(train={"steps": 100_000}, checkpoint={"every": 40}))
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    log = tmp_path / "agents.log"
-    agents = [_torchrun(port, node, log, str(config)) for node in range(2)]
-    try:
-        _wait_until(lambda: len(RunFolder(run).steps()) > 0, agents[0])
-        os.kill(int(_children(agents[1])[0]), signal.SIGKILL)
-        _wait_until(lambda: "resuming from" in log.read_text(), agents[0])
-        resumed = int(re.search(r"resuming from \S+step-0*(\d+)", log.read_text())[1])  # type: ignore[index]
-        _wait_for_step(run, resumed + 6, agents[0])
-        os.kill(int(_children(agents[1])[0]), signal.SIGTERM)  # every rank exits 0, and with them both agents
-        assert [agent.wait(timeout=DEADLINE) for agent in agents] == [0, 0]
-    finally:
-        for process_id in [child for agent in agents for child in _children(agent)]:
-            os.kill(int(process_id), signal.SIGKILL)  # ranks outlive a torchrun that is killed
-        for agent in agents:
-            agent.kill()
-    assert 40 <= resumed < Checkpoint.open(run).step
-    steps = [step for step, _, _ in _losses(run)]
-    assert steps == list(range(1, steps[-1] + 1)), "no step is missing or made twice"
-    _train(configure(train={"steps": steps[-1] + 1}))
-    assert Checkpoint.open(run).step == steps[-1] + 1
