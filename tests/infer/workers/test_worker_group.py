@@ -21,6 +21,7 @@ from tk.core.errors import InvalidRequest, ShapeMismatch, ShardCorrupt, TkError,
 from tk.core.layout import Layout
 from tk.core.process import PARENT_VARIABLE
 from tk.infer import LLM, SamplingParams
+from tk.infer.backends.native.library import instruction_sets
 from tk.infer.engine import Engine
 from tk.infer.options import EngineOptions
 from tk.infer.requests.events import Failed, Request
@@ -81,6 +82,15 @@ def test_a_killed_worker_fails_what_is_live(
         await_gone(workers)
     finally:
         engine.close()
+
+
+@pytest.mark.skipif(not instruction_sets(), reason="no compiler")
+@pytest.mark.parametrize(("kernels", "has_torch"), [("native", False), ("aten", True)])
+def test_a_native_worker_loads_no_torch(model_folder: Callable[[str], Path], kernels: str, has_torch: bool) -> None:
+    with LLM(model_folder("grouped"), kernels=kernels, kv_blocks=20) as llm:
+        llm.generate([1, 2, 3], SamplingParams(max_new_tokens=2))
+        [worker] = llm.engine.worker_process_ids
+        assert ("libtorch" in Path(f"/proc/{worker}/maps").read_text()) == has_torch
 
 
 def test_close_ends_the_workers_and_what_is_live(model_folder: Callable[[str], Path]) -> None:
