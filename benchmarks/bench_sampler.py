@@ -14,6 +14,7 @@ from tk.infer.sampling import numpy_sampler
 from tk.infer.sampling.native_sampler import native_sampler
 from tk.infer.sampling.sampler import Sample, run_sampler
 from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows
+from tk.infer.scheduling.token_counts import TokenCounts
 
 VOCABULARIES = (32_000, 49_152, 128_256, 262_144)
 NUM_ROWS = (1, 8, 32)
@@ -47,7 +48,8 @@ def rows_of(options: dict[str, Any], num_rows: int, vocab: int, step: int) -> Sa
     """Returns rows with the same options and different noise."""
     counts = {}
     if "repetition_penalty" in options:
-        counts = {"counts": dict.fromkeys(np.random.default_rng(7).choice(vocab, 3000, replace=False).tolist(), 1)}
+        penalized = np.random.default_rng(7).choice(vocab, 3000, replace=False).tolist()
+        counts = {"counts": TokenCounts(dict.fromkeys(penalized, 1))}
     return SamplingRows.pack(
         [
             SamplingRow(0, **{"temperature": 1.0, "seed": i, "new_number": step} | options | counts)

@@ -192,11 +192,6 @@ def sampling_row(sequence: Sequence, token: int, stopping: frozenset[int]) -> Sa
     bias = dict(params.logit_bias)
     if sequence.num_new < params.min_new_tokens:
         bias |= dict.fromkeys(stopping, -math.inf)
-    counts: dict[int, int] = {}
-    if params.repetition_penalty != 1:
-        counts = dict.fromkeys(sequence.tokens[: sequence.num_prompt], 0)
-    if counts or params.presence_penalty or params.frequency_penalty:
-        counts |= sequence.output_counts
     return SamplingRow(
         token=token,
         num_top=NO_LOGPROBS if params.logprobs is None else params.logprobs,
@@ -211,7 +206,7 @@ def sampling_row(sequence: Sequence, token: int, stopping: frozenset[int]) -> Sa
         sample_index=sequence.index,
         new_number=sequence.num_new,
         bias=bias,
-        counts=counts,
+        counts=sequence.counts,
     )
 
 

@@ -1,10 +1,10 @@
 """One sample of a request in the scheduler: its known tokens, its computed tokens and its blocks."""
 
 import enum
-from collections import Counter
 from dataclasses import dataclass, field
 
 from ..requests.sampling_params import SamplingParams
+from .token_counts import TokenCounts
 
 
 class Status(enum.Enum):
@@ -34,7 +34,6 @@ class Sequence:
         num_computed: the number of leading tokens whose keys and values are in the cache.
         blocks: the block table; token i lies in blocks[i // block_size].
         preemptions: the number of times that the scheduler took its blocks away.
-        output_counts: the number of occurrences of each token in the output.
     """
 
     request_id: str
@@ -51,7 +50,7 @@ class Sequence:
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0
-    output_counts: Counter[int] = field(default_factory=Counter)
+    _counts: TokenCounts | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -68,7 +67,20 @@ class Sequence:
         """The number of known tokens that are not in the cache; 1 while decoding."""
         return len(self.tokens) - self.num_computed
 
+    @property
+    def counts(self) -> TokenCounts | None:
+        """The tokens under penalties, counted at the first use; None without penalties."""
+        params = self.params
+        if self._counts is None and (
+            params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+        ):
+            prompt = self.tokens[: self.num_prompt] if params.repetition_penalty != 1 else []
+            self._counts = TokenCounts(dict.fromkeys(prompt, 0))
+            self._counts.add(self.tokens[self.num_prompt :])
+        return self._counts
+
     def append(self, token: int) -> None:
         """Appends a new output token."""
         self.tokens.append(token)
-        self.output_counts[token] += 1
+        if self._counts is not None:
+            self._counts.add((token,))

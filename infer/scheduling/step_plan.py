@@ -11,10 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .token_counts import TokenCounts
+
 Array = npt.NDArray[Any]
 
 SAMPLE: Final = -1  # the target of a row whose token the sampler chooses
 NO_LOGPROBS: Final = -1
+_NOTHING: Final = (np.empty(0, np.int32), np.empty(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class SamplingRow:
         seed: the seed of the noise.
         sample_index, new_number: the counter of the noise: the number of the sample and of its new token.
         bias: token id -> the value to add to its logit; -inf bans the token.
-        counts: token id under penalties -> its number of occurrences in the output (0: only in the prompt).
+        counts: the tokens under penalties, as they are when the row is packed.
     """
 
     token: int
@@ -47,7 +50,7 @@ class SamplingRow:
     sample_index: int = 0
     new_number: int = 0
     bias: Mapping[int, float] | None = None
-    counts: Mapping[int, int] | None = None
+    counts: TokenCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,8 @@ class SamplingRows:
     @staticmethod
     def pack(rows: Sequence[SamplingRow]) -> "SamplingRows":
         """Converts rows to columns."""
-        bias = [(i, token, value) for i, row in enumerate(rows) for token, value in (row.bias or {}).items()]
-        counts = [(i, token, value) for i, row in enumerate(rows) for token, value in (row.counts or {}).items()]
+        bias = [_bias_columns(row.bias) if row.bias else _NOTHING for row in rows]
+        counts = [row.counts.columns() if row.counts else _NOTHING for row in rows]
         columns = {
             name: np.array([getattr(row, name) for row in rows], dtype)
             for name, dtype in (
@@ -113,12 +116,8 @@ class SamplingRows:
         }
         return SamplingRows(
             **columns,
-            bias_row=_column(bias, 0, np.int32),
-            bias_token=_column(bias, 1, np.int32),
-            bias_value=_column(bias, 2, np.float32),
-            count_row=_column(counts, 0, np.int32),
-            count_token=_column(counts, 1, np.int32),
-            count_value=_column(counts, 2, np.int32),
+            **_entries("bias", bias, np.float32),
+            **_entries("count", counts, np.int32),
         )
 
 
@@ -222,5 +221,15 @@ def spans_within(plan: StepPlan, first: int, stop: int) -> list[TokenSpan]:
     return result
 
 
-def _column(triples: Sequence[tuple[int, int, float]], index: int, dtype: type[np.generic]) -> Array:
-    return np.array([triple[index] for triple in triples], dtype)
+def _bias_columns(bias: Mapping[int, float]) -> tuple[Array, Array]:
+    return np.array(list(bias), np.int32), np.array(list(bias.values()), np.float32)
+
+
+def _entries(name: str, of_rows: Sequence[tuple[Array, Array]], dtype: type[np.generic]) -> dict[str, Array]:
+    """Returns the columns of a list of (row, token id, value), from the token ids and values of each row."""
+    lengths = [len(tokens) for tokens, _ in of_rows]
+    return {
+        f"{name}_row": np.repeat(np.arange(len(of_rows), dtype=np.int32), lengths),
+        f"{name}_token": np.concatenate([np.empty(0, np.int32), *(tokens for tokens, _ in of_rows)]),
+        f"{name}_value": np.concatenate([np.empty(0, dtype), *(values for _, values in of_rows)], dtype=dtype),
+    }

@@ -12,6 +12,7 @@ from tk.infer.sampling import numpy_sampler
 from tk.infer.sampling.native_sampler import native_sampler
 from tk.infer.sampling.sampler import Sample, best_sampler, run_sampler
 from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow, SamplingRows
+from tk.infer.scheduling.token_counts import TokenCounts
 from tk.tests.infer.sampling.native import native_samplers
 
 Logits = np.ndarray[Any, Any]
@@ -59,7 +60,7 @@ def batches(draw: st.DrawFn) -> tuple[Logits, SamplingRows, Logits | None]:
         sample_index=st.integers(0, 15),
         new_number=st.integers(0, 100000),
         bias=st.dictionaries(tokens, st.sampled_from([-5.0, 2.5, 3e38, -np.inf]), max_size=4),
-        counts=st.dictionaries(tokens, st.integers(0, 5), max_size=12),
+        counts=st.dictionaries(tokens, st.integers(0, 5), max_size=12).map(TokenCounts),
     )
     batch = SamplingRows.pack(draw(st.lists(rows, min_size=num_rows, max_size=num_rows)))
     masks = None

@@ -12,6 +12,7 @@ from tk.infer.sampling import numpy_sampler
 from tk.infer.sampling.philox import gumbel, uniform
 from tk.infer.sampling.sampler import Sample, run_sampler
 from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows
+from tk.infer.scheduling.token_counts import TokenCounts
 from tk.tests.infer.sampling.native import able_units, native_samplers
 
 VOCAB = 40
@@ -33,7 +34,7 @@ def slow_choice(logits: np.ndarray[Any, Any], row: SamplingRow) -> int:
     x = logits.astype(np.float64).copy()
     for token, bias in (row.bias or {}).items():
         x[token] += bias
-    for token, count in (row.counts or {}).items():
+    for token, count in zip(*(row.counts or TokenCounts()).columns(), strict=True):
         x[token] = x[token] / row.repetition_penalty if x[token] > 0 else x[token] * row.repetition_penalty
         x[token] -= row.presence_penalty * (count > 0) + row.frequency_penalty * count
     if row.temperature == 0:
@@ -69,7 +70,7 @@ rows = st.builds(
     sample_index=st.integers(0, 15),
     new_number=st.integers(0, 100000),
     bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-5.0, 2.5, -np.inf]), max_size=4),
-    counts=st.dictionaries(st.integers(0, VOCAB - 1), st.integers(0, 5), max_size=12),
+    counts=st.dictionaries(st.integers(0, VOCAB - 1), st.integers(0, 5), max_size=12).map(TokenCounts),
 )
 
 
@@ -172,7 +173,8 @@ def test_a_row_that_is_not_finite_is_flagged_and_alone(sample: Sample, bad: floa
 def test_a_row_does_not_depend_on_the_others(sample: Sample) -> None:
     logits = normal(8, 9)
     batch = [
-        SamplingRow(0, temperature=1.0, top_p=0.7 + i / 30, num_top=i, bias={i: 2.0}, counts={3: i}) for i in range(9)
+        SamplingRow(0, temperature=1.0, top_p=0.7 + i / 30, num_top=i, bias={i: 2.0}, counts=TokenCounts({3: i}))
+        for i in range(9)
     ]
     whole = run_sampler(logits, SamplingRows.pack(batch), None, sample)
     for first, stop in ((0, 1), (1, 4), (4, 9)):

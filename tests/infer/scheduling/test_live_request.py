@@ -22,6 +22,7 @@ from tk.infer.requests.events import (
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.live_request import LiveRequest, Served, sampling_row
 from tk.infer.scheduling.scheduler import ScheduledChunk
+from tk.infer.scheduling.sequence import Sequence
 from tk.infer.scheduling.step_plan import SAMPLE, SamplerOutput, SamplingRow
 
 SERVED = Served(tokenizer=None, eos_token_ids=frozenset({9}), max_model_len=20)
@@ -148,7 +149,7 @@ def test_a_row_has_the_requests_parameters_and_the_samples_counter() -> None:
     sequence.append(5)
     row = sampling_row(sequence, 8, frozenset({9}))
     assert row == SamplingRow(
-        8, SAMPLE, 4, temperature=0.5, top_k=3, seed=77, sample_index=1, new_number=1, bias={6: 1.0}, counts={}
+        8, SAMPLE, 4, temperature=0.5, top_k=3, seed=77, sample_index=1, new_number=1, bias={6: 1.0}
     )
 
 
@@ -159,15 +160,22 @@ def test_end_tokens_are_banned_until_the_least_number_of_tokens() -> None:
     assert sampling_row(sequence, 0, frozenset({9, 4})).bias == {9: 5.0}
 
 
+def counts_of(sequence: Sequence) -> dict[int, int] | None:
+    counts = sampling_row(sequence, 0, frozenset()).counts
+    return None if counts is None else dict(zip(*(column.tolist() for column in counts.columns()), strict=True))
+
+
 def test_penalties_count_the_output_and_know_the_prompt() -> None:
-    cases: list[tuple[dict[str, Any], dict[int, int]]] = [
-        ({"presence_penalty": 0.5}, {5: 2}),
-        ({"frequency_penalty": 0.5}, {5: 2}),
-        ({"repetition_penalty": 1.5}, {1: 0, 2: 0, 3: 0, 5: 2}),
-        ({}, {}),
+    cases: list[tuple[dict[str, Any], dict[int, int] | None, dict[int, int] | None]] = [
+        ({"presence_penalty": 0.5}, {5: 2}, {5: 2, 3: 1}),
+        ({"frequency_penalty": 0.5}, {5: 2}, {5: 2, 3: 1}),
+        ({"repetition_penalty": 1.5}, {1: 0, 2: 0, 3: 0, 5: 2}, {1: 0, 2: 0, 3: 1, 5: 2}),
+        ({}, None, None),
     ]
-    for params, counts in cases:
+    for params, early, late in cases:
         sequence = live(**params).sequences[0]
         sequence.append(5)
         sequence.append(5)
-        assert sampling_row(sequence, 0, frozenset()).counts == counts
+        assert counts_of(sequence) == early
+        sequence.append(3)
+        assert counts_of(sequence) == late

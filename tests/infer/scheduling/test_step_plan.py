@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tk.infer.scheduling.step_plan import SAMPLE, SamplerOutput, SamplingRow, SamplingRows, StepPlan, spans_within
+from tk.infer.scheduling.token_counts import TokenCounts
 
 ROWS = [
     SamplingRow(token=2, target=7, num_top=3),
@@ -15,9 +16,9 @@ ROWS = [
         sample_index=1,
         new_number=6,
         bias={9: -1.5, 3: float("-inf")},
-        counts={4: 0, 8: 2},
+        counts=TokenCounts({4: 0, 8: 2}),
     ),
-    SamplingRow(token=6, counts={8: 1}),
+    SamplingRow(token=6, counts=TokenCounts({8: 1})),
 ]
 
 
