@@ -6,6 +6,7 @@ from ctypes import byref
 
 import numpy as np
 
+from ....checkpoint.read.shared_read import ALONE, Peers
 from ...program.lower import Program
 from ...program.operations import Head
 from ...sampling.sampler import best_sampler, run_sampler
@@ -28,6 +29,7 @@ class NativeRunner:
         kernels: the functions of an instruction set.
         max_tokens: the largest number of tokens of a step.
         threads: the number of threads.
+        peers: the ranks of the model.
     """
 
     def __init__(
@@ -38,12 +40,13 @@ class NativeRunner:
         kernels: Kernels,
         max_tokens: int,
         threads: int,
+        peers: Peers = ALONE,
     ) -> None:
         self.kernels = f"native {kernels.instruction_set}"
         self._program, self._functions, self._weights = program, kernels, weights
         self._sample = best_sampler(threads)
         self._operations = prepare_operations(program, weights)
-        self._state = State(program, cache, max_tokens)
+        self._state = State(program, cache, max_tokens, peers)
         self._model = model = NativeModel(
             operations=ctypes.addressof(self._operations),
             num_operations=len(self._operations),

@@ -1,6 +1,6 @@
 """The start of a rank on native kernels: its weights, packed as they are read, its cache and its threads."""
 
-from ....checkpoint.read.shared_read import ALONE
+from ....checkpoint.read.shared_read import ALONE, Peers
 from ....core.dtypes import by_name
 from ....core.errors import ConfigError
 from ...planning.job import Job
@@ -8,9 +8,10 @@ from ...program.lower import Program
 from ...program.weights import LoadParams
 from ..backend import CacheShape
 from .library import instruction_sets, load_kernels
+from .link import FileGather
 from .model_runner import NativeRunner
 from .packing import PackedWeights
-from .structures import PANEL
+from .structures import MAX_RANKS, PANEL
 
 
 def why_not(job: Job, program: Program) -> str:
@@ -22,8 +23,8 @@ def why_not(job: Job, program: Program) -> str:
     ):
         if value % unit:
             return f"{name} = {value} is not a multiple of {unit}"
-    if program.tp > 1:
-        return "tp is more than 1"
+    if program.tp > MAX_RANKS:
+        return f"tp = {program.tp} is more than {MAX_RANKS}"
     return "" if instruction_sets() else "this machine has no library of kernels"
 
 
@@ -40,6 +41,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
     if kernels is None:
         raise ConfigError(f"This machine cannot run kernels for {name}; use one of {', '.join(sets)}.")
     weights = PackedWeights(program, by_name(job.dtype), kernels)
-    load(weights.take, ALONE)
+    peers = Peers(job.rank, job.tp, FileGather(job.store, job.rank, job.tp)) if job.tp > 1 else ALONE
+    load(weights.take, peers)
     cache = CacheShape(job.num_blocks, job.block_size, job.kv_dtype)
-    return NativeRunner(program, weights, cache, kernels, job.max_batched_tokens, job.threads)
+    return NativeRunner(program, weights, cache, kernels, job.max_batched_tokens, job.threads, peers)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ....checkpoint.read.shared_read import ALONE, Peers
 from ....core.dtypes import by_name
 from ....core.integers import round_up
 from ...options import INT8
@@ -10,6 +11,7 @@ from ...program.operations import Gate, Head, Multiply, Route, RunExperts
 from ...program.rotation import frequencies
 from ...scheduling.step_plan import Array
 from ..backend import CacheShape
+from .link import SharedMemory
 from .memory import floats, lazy
 from .packing import format_of, pair_bytes
 from .structures import ATTENTION_ROWS, EXPERT_TOKENS, KEY_TILE, MOST_ROWS, PANEL, Buffer, Format, NativeModel
@@ -26,7 +28,7 @@ class State:
         logits: fp32 [max_head_rows, tp, padded vocabulary rows of a rank].
     """
 
-    def __init__(self, program: Program, cache: CacheShape, max_tokens: int) -> None:
+    def __init__(self, program: Program, cache: CacheShape, max_tokens: int, peers: Peers = ALONE) -> None:
         self._program, self._cache, self._max_tokens = program, cache, max_tokens
         self._kept: list[Array] = []
         widths = _widths(program)
@@ -34,6 +36,11 @@ class State:
         self.max_head_rows = min(MAX_HEAD_ROWS, max_tokens)
         rows = dict.fromkeys(Buffer, max_tokens) | {Buffer.LOGITS: self.max_head_rows}
         self.buffers = {buffer: self._keep(floats(rows[buffer], width)) for buffer, width in self.strides.items()}
+        self._shared: SharedMemory | None = None
+        if peers.size > 1:
+            logits_floats = self.buffers[Buffer.LOGITS].size
+            self._shared = SharedMemory.open(peers, max_tokens * program.hidden_size, logits_floats)
+            self.buffers[Buffer.LOGITS] = self._shared.logits
         self.logits = self.buffers[Buffer.LOGITS].reshape(self.max_head_rows, program.tp, -1)
         self.kv_bytes = 0
 
@@ -41,6 +48,8 @@ class State:
         """Points a model's fields to this memory."""
         for buffer, values in self.buffers.items():
             model.buffers[buffer], model.strides[buffer] = values.ctypes.data, self.strides[buffer]
+        if self._shared is not None:
+            self._shared.fill(model)
         self._fill_cache(model)
         self._fill_experts(model)
         program, tokens = self._program, self._max_tokens

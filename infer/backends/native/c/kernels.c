@@ -53,6 +53,10 @@ static void run_step(void *argument, int32_t thread) {
 
 static void run_head(void *argument, int32_t thread) {
     struct model *m = argument;
+    if (m->tp > 1) {  // rank 0 has read the logits before
+        if (thread == 0) meet(m);
+        tk_barrier(m->pool);
+    }
     head(m, &m->operations[m->num_operations - 1], thread);
     if (m->tp > 1) {
         tk_barrier(m->pool);
