@@ -1,6 +1,5 @@
 """The native backend: `transformers`' logits for every architecture, and bits that depend on a request alone."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,48 +7,16 @@ import pytest
 import torch
 
 from tk.infer.backends.native.library import instruction_sets
-from tk.infer.backends.native.model_runner import NativeRunner
-from tk.infer.planning.job import Job
-from tk.infer.scheduling.step_plan import Array, SamplingRow, SamplingRows, StepPlan
-from tk.infer.workers.worker import load
+from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
+from tk.tests.infer.backends.native.running import logits, runner
 from tk.tests.infer.history import BLOCK_SIZE, History
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
-BEST = (instruction_sets() or ("",))[-1]
 PROMPTS = tuple(
     tuple(int(token) for token in np.random.default_rng(i).integers(0, VOCAB, length))
     for i, length in enumerate((3, 37, 17, 1, 20, 33))
 )
-
-
-def runner(
-    folder: Path, dtype: str = "fp32", kv_dtype: str = "fp32", threads: int = 1, instruction_set: str = BEST
-) -> NativeRunner:
-    """Returns a runner of a model with 100 blocks."""
-    job = Job(str(folder), "native", dtype, kv_dtype, 100, 0, BLOCK_SIZE, 512, 1, 0, "", threads, instruction_set)
-    made = load(job)
-    assert isinstance(made, NativeRunner)
-    assert made.kernels == f"native {instruction_set}"
-    return made
-
-
-def logits(made: NativeRunner, tokens: Sequence[int], cuts: Sequence[int]) -> Array:
-    """Returns the logits of every token of one sequence, whose prefill is cut at these positions."""
-    table, found = np.arange(1, 40, dtype=np.int32), []
-    for start, stop in zip((0, *cuts), (*cuts, len(tokens)), strict=True):
-        position = np.arange(start, stop, dtype=np.int32)
-        plan = StepPlan(
-            tokens=np.array(tokens[start:stop], np.int32),
-            positions=position,
-            slots=table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE,
-            span_length=np.array([stop - start], np.int32),
-            span_context=np.array([stop], np.int32),
-            block_tables=table[None],
-            rows=SamplingRows.pack([SamplingRow(token) for token in range(stop - start)]),
-        )
-        found.append(made.logits(plan))
-    return np.concatenate(found)
 
 
 @pytest.mark.parametrize("instruction_set", instruction_sets())
