@@ -32,7 +32,8 @@ _COLUMNS: Final = (
     *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"),
 )
 _RESULTS: Final = ("token_ids", "finite", "logprob", "rank", "top_ids", "top_logprobs")
-_ENTRIES: Final = ("bias_start", "bias_token", "bias_value", "count_start", "count_token", "count_value")
+_ENTRIES: Final = ("bias_token", "bias_value", "count_token", "count_value")
+_STARTS: Final = ("bias_start", "count_start")
 
 
 class _Batch(ctypes.Structure):
@@ -40,7 +41,7 @@ class _Batch(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in _NUMBERS),
-        *((name, ctypes.c_void_p) for name in ("logits", "masks", *_COLUMNS, *_ENTRIES, *_RESULTS)),
+        *((name, ctypes.c_void_p) for name in ("logits", "masks", *_COLUMNS, *_STARTS, *_ENTRIES, *_RESULTS)),
     ]
 
 
@@ -68,11 +69,11 @@ class NativeSampler:
         num_rows, vocab = logits_RV.shape
         if logits_RV.strides[1] != logits_RV.itemsize:
             logits_RV = np.ascontiguousarray(logits_RV)
-        arrays = {name: getattr(rows, name) for name in (*_COLUMNS, *_ENTRIES) if not name.endswith("_start")}
+        arrays = {name: getattr(rows, name) for name in (*_COLUMNS, *_ENTRIES)}
         arrays |= {name: getattr(output, name) for name in _RESULTS}
         edges = np.arange(num_rows + 1)
-        arrays["bias_start"] = np.searchsorted(rows.bias_row, edges).astype(np.int64, copy=False)
-        arrays["count_start"] = np.searchsorted(rows.count_row, edges).astype(np.int64, copy=False)
+        arrays["bias_start"] = np.searchsorted(rows.bias_row, edges)
+        arrays["count_start"] = np.searchsorted(rows.count_row, edges)
         if masks is not None:
             arrays["masks"] = masks = np.ascontiguousarray(masks)
         batch = _Batch(

@@ -16,10 +16,9 @@ typedef struct {
     const int32_t *target, *num_top, *top_k, *sample_index, *new_number;
     const float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
     const uint64_t *seed;
-    const int64_t *bias_start; /* entries [bias_start[i], bias_start[i + 1]) are row i's */
+    const int64_t *bias_start, *count_start; /* entries [bias_start[i], bias_start[i + 1]) are row i's */
     const int32_t *bias_token;
     const float *bias_value;
-    const int64_t *count_start;
     const int32_t *count_token, *count_value;
     int32_t *token_ids;
     uint8_t *finite;
