@@ -14,7 +14,8 @@
     |- RequestError             exit 2   INVALID_ARGUMENT
     |  |- InvalidRequest                                       a field with a value that cannot be served
     |  |- PromptTooLong                                        more tokens than the model or the cache can hold
-    |  `- Cancelled             exit 1   CANCELLED             a request that its caller cancelled
+    |  |- Cancelled             exit 1   CANCELLED             a request that its caller cancelled
+    |  `- DeadlinePassed        exit 1   DEADLINE_EXCEEDED     a request that its deadline ended
     |- Overloaded               exit 1   RESOURCE_EXHAUSTED    a full queue; try again later
     `- WorkerDied               exit 1   UNAVAILABLE           a rank or worker process that ended or hangs
 
@@ -137,6 +138,13 @@ class Cancelled(RequestError):
 
     exit_code = 1
     grpc_status = "CANCELLED"
+
+
+class DeadlinePassed(RequestError):
+    """A request whose deadline has passed, or will pass before its first token."""
+
+    exit_code = 1
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class Overloaded(TkError):

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from ..core.errors import Cancelled, InvalidRequest, TkError, WorkerDied
+from ..core.errors import Cancelled, DeadlinePassed, InvalidRequest, TkError, WorkerDied
 from .options import EngineOptions
 from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
@@ -266,7 +266,7 @@ class Engine:
         for request in cancelled:
             self._fail(request, Cancelled(f"Request {request.request.request_id} was aborted."))
         for request in late:
-            self._fail(request, Cancelled(f"The deadline of request {request.request.request_id} has passed."))
+            self._fail(request, DeadlinePassed(f"The deadline of request {request.request.request_id} has passed."))
 
     def _fail(self, request: LiveRequest, error: TkError) -> None:
         """Ends a request with an error, unless it has ended already."""

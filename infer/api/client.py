@@ -43,7 +43,8 @@ class Client:
         timeout: the largest number of seconds that a call may take; None = no limit.
         max_attempts: the largest number of attempts of a call.
 
-    All methods raise InvalidRequest, Overloaded, Cancelled, Unavailable, or RemoteError for every other status.
+    All methods raise InvalidRequest, Overloaded, Cancelled, DeadlinePassed, Unavailable, or RemoteError for every other
+    status.
     """
 
     def __init__(self, target: str, *, timeout: float | None = None, max_attempts: int = 4) -> None:

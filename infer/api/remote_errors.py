@@ -5,7 +5,7 @@ from typing import Any, Final
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from ...core.errors import Cancelled, InvalidRequest, Overloaded, TkError
+from ...core.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, TkError
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 
@@ -31,7 +31,7 @@ class Unavailable(RemoteError):
 
 
 def error_from_rpc(error: grpc.RpcError, target: str) -> TkError:
-    """Rebuilds InvalidRequest, Overloaded and Cancelled; other statuses become Unavailable or RemoteError."""
+    """Rebuilds the error of a status that names its class; other statuses become Unavailable or RemoteError."""
     status: str = error.code().name
     message = f"{target}: {error.details() or status}"
     details = _details(error)
@@ -45,6 +45,8 @@ def error_from_rpc(error: grpc.RpcError, target: str) -> TkError:
             return Overloaded(message, retry_after)
         case "CANCELLED":
             return Cancelled(message)
+        case "DEADLINE_EXCEEDED":
+            return DeadlinePassed(message)
         case "UNAVAILABLE":
             return Unavailable(message, status, retry_after)
     return RemoteError(f"{message} ({status})", status, retry_after)

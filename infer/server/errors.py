@@ -6,8 +6,7 @@ TkError
 |  |- UnknownModel        NOT_FOUND            a request for another model than the served one
 |  |- DuplicateRequest    ALREADY_EXISTS       a request id that is in use
 |  |- RoleMissing         PERMISSION_DENIED    a request that needs a role which the caller lacks
-|  |- NoTokenizer         FAILED_PRECONDITION  text for a checkpoint without a tokenizer
-|  `- DeadlinePassed      DEADLINE_EXCEEDED    a request whose deadline has passed
+|  `- NoTokenizer         FAILED_PRECONDITION  text for a checkpoint without a tokenizer
 `- Draining               UNAVAILABLE          a request to a server that shuts down
 """
 
@@ -42,12 +41,6 @@ class NoTokenizer(RequestError):
     """Text for a checkpoint without a tokenizer."""
 
     grpc_status = "FAILED_PRECONDITION"
-
-
-class DeadlinePassed(RequestError):
-    """A request whose deadline has passed."""
-
-    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class Draining(TkError):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import grpc
 
-from ...core.errors import Cancelled, InvalidRequest
+from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from ..api.wire import completion_to_wire, event_to_wire, model_info_to_wire, params_from_request
@@ -16,7 +16,7 @@ from ..requests.completion import CompletionBuilder
 from ..requests.events import Request
 from ..requests.sampling_params import SamplingParams
 from .engine_protocol import ServedEngine, ServedTokenizer
-from .errors import DeadlinePassed, Draining, NotBuilt, NoTokenizer
+from .errors import Draining, NotBuilt, NoTokenizer
 from .request_ids import METADATA_KEY, LiveRequests, chosen_id
 from .requests import check_request, refuse_unknown_fields
 from .status import answered
@@ -98,10 +98,6 @@ class GenerationService(pb_grpc.GenerationServicer):
             self._engine.submit(engine_request, stream.push)
             submitted = True
             yield stream
-        except Cancelled as error:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise DeadlinePassed("The call's deadline passed before the request was complete.") from error
-            raise
         finally:
             stream.leave()
             if not submitted:

@@ -10,7 +10,15 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tk.core.errors import Cancelled, ConfigError, InvalidRequest, Overloaded, ParallelError, PromptTooLong
+from tk.core.errors import (
+    Cancelled,
+    ConfigError,
+    DeadlinePassed,
+    InvalidRequest,
+    Overloaded,
+    ParallelError,
+    PromptTooLong,
+)
 from tk.infer import LLM, SamplingParams
 from tk.infer.engine import Engine
 from tk.infer.options import EngineOptions
@@ -184,14 +192,14 @@ def test_abort_frees_everything(llm: LLM) -> None:
     assert [type(event) for event in sinks["abort-0"].events].count(Failed) == 1
 
 
-def test_a_passed_deadline_cancels(llm: LLM) -> None:
+def test_a_passed_deadline_ends_a_request(llm: LLM) -> None:
     late, running = Sink(), Sink()
     params = SamplingParams(max_new_tokens=600, ignore_eos=True)
     llm.engine.submit(Request("late", (1, 2), params, deadline=time.monotonic() - 1), late)
-    assert isinstance(late.error(), Cancelled)
+    assert isinstance(late.error(), DeadlinePassed)
     assert [type(event) for event in late.events] == [Failed]
     llm.engine.submit(Request("soon", (1, 2), params, deadline=time.monotonic() + 0.3), running)
-    assert isinstance(running.error(), Cancelled)
+    assert isinstance(running.error(), DeadlinePassed)
     assert llm.engine.num_live == 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tk.core.errors import Cancelled, InvalidRequest, Overloaded, TkError, WorkerDied
+from tk.core.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, TkError, WorkerDied
 from tk.infer.api import client as client_module
 from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import RemoteError, Unavailable
@@ -148,11 +148,14 @@ def test_errors_come_back_as_they_were_raised(client: Client, engine: FakeEngine
     engine.refusal = Cancelled("enough")
     with pytest.raises(Cancelled, match="enough"):
         list(client.stream("hi"))
+    engine.refusal = DeadlinePassed("too late")
+    with pytest.raises(DeadlinePassed, match="too late"):
+        list(client.stream("hi"))
     engine.refusal, engine.tokenizer = None, None
     with pytest.raises(RemoteError, match="FAILED_PRECONDITION") as remote:
         client.tokenize("hi")
     assert remote.value.status == "FAILED_PRECONDITION"
-    assert len(engine.requests) == 2, "none of these is worth another attempt"
+    assert len(engine.requests) == 3, "none of these is worth another attempt"
 
 
 def test_no_server_is_unavailable(engine: FakeEngine) -> None:

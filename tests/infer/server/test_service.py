@@ -1,6 +1,5 @@
 """The calls of tk.v1.Generation over a scripted engine: what reaches the engine, what comes back, how calls end."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +8,9 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tk.core.errors import Cancelled, InvalidRequest, Overloaded
+from tk.core.errors import DeadlinePassed, InvalidRequest, Overloaded
 from tk.infer.requests.events import Done, Event, Failed
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.server import service
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.every_option import EVERY_OPTION
@@ -175,13 +173,11 @@ def test_deadline_aborts_in_the_engine(stub: Any, engine: FakeEngine) -> None:
     assert set(engine.aborted) == {"late"}
 
 
-def test_what_the_engine_ends_after_the_deadline_is_told_as_late(
-    stub: Any, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+def test_a_request_that_the_engine_ends_by_its_deadline_has_the_status_of_a_deadline(
+    stub: Any, engine: FakeEngine
 ) -> None:
     """The client's own clock hides this status, unless it is behind the server's."""
-    engine.script = lambda request: [started(request), Failed(Cancelled("too late"))]
-    assert refused(stub.Generate, pb.GenerateRequest(text="hi")).code() == grpc.StatusCode.CANCELLED
-    monkeypatch.setattr(service, "_deadline", lambda context: time.monotonic())
+    engine.script = lambda request: [started(request), Failed(DeadlinePassed("too late"))]
     assert refused(stub.Generate, pb.GenerateRequest(text="hi")).code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 

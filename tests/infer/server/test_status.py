@@ -42,7 +42,7 @@ def details(error: Exception) -> dict[str, Any]:
         (core.Overloaded("x"), "RESOURCE_EXHAUSTED", {"google.rpc.RetryInfo", "google.rpc.QuotaFailure"}),
         (core.WorkerDied("x"), "UNAVAILABLE", set()),
         (ours.Draining("x"), "UNAVAILABLE", {"google.rpc.RetryInfo"}),
-        (ours.DeadlinePassed("x"), "DEADLINE_EXCEEDED", set()),
+        (core.DeadlinePassed("x"), "DEADLINE_EXCEEDED", set()),
         (core.Cancelled("x"), "CANCELLED", set()),
         (ours.DuplicateRequest("x"), "ALREADY_EXISTS", set()),
         (ours.RoleMissing("x"), "PERMISSION_DENIED", set()),
