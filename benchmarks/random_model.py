@@ -1,4 +1,4 @@
-"""The model of benchmarks: a Hugging Face folder of a Llama with 135 M random parameters in bf16."""
+"""The models of benchmarks: Hugging Face folders of a Llama with random parameters in bf16."""
 
 from pathlib import Path
 from typing import Final
@@ -7,20 +7,37 @@ VOCAB_SIZE: Final = 32000
 
 
 def random_model(folder: Path) -> Path:
-    """Writes the model into `folder`, unless an earlier benchmark did, and returns the folder."""
+    """Writes a model of 135 M parameters into `folder`, unless an earlier benchmark did, and returns the folder."""
+    return _write(
+        folder,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+    )
+
+
+def tiny_model(folder: Path, max_tokens: int) -> Path:
+    """Writes a model of one small layer for `max_tokens` tokens into a folder in `folder`, which it returns."""
+    return _write(
+        folder / f"llama-tiny-{max_tokens}",
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=max_tokens,
+    )
+
+
+def _write(folder: Path, **shape: int) -> Path:
     if not (folder / "config.json").exists():
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=768,
-            intermediate_size=2048,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            num_key_value_heads=4,
-            max_position_embeddings=4096,
-        )
+        config = LlamaConfig(vocab_size=VOCAB_SIZE, **shape)
         LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
     return folder

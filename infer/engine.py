@@ -23,7 +23,7 @@ from .requests.events import Event, ModelInfo, Request
 from .scheduling.live_request import LiveRequest, Served
 from .scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from .scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
-from .workers.worker_group import WorkerGroup
+from .workers.worker_group import WORKER, WorkerGroup
 
 MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
 OnPlan = Callable[[ModelInfo, MemoryPlan], None]
@@ -39,7 +39,7 @@ class Engine:
         memory: the number of bytes on each rank.
     """
 
-    def __init__(self, options: EngineOptions, source: ModelSource) -> None:
+    def __init__(self, options: EngineOptions, source: ModelSource, worker: str = WORKER) -> None:
         memory = source.memory
         self.options = options
         self.info: ModelInfo = source.info
@@ -48,7 +48,7 @@ class Engine:
         self._source = source
         self._served = Served(source.tokenizer, frozenset(source.info.eos_token_ids), memory.max_model_len)
         limits = Limits(options.max_running, options.max_queued, options.max_batched_tokens, memory.max_model_len)
-        self._workers = WorkerGroup()
+        self._workers = WorkerGroup(worker)
         self._arrivals = itertools.count()
         self._lock = threading.Lock()  # guards all below
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size)
@@ -61,11 +61,12 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="tk-engine", daemon=True)
 
     @classmethod
-    def start(cls, options: EngineOptions, on_plan: OnPlan = lambda info, memory: None) -> Self:
+    def start(cls, options: EngineOptions, on_plan: OnPlan = lambda info, memory: None, worker: str = WORKER) -> Self:
         """Plans memory, starts the workers, and returns when they have loaded the model.
 
         Args:
             on_plan: is called with the model's description and the memory plan, before anything is allocated.
+            worker: the module that each rank's process runs.
 
         Raises:
             ConfigError: the options contradict each other or do not fit the model.
@@ -76,7 +77,7 @@ class Engine:
         options.validate()
         source = ModelSource.open(options)
         on_plan(source.info, source.memory)
-        engine = cls(options, source)
+        engine = cls(options, source, worker)
         try:
             engine._thread.start()
             source.check_what_workers_skip()  # while they load

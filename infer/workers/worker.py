@@ -6,6 +6,7 @@ only state about requests is the content of the cache.
 
 import socket
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,11 +25,24 @@ from ..scheduling.step_plan import StepPlan
 from .ipc import Frame, error_frame, receive, send
 
 
-def work(descriptor: int) -> None:
-    """Serves the engine at the other end of a socket; returns when the engine has ended."""
+def load(job: Job) -> Backend:
+    """Prepares the backend of a job with the weights of its checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be used.
+        ConfigError, ParallelError: the job does not fit the model or the machine.
+    """
+    checkpoint = Checkpoint.open(Path(job.checkpoint))
+    spec = decoder_spec(stored_config(checkpoint))
+    program = lower(spec, job.tp, job.rank, serving_slices(spec, job.tp, job.dtype))
+    return prepare(job, program, partial(load_params, program, spec.table, checkpoint, by_name(job.dtype)))
+
+
+def work(descriptor: int, prepare_backend: Callable[[Job], Backend] = load) -> None:
+    """Serves the engine at the other end of a socket with a backend; returns when the engine has ended."""
     with socket.socket(fileno=descriptor) as connection:
         try:
-            _serve(connection)
+            _serve(connection, prepare_backend)
         except TkError as error:
             _report(connection, error)
         except Exception as error:
@@ -46,26 +60,13 @@ def _report(connection: socket.socket, error: TkError) -> None:
         receive(connection)
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend]) -> None:
     start = receive(connection)
     if start is None:
         return
-    backend = load(Job(**start.values))
+    backend = prepare_backend(Job(**start.values))
     send(connection, Frame("ready", {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes}))
     while (frame := receive(connection)) is not None:
         result = backend.step(StepPlan.from_arrays(frame.arrays))
         if result is not None:
             send(connection, Frame("result", arrays=result.arrays()))
-
-
-def load(job: Job) -> Backend:
-    """Prepares the backend of a job with the weights of its checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be used.
-        ConfigError, ParallelError: the job does not fit the model or the machine.
-    """
-    checkpoint = Checkpoint.open(Path(job.checkpoint))
-    spec = decoder_spec(stored_config(checkpoint))
-    program = lower(spec, job.tp, job.rank, serving_slices(spec, job.tp, job.dtype))
-    return prepare(job, program, partial(load_params, program, spec.table, checkpoint, by_name(job.dtype)))

@@ -16,6 +16,7 @@ from ..planning.job import Job
 from ..scheduling.step_plan import SamplerOutput, StepPlan
 from .ipc import Frame, error_from, receive, send
 
+WORKER: Final = f"{__package__}.worker_entry"
 EXIT_TIMEOUT: Final = 5.0  # seconds for a worker to end by itself
 
 
@@ -24,9 +25,13 @@ class WorkerGroup:
 
     Only the thread that calls `start` may call the other methods, except `wake`. The thread must live as long as the
     group: the kernel ends a worker with the thread that started it.
+
+    Args:
+        module: the module that a process runs, with the descriptor of its socket as argument.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = WORKER) -> None:
+        self._module = module
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
         self._wake_up, self._woken = socket.socketpair()
@@ -127,7 +132,7 @@ class WorkerGroup:
         ours, theirs = socket.socketpair()
         with theirs:
             process = start_module(
-                f"{__package__}.worker_entry",
+                self._module,
                 [str(theirs.fileno())],
                 environment=worker_environment(threads),
                 inherited=[theirs.fileno()],

@@ -1,0 +1,44 @@
+"""A worker process whose backend computes nothing: all that it costs is the way of a step to the backend and back."""
+
+import sys
+
+import numpy as np
+
+from tk.infer.planning.job import Job
+from tk.infer.scheduling.step_plan import Array, SamplerOutput, StepPlan
+from tk.infer.workers.worker import work
+
+
+class ZeroCompute:
+    """A `Backend` that chooses token 7 for every row.
+
+    Args:
+        rank: the number of this rank.
+    """
+
+    kernels = "zero"
+    kv_bytes = 0
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def step(self, plan: StepPlan) -> SamplerOutput | None:
+        """Returns the tokens on rank 0, else None."""
+        num_rows = len(plan.rows)
+        zeros, floats = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.float32)
+        none = np.zeros((num_rows, 0), np.int32)
+        output = SamplerOutput(zeros + np.int32(7), np.ones(num_rows, np.uint8), floats, zeros, none, none.view("f4"))
+        return None if self._rank else output
+
+    def logits(self, plan: StepPlan) -> Array:
+        """Returns zeros."""
+        return np.zeros((len(plan.rows), 1), np.float32)
+
+
+def load(job: Job) -> ZeroCompute:
+    """Prepares nothing."""
+    return ZeroCompute(job.rank)
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[1]), load)
