@@ -143,7 +143,7 @@ class Tokenizer:
         return token_id
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of a text.
+        """Returns the token ids of a text; other threads run meanwhile.
 
         Args:
             text: the text.
@@ -153,7 +153,9 @@ class Tokenizer:
             InvalidRequest: the text is not valid Unicode.
         """
         try:
-            return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
+            # `encode` of a single text would hold the interpreter's lock: every thread would wait.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
+            return list(encoding.ids)
         except TypeError as error:
             raise InvalidRequest("The text has a lone surrogate; it must be valid Unicode.", field="text") from error
 
@@ -164,7 +166,7 @@ class Tokenizer:
             text: the text.
             spans: ranges [start, stop) of characters.
         """
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)  # see `encode`
         inside = bytearray(len(text))
         for start, stop in spans:
             inside[start:stop] = b"\1" * (stop - start)

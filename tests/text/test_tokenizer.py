@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,27 @@ def test_special_tokens_outside_ascii_stream_as_the_decoder_has_them(byte_level_
     assert tokenizer.token_bytes(1000) == "<é".encode()
     whole = tokenizer.decode(ids, skip_special_tokens=False)
     assert "".join(streamed(tokenizer, ids, range(len(ids)), keep=True)) == whole
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
+    long_text = "def main(argument):\n    return argument + 123\n" * 2000
+    turns, encoded = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not encoded.wait(0.001):
+            turns += 1
+
+    for encode in (byte_level.encode, lambda text: byte_level.encode_spans(text, ())):
+        encoded.clear()
+        counter = threading.Thread(target=count)
+        counter.start()
+        before = turns
+        encode(long_text)
+        seen = turns - before
+        encoded.set()
+        counter.join()
+        assert seen >= 5, "threads that wait for the interpreter's lock get one turn, when it is over"
 
 
 def test_lone_surrogates_are_the_callers_fault(byte_level: Tokenizer) -> None:
