@@ -20,6 +20,7 @@ from .options import EngineOptions
 from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
 from .requests.events import Event, ModelInfo, Request
+from .requests.prompts import check_length
 from .scheduling.live_request import LiveRequest, Served
 from .scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from .scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
@@ -171,8 +172,7 @@ class Engine:
         params.validate(vocab_size)
         if params.top_k > MAX_TOP_K:
             raise InvalidRequest(f"sampling.top_k is {params.top_k}; it must be at most {MAX_TOP_K}.", "sampling.top_k")
-        if not request.prompt:
-            raise InvalidRequest("The prompt has no tokens; it must have one or more.", field="prompt")
+        check_length(len(request.prompt), self.info.max_model_len)  # before work that grows with it
         wrong = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise InvalidRequest(f"Token id {wrong} is not below the vocabulary's {vocab_size}.", field="prompt")

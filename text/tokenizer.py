@@ -80,6 +80,10 @@ class _Spelling:
             return byte
         return (token.replace(self.space, " ") if self.space else token).encode()
 
+    def longest(self, vocabulary: Iterable[str]) -> int:
+        """Returns the bytes of the longest token; 1 without any."""
+        return max((len(token) if token.isascii() else len(self.to_bytes(token)) for token in vocabulary), default=1)
+
 
 class Tokenizer:
     """A tokenizer.json, with the special ids of its model folder.
@@ -88,6 +92,7 @@ class Tokenizer:
         folder: the folder that it was read from; `SIDE_FILES` are its files.
         sha256: the SHA-256 of tokenizer.json.
         vocab_size: the highest token id + 1.
+        longest_token_bytes: the bytes of the longest token; no text has fewer tokens than its bytes divided by this.
         eos_token_id: the token that ends a document, from tokenizer_config.json, or None if it names none.
         eos_token_ids: the tokens that end generation: those of config.json and generation_config.json, or
             `eos_token_id` alone if neither names any.
@@ -103,7 +108,9 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.vocab_size = max(self._backend.get_vocab().values(), default=-1) + 1
+        vocab = self._backend.get_vocab()
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.longest_token_bytes = self._spelling.longest(vocab)
         self.eos_token_id = self._document_end()
         fallback = frozenset() if self.eos_token_id is None else frozenset({self.eos_token_id})
         self.eos_token_ids = read_eos_token_ids(folder) or fallback

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from ...core.errors import InvalidRequest
+from ...core.errors import InvalidRequest, PromptTooLong
 from .sampling_params import SamplingParams
 
 Prompt = str | tuple[int, ...]
@@ -46,6 +46,23 @@ def as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prom
     if len(params) != num_prompts:
         raise InvalidRequest(f"{len(params)} SamplingParams for {num_prompts} prompts; pass one, or one per prompt.")
     return list(params)
+
+
+def check_length(num_tokens: int, max_model_len: int) -> None:
+    """Checks that a prompt of so many tokens leaves room for a new one.
+
+    Raises:
+        InvalidRequest: the prompt is empty.
+        PromptTooLong: the prompt is as long as the longest sequence, or longer.
+    """
+    if not num_tokens:
+        raise InvalidRequest("The prompt has no tokens; one is the least that can be continued.", field="prompt")
+    if num_tokens >= max_model_len:
+        raise PromptTooLong(
+            f"The prompt has {num_tokens} tokens, and sequences have at most max_model_len = {max_model_len}, new "
+            f"tokens included. Shorten it to at most {max_model_len - 1}.",
+            field="prompt",
+        )
 
 
 def _is_sequence(value: Any) -> bool:

@@ -10,6 +10,7 @@ MAX_SAMPLES = 16
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
+MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 
 
@@ -114,6 +115,8 @@ class SamplingParams:
         for text in self.stop:
             if not text or len(text.encode()) > MAX_STOP_BYTES:
                 raise _bad("stopping.stop", repr(text), f"1 to {MAX_STOP_BYTES} bytes each")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise _bad("stopping.stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
         for token in self.stop_token_ids:
             if not 0 <= token < vocab_size:
                 raise _bad("stopping.stop_token_ids", token, f"ids below the vocabulary's {vocab_size}")

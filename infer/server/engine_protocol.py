@@ -9,6 +9,10 @@ from ..requests.events import Event, ModelInfo, Request
 class ServedTokenizer(Protocol):
     """The part of a tokenizer that the server uses."""
 
+    @property
+    def longest_token_bytes(self) -> int:
+        """The bytes of the longest token."""
+
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`, with the tokenizer's special tokens unless `special_tokens` is False."""
 

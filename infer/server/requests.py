@@ -5,7 +5,7 @@ from typing import Final
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ...core.errors import InvalidRequest
+from ...core.errors import InvalidRequest, PromptTooLong
 from ...proto.v1 import generation_pb2 as pb
 from ..requests.events import ModelInfo
 from .errors import NotBuilt, RoleMissing, UnknownModel
@@ -33,6 +33,21 @@ def check_request(request: pb.GenerateRequest, info: ModelInfo) -> None:
         raise RoleMissing(f"priority is {request.priority}; above 0 it needs the role admin. Use 0 or less.")
     if request.WhichOneof("prompt") is None:
         raise InvalidRequest("The request has no prompt; set text or tokens.", field="prompt")
+
+
+def check_text(text: str, longest_token_bytes: int, info: ModelInfo) -> None:
+    """Checks that a text may have few enough tokens, before the effort of finding them.
+
+    Raises:
+        PromptTooLong: the text has more tokens than the model's length, however it is tokenized.
+    """
+    size, longest = len(text.encode()), info.max_model_len * longest_token_bytes
+    if size > longest:
+        raise PromptTooLong(
+            f"The text has {size} bytes, more than {info.max_model_len} tokens of at most {longest_token_bytes} bytes "
+            f"can hold. Shorten it to at most {longest} bytes.",
+            field="text",
+        )
 
 
 def refuse_unknown_fields(message: Message, path: str = "") -> None:

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import grpc
 
-from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from ..api.wire import completion_to_wire, event_to_wire, model_info_to_wire, params_from_request
 from ..requests.completion import CompletionBuilder
 from ..requests.events import Request
+from ..requests.prompts import check_length
 from ..requests.sampling_params import SamplingParams
 from .engine_protocol import ServedEngine, ServedTokenizer
 from .errors import Draining, NotBuilt, NoTokenizer
 from .request_ids import METADATA_KEY, LiveRequests, chosen_id
-from .requests import check_request, refuse_unknown_fields
+from .requests import check_request, check_text, refuse_unknown_fields
 from .status import answered
 from .streams import EventStream
 
@@ -106,14 +106,15 @@ class GenerationService(pb_grpc.GenerationServicer):
                 self._engine.abort(request_id)
 
     async def _engine_request(self, request: pb.GenerateRequest, request_id: str, deadline: float | None) -> Request:
+        """Makes the engine's request; checks options and length before it copies or tokenizes a long prompt."""
+        info, ids = self._engine.info, request.tokens.ids
+        params = params_from_request(request)
+        params.validate(info.vocab_size)
         if request.WhichOneof("prompt") == "text":
-            prompt = await self._encode(request.text, request.no_special_tokens)
-        else:
-            prompt = list(request.tokens.ids)
-        if not prompt:
-            raise InvalidRequest("The prompt has no tokens; one is the least that can be continued.", field="prompt")
-        params = self._with_default_length(params_from_request(request), len(prompt))
-        return Request(request_id, tuple(prompt), params, priority=request.priority, deadline=deadline)
+            ids = await self._encode(request.text, request.no_special_tokens)
+        check_length(len(ids), info.max_model_len)
+        params = self._with_default_length(params, len(ids))
+        return Request(request_id, tuple(ids), params, priority=request.priority, deadline=deadline)
 
     def _with_default_length(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Sets the server's default limit if the client set none, but never below the client's min_new_tokens."""
@@ -125,7 +126,9 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     async def _encode(self, text: str, no_special_tokens: bool) -> list[int]:
         """Tokenizes a text on another thread, because a long text would delay other calls."""
-        return await asyncio.to_thread(self._tokenizer().encode, text, special_tokens=not no_special_tokens)
+        tokenizer = self._tokenizer()
+        check_text(text, tokenizer.longest_token_bytes, self._engine.info)
+        return await asyncio.to_thread(tokenizer.encode, text, special_tokens=not no_special_tokens)
 
     def _tokenizer(self) -> ServedTokenizer:
         tokenizer = self._engine.tokenizer

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,17 @@ def test_order_of_events(llm: LLM) -> None:
         assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (3, 3)
         assert 0 <= last.timing.queue_seconds <= last.timing.first_token_seconds <= last.timing.total_seconds
     assert llm.engine.num_live == 0
+
+
+def test_a_prompt_that_never_fits_is_refused_before_its_samples_take_memory(llm: LLM) -> None:
+    request = Request("long", (5,) * 1_000_000, SamplingParams(n=16, max_new_tokens=1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(PromptTooLong, match="1000000 tokens"):
+            llm.engine.submit(request, Sink())
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000, "a list of the tokens has 8 MB"
+    finally:
+        tracemalloc.stop()
 
 
 def test_abort_frees_everything(llm: LLM) -> None:

@@ -96,6 +96,8 @@ def test_the_final_part_of_a_long_push_is_returned_at_once(byte_level: Tokenizer
 
 
 def test_token_bytes(byte_level: Tokenizer, byte_fallback: Tokenizer) -> None:
+    for tokenizer in (byte_level, byte_fallback):
+        assert tokenizer.longest_token_bytes == max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
     assert byte_level.token_bytes(0) == b"<|endoftext|>"
     assert byte_level.token_bytes(byte_level.vocab_size) == b""
     assert {byte_level.token_bytes(i) for i in range(1, 257)} == {bytes([byte]) for byte in range(256)}

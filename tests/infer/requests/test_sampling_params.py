@@ -27,7 +27,7 @@ VOCAB = 10
         ("stopping.max_new_tokens", [None, 1], [0]),
         ("stopping.min_new_tokens", [0, 5], [-1]),
         ("stopping.stop", [(), ("x" * 256,), ("x",) * 16], [("",), ("x" * 257,), ("é" * 129,), ("x",) * 17]),
-        ("stopping.stop_token_ids", [(), (0, 9)], [(10,), (-1,)]),
+        ("stopping.stop_token_ids", [(), (0, 9), (9,) * 64], [(10,), (-1,), (9,) * 65]),
         ("output.logprobs", [None, 0, 20], [-1, 21]),
         ("output.prompt_logprobs", [None, 0, 20], [-1, 21]),
     ],

@@ -50,6 +50,8 @@ INFO = ModelInfo(
 class ByteTokenizer:
     """One token per byte; id 1 is the special token that begins a text."""
 
+    longest_token_bytes = 1
+
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         return [1] * special_tokens + list(text.encode())
 

@@ -14,7 +14,26 @@ from tk.infer.requests.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.every_option import EVERY_OPTION
-from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started
+from tk.tests.infer.server.fake_engine import (
+    INFO,
+    WAIT_SECONDS,
+    ByteTokenizer,
+    FakeEngine,
+    ServerThread,
+    delta,
+    finished,
+    started,
+)
+
+
+class CountingTokenizer(ByteTokenizer):
+    """Counts the texts that it encodes."""
+
+    texts = 0
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        self.texts += 1
+        return super().encode(text, special_tokens)
 
 
 def refused(call: Any, request: Any) -> grpc.RpcError:
@@ -261,6 +280,8 @@ def test_a_fault_of_ours_is_internal_with_error_info(stub: Any, engine: FakeEngi
         ({}, "INVALID_ARGUMENT"),
         ({"tokens": {}}, "INVALID_ARGUMENT"),
         ({"text": "", "no_special_tokens": True}, "INVALID_ARGUMENT"),
+        ({"tokens": {"ids": [5] * 128}}, "INVALID_ARGUMENT"),
+        ({"text": "hi", "sampling": {"n": 17}}, "INVALID_ARGUMENT"),
         ({"text": "hi", "model": "other"}, "NOT_FOUND"),
         ({"text": "hi", "priority": 1}, "PERMISSION_DENIED"),
         ({"chat": {"messages": [{"role": "user", "content": "hi"}]}}, "UNIMPLEMENTED"),
@@ -276,6 +297,22 @@ def test_requests_that_never_reach_the_engine(
     error = refused(stub.Generate, pb.GenerateRequest(**request_fields))
     assert error.code().name == status
     assert engine.requests == []
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+def test_a_text_that_no_tokens_can_hold_is_refused_before_it_is_tokenized(
+    stub: Any, engine: FakeEngine, method: str
+) -> None:
+    tokenizer = CountingTokenizer()
+    engine.tokenizer, most = tokenizer, INFO.max_model_len * tokenizer.longest_token_bytes
+    request = pb.GenerateRequest if method == "Generate" else pb.TokenizeRequest
+    error = refused(getattr(stub, method), request(text="é" * (most // 2) + "x"))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert detail(error, error_details_pb2.BadRequest).field_violations[0].field == "text"
+    assert tokenizer.texts == 0
+    assert len(stub.Tokenize(pb.TokenizeRequest(text="é" * (most // 2)), timeout=WAIT_SECONDS).ids) == most + 1
+    refused(stub.Generate, pb.GenerateRequest(text="x" * most, sampling={"top_p": 7.0}))
+    assert tokenizer.texts == 1, "wrong options are refused before that too"
 
 
 def test_named_model_is_served(stub: Any) -> None:
