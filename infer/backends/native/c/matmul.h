@@ -9,6 +9,7 @@
 #include "simd.h"
 
 #define VECTORS (PANEL / VW)
+#define ROW_BYTES 262144  // of the rows that pass all panels together: they stay in a core's second cache
 #define MOST_ROWS 6  // rows of a tile: 6 x 2 sums, two vectors of weights and one of inputs fill 16 registers
 
 INLINE int64_t pair_bytes(int format) {
@@ -35,13 +36,21 @@ INLINE vf load_half(int format, const char *w, int n, int half) {
 #endif
 }
 
+// Where a tile fetches what comes next into the cache: `bytes` further on for every pair of columns.
+struct ahead {
+    const char *from;
+    int64_t bytes;
+};
+
 // out[r][p * PANEL + c] (+)= sum over k of x[r][k] w[p][k][c] (+ bias), for `rows` rows and `panels` panels, constants.
 INLINE void tile(const int rows, const int panels, const int format, const float *x, int64_t x_stride, const char *w,
-                 int64_t panel_bytes, int64_t pairs, float *out, int64_t out_stride, const float *bias, int add) {
+                 int64_t panel_bytes, int64_t pairs, float *out, int64_t out_stride, const float *bias, int add,
+                 struct ahead ahead) {
     vf sums[MOST_ROWS * VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows * panels * VECTORS; i++) sums[i] = v_set1(0.0f);
     for (int64_t k = 0; k < pairs; k++) {
+        if (panels == 1) __builtin_prefetch(ahead.from + k * ahead.bytes);
 #pragma GCC unroll 4
         for (int p = 0; p < panels; p++) {
             const char *line = w + p * panel_bytes + k * pair_bytes(format);
@@ -78,12 +87,12 @@ INLINE void tile(const int rows, const int panels, const int format, const float
 }
 
 typedef void (*tile_function)(const float *x, int64_t x_stride, const char *w, int64_t panel_bytes, int64_t pairs,
-                              float *out, int64_t out_stride, const float *bias, int add);
+                              float *out, int64_t out_stride, const float *bias, int add, struct ahead ahead);
 
 #define TILE(rows, panels, format, name)                                                                             \
     static void name(const float *x, int64_t x_stride, const char *w, int64_t panel_bytes, int64_t pairs, float *out, \
-                     int64_t out_stride, const float *bias, int add) {                                               \
-        tile(rows, panels, format, x, x_stride, w, panel_bytes, pairs, out, out_stride, bias, add);                  \
+                     int64_t out_stride, const float *bias, int add, struct ahead ahead) {                           \
+        tile(rows, panels, format, x, x_stride, w, panel_bytes, pairs, out, out_stride, bias, add, ahead);           \
     }
 #define TILES(format)                                                                                                \
     TILE(1, 4, format, tile_##format##_1_4)                                                                          \
@@ -123,11 +132,15 @@ static void multiply_panels(int format, const float *x, int64_t x_stride, int64_
         const float *panel_bias = bias ? bias + p * PANEL : NULL;
         float *to = out + p * PANEL;
         if (wide > 1)
-            WIDE_TILES[format][rows - 1](x, x_stride, panel, panel_bytes, pairs, to, out_stride, panel_bias, add);
-        for (int64_t r = 0, count; wide == 1 && r < rows; r += count) {
+            WIDE_TILES[format][rows - 1](x, x_stride, panel, panel_bytes, pairs, to, out_stride, panel_bias, add,
+                                         (struct ahead){panel, 0});
+        // The tiles of a panel fetch the next one, a part each: its reads overlap with sums.
+        int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, part = panel_bytes / tiles;
+        struct ahead ahead = {panel + panel_bytes, p + 1 < panels ? part / pairs : 0};
+        for (int64_t r = 0, count; wide == 1 && r < rows; r += count, ahead.from += part) {
             count = rows_of_tile(rows - r);
             NARROW_TILES[format][count - 1](x + r * x_stride, x_stride, panel, panel_bytes, pairs,
-                                            to + r * out_stride, out_stride, panel_bias, add);
+                                            to + r * out_stride, out_stride, panel_bias, add, ahead);
         }
         p += wide;
     }
@@ -144,7 +157,7 @@ static void multiply_slices(const struct matrix *m, const float *x, int64_t x_st
             for (int s = 0; s < m->slices; s++)
                 NARROW_TILES[m->format][count - 1](x + r * x_stride + s * columns, x_stride,
                                                    (const char *)m->data + p * m->panel_bytes + s * bytes, 0, pairs,
-                                                   parts[s], PANEL, NULL, 0);
+                                                   parts[s], PANEL, NULL, 0, (struct ahead){m->data, 0});
             for (int step = 1; step < m->slices; step *= 2)
                 for (int s = 0; s + step < m->slices; s += 2 * step)
                     for (int64_t i = 0; i < count * PANEL; i += VW)
@@ -170,9 +183,13 @@ static void multiply(const struct matrix *m, const float *x, int64_t x_stride, i
         multiply_slices(m, x, x_stride, rows, first, last - first, out, out_stride, m->bias, add);
         return;
     }
-    multiply_panels(m->format, x, x_stride, rows, (const char *)m->data + first * m->panel_bytes, m->panel_bytes,
-                    last - first, (m->in + 1) / 2, out + first * PANEL, out_stride,
-                    m->bias ? m->bias + first * PANEL : NULL, add);
+    int64_t block = ROW_BYTES / (4 * m->in) / MOST_ROWS * MOST_ROWS;
+    if (block < 4 * MOST_ROWS) block = 4 * MOST_ROWS;
+    for (int64_t r = 0; r < rows; r += block)
+        multiply_panels(m->format, x + r * x_stride, x_stride, rows - r < block ? rows - r : block,
+                        (const char *)m->data + first * m->panel_bytes, m->panel_bytes, last - first,
+                        (m->in + 1) / 2, out + r * out_stride + first * PANEL, out_stride,
+                        m->bias ? m->bias + first * PANEL : NULL, add);
 }
 
 #endif

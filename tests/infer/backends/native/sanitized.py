@@ -1,0 +1,52 @@
+"""Runs models on kernels that are built with the address and undefined-behaviour sanitizers: FOLDER..."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tk.infer.backends.native import library
+from tk.infer.planning.job import Job
+from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
+from tk.infer.workers.worker import load
+
+FLAGS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
+TOKENS = np.random.default_rng(0).integers(0, 101, 50).astype(np.int32)
+
+
+def plan(start: int, stop: int, size: int) -> StepPlan:
+    """Returns the step of tokens [start, stop), every second block of the cache being the sequence's."""
+    table, position = np.arange(1, 20, 2, dtype=np.int32), np.arange(start, stop, dtype=np.int32)
+    return StepPlan(
+        tokens=TOKENS[start:stop],
+        positions=position,
+        slots=table[position // size] * size + position % size,
+        span_length=np.array([stop - start], np.int32),
+        span_context=np.array([stop], np.int32),
+        block_tables=table[None],
+        rows=SamplingRows.pack([SamplingRow(token) for token in range(stop - start)]),
+    )
+
+
+def run(folder: str, dtype: str, kv_dtype: str, instruction_set: str) -> None:
+    """Computes a prefill and some decodes, with buffers of just the size that they need."""
+    job = Job(folder, "native", dtype, kv_dtype, 20, 0, 16, 37, 1, 0, "", 2, instruction_set)
+    backend = load(job)
+    for start, stop in ((0, 37), (37, 38), (38, 40), (40, 43), (43, 50)):
+        assert np.isfinite(backend.logits(plan(start, stop, 16))).all()
+    backend.close()  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    units = tuple(replace(unit, flags=(*unit.flags, *FLAGS)) for unit in library.SOURCE.units)
+    library.SOURCE = replace(library.SOURCE, name="sanitized", units=units, link_flags=FLAGS)  # type: ignore[misc]
+    for folder in sys.argv[1:]:
+        for dtype, kv_dtype in (("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "int8")):
+            for instruction_set in library.instruction_sets():
+                run(folder, dtype, kv_dtype, instruction_set)
+                print(Path(folder).name, dtype, kv_dtype, instruction_set)
+
+
+if __name__ == "__main__":
+    main()
