@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from .requests.completion import Choice as Choice
     from .requests.completion import Completion as Completion
     from .requests.sampling_params import SamplingParams as SamplingParams
+    from .requests.score import Score as Score
 
-__all__ = ["LLM", "Choice", "Client", "Completion", "SamplingParams"]
+__all__ = ["LLM", "Choice", "Client", "Completion", "SamplingParams", "Score"]
 
 _HOMES = MappingProxyType(
     {
@@ -20,6 +21,7 @@ _HOMES = MappingProxyType(
         "Completion": ".requests.completion",
         "LLM": ".api.llm",
         "SamplingParams": ".requests.sampling_params",
+        "Score": ".requests.score",
     }
 )
 

@@ -2,18 +2,19 @@
 
 import queue
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from ...core.errors import InvalidRequest
 from ..engine import Engine
 from ..options import EngineOptions
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import Delta, Done, Event, Failed, ModelInfo, Request
-from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts
+from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts, is_one_prompt
 from ..requests.sampling_params import SamplingParams
+from ..requests.score import Score, score_of, score_request, split_tokens
 
 
 class LLM:
@@ -65,22 +66,7 @@ class LLM:
         """
         given = as_prompts(prompts)
         requests = [self._request(one, how) for one, how in zip(given, as_params(params, len(given)), strict=True)]
-        builders = {request.request_id: CompletionBuilder() for request in requests}
-        events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
-        live: set[str] = set()
-        try:
-            for request in requests:
-                self._submit(request, events)
-                live.add(request.request_id)
-            while live:
-                name, event = events.get()
-                if isinstance(event, Done | Failed):
-                    live.discard(name)
-                builders[name].add(event)
-        finally:
-            for name in live:
-                self._engine.abort(name)
-        return [builder.completion() for builder in builders.values()]
+        return self._complete(requests)
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Delta]:
         """Yields the Deltas of one prompt as they are computed; leaving the iterator early ends the request.
@@ -90,6 +76,41 @@ class LLM:
             WorkerDied: a worker has died.
         """
         return self._stream(self._request(as_prompt(prompt), params or SamplingParams()))
+
+    @overload
+    def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+
+    @overload
+    def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+
+    def score(
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+    ) -> Score | list[Score]:
+        """Returns the log-probabilities of a continuation of the prompt, or of each of several.
+
+        Args:
+            prompt: text or token ids, at least one token. The log-probabilities of its own tokens are not computed.
+            continuation: text, token ids, or a sequence of these, for which the result is a list in the same order.
+                Text after text is tokenized together with it and split after the tokens of the prompt alone.
+
+        Raises:
+            InvalidRequest: prompt or continuation have no tokens, or cannot be served.
+            PromptTooLong: prompt and continuation are together longer than the model's limit.
+            WorkerDied: a worker has died.
+        """
+        scores = self.score_pairs([(prompt, one) for one in as_prompts(continuation)])
+        return scores[0] if is_one_prompt(continuation) else scores
+
+    def score_pairs(self, pairs: Iterable[tuple[str | Sequence[int], str | Sequence[int]]]) -> list[Score]:
+        """Returns the score of each pair of a prompt and its continuation, in order; the engine computes them together.
+
+        Raises:
+            TkError: see `score`.
+        """
+        tokenizer = self._engine.tokenizer
+        split = [split_tokens(tokenizer, as_prompt(prompt), as_prompt(after)) for prompt, after in pairs]
+        completions = self._complete([score_request(prompt, after) for prompt, after in split])
+        return [score_of(completion, len(prompt)) for completion, (prompt, _) in zip(completions, split, strict=True)]
 
     def close(self) -> None:
         """Ends the workers; a second call does nothing."""
@@ -109,6 +130,25 @@ class LLM:
                 raise InvalidRequest("The checkpoint has no tokenizer.json; give token ids.", field="prompt")
             prompt = tuple(self._engine.tokenizer.encode(prompt))
         return Request(uuid.uuid4().hex, prompt, params)
+
+    def _complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Runs requests to their ends, in order; if one fails, all are ended."""
+        builders = {request.request_id: CompletionBuilder() for request in requests}
+        events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
+        live: set[str] = set()
+        try:
+            for request in requests:
+                self._submit(request, events)
+                live.add(request.request_id)
+            while live:
+                name, event = events.get()
+                if isinstance(event, Done | Failed):
+                    live.discard(name)
+                builders[name].add(event)
+        finally:
+            for name in live:
+                self._engine.abort(name)
+        return [builder.completion() for builder in builders.values()]
 
     def _submit(self, request: Request, events: "queue.SimpleQueue[tuple[str, Event]]") -> None:
         self._engine.submit(request, lambda event: events.put((request.request_id, event)))

@@ -30,6 +30,8 @@ class Request:
         params: the sampling options, which the engine validates at submission.
         priority: the priority; requests with higher values run first.
         deadline: the value of time.monotonic() after which the caller no longer waits for the answer, or None.
+        logprobs_from: the first place of the prompt that `params.prompt_logprobs` reports; the logits before it are
+            not computed.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class Request:
     params: SamplingParams
     priority: int = 0
     deadline: float | None = None
+    logprobs_from: int = 0
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,21 @@ def as_prompt(prompt: str | Sequence[int]) -> Prompt:
 
 def as_prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> list[Prompt]:
     """Returns the prompts of a call: a bare str or a flat list of ids is one prompt, an empty list is none."""
-    if isinstance(prompts, str):
-        return [prompts]
+    if is_one_prompt(prompts):
+        return [as_prompt(prompts)]  # type: ignore[arg-type]  # a flat list, as its first element shows
     if not _is_sequence(prompts):
         raise InvalidRequest(
             f"prompts is {_described(prompts)}; it must be a str, a list of token ids, or a list of these.",
             field="prompt",
         )
-    if len(prompts) > 0 and isinstance(prompts[0], Integral):
-        return [as_prompt(prompts)]  # type: ignore[arg-type]  # a flat list, as its first element shows
     return [as_prompt(prompt) for prompt in prompts]  # type: ignore[arg-type]
+
+
+def is_one_prompt(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> bool:
+    """Returns whether the prompts of a call are one: a bare str or a flat list of ids."""
+    if isinstance(prompts, str):
+        return True
+    return _is_sequence(prompts) and len(prompts) > 0 and isinstance(prompts[0], Integral)
 
 
 def as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:

@@ -94,9 +94,9 @@ class LiveRequest:
         if num_top is None:
             self._start()
         elif sequence.index == 0:
-            if not self._prompt_logprobs:
+            known = self.request.logprobs_from + len(self._prompt_logprobs)
+            if known == 0:
                 self._prompt_logprobs.append(TokenLogprob(sequence.tokens[0], None, 0, self._bytes(sequence.tokens[0])))
-            known = len(self._prompt_logprobs)
             rows += [
                 SamplingRow(token=first + position - 1 - chunk.start, target=sequence.tokens[position], num_top=num_top)
                 for position in range(max(chunk.start + 1, known), min(stop + 1, sequence.num_prompt))

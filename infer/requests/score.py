@@ -1,0 +1,117 @@
+"""The score of a continuation, the same from `LLM` and `AsyncLLM`: its request, and the result of it.
+
+The engine reports log-probabilities of prompts. The request for a score has all tokens but the last as its prompt; a
+bias makes the last token the only possible new one, so a score needs no more room in the cache than its tokens.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ...core.errors import InvalidRequest
+from .completion import Completion
+from .events import Request, TokenLogprob
+from .prompts import Prompt
+from .sampling_params import SamplingParams
+
+_FORCED: Final = 1e9  # the bias of the last token; no logit comes near it
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that scores need."""
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of a text."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The log-probabilities of a continuation.
+
+    Attributes:
+        token_ids: the tokens of the continuation.
+        logprobs: the natural-log probability of each token after all tokens before it, from the raw logits.
+        greedy_token_ids: the most probable token at each place, the lowest id of equals.
+        prompt_tokens: the number of tokens of the prompt.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    greedy_token_ids: tuple[int, ...]
+    prompt_tokens: int
+
+    @property
+    def total(self) -> float:
+        """The sum of `logprobs`: the log-probability of the whole continuation."""
+        return sum(self.logprobs)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether greedy decoding of the prompt gives this continuation."""
+        return self.token_ids == self.greedy_token_ids
+
+
+def split_tokens(
+    tokenizer: Encoder | None, prompt: Prompt, continuation: Prompt
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the tokens of prompt and continuation.
+
+    Two texts are tokenized together and split after as many tokens as the prompt has alone. A text after token ids is
+    tokenized without special tokens.
+
+    Raises:
+        InvalidRequest: there is text and no tokenizer, or prompt or continuation have no tokens.
+    """
+    before = _tokens(tokenizer, prompt)
+    if isinstance(prompt, str) and isinstance(continuation, str):
+        whole = _tokens(tokenizer, prompt + continuation)
+        before, after = whole[: len(before)], whole[len(before) :]
+    else:
+        after = _tokens(tokenizer, continuation, special_tokens=False)
+    for name, tokens in (("prompt", before), ("continuation", after)):
+        if not tokens:
+            raise InvalidRequest(f"The {name} has no tokens; a score needs at least one.", field=name)
+    return before, after
+
+
+def score_request(prompt: Sequence[int], continuation: Sequence[int]) -> Request:
+    """Returns the request whose completion `score_of` turns into the score of the continuation; neither is empty."""
+    tokens = (*prompt, *continuation)
+    params = SamplingParams(
+        temperature=0,
+        logit_bias={tokens[-1]: _FORCED},
+        max_new_tokens=1,
+        logprobs=1,
+        prompt_logprobs=1 if len(continuation) > 1 else None,
+    )
+    return Request(uuid.uuid4().hex, tokens[:-1], params, logprobs_from=len(prompt))
+
+
+def score_of(completion: Completion, prompt_tokens: int) -> Score:
+    """Returns the score from the completion of `score_request`.
+
+    Args:
+        completion: the completed request.
+        prompt_tokens: the number of tokens of the prompt of the score.
+    """
+    places = (*completion.prompt_logprobs, *completion.logprobs)
+    return Score(
+        token_ids=tuple(place.token_id for place in places),
+        logprobs=tuple(_known(place) for place in places),
+        greedy_token_ids=tuple(place.top[0].token_id for place in places),
+        prompt_tokens=prompt_tokens,
+    )
+
+
+def _tokens(tokenizer: Encoder | None, given: Prompt, special_tokens: bool = True) -> tuple[int, ...]:
+    if not isinstance(given, str):
+        return given
+    if tokenizer is None:
+        raise InvalidRequest("The checkpoint has no tokenizer.json; give token ids.", field="prompt")
+    return tuple(tokenizer.encode(given, special_tokens=special_tokens))
+
+
+def _known(place: TokenLogprob) -> float:
+    assert place.logprob is not None, "only the first token of a prompt has none"
+    return place.logprob
