@@ -17,7 +17,8 @@ def by_transformers(model: LlamaForCausalLM, prompt: list[int], continuation: li
     """Log-probabilities [len(continuation), vocab]."""
     with torch.no_grad():
         logits = model(torch.tensor([prompt + continuation])).logits[0]
-    return logits[len(prompt) - 1 : -1].log_softmax(-1)
+    logprobs: torch.Tensor = logits[len(prompt) - 1 : -1].log_softmax(-1)
+    return logprobs
 
 
 def check(score: Score, expected: torch.Tensor, continuation: list[int]) -> None:
@@ -43,7 +44,7 @@ def test_many_continuations_of_one_prompt_in_order(llm: LLM, reference: Callable
     scores = llm.score(PROMPT, continuations)
     for score, continuation in zip(scores, continuations, strict=True):
         check(score, by_transformers(reference("grouped"), PROMPT, continuation), continuation)
-    assert llm.score(PROMPT, []) == []
+    assert llm.score(PROMPT, continuations[:0]) == []
     assert llm.score(PROMPT, [continuations[0]]) == [llm.score(PROMPT, continuations[0])]
 
 
