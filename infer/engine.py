@@ -81,7 +81,6 @@ class Engine:
         engine = cls(options, source, worker)
         try:
             engine._thread.start()
-            source.check_what_workers_skip()  # while they load
             engine.info = replace(engine.info, kernels=engine._ready.result())
         except BaseException:
             engine.close()

@@ -25,17 +25,12 @@ from .report import Problem, VerifyReport
 NUM_THREADS: Final = 3  # on two cores: one waits for the disk while two compute checksums
 
 
-def verify(
-    folder: CheckpointFolder,
-    on_bytes: Callable[[int], None] = lambda _: None,
-    leave_out: tuple[str, ...] = (),
-) -> VerifyReport:
+def verify(folder: CheckpointFolder, on_bytes: Callable[[int], None] = lambda _: None) -> VerifyReport:
     """Reads and checks every byte that has a checksum; opening the folder has checked COMMIT and manifest already.
 
     Args:
         folder: the open checkpoint.
         on_bytes: called with the number of bytes of each block once it is checked, by one thread at a time.
-        leave_out: slots to skip, because another process reads and so checks them.
 
     Raises:
         CheckpointError: parts, sizes or chunks are wrong, so it is unknown which bytes to check.
@@ -44,7 +39,7 @@ def verify(
     problems = [*_check_side_files(folder)]
     for part in folder.parts.values():
         problems += _check_headers(folder.path, part)
-    chunks = [chunk for part in folder.parts.values() for chunk in part.chunks if chunk.slot not in leave_out]
+    chunks = [chunk for part in folder.parts.values() for chunk in part.chunks]
     problems += _check_blocks(folder, chunks, on_bytes)
     return VerifyReport(
         path=folder.path,

@@ -6,9 +6,8 @@ from typing import Final
 
 from ... import __version__
 from ...checkpoint import Checkpoint
-from ...checkpoint.read.verify import verify
 from ...core import dtypes
-from ...core.errors import ConfigError, ShardCorrupt
+from ...core.errors import ConfigError
 from ...model.stored_config import stored_config
 from ...text.tokenizer import Tokenizer, read_eos_token_ids
 from ..options import EngineOptions
@@ -32,12 +31,17 @@ class ModelSource:
 
     @staticmethod
     def open(options: EngineOptions) -> "ModelSource":
-        """Opens the checkpoint, of which it reads only the metadata.
+        """Opens the checkpoint, of which it reads the metadata and checks the small files that were saved with it.
+
+        The workers check every byte of the weights as they load them; what nothing serves, such as optimizer states, is
+        left to `tk verify`.
 
         Raises:
             CheckpointError, ConfigError, ParallelError: see `Engine.start`.
         """
         checkpoint = Checkpoint.open(options.checkpoint)
+        if checkpoint.folder.has_checksums:
+            checkpoint.side_files()  # config and tokenizer, before they are used
         config = stored_config(checkpoint)
         dtype = _stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype
         kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
@@ -66,17 +70,6 @@ class ModelSource:
             kv_bytes_per_token=memory.kv_bytes_per_token,
         )
         return ModelSource(options, checkpoint, memory, tokenizer, info)
-
-    def check_what_workers_skip(self) -> None:
-        """Verifies the bytes that no worker reads, so that no checkpoint with damage anywhere is served.
-
-        Raises:
-            ShardCorrupt: the checkpoint is damaged; the message names tensor, file and block.
-        """
-        target = dtypes.by_name(self.memory.dtype)
-        read = {self.checkpoint.resolve(name, "weight", target)[1] for name in self.checkpoint.tensors}
-        for problem in verify(self.checkpoint.folder, leave_out=tuple(read) if len(read) == 1 else ()).problems:
-            raise ShardCorrupt(problem.message)
 
     def job(self) -> Job:
         """Returns the job that every worker receives, as that of rank 0."""

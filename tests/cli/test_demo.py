@@ -127,7 +127,10 @@ def test_a_flipped_bit_is_found_and_never_served(
         data = bytearray(path.read_bytes())
         data[len(data) * 2 // 3] ^= 0x10
         path.write_bytes(data)
-        for command in (["verify", str(damaged)], ["serve", str(damaged), "--port", "0"]):
+        commands = [["verify", str(damaged)]]
+        if kind == "model":  # optimizer states are not served
+            commands.append(["serve", str(damaged), "--port", "0"])
+        for command in commands:
             assert main(command) == 3
             output, errors = capfd.readouterr()
             assert shard in output + errors

@@ -1,5 +1,6 @@
 """What is known of a checkpoint before a worker loads it: dtypes, tokenizer, end tokens, memory."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tk.core.errors import ConfigError
+from tk.checkpoint import Checkpoint
+from tk.core.errors import ConfigError, ShardCorrupt
+from tk.core.layout import Layout
+from tk.infer import LLM
 from tk.infer.options import EngineOptions
 from tk.infer.planning.job import Job
 from tk.infer.planning.model_source import ModelSource
+from tk.tests.checkpoint.saving import LLAMA, LLAMA_CONFIG, MIXED, save_step
 
 
 def test_the_model_is_described_as_it_will_be_served(model_folder: Callable[[str], Path]) -> None:
@@ -62,3 +67,34 @@ def test_weights_of_a_dtype_that_is_not_served_need_one(model_folder: Callable[[
     with pytest.raises(ConfigError, match=r"stores its weights as F64.*use --dtype fp32 or bf16 or fp16"):
         ModelSource.open(EngineOptions(folder, kv_blocks=8))
     assert ModelSource.open(EngineOptions(folder, kv_blocks=8, dtype="fp32")).info.dtype == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "served_as", "refused"),
+    [
+        ("model-*.safetensors", "bf16", True),
+        ("optim-master-*.safetensors", "fp32", True),  # the masters are what is cast
+        ("optim-master-*.safetensors", "bf16", False),
+        ("optim-exp_avg-*.safetensors", "bf16", False),
+        ("config.json", "bf16", True),
+        ("tokenizer_config.json", "bf16", True),
+    ],
+)
+def test_what_is_served_is_checked_and_the_rest_is_not_read(
+    tmp_path: Path, damaged: str, served_as: str, refused: bool
+) -> None:
+    config = {**LLAMA_CONFIG, "max_position_embeddings": 64}
+    side_files = {"config.json": json.dumps(config).encode(), "tokenizer_config.json": b"{}"}
+    step = save_step(tmp_path / "run", LLAMA, Layout(tp=2, dp=2, zero=1), MIXED, side_files=side_files)
+    path = max(step.glob(damaged), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+
+    if refused:
+        with pytest.raises(ShardCorrupt, match=path.name):
+            LLM(step, dtype=served_as, kv_blocks=4)
+    else:
+        with LLM(step, dtype=served_as, kv_blocks=4) as llm:
+            assert llm.model_info().step == 1
+    assert not Checkpoint.open(step).verify().ok, "`tk verify` finds it"
