@@ -27,6 +27,8 @@ class EngineOptions:
             the free memory.
         kernels: the backend: "native" has C kernels for CPUs, "aten" runs everywhere on torch; "auto" = native where it
             can run the model and the machine has no GPU for every rank.
+        threads: the number of threads of each rank; None = OMP_NUM_THREADS if it is set, else the cores divided by
+            the ranks.
         block_size: the number of tokens per block, a divisor of 256.
         max_model_len: the largest number of tokens of a sequence, prompt included; None = the limit of the model and
             the cache.
@@ -45,6 +47,7 @@ class EngineOptions:
     kv_blocks: int | None = None
     kv_memory: int | None = None
     kernels: str = "auto"
+    threads: int | None = None
     block_size: int = 32
     max_model_len: int | None = None
     max_running: int = 64
@@ -59,7 +62,7 @@ class EngineOptions:
         Raises:
             ConfigError: a value is wrong for every model; the message names the first one.
         """
-        for name in ("tp", "kv_blocks", "kv_memory", "max_model_len", "max_running", "max_batched_tokens"):
+        for name in ("tp", "kv_blocks", "kv_memory", "threads", "max_model_len", "max_running", "max_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value}; it must be 1 or more.")

@@ -1,0 +1,30 @@
+"""The options of commands that start an engine. A default of None leaves the choice to EngineOptions."""
+
+from typing import Final
+
+import click
+
+from ..core.dtypes import COMPUTE_NAMES
+from ..infer.options import KERNELS, KV_DTYPES
+from .common import ByteSize
+
+DTYPES: Final = click.Choice(["auto", *COMPUTE_NAMES])
+KV_CACHE_DTYPES: Final = click.Choice(["auto", *KV_DTYPES])
+
+tp_option = click.option("--tp", type=click.IntRange(1), help="Tensor-parallel ranks; default: 1.")
+threads_option = click.option(
+    "--threads", type=click.IntRange(1), help="Threads of each rank; default: the cores divided by the ranks."
+)
+dtype_option = click.option("--dtype", type=DTYPES, help="Dtype of the computation; default: auto, as stored.")
+kv_dtype_option = click.option(
+    "--kv-dtype", type=KV_CACHE_DTYPES, help="Dtype of the KV cache; default: auto, that of the computation."
+)
+kernels_option = click.option(
+    "--kernels", type=click.Choice(KERNELS), help="What computes; default: auto, the best on this machine."
+)
+kv_memory_option = click.option(
+    "--kv-memory", type=ByteSize(), help="Size of the KV cache per rank, for example 512MiB."
+)
+max_model_len_option = click.option(
+    "--max-model-len", type=click.IntRange(1), help="Most tokens of a request, prompt and output together."
+)

@@ -1,0 +1,110 @@
+"""`tk eval`: the perplexity of text under a checkpoint, and what a dtype changes of it."""
+
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ..core.errors import ConfigError
+from ..core.progress import progress_bar
+from .common import print_json
+from .engine_options import DTYPES, KV_CACHE_DTYPES, kernels_option, threads_option, tp_option
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
+    from ..infer.api.perplexity import EvalText
+    from .eval_report import EvalRun
+
+LONGEST_DEFAULT: Final = 2048  # tokens of context, where the model takes more
+MAX_RUNNING: Final = 16  # windows at a time: they fill steps, and their cache stays small
+
+
+@click.command(epilog="Example: tk eval runs/demo --data held-out.txt --kv-dtype auto --kv-dtype int8")
+@click.argument("checkpoint", metavar="CKPT", type=click.Path(path_type=Path))
+@click.option(
+    "--data",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help='Text to measure: a text file, a .jsonl file with a "text" in each line, or a folder of `tk data prepare`.',
+)
+@click.option(
+    "--context",
+    type=click.IntRange(2),
+    help=f"Tokens of a window; default: the model's limit, at most {LONGEST_DEFAULT}.",
+)
+@click.option(
+    "--stride", type=click.IntRange(1), help="Tokens that a window scores; fewer give each more context; default: all."
+)
+@click.option("--limit", type=click.IntRange(2), help="Read only so many tokens of the data.")
+@tp_option
+@click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Dtype of the computation; repeat it to compare.")
+@click.option(
+    "--kv-dtype", "kv_dtypes", type=KV_CACHE_DTYPES, multiple=True, help="Of the KV cache; repeat to compare."
+)
+@kernels_option
+@threads_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def evaluate(
+    checkpoint: Path,
+    data: Path,
+    context: int | None,
+    stride: int | None,
+    limit: int | None,
+    dtypes: tuple[str, ...],
+    kv_dtypes: tuple[str, ...],
+    as_json: bool,
+    **engine_values: Any,
+) -> None:
+    """Measure the perplexity of text under CKPT: a step folder, a run folder or a Hugging Face folder.
+
+    Text is cut into windows of --context tokens, in which every token but a text's first is scored once. With several
+    --dtype or --kv-dtype, every combination is measured and compared with the first one: the difference of the mean
+    loss, and how many tokens would be chosen differently.
+    """
+    from ..checkpoint import Checkpoint
+    from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
+    from .eval_data import read_texts
+    from .eval_report import EvalReport
+
+    opened = Checkpoint.open(checkpoint)
+    length = _context(opened, context)
+    if stride is not None and stride > length:
+        raise ConfigError(f"--stride {stride} is more than the context of {length} tokens.")
+    has_tokenizer = (opened.path / TOKENIZER_FILE).exists()
+    texts = read_texts(data, Tokenizer.from_folder(opened.path) if has_tokenizer else None, limit)
+    given = {name: value for name, value in engine_values.items() if value is not None}
+    runs = [
+        _measure(checkpoint, texts, (length, stride or length), {"dtype": dtype, "kv_dtype": kv_dtype, **given})
+        for dtype, kv_dtype in product(dtypes or ("auto",), kv_dtypes or ("auto",))
+    ]
+    report = EvalReport(str(data), length, stride or length, tuple(runs))
+    if as_json:
+        print_json(report.document())
+    else:
+        click.echo(report.text())
+
+
+def _context(checkpoint: "Checkpoint", wanted: int | None) -> int:
+    from ..model.stored_config import stored_config
+
+    longest = stored_config(checkpoint).max_position_embeddings
+    if wanted is not None and wanted > longest:
+        raise ConfigError(f"--context {wanted} is more than the {longest} positions that {checkpoint.path} has.")
+    return min(longest, LONGEST_DEFAULT) if wanted is None else wanted
+
+
+def _measure(
+    checkpoint: Path, texts: "list[EvalText]", window: tuple[int, int], engine_values: dict[str, Any]
+) -> "EvalRun":
+    from ..infer.api.llm import LLM
+    from ..infer.api.perplexity import measure_perplexity, num_scored
+    from .eval_report import EvalRun
+
+    context, stride = window
+    with LLM(checkpoint, max_model_len=context, max_running=MAX_RUNNING, **engine_values) as llm:
+        info = llm.model_info()
+        name = f"{info.dtype}, KV cache {info.kv_dtype}"
+        with progress_bar(name, num_scored(texts), show="{:,} tokens".format) as bar:
+            return EvalRun(info, measure_perplexity(llm, texts, context, stride, bar.advance))
