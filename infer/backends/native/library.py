@@ -13,14 +13,15 @@ from .structures import NativeModel, PackedMatrix
 
 _FOLDER: Final = Path(__file__).parent / "c"
 # From the plainest to the fastest; the names are those of the units and of core/cpu's instruction sets.
-INSTRUCTION_SETS: Final = ("baseline", "avx2")
+INSTRUCTION_SETS: Final = ("baseline", "avx2", "avx512")
+_AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
+_AVX512: Final = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 SOURCE: Final = NativeSource(
     "kernels",
     (
         NativeUnit("baseline", _FOLDER / "kernels.c", ("-DTK_NAME=baseline",)),
-        NativeUnit(
-            "avx2", _FOLDER / "kernels.c", ("-DTK_NAME=avx2", "-mavx2", "-mfma", "-mf16c"), machines=("x86_64",)
-        ),
+        NativeUnit("avx2", _FOLDER / "kernels.c", ("-DTK_NAME=avx2", *_AVX2), machines=("x86_64",)),
+        NativeUnit("avx512", _FOLDER / "kernels.c", ("-DTK_NAME=avx512", *_AVX512), machines=("x86_64",)),
         NativeUnit("threads", _FOLDER / "threads.c"),
         NativeUnit("pack", _FOLDER / "pack.c"),
     ),

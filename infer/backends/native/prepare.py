@@ -1,5 +1,8 @@
 """The start of a rank on native kernels: its weights, packed as they are read, its cache and its threads."""
 
+import logging
+from typing import Final
+
 from ....checkpoint.read.shared_read import ALONE, Peers
 from ....core.dtypes import by_name
 from ....core.errors import ConfigError
@@ -7,11 +10,14 @@ from ...planning.job import Job
 from ...program.lower import Program
 from ...program.weights import LoadParams
 from ..backend import CacheShape
-from .library import instruction_sets, load_kernels
+from .library import Kernels, instruction_sets, load_kernels
 from .link import FileGather
 from .model_runner import NativeRunner
 from .packing import PackedWeights
+from .self_check import products_are_right
 from .structures import MAX_RANKS, PANEL
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 def why_not(job: Job, program: Program) -> str:
@@ -35,13 +41,24 @@ def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
         CheckpointError: the weights cannot be loaded.
         ConfigError: the job demands an instruction set that this machine cannot run.
     """
-    sets = instruction_sets()
-    name = job.instruction_set or sets[-1]
-    kernels = load_kernels(name) if name in sets else None
-    if kernels is None:
-        raise ConfigError(f"This machine cannot run kernels for {name}; use one of {', '.join(sets)}.")
+    kernels = _kernels(job.instruction_set)
     weights = PackedWeights(program, by_name(job.dtype), kernels)
     peers = Peers(job.rank, job.tp, FileGather(job.store, job.rank, job.tp)) if job.tp > 1 else ALONE
     load(weights.take, peers)
     cache = CacheShape(job.num_blocks, job.block_size, job.kv_dtype)
     return NativeRunner(program, weights, cache, kernels, job.max_batched_tokens, job.threads, peers)
+
+
+def _kernels(name: str) -> Kernels:
+    """Returns the kernels of an instruction set; of the best whose products are right if none is named."""
+    sets = instruction_sets()
+    for each in reversed(sets):
+        kernels = load_kernels(each) if name in ("", each) else None
+        if kernels is None:
+            continue
+        if products_are_right(kernels):
+            return kernels
+        _LOG.warning("The kernels for %s compute wrong products on this machine and are not used.", each)
+    raise ConfigError(
+        f"This machine cannot run native kernels for {name or 'any instruction set'}; use --kernels aten."
+    )

@@ -6,7 +6,7 @@ from typing import Final
 
 PANEL: Final = 16
 MAX_RANKS: Final = 64
-MOST_ROWS: Final = 6
+MOST_ROWS: Final = 12  # or fewer, by instruction set
 ATTENTION_ROWS: Final = 24
 KEY_TILE: Final = 256
 EXPERT_TOKENS: Final = 64

@@ -126,7 +126,7 @@ static void attend_rows(const struct model *m, const struct operation *op, const
         int64_t i = rows->first + r;
         float *to = row(m, ATTENDED, rows->span->first + i / group) + (rows->head * group + i % group) * n;
         vf total = v_set1(all.total[r]);
-        for (int64_t c = 0; c < n; c += VW) v_store(to + c, v_load(all.values + r * width + c) / total);
+        for (int64_t c = 0; c < n; c += VW) v_store_part(to + c, v_load(all.values + r * width + c) / total, n - c);
     }
 }
 

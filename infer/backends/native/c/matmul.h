@@ -10,7 +10,11 @@
 
 #define VECTORS (PANEL / VW)
 #define ROW_BYTES 262144  // of the rows that pass all panels together: they stay in a core's second cache
-#define MOST_ROWS 6  // rows of a tile: 6 x 2 sums, two vectors of weights and one of inputs fill 16 registers
+#if VW == 16
+#define MOST_ROWS 12  // rows of a tile: the chains of their sums hide the latency of a fused product
+#else
+#define MOST_ROWS 6   // 6 x 2 sums, two vectors of weights and one of inputs fill 16 registers
+#endif
 
 INLINE int64_t pair_bytes(int format) {
     return format == FP32 ? 8 * PANEL : format == INT8 ? 2 * PANEL : 4 * PANEL;
@@ -25,7 +29,10 @@ INLINE vf load_half(int format, const char *w, int n, int half) {
         memcpy(&both, w + n * 4 * VW, sizeof both);
         return half ? v_high_halves(both) : (vf)(both << 16);
     }
-#if TK_INTRINSICS
+#if defined(TK_AVX512)
+    if (format == FP16) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)w + at)));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(w + at))));
+#elif defined(TK_AVX2)
     if (format == FP16) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)w + at)));
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(w + at))));
 #else
@@ -59,7 +66,7 @@ INLINE void tile(const int rows, const int panels, const int format, const float
                 vf weights[VECTORS];
 #pragma GCC unroll 4
                 for (int n = 0; n < VECTORS; n++) weights[n] = load_half(format, line, n, half);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) {
                     vf value = v_set1(x[r * x_stride + 2 * k + half]);
 #pragma GCC unroll 4
@@ -73,7 +80,7 @@ INLINE void tile(const int rows, const int panels, const int format, const float
             }
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 8
         for (int i = 0; i < panels * VECTORS; i++) {
@@ -94,23 +101,41 @@ typedef void (*tile_function)(const float *x, int64_t x_stride, const char *w, i
                      int64_t out_stride, const float *bias, int add, struct ahead ahead) {                           \
         tile(rows, panels, format, x, x_stride, w, panel_bytes, pairs, out, out_stride, bias, add, ahead);           \
     }
-#define TILES(format)                                                                                                \
-    TILE(1, 4, format, tile_##format##_1_4)                                                                          \
-    TILE(2, 2, format, tile_##format##_2_2)                                                                          \
-    TILE(1, 1, format, tile_##format##_1_1)                                                                          \
-    TILE(2, 1, format, tile_##format##_2_1)                                                                          \
-    TILE(3, 1, format, tile_##format##_3_1)                                                                          \
-    TILE(4, 1, format, tile_##format##_4_1)                                                                          \
-    TILE(5, 1, format, tile_##format##_5_1)                                                                          \
+#define TILES(format)                   \
+    TILE(1, 4, format, tile_##format##_1_4) \
+    TILE(2, 2, format, tile_##format##_2_2) \
+    TILE(1, 1, format, tile_##format##_1_1) \
+    TILE(2, 1, format, tile_##format##_2_1) \
+    TILE(3, 1, format, tile_##format##_3_1) \
+    TILE(4, 1, format, tile_##format##_4_1) \
+    TILE(5, 1, format, tile_##format##_5_1) \
     TILE(6, 1, format, tile_##format##_6_1)
-TILES(FP32)
-TILES(BF16)
-TILES(FP16)
-TILES(INT8)
-#define NARROW(format)                                                                                               \
-    {tile_##format##_1_1, tile_##format##_2_1, tile_##format##_3_1, tile_##format##_4_1, tile_##format##_5_1,         \
-     tile_##format##_6_1}
-static const tile_function NARROW_TILES[4][MOST_ROWS] = {NARROW(FP32), NARROW(BF16), NARROW(FP16), NARROW(INT8)};
+#define NARROW(format)                                                                                \
+    tile_##format##_1_1, tile_##format##_2_1, tile_##format##_3_1, tile_##format##_4_1, tile_##format##_5_1, \
+        tile_##format##_6_1
+#if VW == 16
+#define MORE_TILES(format)                 \
+    TILE(7, 1, format, tile_##format##_7_1)    \
+    TILE(8, 1, format, tile_##format##_8_1)    \
+    TILE(9, 1, format, tile_##format##_9_1)    \
+    TILE(10, 1, format, tile_##format##_10_1)  \
+    TILE(11, 1, format, tile_##format##_11_1)  \
+    TILE(12, 1, format, tile_##format##_12_1)
+#define MORE_NARROW(format)                                                                                    \
+    , tile_##format##_7_1, tile_##format##_8_1, tile_##format##_9_1, tile_##format##_10_1, tile_##format##_11_1, \
+        tile_##format##_12_1
+#else
+#define MORE_TILES(format)
+#define MORE_NARROW(format)
+#endif
+TILES(FP32) MORE_TILES(FP32)
+TILES(BF16) MORE_TILES(BF16)
+TILES(FP16) MORE_TILES(FP16)
+TILES(INT8) MORE_TILES(INT8)
+static const tile_function NARROW_TILES[4][MOST_ROWS] = {{NARROW(FP32) MORE_NARROW(FP32)},
+                                                        {NARROW(BF16) MORE_NARROW(BF16)},
+                                                        {NARROW(FP16) MORE_NARROW(FP16)},
+                                                        {NARROW(INT8) MORE_NARROW(INT8)}};
 static const tile_function WIDE_TILES[4][2] = {{tile_FP32_1_4, tile_FP32_2_2},
                                                {tile_BF16_1_4, tile_BF16_2_2},
                                                {tile_FP16_1_4, tile_FP16_2_2},

@@ -51,18 +51,19 @@ static void embed(const struct model *m, const struct operation *op, int32_t thr
     }
 }
 
-// The mean of n values of f(x), n being a multiple of VW; four sums at a time, added in a fixed order.
+// The mean square of n values around a center, and their mean: four sums at a time, added in a fixed order. With a
+// center, n is a multiple of VW.
 INLINE float mean_square(const float *x, int64_t n, float center) {
     vf sums[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)}, middle = v_set1(center);
     for (int64_t i = 0; i < n; i += VW) {
-        vf value = v_load(x + i) - middle;
+        vf value = v_load_part(x + i, n - i) - middle;
         sums[i / VW % 4] = v_fma(value, value, sums[i / VW % 4]);
     }
     return v_sum((sums[0] + sums[2]) + (sums[1] + sums[3])) / (float)n;
 }
 INLINE float mean_of(const float *x, int64_t n) {
     vf sums[4] = {v_set1(0), v_set1(0), v_set1(0), v_set1(0)};
-    for (int64_t i = 0; i < n; i += VW) sums[i / VW % 4] = sums[i / VW % 4] + v_load(x + i);
+    for (int64_t i = 0; i < n; i += VW) sums[i / VW % 4] = sums[i / VW % 4] + v_load_part(x + i, n - i);
     return v_sum((sums[0] + sums[2]) + (sums[1] + sums[3])) / (float)n;
 }
 
@@ -71,9 +72,9 @@ static void norm_row(const float *x, float *y, int64_t n, const float *weight, c
     float center = layer_norm ? mean_of(x, n) : 0.0f;
     vf scale = v_set1(1.0f / sqrtf(mean_square(x, n, center) + eps)), middle = v_set1(center);
     for (int64_t i = 0; i < n; i += VW) {
-        vf value = (v_load(x + i) - middle) * scale * v_load(weight + i);
+        vf value = (v_load_part(x + i, n - i) - middle) * scale * v_load(weight + i);
         if (offset) value = value + v_load(offset + i);
-        v_store(y + i, value);
+        v_store_part(y + i, value, n - i);
     }
 }
 

@@ -1,5 +1,6 @@
-// Vectors of eight floats: AVX2 intrinsics where the unit's flags allow them, else GCC's and clang's vector extensions.
-// Everything is computed in the order that is written: -ffp-contract=off, and a fused product only where v_fma says so.
+// Vectors of floats: intrinsics of AVX2 or AVX-512 where the unit's flags allow them, else GCC's and clang's vector
+// extensions, whose width TK_WIDTH sets. Everything is computed in the order that is written: -ffp-contract=off, and a
+// fused product only where v_fma says so.
 #ifndef TK_SIMD_H
 #define TK_SIMD_H
 
@@ -7,39 +8,65 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#define VW 8  // floats per vector
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
-#define TK_INTRINSICS 1
+#define TK_AVX512 1
+#define VW 16  // floats per vector
+typedef __m512 vf;
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define TK_AVX2 1
+#define VW 8
 typedef __m256 vf;
 #else
-#define TK_INTRINSICS 0
-typedef float vf __attribute__((vector_size(32), may_alias));
+#ifdef TK_WIDTH
+#define VW TK_WIDTH
+#else
+#define VW 8
 #endif
-typedef int32_t vi __attribute__((vector_size(32), may_alias));
+typedef float vf __attribute__((vector_size(4 * VW), may_alias));
+#endif
+typedef int32_t vi __attribute__((vector_size(4 * VW), may_alias));
+#if VW == 16
+#define EVERY_LANE(x) {x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}
+#else
+#define EVERY_LANE(x) {x, x, x, x, x, x, x, x}
+#endif
 
 INLINE vf v_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 INLINE void v_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
-INLINE vf v_set1(float x) { return (vf){x, x, x, x, x, x, x, x}; }
-INLINE vi vi_set1(int32_t x) { return (vi){x, x, x, x, x, x, x, x}; }
+INLINE vf v_set1(float x) { return (vf)EVERY_LANE(x); }
+INLINE vi vi_set1(int32_t x) { return (vi)EVERY_LANE(x); }
 
-static const uint32_t TK_HIGH_HALVES[VW] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
-                                            0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+// The first `count` floats at p; the other lanes are zero.
+INLINE vf v_load_part(const float *p, int64_t count) {
+    if (count >= VW) return v_load(p);
+    float lanes[VW] = {0};
+    memcpy(lanes, p, (size_t)count * sizeof *lanes);
+    return v_load(lanes);
+}
+INLINE void v_store_part(float *p, vf v, int64_t count) {
+    if (count >= VW) v_store(p, v);
+    else memcpy(p, &v, (size_t)count * sizeof *p);
+}
 
 // Clears the lower 16 bits of every lane.
+#if defined(TK_AVX2)
+static const uint32_t TK_HIGH_HALVES[VW] = EVERY_LANE(0xffff0000);
 INLINE vf v_high_halves(vi v) {
-#if TK_INTRINSICS
     vf high;  // the mask as a memory operand: in a register of its own it would spill a sum of the widest tile
     __asm__("vandps %2, %1, %0" : "=x"(high) : "x"(v), "m"(TK_HIGH_HALVES));
     return high;
-#else
-    return (vf)(v & vi_set1((int32_t)0xffff0000));
-#endif
 }
+#else
+INLINE vf v_high_halves(vi v) { return (vf)(v & vi_set1((int32_t)0xffff0000)); }
+#endif
 
 INLINE vf v_fma(vf a, vf b, vf c) {
-#if TK_INTRINSICS
+#if defined(TK_AVX512)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(TK_AVX2)
     return _mm256_fmadd_ps(a, b, c);
 #else
     return a * b + c;
@@ -48,7 +75,9 @@ INLINE vf v_fma(vf a, vf b, vf c) {
 
 // The larger and the smaller of two; NaN in x stays NaN.
 INLINE vf v_max(vf bound, vf x) {
-#if TK_INTRINSICS
+#if defined(TK_AVX512)
+    return _mm512_max_ps(bound, x);
+#elif defined(TK_AVX2)
     return _mm256_max_ps(bound, x);
 #else
     vi take = bound > x;
@@ -56,7 +85,9 @@ INLINE vf v_max(vf bound, vf x) {
 #endif
 }
 INLINE vf v_min(vf bound, vf x) {
-#if TK_INTRINSICS
+#if defined(TK_AVX512)
+    return _mm512_min_ps(bound, x);
+#elif defined(TK_AVX2)
     return _mm256_min_ps(bound, x);
 #else
     vi take = bound < x;
@@ -64,11 +95,13 @@ INLINE vf v_min(vf bound, vf x) {
 #endif
 }
 
-// Sums the lanes in one fixed order.
+// Sums the lanes in one fixed order: each half is added to the other until one is left.
 INLINE float v_sum(vf v) {
     float x[VW];
     v_store(x, v);
-    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+    for (int half = VW / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
 }
 
 // exp(x) to about 2 units in the last place; results below 1e-38 are rounded up to it, above 1e38 down; exp(0) is 1.
@@ -101,7 +134,7 @@ INLINE uint16_t float_to_bf16(float f) {
 }
 
 INLINE float fp16_to_float(uint16_t h) {
-#if TK_INTRINSICS
+#if defined(TK_AVX512) || defined(TK_AVX2)
     return _cvtsh_ss(h);
 #else
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3ff, u;
@@ -120,7 +153,7 @@ INLINE float fp16_to_float(uint16_t h) {
 
 // Rounds to nearest even; what is too large becomes infinity.
 INLINE uint16_t float_to_fp16(float f) {
-#if TK_INTRINSICS
+#if defined(TK_AVX512) || defined(TK_AVX2)
     return (uint16_t)_cvtss_sh(f, 0);
 #else
     uint32_t u;
