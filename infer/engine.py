@@ -153,10 +153,10 @@ class Engine:
                 return
         callback()
 
-    def check(self) -> None:
+    def check_integrity(self) -> None:
         """Checks that the blocks and the queues are consistent; raises AssertionError otherwise."""
         with self._lock:
-            self._scheduler.check()
+            self._scheduler.check_integrity()
 
     def close(self) -> None:
         """Ends live requests with Cancelled, and the workers, from any thread; a second call does nothing."""
@@ -261,7 +261,7 @@ class Engine:
         """Ends requests that were aborted or whose deadline has passed."""
         with self._lock:
             cancelled, self._cancelled = self._cancelled, []
-            expired = {sequence.request_id for sequence in self._scheduler.expired(time.monotonic())}
+            expired = {sequence.request_id for sequence in self._scheduler.expire(time.monotonic())}
             late = [self._live[name] for name in expired]
         for request in cancelled:
             self._fail(request, Cancelled(f"Request {request.request.request_id} was aborted."))

@@ -32,6 +32,7 @@ class Request:
         deadline: the value of time.monotonic() after which the caller no longer waits for the answer, or None.
         logprobs_from: the first place of the prompt that `params.prompt_logprobs` reports; the logits before it are
             not computed.
+        principal: the name of the caller; principals with waiting requests of one priority get equal shares of tokens.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     logprobs_from: int = 0
+    principal: str = ""
 
 
 @dataclass(frozen=True)

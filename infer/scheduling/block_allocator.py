@@ -43,7 +43,7 @@ class BlockAllocator:
             self._used.remove(block)
             self._free.append(block)
 
-    def check(self, held: Iterable[int]) -> None:
+    def check_integrity(self, held: Iterable[int]) -> None:
         """Checks that every block is either free or in `held`, exactly once; raises AssertionError otherwise."""
         holders = list(held)
         assert len(holders) == len(set(holders)), "a block has two holders"

@@ -58,6 +58,7 @@ class LiveRequest:
                 num_prompt=num_prompt,
                 max_tokens=num_prompt + max_new,
                 priority=request.priority,
+                principal=request.principal,
                 deadline=request.deadline,
             )
             for index in range(params.n)

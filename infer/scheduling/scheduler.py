@@ -2,8 +2,9 @@
 
 As in vLLM's V1 scheduler, prefill and decode are not separate phases: every sequence has known tokens, of which some
 are computed, and a step computes more of them. A long prompt is computed in chunks that fit the rest of the budget.
-Within a priority, requests are served in the order of submission. If blocks run out, the last running sequence in that
-order frees all of its blocks and is computed again later.
+`WaitQueue` says who is served next. A sequence is admitted when all of its known tokens fit beside those that run. If
+blocks run out later, the running sequence of the lowest priority, the newest of them, is preempted: it waits again, and
+loses blocks from its tail as others need them. The oldest of the highest priority always runs on, so everyone ends.
 """
 
 import bisect
@@ -11,9 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...core.errors import Overloaded, PromptTooLong
-from ...core.integers import ceil_div
 from .block_allocator import BlockAllocator
+from .block_tables import BlockTables
+from .fair_share import FairShare
+from .lazy_heap import LazyHeap
 from .sequence import Sequence, Status
+from .wait_queue import WaitQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +45,23 @@ class Limits:
 
 
 class Scheduler:
-    """The queues of waiting and running sequences, and the blocks. Not thread-safe: the engine's lock guards it."""
+    """The queues of waiting and running sequences, and the blocks. Not thread-safe: the engine's lock guards it.
+
+    The work of a step grows with the number of running sequences, not with that of waiting ones.
+    """
 
     def __init__(self, limits: Limits, num_blocks: int, block_size: int) -> None:
         self.limits = limits
-        self.block_size = block_size
-        self.allocator = BlockAllocator(num_blocks)
-        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self._shares = FairShare()
+        self.waiting = WaitQueue(self._shares)
+        self._tables = BlockTables(num_blocks, block_size)
+        self._deadlines: LazyHeap[Sequence] = LazyHeap()
+
+    @property
+    def allocator(self) -> BlockAllocator:
+        """The allocator of the cache's blocks."""
+        return self._tables.allocator
 
     @property
     def num_live(self) -> int:
@@ -72,7 +85,10 @@ class Scheduler:
                 f"{self.limits.max_running} and {self.limits.max_queued}. Try again later."
             )
         for sequence in new:
-            bisect.insort(self.waiting, sequence, key=lambda s: s.order)
+            self._shares.enter(sequence.principal)
+            self.waiting.push(sequence)
+            if sequence.deadline is not None:
+                self._deadlines.push(sequence, sequence.deadline)
 
     def schedule(self) -> tuple[ScheduledChunk, ...]:
         """Chooses the next step: one token of every decoding sequence, then chunks of prompts.
@@ -85,14 +101,13 @@ class Scheduler:
         taken = {chunk.sequence for chunk in chunks}
         for sequence in self.running:
             if budget and sequence not in taken:
-                length = min(budget, sequence.num_uncomputed)
-                chunks.append(ScheduledChunk(sequence, sequence.num_computed, length))
-                budget -= length
-        while budget and self._can_admit():
-            sequence = self._admit()
-            length = min(budget, sequence.num_uncomputed)
-            chunks.append(ScheduledChunk(sequence, 0, length))
-            budget -= length
+                chunks.append(self._chunk(sequence, budget))
+                budget -= chunks[-1].length
+        while budget and (admitted := self._admit()):
+            chunks.append(self._chunk(admitted, budget))
+            budget -= chunks[-1].length
+        for chunk in chunks:
+            self._shares.charge(chunk.sequence.principal, chunk.sequence.weight, chunk.length)
         return tuple(chunks)
 
     def advance(self, chunk: ScheduledChunk) -> bool:
@@ -104,31 +119,42 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """Removes a sequence in any state and frees its blocks; a second call does nothing."""
-        if sequence.status is Status.WAITING:
-            self.waiting.remove(sequence)
-        elif sequence.status is Status.RUNNING:
+        if sequence.status is Status.FINISHED:
+            return
+        if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
-            self._release(sequence)
+        self.waiting.discard(sequence)
+        self._deadlines.discard(sequence)
+        self._tables.release(sequence)
+        self._shares.leave(sequence.principal)
         sequence.status = Status.FINISHED
 
-    def expired(self, now: float) -> list[Sequence]:
-        """Returns the live sequences whose deadline is not after `now`, a value of time.monotonic()."""
-        return [s for s in (*self.running, *self.waiting) if s.deadline is not None and s.deadline <= now]
+    def expire(self, now: float) -> list[Sequence]:
+        """Finishes the sequences whose deadline is not after `now`, a value of time.monotonic(), and returns them."""
+        late: list[Sequence] = []
+        while (sequence := self._deadlines.first()) is not None and self._deadlines.key(sequence) <= now:
+            self.finish(sequence)
+            late.append(sequence)
+        return late
 
-    def check(self) -> None:
+    def check_integrity(self) -> None:
         """Checks that the queues and the blocks are consistent; raises AssertionError otherwise."""
-        self.allocator.check(block for sequence in self.running for block in sequence.blocks)
-        assert not any(sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
+        live = [*self.running, *self.waiting]
+        assert len(live) == len(set(live)), "a sequence is in a queue twice"
         assert len(self.running) <= self.limits.max_running, "too many sequences run"
+        assert self.running == sorted(self.running, key=lambda s: s.order), "the running are out of order"
         for queue, status in ((self.waiting, Status.WAITING), (self.running, Status.RUNNING)):
             assert all(sequence.status is status for sequence in queue), f"a sequence in {status} is not"
-            assert queue == sorted(queue, key=lambda s: s.order), f"{status} is out of order"
-        for sequence in self.running:
-            assert sequence.num_computed <= len(sequence.blocks) * self.block_size, "computed tokens without a block"
+        self.waiting.check_integrity()
+        self._tables.check_integrity(live)
+        assert set(self._deadlines) == {s for s in live if s.deadline is not None}, "deadlines of other sequences"
+        counts: dict[str, int] = {}
+        for sequence in live:
+            counts[sequence.principal] = counts.get(sequence.principal, 0) + 1
+        assert self._shares.num_live() == counts, "the shares count other sequences"
 
     def _check_fits(self, sequence: Sequence) -> None:
-        capacity = self.allocator.num_blocks * self.block_size
-        longest = min(self.limits.max_model_len, capacity)
+        longest = min(self.limits.max_model_len, self._tables.num_tokens)
         if sequence.max_tokens > longest:
             new = sequence.max_tokens - sequence.num_prompt
             why = "max_model_len" if longest == self.limits.max_model_len else "the KV cache's tokens"
@@ -141,38 +167,38 @@ class Scheduler:
     def _decode_chunks(self) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
         for sequence in [s for s in self.running if s.num_uncomputed == 1]:
-            missing = self._blocks_for(len(sequence.tokens)) - len(sequence.blocks)
-            while missing > self.allocator.num_free and sequence.status is Status.RUNNING:
+            missing = self._tables.missing(sequence)
+            while missing > self._tables.available(sequence) and sequence.status is Status.RUNNING:
                 self._preempt(self.running[-1])
             if sequence.status is Status.RUNNING:
-                sequence.blocks += self.allocator.allocate(max(0, missing))
+                self._grow(sequence)
                 chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1))
         return chunks
 
-    def _can_admit(self) -> bool:
-        if not self.waiting or len(self.running) >= self.limits.max_running:
-            return False
-        spare = len(self.running)  # a free block for each running sequence, or the new one would soon be preempted
-        return self._blocks_for(len(self.waiting[0].tokens)) + spare <= self.allocator.num_free
+    def _chunk(self, sequence: Sequence, budget: int) -> ScheduledChunk:
+        return ScheduledChunk(sequence, sequence.num_computed, min(budget, sequence.num_uncomputed))
 
-    def _admit(self) -> Sequence:
-        sequence = self.waiting.pop(0)
-        sequence.blocks = self.allocator.allocate(self._blocks_for(len(sequence.tokens)))
+    def _admit(self) -> Sequence | None:
+        """Lets the first waiting sequence run, if there is a place and all of its known tokens fit."""
+        sequence = self.waiting.first()
+        if sequence is None or len(self.running) >= self.limits.max_running:
+            return None
+        spare = len(self.running)  # a free block for each running sequence, or the new one would soon be preempted
+        if self._tables.missing(sequence) + spare > self._tables.available(sequence):
+            return None
+        self.waiting.discard(sequence)
+        self._grow(sequence)
         sequence.status = Status.RUNNING
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         return sequence
 
+    def _grow(self, sequence: Sequence) -> None:
+        for loser in self._tables.grow(sequence):
+            self.waiting.recount(loser)
+
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._release(sequence)
+        self._tables.park(sequence)
         sequence.status = Status.WAITING
         sequence.preemptions += 1
-        bisect.insort(self.waiting, sequence, key=lambda s: s.order)
-
-    def _release(self, sequence: Sequence) -> None:
-        self.allocator.free(sequence.blocks)
-        sequence.blocks = []
-        sequence.num_computed = 0
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return ceil_div(num_tokens, self.block_size)
+        self.waiting.push(sequence)

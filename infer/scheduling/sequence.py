@@ -8,7 +8,7 @@ from .token_counts import TokenCounts
 
 
 class Status(enum.Enum):
-    """The state of a sequence. Waiting sequences hold no blocks."""
+    """The state of a sequence. A waiting one holds blocks only if it was preempted, and until others need them."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -29,6 +29,8 @@ class Sequence:
         num_prompt: the number of prompt tokens.
         max_tokens: the largest number of tokens of prompt and output together.
         priority: the priority; sequences with higher values run first.
+        principal: the name of the caller on whose share of the engine the sequence runs.
+        weight: the principal's weight, above 0: twice the weight, twice the share.
         deadline: the value of time.monotonic() at which the sequence ends, or None.
         status: the state of the sequence.
         num_computed: the number of leading tokens whose keys and values are in the cache.
@@ -45,6 +47,8 @@ class Sequence:
     num_prompt: int
     max_tokens: int
     priority: int = 0
+    principal: str = ""
+    weight: float = 1.0
     deadline: float | None = None
     status: Status = Status.WAITING
     num_computed: int = 0

@@ -198,7 +198,7 @@ def test_abort_frees_everything(llm: LLM) -> None:
     for sink in sinks.values():
         assert isinstance(sink.error(), Cancelled)
     assert (engine.num_live, engine.num_free_blocks) == (0, engine.info.num_blocks)
-    engine.check()
+    engine.check_integrity()
     assert not engine.abort("abort-0")
     assert not engine.abort("never was")
     assert [type(event) for event in sinks["abort-0"].events].count(Failed) == 1

@@ -149,7 +149,7 @@ def test_logits_that_are_not_finite_fail_their_request_alone(
                 broken.generate([[5] * 50 + [200, 7]], params)
             assert type(error.value) is TkError
             assert [completion.token_ids for completion in broken.generate([[1, 2], [3] * 40], params)] == expected
-        broken.engine.check()
+        broken.engine.check_integrity()
 
 
 SCRIPT = """
