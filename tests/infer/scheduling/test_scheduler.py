@@ -121,6 +121,7 @@ def test_priority_goes_first_and_the_last_is_preempted() -> None:
     policy.add([low])
     policy.add([high])
     assert [chunk.sequence for chunk in compute(policy)] == [high, low]
+    kept: list[int] = []
     while not low.preemptions and policy.num_live:
         kept = list(low.blocks)
         compute(policy)

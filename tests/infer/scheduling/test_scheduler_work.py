@@ -28,11 +28,11 @@ def make(arrival: int) -> Sequence:
     return made
 
 
-def count(action: Callable[[], Any]) -> int:
+def count(action: Callable[[Any], Any], argument: object) -> int:
     """The number of bytecode instructions, and of comparisons of sequences, of an action."""
     total = 0
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal total
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         total += event == "opcode"
@@ -41,7 +41,7 @@ def count(action: Callable[[], Any]) -> int:
     before, Counted.comparisons = sys.gettrace(), 0
     sys.settrace(trace)
     try:
-        action()
+        action(argument)
     finally:
         sys.settrace(before)
     return total + Counted.comparisons
@@ -64,9 +64,9 @@ def work(num_waiting: int) -> tuple[int, int, int]:
     sequences = [make(i) for i in range(num_waiting)]
     for sequence in sequences:
         policy.add([sequence])
-    steps = max(count(lambda: step(policy)) for _ in range(40))
-    cancels = max(count(lambda gone=gone: policy.finish(gone)) for gone in sequences[num_waiting // 2 :: 97][:20])
-    arrivals = max(count(lambda new=new: policy.add([make(new)])) for new in range(num_waiting, num_waiting + 20))
+    steps = max(count(step, policy) for _ in range(40))
+    cancels = max(count(policy.finish, gone) for gone in sequences[num_waiting // 2 :: 97][:20])
+    arrivals = max(count(policy.add, [make(new)]) for new in range(num_waiting, num_waiting + 20))
     return steps, cancels, arrivals
 
 
