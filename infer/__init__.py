@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .api.async_llm import AsyncLLM as AsyncLLM
     from .api.client import Client as Client
     from .api.llm import LLM as LLM
     from .requests.completion import Choice as Choice
@@ -12,10 +13,11 @@ if TYPE_CHECKING:
     from .requests.sampling_params import SamplingParams as SamplingParams
     from .requests.score import Score as Score
 
-__all__ = ["LLM", "Choice", "Client", "Completion", "SamplingParams", "Score"]
+__all__ = ["LLM", "AsyncLLM", "Choice", "Client", "Completion", "SamplingParams", "Score"]
 
 _HOMES = MappingProxyType(
     {
+        "AsyncLLM": ".api.async_llm",
         "Choice": ".requests.completion",
         "Client": ".api.client",
         "Completion": ".requests.completion",

@@ -1,18 +1,16 @@
 """The Python API of inference, for scripts and notebooks."""
 
 import queue
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
-from ...core.errors import InvalidRequest
 from ..engine import Engine
 from ..options import EngineOptions
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import Delta, Done, Event, Failed, ModelInfo, Request
-from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts, is_one_prompt
+from ..requests.prompts import as_params, as_prompt, as_prompts, is_one_prompt, make_request
 from ..requests.sampling_params import SamplingParams
 from ..requests.score import Score, score_of, score_request, split_tokens
 
@@ -64,8 +62,9 @@ class LLM:
             InvalidRequest: a prompt or a value cannot be served; all requests of the call are then ended.
             WorkerDied: a worker has died.
         """
-        given = as_prompts(prompts)
-        requests = [self._request(one, how) for one, how in zip(given, as_params(params, len(given)), strict=True)]
+        given, tokenizer = as_prompts(prompts), self._engine.tokenizer
+        chosen = as_params(params, len(given))
+        requests = [make_request(tokenizer, one, how) for one, how in zip(given, chosen, strict=True)]
         return self._complete(requests)
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Delta]:
@@ -75,7 +74,7 @@ class LLM:
             InvalidRequest: the prompt or a value cannot be served.
             WorkerDied: a worker has died.
         """
-        return self._stream(self._request(as_prompt(prompt), params or SamplingParams()))
+        return self._stream(make_request(self._engine.tokenizer, as_prompt(prompt), params or SamplingParams()))
 
     @overload
     def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
@@ -123,13 +122,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        if isinstance(prompt, str):
-            if self._engine.tokenizer is None:
-                raise InvalidRequest("The checkpoint has no tokenizer.json; give token ids.", field="prompt")
-            prompt = tuple(self._engine.tokenizer.encode(prompt))
-        return Request(uuid.uuid4().hex, prompt, params)
 
     def _complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Runs requests to their ends, in order; if one fails, all are ended."""

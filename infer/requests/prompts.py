@@ -1,13 +1,22 @@
 """The arguments of `generate`: one prompt or many, each text or token ids; one SamplingParams or one per prompt."""
 
+import uuid
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
 from ...core.errors import InvalidRequest, PromptTooLong
+from .events import Request
 from .sampling_params import SamplingParams
 
 Prompt = str | tuple[int, ...]
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that prompts need."""
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of a text."""
 
 
 def as_prompt(prompt: str | Sequence[int]) -> Prompt:
@@ -68,6 +77,33 @@ def check_length(num_tokens: int, max_model_len: int) -> None:
             f"tokens included. Shorten it to at most {max_model_len - 1}.",
             field="prompt",
         )
+
+
+def prompt_tokens(tokenizer: Encoder | None, prompt: Prompt, special_tokens: bool = True) -> tuple[int, ...]:
+    """Returns the tokens of a prompt.
+
+    Args:
+        tokenizer: the tokenizer of the model, if it has one.
+        prompt: text or token ids.
+        special_tokens: whether the tokenizer's special tokens are added to a text.
+
+    Raises:
+        InvalidRequest: there is text and no tokenizer.
+    """
+    if not isinstance(prompt, str):
+        return prompt
+    if tokenizer is None:
+        raise InvalidRequest("The checkpoint has no tokenizer.json; give token ids.", field="prompt")
+    return tuple(tokenizer.encode(prompt, special_tokens=special_tokens))
+
+
+def make_request(tokenizer: Encoder | None, prompt: Prompt, params: SamplingParams) -> Request:
+    """Returns a request with an id of its own.
+
+    Raises:
+        InvalidRequest: see `prompt_tokens`.
+    """
+    return Request(uuid.uuid4().hex, prompt_tokens(tokenizer, prompt), params)
 
 
 def _is_sequence(value: Any) -> bool:

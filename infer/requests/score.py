@@ -7,22 +7,15 @@ bias makes the last token the only possible new one, so a score needs no more ro
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from ...core.errors import InvalidRequest
 from .completion import Completion
 from .events import Request, TokenLogprob
-from .prompts import Prompt
+from .prompts import Encoder, Prompt, prompt_tokens
 from .sampling_params import SamplingParams
 
 _FORCED: Final = 1e9  # the bias of the last token; no logit comes near it
-
-
-class Encoder(Protocol):
-    """The part of a tokenizer that scores need."""
-
-    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of a text."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +56,12 @@ def split_tokens(
     Raises:
         InvalidRequest: there is text and no tokenizer, or prompt or continuation have no tokens.
     """
-    before = _tokens(tokenizer, prompt)
+    before = prompt_tokens(tokenizer, prompt)
     if isinstance(prompt, str) and isinstance(continuation, str):
-        whole = _tokens(tokenizer, prompt + continuation)
+        whole = prompt_tokens(tokenizer, prompt + continuation)
         before, after = whole[: len(before)], whole[len(before) :]
     else:
-        after = _tokens(tokenizer, continuation, special_tokens=False)
+        after = prompt_tokens(tokenizer, continuation, special_tokens=False)
     for name, tokens in (("prompt", before), ("continuation", after)):
         if not tokens:
             raise InvalidRequest(f"The {name} has no tokens; a score needs at least one.", field=name)
@@ -102,14 +95,6 @@ def score_of(completion: Completion, prompt_tokens: int) -> Score:
         greedy_token_ids=tuple(place.top[0].token_id for place in places),
         prompt_tokens=prompt_tokens,
     )
-
-
-def _tokens(tokenizer: Encoder | None, given: Prompt, special_tokens: bool = True) -> tuple[int, ...]:
-    if not isinstance(given, str):
-        return given
-    if tokenizer is None:
-        raise InvalidRequest("The checkpoint has no tokenizer.json; give token ids.", field="prompt")
-    return tuple(tokenizer.encode(given, special_tokens=special_tokens))
 
 
 def _known(place: TokenLogprob) -> float:

@@ -6,8 +6,8 @@ import uuid
 from typing import Final
 
 from ...core.errors import InvalidRequest
+from ..requests.streams import EventStream
 from .errors import DuplicateRequest
-from .streams import EventStream
 
 METADATA_KEY: Final = "x-request-id"
 _VALID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")

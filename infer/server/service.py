@@ -15,12 +15,12 @@ from ..requests.completion import CompletionBuilder
 from ..requests.events import Request
 from ..requests.prompts import check_length
 from ..requests.sampling_params import SamplingParams
+from ..requests.streams import EventStream
 from .engine_protocol import ServedEngine, ServedTokenizer
 from .errors import Draining, NotBuilt, NoTokenizer
 from .request_ids import METADATA_KEY, LiveRequests, chosen_id
 from .requests import check_request, check_text, refuse_unknown_fields
 from .status import answered
-from .streams import EventStream
 
 
 class GenerationService(pb_grpc.GenerationServicer):

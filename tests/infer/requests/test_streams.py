@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tk.core.errors import Overloaded, WorkerDied
 from tk.infer.requests.events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
-from tk.infer.server.streams import MAX_TOKENS_PER_DELTA, EventStream
+from tk.infer.requests.streams import MAX_TOKENS_PER_DELTA, EventStream
 from tk.tests.infer.server.fake_engine import delta, finished
 
 

@@ -1,4 +1,4 @@
-"""The bridge from the engine's thread to an asyncio handler: one EventStream per request.
+"""The bridge from the engine's thread to a coroutine: one EventStream per request.
 
 The engine pushes events and never waits. For a slow reader the stream joins deltas: it queues at most one open delta
 per sample, for any number of tokens. A delta closes at a size that fits a message, so memory grows only with the text.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...core.errors import TkError
-from ..requests.events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
+from .events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
 
 # With 20 alternatives per token, a message of this many tokens has about a megabyte.
 MAX_TOKENS_PER_DELTA: Final = 1024
@@ -43,7 +43,7 @@ class EventStream:
     Iteration ends at Done and raises the error of Failed. The event loop's thread makes the stream.
     """
 
-    def __init__(self, on_close: Callable[[], None]) -> None:
+    def __init__(self, on_close: Callable[[], None] = lambda: None) -> None:
         """Makes an empty stream.
 
         Args:
