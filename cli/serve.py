@@ -67,7 +67,7 @@ def serve(
     """Serve CKPT (a step folder, a run folder or a Hugging Face folder) as tk.v1.Generation over gRPC.
 
     Prints `ready HOST:PORT` on stdout once the server accepts requests. On SIGTERM or Ctrl-C it finishes the live
-    requests and exits with 0; a second signal ends it at once.
+    requests and exits with 0; a second signal ends it at once. If a worker dies, all requests fail and it exits with 1.
     """
     from ..infer.engine import Engine
     from ..infer.options import EngineOptions

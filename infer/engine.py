@@ -55,7 +55,7 @@ class Engine:
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size)
         self._live: dict[str, LiveRequest] = {}
         self._cancelled: list[LiveRequest] = []
-        self._on_death: list[Callable[[], None]] = []
+        self._on_death: list[Callable[[WorkerDied], None]] = []
         self._death: WorkerDied | None = None
         self._closing = False
         self._ready: Future[str] = Future()  # the kernels of the workers
@@ -142,8 +142,8 @@ class Engine:
         self._workers.wake()
         return True
 
-    def on_death(self, callback: Callable[[], None]) -> None:
-        """Registers a callback for the death of a worker.
+    def on_death(self, callback: Callable[[WorkerDied], None]) -> None:
+        """Registers a callback for the death of a worker, which is called when all requests have failed.
 
         The engine's thread calls `callback` once; if a worker has died already, this method calls it at once.
         """
@@ -151,7 +151,7 @@ class Engine:
             if self._death is None:
                 self._on_death.append(callback)
                 return
-        callback()
+        callback(self._death)
 
     def check_integrity(self) -> None:
         """Checks that the blocks and the queues are consistent; raises AssertionError otherwise."""
@@ -165,6 +165,10 @@ class Engine:
         self._workers.wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def kill(self) -> None:
+        """Ends the workers at once, from any thread, whatever they compute: live requests fail with WorkerDied."""
+        self._workers.kill()
 
     def _validate(self, request: Request) -> None:
         vocab_size, params = self.info.vocab_size, request.params
@@ -197,22 +201,20 @@ class Engine:
             self._end(end)
 
     def _end(self, error: TkError) -> None:
-        callbacks: Sequence[Callable[[], None]] = ()
+        """Fails the live requests, and only then ends the workers, which can take seconds."""
         with self._lock:
             self._closing = True
-            if isinstance(error, WorkerDied):
-                self._death, callbacks = error, self._on_death
+            self._death = error if isinstance(error, WorkerDied) else None
+            live, callbacks = list(self._live.values()), self._on_death
+        for request in live:
+            self._fail(request, error)
+        if self._death is not None:
+            for callback in callbacks:
+                callback(self._death)
         started = self._ready.done()
         self._workers.close(kill=not (started and isinstance(error, Cancelled)))
         if not started:
             self._ready.set_exception(error)
-            return
-        with self._lock:
-            live = list(self._live.values())
-        for request in live:
-            self._fail(request, error)
-        for callback in callbacks:
-            callback()
 
     def _turn(self) -> bool:
         """Runs one step, or sleeps if no request is live; returns False when the engine must close."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, WorkerDied
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from .engine_protocol import ServedEngine
 from .health import HEALTH_SERVICE, READINESS, Health
@@ -25,6 +25,8 @@ MAX_RESPONSE_BYTES: Final = 16 << 20
 STOP_GRACE: Final = 0.5
 # Seconds for the engine to drop aborted requests, which it does between two steps.
 ABORT_GRACE: Final = 5.0
+# Seconds in which a server without workers still answers UNAVAILABLE: gRPC cancels calls that reach a stopping server.
+DEATH_NOTICE: Final = 1.0
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
@@ -104,6 +106,8 @@ class Server:
         self._engine, self._options = engine, options
         self._health = Health()
         self._service = GenerationService(engine, options.default_max_new_tokens)
+        self._dead = asyncio.Event()
+        self._death: WorkerDied | None = None
         self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
         pb_grpc.add_GenerationServicer_to_server(self._service, self._server)
         self._health.add_to(self._server)
@@ -123,12 +127,29 @@ class Server:
         await self._server.start()
         loop = asyncio.get_running_loop()
 
-        def on_death() -> None:
-            _LOG.error("a worker is dead: nothing is served any more, restart this server")
-            asyncio.run_coroutine_threadsafe(self._health.set_dead(), loop)
+        def on_death(error: WorkerDied) -> None:
+            with suppress(RuntimeError):  # the loop is closed: this server has ended already
+                loop.call_soon_threadsafe(lambda: loop.create_task(self._die(error)))
 
         self._engine.on_death(on_death)
         return replace(self._options, port=port).address
+
+    async def _die(self, error: WorkerDied) -> None:
+        self._death = error
+        await self._health.set_dead()
+        with suppress(TimeoutError):  # the engine has failed all requests; their callers still read that
+            await asyncio.wait_for(self._service.live.wait_empty(), ABORT_GRACE)
+        await asyncio.sleep(DEATH_NOTICE)
+        self._dead.set()
+
+    async def wait_dead(self) -> None:
+        """Returns when a worker has died and the callers of all requests have been answered."""
+        await self._dead.wait()
+
+    @property
+    def death(self) -> WorkerDied | None:
+        """The error of the worker that died; None if none did."""
+        return self._death
 
     async def drain(self) -> None:
         """Refuses new requests, and returns when the live ones have ended or the drain timeout has passed."""
@@ -150,7 +171,9 @@ class Server:
 
 
 def serve_until_signal(engine: ServedEngine, options: ServerOptions, on_ready: Callable[[str], None]) -> bool:
-    """Serves until SIGTERM or Ctrl-C; a second signal ends the draining that the first began.
+    """Serves until SIGTERM or Ctrl-C; a second signal ends the draining that the first began, whatever is computed.
+
+    A signal that this process ignores, as under nohup, stays ignored.
 
     Args:
         engine: the started engine; the caller closes it.
@@ -159,6 +182,9 @@ def serve_until_signal(engine: ServedEngine, options: ServerOptions, on_ready: C
 
     Returns:
         Whether the shutdown was orderly: False after a second signal.
+
+    Raises:
+        WorkerDied: a worker has died; all requests have failed.
     """
     return asyncio.run(_serve(engine, options, on_ready))
 
@@ -168,13 +194,18 @@ async def _serve(engine: ServedEngine, options: ServerOptions, on_ready: Callabl
     first, second = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
     try:
         on_ready(await server.start())
-        await first.wait()
-        await _first_of(server.drain(), second.wait())
+        await _first_of(first.wait(), server.wait_dead())
+        await _first_of(server.drain(), second.wait(), server.wait_dead())
     finally:
+        if second.is_set():
+            engine.kill()
         await server.stop()
+    if server.death is not None and not second.is_set():
+        raise server.death
     return not second.is_set()
 
 

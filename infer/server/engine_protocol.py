@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ...core.errors import WorkerDied
 from ..requests.events import Event, ModelInfo, Request
 
 
@@ -40,5 +41,8 @@ class ServedEngine(Protocol):
     def abort(self, request_id: str) -> bool:
         """Ends a request, from any thread; its last event is Failed. Returns False if it is not live."""
 
-    def on_death(self, callback: Callable[[], None]) -> None:
-        """Registers a callback, which the engine's thread calls once when a worker dies."""
+    def on_death(self, callback: Callable[[WorkerDied], None]) -> None:
+        """Registers a callback, which the engine's thread calls once when a worker has died and all requests failed."""
+
+    def kill(self) -> None:
+        """Ends the workers at once, from any thread, whatever they compute: live requests fail with WorkerDied."""

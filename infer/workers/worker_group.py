@@ -18,13 +18,14 @@ from .ipc import Frame, error_from, receive, send
 
 WORKER: Final = f"{__package__}.worker_entry"
 EXIT_TIMEOUT: Final = 5.0  # seconds for a worker to end by itself
+REPORT_TIMEOUT: Final = 0.2  # seconds for the kernel to report how a process ended whose connection is closed
 
 
 class WorkerGroup:
     """One process per tensor-parallel rank.
 
-    Only the thread that calls `start` may call the other methods, except `wake`. The thread must live as long as the
-    group: the kernel ends a worker with the thread that started it.
+    Only the thread that calls `start` may call the other methods, except `wake` and `kill`. The thread must live as
+    long as the group: the kernel ends a worker with the thread that started it.
 
     Args:
         module: the module that a process runs, with the descriptor of its socket as argument.
@@ -110,10 +111,15 @@ class WorkerGroup:
         with suppress(OSError):  # the socket is full of wake-ups already, or closed
             self._wake_up.send(b"w")
 
+    def kill(self) -> None:
+        """Kills all processes, from any thread; `step` and `sleep` then raise WorkerDied."""
+        for process in self._processes:
+            process.kill()
+
     def close(self, kill: bool = False) -> None:
         """Ends all processes: at once if `kill`, else after a time to end by themselves; a second call does nothing."""
-        for process in self._processes if kill else ():
-            process.kill()  # before its connection closes, or it would report the loss on stderr
+        if kill:
+            self.kill()  # before their connections close, or they would report the loss on stderr
         for connection in self._connections:
             connection.close()
         deadline = time.monotonic() + EXIT_TIMEOUT
@@ -164,7 +170,7 @@ class WorkerGroup:
             return frame
         process = self._processes[rank]
         with suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
+            process.wait(REPORT_TIMEOUT)
         how = "closed its connection" if process.returncode is None else _describe_exit(process.returncode)
         raise WorkerDied(f"Inference rank {rank} (process {process.pid}) {how}; see its messages on stderr.")
 

@@ -96,7 +96,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self._sinks: dict[str, Callable[[Event], None]] = {}
-        self._death: list[Callable[[], None]] = []
+        self._death: list[Callable[[WorkerDied], None]] = []
         self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1)
 
@@ -127,15 +127,18 @@ class FakeEngine:
         self.emit(request_id, Failed(Cancelled("aborted")))
         return live
 
-    def on_death(self, callback: Callable[[], None]) -> None:
+    def on_death(self, callback: Callable[[WorkerDied], None]) -> None:
         self._death.append(callback)
 
     def die(self) -> None:
-        self.refusal = WorkerDied("worker 0 is gone")
+        error = self.refusal = WorkerDied("worker 0 is gone")
         for request_id in list(self._sinks):
-            self.emit(request_id, Failed(self.refusal))
+            self.emit(request_id, Failed(error))
         for callback in self._death:
-            self._thread.submit(callback)
+            self._thread.submit(callback, error)
+
+    def kill(self) -> None:
+        self.die()
 
     def wait_for(self, condition: Callable[["FakeEngine"], bool]) -> None:
         with self._changed:

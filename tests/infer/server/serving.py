@@ -13,8 +13,15 @@ WAIT_SECONDS = 60.0
 class Command:
     """A running `tk` command and the workers that it started."""
 
-    def __init__(self, *words: str) -> None:
-        command = [sys.executable, "-m", "tk", *words]
+    def __init__(self, *words: str, ignored: tuple[int, ...] = ()) -> None:
+        """Starts the command.
+
+        Args:
+            ignored: the signals that it inherits as ignored.
+        """
+
+        trap = "".join(f"trap '' {number}; " for number in ignored)  # gRPC's threads here forbid a preexec_fn
+        command = ["/bin/sh", "-c", f'{trap}exec "$@"', "sh", sys.executable, "-m", "tk", *words]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def end(self, number: int) -> tuple[int, str, str]:
@@ -47,8 +54,8 @@ class Command:
 class Serving(Command):
     """A `tk serve` process and, once it said so, its address."""
 
-    def __init__(self, *arguments: str) -> None:
-        super().__init__("serve", *arguments, "--port", "0")
+    def __init__(self, *arguments: str, ignored: tuple[int, ...] = ()) -> None:
+        super().__init__("serve", *arguments, "--port", "0", ignored=ignored)
         self.target = ""
 
     def wait_ready(self) -> "Serving":

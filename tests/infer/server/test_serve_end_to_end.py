@@ -19,6 +19,7 @@ from tk.cli.serve import serve
 from tk.core.dtypes import COMPUTE_NAMES
 from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import Unavailable
+from tk.infer.backends.native.library import instruction_sets
 from tk.infer.options import KERNELS, KV_DTYPES
 from tk.infer.requests.events import FinishReason
 from tk.infer.requests.sampling_params import SamplingParams
@@ -74,6 +75,16 @@ def test_model_info_is_what_was_asked_for(shared: Serving) -> None:
     assert (info.dtype, info.kv_dtype, info.num_blocks) == ("fp32", "fp32", 64)
     assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (MAX_LENGTH, 264, (256,))
     assert len(info.manifest_sha256) == 64
+
+
+@pytest.mark.skipif(not instruction_sets(), reason="no compiler")
+def test_no_process_of_a_server_on_native_kernels_loads_torch(shared: Serving) -> None:
+    with Client(shared.target) as client:
+        assert client.generate("import os", GREEDY)
+        assert client.model_info().kernels.startswith("native")
+    processes = [shared.process.pid, *shared.worker_ids()]
+    assert len(processes) == 2
+    assert not any("libtorch" in Path(f"/proc/{process}/maps").read_text() for process in processes)
 
 
 def test_generate_command_streams_from_a_server(shared: Serving) -> None:
@@ -159,7 +170,50 @@ def test_a_killed_worker_ends_streams_and_readiness(own: Serving) -> None:
         with pytest.raises(Unavailable):
             client.generate("a")
     channel.close()
-    assert own.end(signal.SIGTERM)[0] == 0
+    code, _, stderr = own.wait()
+    assert code == 1, stderr
+    assert f"error: Inference rank 1 (process {worker}) was killed by signal 9" in stderr
+
+
+def wait_until_draining(serving: Serving) -> None:
+    with grpc.insecure_channel(serving.target) as channel:
+        request = health_pb2.HealthCheckRequest(service="tk.v1.Generation")
+        for update in health_pb2_grpc.HealthStub(channel).Watch(request):
+            if update.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                return
+
+
+def test_a_second_signal_does_not_wait_for_the_running_step(own: Serving) -> None:
+    [worker] = own.worker_ids()
+    with Client(own.target, max_attempts=1) as client:
+        deltas = client.stream("a", SamplingParams(max_new_tokens=500, ignore_eos=True))
+        next(deltas)
+        os.kill(worker, signal.SIGSTOP)  # the step that runs now never ends
+        own.process.send_signal(signal.SIGTERM)
+        wait_until_draining(own)
+        before = time.monotonic()
+        code, _, stderr = own.end(signal.SIGTERM)
+        assert time.monotonic() - before < 4.0
+        assert code == 130, stderr
+        with pytest.raises(Unavailable):
+            list(deltas)
+    assert not Path(f"/proc/{worker}").exists()
+
+
+def test_an_ignored_signal_stays_ignored(model: Path) -> None:
+    """A shell starts background jobs so, and nohup."""
+    serving = Serving(str(model), "--kv-blocks", "64", ignored=(signal.SIGINT,))
+    try:
+        while not serving.worker_ids():  # it loads
+            assert serving.process.poll() is None
+        serving.process.send_signal(signal.SIGINT)
+        serving.wait_ready()
+        serving.process.send_signal(signal.SIGINT)
+        with Client(serving.target) as client:
+            assert client.generate("a", GREEDY)
+        assert serving.end(signal.SIGTERM)[0] == 0
+    finally:
+        serving.close()
 
 
 def test_every_dtype_and_backend_of_the_engine_can_be_asked_for() -> None:

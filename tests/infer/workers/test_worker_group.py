@@ -26,6 +26,7 @@ from tk.infer.engine import Engine
 from tk.infer.options import EngineOptions
 from tk.infer.requests.events import Failed, Request
 from tk.infer.workers.ipc import Frame, error_frame, error_from, receive, send
+from tk.infer.workers.worker_group import WorkerGroup
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
 
@@ -54,7 +55,7 @@ def test_a_killed_worker_fails_what_is_live(
     engine = Engine.start(EngineOptions(model_folder("grouped"), tp=tp, kv_blocks=20))
     try:
         died, begun, failures = threading.Event(), threading.Event(), []
-        engine.on_death(died.set)
+        engine.on_death(lambda error: died.set())
 
         def sink(event: object) -> None:
             begun.set()
@@ -77,11 +78,40 @@ def test_a_killed_worker_fails_what_is_live(
             engine.submit(Request("c", (1,), LONG), sink)
         assert engine.num_live == 0
         again = threading.Event()
-        engine.on_death(again.set)
+        engine.on_death(lambda error: again.set())
         assert again.is_set()
         await_gone(workers)
     finally:
         engine.close()
+
+
+def test_requests_fail_before_the_dead_are_reaped(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed_at_close: list[int] = []
+    failures: list[TkError] = []
+    begun = threading.Event()
+    close = WorkerGroup.close
+
+    def observed(group: WorkerGroup, kill: bool = False) -> None:
+        failed_at_close.append(len(failures))
+        close(group, kill)
+
+    def sink(event: object) -> None:
+        begun.set()
+        if isinstance(event, Failed):
+            failures.append(event.error)
+
+    monkeypatch.setattr(WorkerGroup, "close", observed)
+    engine = Engine.start(EngineOptions(model_folder("grouped"), kv_blocks=20))
+    try:
+        engine.submit(Request("a", (1, 2), LONG), sink)
+        assert begun.wait(60)
+        engine.kill()
+    finally:
+        engine.close()
+    assert failed_at_close == [1]
+    assert [type(error) for error in failures] == [WorkerDied]
 
 
 @pytest.mark.skipif(not instruction_sets(), reason="no compiler")
