@@ -45,6 +45,11 @@ EXIT_INTERRUPTED = 130
 @click.option("--max-running", type=click.IntRange(1), help="Most sequences that are computed at the same time.")
 @click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
 @click.option(
+    "--max-step-ms",
+    type=click.FloatRange(0, min_open=True),
+    help="Longest predicted step, in milliseconds; long prompts are cut so that running streams wait no longer.",
+)
+@click.option(
     "--drain-timeout",
     type=click.FloatRange(0),
     default=30.0,

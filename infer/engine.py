@@ -21,9 +21,11 @@ from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
 from .requests.events import Event, ModelInfo, Request
 from .requests.prompts import check_length
+from .scheduling.cost import StepSize
 from .scheduling.live_request import LiveRequest, Served
 from .scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from .scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
+from .scheduling.warm_up import warm_up_chunks
 from .workers.worker_group import WORKER, WorkerGroup
 
 MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
@@ -48,7 +50,13 @@ class Engine:
         self.memory = memory
         self._source = source
         self._served = Served(source.tokenizer, frozenset(source.info.eos_token_ids), memory.max_model_len)
-        limits = Limits(options.max_running, options.max_queued, options.max_batched_tokens, memory.max_model_len)
+        limits = Limits(
+            options.max_running,
+            options.max_queued,
+            options.max_batched_tokens,
+            memory.max_model_len,
+            None if options.max_step_ms is None else options.max_step_ms / 1000,
+        )
         self._workers = WorkerGroup(worker)
         self._arrivals = itertools.count()
         self._lock = threading.Lock()  # guards all below
@@ -114,6 +122,7 @@ class Engine:
         Raises:
             InvalidRequest: a value cannot be served, or another live request has the request id.
             PromptTooLong: prompt and new tokens can never fit.
+            DeadlinePassed: the first token is not expected before the deadline.
             Overloaded: the queue is full.
             WorkerDied: a worker has died.
             Cancelled: the engine is closed.
@@ -128,7 +137,7 @@ class Engine:
                 raise Cancelled("The engine is closed.")
             if request.request_id in self._live:
                 raise InvalidRequest(f"Request id {request.request_id!r} is live already.", field="request_id")
-            self._scheduler.add(live.sequences)
+            self._scheduler.add(live.sequences, time.monotonic())
             self._live[request.request_id] = live
         self._workers.wake()
 
@@ -189,7 +198,10 @@ class Engine:
         """Runs the engine's thread until the engine is closed or a worker dies."""
         end: TkError = Cancelled("The engine was closed.")
         try:
-            self._ready.set_result(self._workers.start(self._source.job(), self.options.start_timeout))
+            kernels = self._workers.start(self._source.job(), self.options.start_timeout)
+            if self.options.max_step_ms is not None:
+                self._measure_steps()
+            self._ready.set_result(kernels)
             while self._turn():
                 pass
         except TkError as error:
@@ -199,6 +211,18 @@ class Engine:
             end.__cause__ = error
         finally:
             self._end(end)
+
+    def _measure_steps(self) -> None:
+        """Measures the duration of steps of different sizes; the first one pays for what workers do only once."""
+        limits, block_size = self._scheduler.limits, self.memory.block_size
+        chunks = warm_up_chunks(limits, self.memory.num_blocks, block_size)
+        measured = []
+        for chunk in (chunks[0], *chunks):
+            plan = make_plan([chunk], [SamplingRow(chunk.length - 1)], block_size)
+            begun = time.monotonic()
+            self._workers.step(plan, self.options.step_timeout)
+            measured.append((StepSize().plus(chunk.start, chunk.length), time.monotonic() - begun))
+        self._scheduler.cost.calibrate(measured[1:])
 
     def _end(self, error: TkError) -> None:
         """Fails the live requests, and only then ends the workers, which can take seconds."""
@@ -240,8 +264,10 @@ class Engine:
         touched = {chunk.sequence.request_id: self._live[chunk.sequence.request_id] for chunk in chunks}
         for request in touched.values():
             request.deliver()
+        begun = time.monotonic()
         result = self._workers.step(plan, self.options.step_timeout)
         with self._lock:
+            self._scheduler.observe(chunks, time.monotonic() - begun)
             for chunk in chunks:
                 self._scheduler.advance(chunk)
         for index, (request, chunk, row) in enumerate(wanted):
@@ -268,7 +294,8 @@ class Engine:
         for request in cancelled:
             self._fail(request, Cancelled(f"Request {request.request.request_id} was aborted."))
         for request in late:
-            self._fail(request, DeadlinePassed(f"The deadline of request {request.request.request_id} has passed."))
+            name = request.request.request_id
+            self._fail(request, DeadlinePassed(f"Request {name} is not expected to answer before its deadline."))
 
     def _fail(self, request: LiveRequest, error: TkError) -> None:
         """Ends a request with an error, unless it has ended already."""

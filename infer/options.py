@@ -35,6 +35,8 @@ class EngineOptions:
         max_running: the largest number of sequences that are computed at the same time.
         max_queued: the largest number of sequences that wait; the engine refuses more with Overloaded.
         max_batched_tokens: the largest number of tokens of a step, which bounds the delay that a long prompt causes.
+        max_step_ms: the bound, in milliseconds, on the predicted duration of steps: prompts are cut so that none takes
+            longer, and the engine measures a few steps at start. None = only `max_batched_tokens` cuts prompts.
         start_timeout: the time, in seconds, for the workers to load the model.
         step_timeout: the time, in seconds, after which a worker that does not answer counts as dead.
     """
@@ -53,6 +55,7 @@ class EngineOptions:
     max_running: int = 64
     max_queued: int = 1024
     max_batched_tokens: int = 512
+    max_step_ms: float | None = None
     start_timeout: float = 600.0
     step_timeout: float = 300.0
 
@@ -68,6 +71,8 @@ class EngineOptions:
                 raise ConfigError(f"{name} = {value}; it must be 1 or more.")
         if self.max_queued < 0:
             raise ConfigError(f"max_queued = {self.max_queued}; it must be 0 or more.")
+        if self.max_step_ms is not None and not self.max_step_ms > 0:
+            raise ConfigError(f"max_step_ms = {self.max_step_ms}; it must be more than 0 milliseconds.")
         for name, known in (("dtype", COMPUTE_NAMES), ("kv_dtype", KV_DTYPES)):
             value = getattr(self, name)
             if value not in ("auto", *known):

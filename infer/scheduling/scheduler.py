@@ -8,16 +8,22 @@ loses blocks from its tail as others need them. The oldest of the highest priori
 """
 
 import bisect
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
-from ...core.errors import Overloaded, PromptTooLong
+from ...core.errors import DeadlinePassed, Overloaded, PromptTooLong
 from .block_allocator import BlockAllocator
 from .block_tables import BlockTables
+from .cost import StepCost, StepSize
 from .fair_share import FairShare
 from .lazy_heap import LazyHeap
 from .sequence import Sequence, Status
+from .step_budget import StepBudget
 from .wait_queue import WaitQueue
+
+_LATENESS: Final = 1.5  # a first token is expected after this many times the measured duration of the tokens before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +42,30 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits on sequences and tokens; see EngineOptions."""
+    """The limits on sequences, tokens and the predicted duration of a step; see EngineOptions."""
 
     max_running: int
     max_queued: int
     max_batched_tokens: int
     max_model_len: int
+    max_step_seconds: float | None = None
 
 
 class Scheduler:
     """The queues of waiting and running sequences, and the blocks. Not thread-safe: the engine's lock guards it.
 
     The work of a step grows with the number of running sequences, not with that of waiting ones.
+
+    Attributes:
+        cost: the duration of steps, as `observe` learns it.
+        running: the running sequences, in the order in which they are computed.
+        waiting: the waiting ones.
     """
 
     def __init__(self, limits: Limits, num_blocks: int, block_size: int) -> None:
         self.limits = limits
         self.running: list[Sequence] = []
+        self.cost = StepCost()
         self._shares = FairShare()
         self.waiting = WaitQueue(self._shares)
         self._tables = BlockTables(num_blocks, block_size)
@@ -68,11 +81,16 @@ class Scheduler:
         """The number of sequences that are waiting or running."""
         return len(self.waiting) + len(self.running)
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
+    def add(self, sequences: Iterable[Sequence], now: float = -math.inf) -> None:
         """Queues all samples of one request, or none if it raises.
+
+        Args:
+            sequences: the samples, which share prompt, priority, principal and deadline.
+            now: a value of time.monotonic(); without it deadlines are not looked at.
 
         Raises:
             PromptTooLong: prompt and new tokens can never fit.
+            DeadlinePassed: the first token is not expected before the deadline.
             Overloaded: the limits on running and queued sequences are reached; an idle scheduler accepts any request.
         """
         new = list(sequences)
@@ -84,6 +102,8 @@ class Scheduler:
                 f"{len(self.running)} sequences are running and {len(self.waiting)} waiting; the limits are "
                 f"{self.limits.max_running} and {self.limits.max_queued}. Try again later."
             )
+        for sequence in new[:1]:
+            self._check_deadline(sequence, now)
         for sequence in new:
             self._shares.enter(sequence.principal)
             self.waiting.push(sequence)
@@ -97,15 +117,17 @@ class Scheduler:
         caller must call `advance` for each chunk after the step.
         """
         chunks = self._decode_chunks()
-        budget = self.limits.max_batched_tokens - len(chunks)
         taken = {chunk.sequence for chunk in chunks}
-        for sequence in self.running:
-            if budget and sequence not in taken:
-                chunks.append(self._chunk(sequence, budget))
-                budget -= chunks[-1].length
-        while budget and (admitted := self._admit()):
-            chunks.append(self._chunk(admitted, budget))
-            budget -= chunks[-1].length
+        budget = StepBudget(self.limits.max_batched_tokens, self.limits.max_step_seconds, self.cost)
+        for chunk in chunks:
+            budget.take(chunk.start, chunk.length)
+        prompts = [sequence for sequence in self.running if sequence not in taken]
+        for sequence in prompts:
+            if length := budget.take_prompt(sequence.num_computed, sequence.num_uncomputed):
+                chunks.append(ScheduledChunk(sequence, sequence.num_computed, length))
+        while (first := self.waiting.first()) and budget.room(first.num_computed, 1) and self._admit(first):
+            length = budget.take_prompt(first.num_computed, first.num_uncomputed)
+            chunks.append(ScheduledChunk(first, first.num_computed, length))
         for chunk in chunks:
             self._shares.charge(chunk.sequence.principal, chunk.sequence.weight, chunk.length)
         return tuple(chunks)
@@ -129,10 +151,24 @@ class Scheduler:
         self._shares.leave(sequence.principal)
         sequence.status = Status.FINISHED
 
+    def observe(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
+        """Records the duration of the step that computed `chunks`."""
+        size = StepSize()
+        for chunk in chunks:
+            size = size.plus(chunk.start, chunk.length)
+        self.cost.observe(size, seconds)
+
     def expire(self, now: float) -> list[Sequence]:
-        """Finishes the sequences whose deadline is not after `now`, a value of time.monotonic(), and returns them."""
+        """Finishes the sequences that are too late, and returns them.
+
+        They are those whose deadline is not after `now`, a value of time.monotonic(), and those that would be admitted
+        next although their own prompt alone takes until their deadline.
+        """
         late: list[Sequence] = []
         while (sequence := self._deadlines.first()) is not None and self._deadlines.key(sequence) <= now:
+            self.finish(sequence)
+            late.append(sequence)
+        while (sequence := self.waiting.first()) is not None and not self._is_in_time(sequence, 0, now):
             self.finish(sequence)
             late.append(sequence)
         return late
@@ -164,6 +200,30 @@ class Scheduler:
                 field="stopping.max_new_tokens" if sequence.num_prompt < longest else "prompt",
             )
 
+    def _check_deadline(self, sequence: Sequence, now: float) -> None:
+        if sequence.deadline is None:
+            return
+        backlog = sum(s.num_uncomputed for s in self.running) + self.waiting.backlog(sequence)
+        if not self._is_in_time(sequence, backlog, now):
+            raise DeadlinePassed(
+                f"The first token of request {sequence.request_id} is not expected before its deadline, in "
+                f"{max(0.0, sequence.deadline - now):.2f} s: {backlog} tokens of others and {sequence.num_uncomputed} "
+                "of its prompt are computed before. Allow more time or try again later."
+            )
+
+    def _is_in_time(self, sequence: Sequence, backlog: int, now: float) -> bool:
+        """Returns whether a sequence's first token is expected before its deadline, after `backlog` tokens of others.
+
+        A sequence that has a token already is in time.
+        """
+        if sequence.deadline is None or sequence.num_new:
+            return True
+        num_tokens = self.limits.max_batched_tokens  # of the step whose tokens per second count
+        if self.limits.max_step_seconds is not None:
+            num_tokens = max(1, self.cost.longest(StepSize(), 0, num_tokens, self.limits.max_step_seconds))
+        seconds = self.cost.seconds(StepSize().plus(0, num_tokens)) / num_tokens
+        return now + _LATENESS * seconds * (backlog + sequence.num_uncomputed) < sequence.deadline
+
     def _decode_chunks(self) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
         for sequence in [s for s in self.running if s.num_uncomputed == 1]:
@@ -175,22 +235,18 @@ class Scheduler:
                 chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1))
         return chunks
 
-    def _chunk(self, sequence: Sequence, budget: int) -> ScheduledChunk:
-        return ScheduledChunk(sequence, sequence.num_computed, min(budget, sequence.num_uncomputed))
-
-    def _admit(self) -> Sequence | None:
-        """Lets the first waiting sequence run, if there is a place and all of its known tokens fit."""
-        sequence = self.waiting.first()
-        if sequence is None or len(self.running) >= self.limits.max_running:
-            return None
+    def _admit(self, sequence: Sequence) -> bool:
+        """Lets a waiting sequence run, if there is a place and all of its known tokens fit; returns whether it does."""
+        if len(self.running) >= self.limits.max_running:
+            return False
         spare = len(self.running)  # a free block for each running sequence, or the new one would soon be preempted
         if self._tables.missing(sequence) + spare > self._tables.available(sequence):
-            return None
+            return False
         self.waiting.discard(sequence)
         self._grow(sequence)
         sequence.status = Status.RUNNING
         bisect.insort(self.running, sequence, key=lambda s: s.order)
-        return sequence
+        return True
 
     def _grow(self, sequence: Sequence) -> None:
         for loser in self._tables.grow(sequence):

@@ -141,7 +141,7 @@ PROMISED = {
     "verify": {"--json"},
     "diff": {"--json"},
     "serve": {"--tp", "--host", "--port", "--dtype", "--kv-dtype", "--kv-memory", "--kv-blocks", "--max-model-len"}
-    | {"--max-running", "--max-queued", "--drain-timeout", "--default-max-new-tokens", "--insecure"},
+    | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"},
     "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"},
 }
 

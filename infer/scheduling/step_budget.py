@@ -1,0 +1,41 @@
+"""The room of one step: the tokens that it may have, and the seconds that it may take."""
+
+from .cost import StepCost, StepSize
+
+
+class StepBudget:
+    """The part of a step's tokens and seconds that is left. Decoding takes its tokens first, prompts take the rest.
+
+    Args:
+        max_tokens: the largest number of tokens of the step.
+        max_seconds: the bound on its predicted duration, or None. Decoding sequences and one token of a prompt are
+            computed even beyond it, so that everyone moves on.
+        cost: predicts durations.
+    """
+
+    def __init__(self, max_tokens: int, max_seconds: float | None, cost: StepCost) -> None:
+        self._num_left = max_tokens
+        self._max_seconds = max_seconds
+        self._cost = cost
+        self._size = StepSize()
+        self._has_prompt = False
+
+    def take(self, start: int, length: int) -> None:
+        """Takes tokens [start, start + length) of a sequence."""
+        self._num_left -= length
+        self._size = self._size.plus(start, length)
+
+    def room(self, start: int, wanted: int) -> int:
+        """Returns how many of the `wanted` tokens of a prompt, from `start` on, the step can take."""
+        length = min(wanted, self._num_left)
+        if length and self._max_seconds is not None:
+            length = self._cost.longest(self._size, start, length, self._max_seconds)
+            length = length if self._has_prompt else max(1, length)
+        return length
+
+    def take_prompt(self, start: int, wanted: int) -> int:
+        """Takes as many of the `wanted` tokens as there is room for, and returns their number."""
+        length = self.room(start, wanted)
+        self.take(start, length)
+        self._has_prompt = True
+        return length

@@ -1,0 +1,45 @@
+"""The steps that an engine measures before its first request, to know the cost of steps.
+
+They compute tokens that belong to nobody, in blocks that nobody holds: what they leave there is overwritten.
+"""
+
+from typing import Final
+
+from ...core.integers import ceil_div
+from ..requests.sampling_params import SamplingParams
+from .scheduler import Limits, ScheduledChunk
+from .sequence import Sequence
+
+_MAX_CONTEXT: Final = 2048  # tokens; the warm-up must be short
+_MAX_CHUNK: Final = 256
+
+
+def warm_up_chunks(limits: Limits, num_blocks: int, block_size: int) -> list[ScheduledChunk]:
+    """Returns the steps to measure, one chunk each: few and many tokens, after short and long contexts.
+
+    Args:
+        limits: the limits on steps and sequences, which the chunks keep.
+        num_blocks: the number of blocks of the cache, all of them free.
+        block_size: the number of tokens of a block.
+    """
+    context = min(limits.max_model_len, num_blocks * block_size, _MAX_CONTEXT)
+    longest = min(limits.max_batched_tokens, context, _MAX_CHUNK)
+    short = max(1, longest // 4)
+    places = ((0, 1), (0, short), (0, longest), (context - 1, 1), (context - short, short))
+    return [_chunk(start, length, block_size) for start, length in dict.fromkeys(places)]
+
+
+def _chunk(start: int, length: int, block_size: int) -> ScheduledChunk:
+    num_tokens = start + length
+    sequence = Sequence(
+        request_id="",
+        index=0,
+        arrival=0,
+        params=SamplingParams(temperature=0.0),
+        seed=0,
+        tokens=[0] * num_tokens,
+        num_prompt=num_tokens,
+        max_tokens=num_tokens + 1,
+        blocks=list(range(1, ceil_div(num_tokens, block_size) + 1)),
+    )
+    return ScheduledChunk(sequence, start, length)
