@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.errors import ConfigError
-from ..infer.options import KERNELS
 from .common import print_json
+from .engine_options import (
+    dtype_option,
+    kernels_option,
+    kv_dtype_option,
+    kv_memory_option,
+    max_model_len_option,
+    threads_option,
+    tp_option,
+)
 
 if TYPE_CHECKING:
     from ..infer.api.client import Client
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
     from ..infer.requests.events import ModelInfo
 
 _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):\d{1,5}")
+_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 
 
 @click.command(epilog='Example: tk generate runs/demo "def main(" --max-new-tokens 50')
@@ -38,29 +47,36 @@ _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):\d{1,5}")
     help="Sample from the most probable tokens with this total probability.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of sampling; the same seed gives the same text.")
-@click.option(
-    "--kernels",
-    type=click.Choice(KERNELS),
-    default="auto",
-    help="What computes, for a CKPT; auto: the best on this machine.",
-)
+@click.option("--chat", is_flag=True, help="Take PROMPT as a user's message, in the chat template of CKPT.")
+@tp_option
+@threads_option
+@dtype_option
+@kv_dtype_option
+@kv_memory_option
+@max_model_len_option
+@kernels_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, which describes the model too.")
-def generate(source: str, prompt: str | None, kernels: str, as_json: bool, **sampling: Any) -> None:
+def generate(source: str, prompt: str | None, chat: bool, as_json: bool, **options: Any) -> None:
     """Continue PROMPT, or the text on stdin, and stream the continuation to stdout.
 
     The model is the one that a server at HOST:PORT serves, or CKPT: a step folder, a run folder or a Hugging Face
-    folder.
+    folder. --chat and the options from --tp on are for a CKPT; a server has its own.
     """
     from ..infer.requests.sampling_params import SamplingParams
 
-    params = SamplingParams(**sampling)
+    params = SamplingParams(**{name: options.pop(name) for name in _SAMPLING})
+    loading = {name: value for name, value in options.items() if value is not None}
     text = _read_stdin() if prompt is None else prompt
-    with _opened(source, kernels) as model:
+    address = not Path(source).exists() and _ADDRESS.fullmatch(source) is not None
+    if address:
+        _refuse_loading(source, {"chat": True, **loading} if chat else loading)
+    given = _chat_tokens(Path(source), text) if chat else text
+    with _opened(source, address, loading) as model:
         if as_json:
-            [completion] = model.generate(text, params)
+            [completion] = model.generate([given], params)
             print_json(_document(text, completion, model.model_info()))
             return
-        for delta in model.stream(text, params):
+        for delta in model.stream(given, params):
             click.echo(delta.text, nl=False)
         click.echo()
 
@@ -81,16 +97,33 @@ def _read_stdin() -> str:
     return text
 
 
-@contextmanager
-def _opened(source: str, kernels: str) -> "Iterator[Client | LLM]":
-    """Yields a client for an address, or an engine for a path; a path that exists wins over an address.
+def _refuse_loading(address: str, given: Mapping[str, Any]) -> None:
+    """Refuses options that decide how a model is loaded, or read its folder, for an address."""
+    if given:
+        name = "--" + next(iter(given)).replace("_", "-")
+        raise ConfigError(f"{name} is for a CKPT; the server at {address} has loaded its model already.")
+
+
+def _chat_tokens(checkpoint: Path, message: str) -> list[int]:
+    """Returns the tokens of a conversation that the message begins, up to the start of the answer.
 
     Raises:
-        ConfigError: kernels are given for an address.
+        CheckpointError: the checkpoint has no tokenizer or no chat template.
     """
-    if not Path(source).exists() and _ADDRESS.fullmatch(source):
-        if kernels != "auto":
-            raise ConfigError(f"--kernels is for a CKPT; the server at {source} has chosen its own.")
+    from ..checkpoint import Checkpoint
+    from ..text.chat_template import ChatTemplate
+    from ..text.tokenizer import Tokenizer
+
+    folder = Checkpoint.open(checkpoint).path
+    tokenizer = Tokenizer.from_folder(folder)
+    prompt = ChatTemplate.from_folder(folder).prompt([{"role": "user", "content": message}])
+    return tokenizer.encode(prompt, special_tokens=False)  # the template spells them out
+
+
+@contextmanager
+def _opened(source: str, address: bool, loading: Mapping[str, Any]) -> "Iterator[Client | LLM]":
+    """Yields a client for an address, or an engine for a path."""
+    if address:
         from ..infer.api.client import Client
 
         with Client(source) as client:
@@ -98,7 +131,7 @@ def _opened(source: str, kernels: str) -> "Iterator[Client | LLM]":
     else:
         from ..infer.api.llm import LLM
 
-        with LLM(source, kernels=kernels) as llm:
+        with LLM(source, **loading) as llm:
             yield llm
 
 

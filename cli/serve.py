@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core.dtypes import COMPUTE_NAMES
-from ..infer.options import KERNELS, KV_DTYPES
-from .common import ByteSize
+from .engine_options import (
+    dtype_option,
+    kernels_option,
+    kv_dtype_option,
+    kv_memory_option,
+    max_model_len_option,
+    threads_option,
+    tp_option,
+)
 
 if TYPE_CHECKING:
     from ..infer.planning.memory_plan import MemoryPlan
@@ -19,29 +25,18 @@ EXIT_INTERRUPTED = 130
 
 @click.command(epilog="Example: tk serve runs/demo --kv-dtype int8 --port 0")
 @click.argument("checkpoint", metavar="CKPT", type=click.Path(path_type=Path))
-@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor-parallel ranks.")
+@tp_option
+@threads_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="Port to listen on; 0: a free one."
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", *COMPUTE_NAMES]),
-    default="auto",
-    help="Dtype of the computation; auto: as stored.",
-)
-@click.option(
-    "--kv-dtype",
-    type=click.Choice(["auto", *KV_DTYPES]),
-    default="auto",
-    help="Dtype of the KV cache; auto: that of the computation.",
-)
-@click.option(
-    "--kernels", type=click.Choice(KERNELS), default="auto", help="What computes; auto: the best on this machine."
-)
-@click.option("--kv-memory", type=ByteSize(), help="Size of the KV cache per rank, for example 512MiB.")
+@dtype_option
+@kv_dtype_option
+@kernels_option
+@kv_memory_option
 @click.option("--kv-blocks", type=click.IntRange(1), help="Size of the KV cache in blocks.")
-@click.option("--max-model-len", type=click.IntRange(1), help="Most tokens of a request, prompt and output together.")
+@max_model_len_option
 @click.option("--max-running", type=click.IntRange(1), help="Most sequences that are computed at the same time.")
 @click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
 @click.option(
@@ -76,6 +71,7 @@ def serve(
     """
     from ..infer.engine import Engine
     from ..infer.options import EngineOptions
+    from ..infer.planning.job import threads_per_rank
     from ..infer.server.app import ServerOptions, check_address, serve_until_signal
 
     server_options = ServerOptions(
@@ -89,7 +85,9 @@ def serve(
     check_address(server_options)
     given = {name: value for name, value in engine_values.items() if value is not None}
     with closing(Engine.start(EngineOptions(checkpoint, **given), on_plan=_show)) as engine:
+        threads = threads_per_rank(engine.options.tp, engine.options.threads)
         click.echo(f"{'kernels':<10}{engine.info.kernels}", err=True)
+        click.echo(f"{'threads':<10}{threads} on each of {engine.options.tp} ranks", err=True)
         orderly = serve_until_signal(engine, server_options, on_ready=lambda address: click.echo(f"ready {address}"))
     if not orderly:
         click.get_current_context().exit(EXIT_INTERRUPTED)

@@ -108,6 +108,14 @@ class ChatTemplate:
         spans = marks if self._marked else self._turns(messages, text)
         return Rendered(text, tuple(spans))
 
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """Renders a conversation up to the start of the assistant's next turn, special tokens spelled out.
+
+        Raises:
+            ConfigError: the template refuses the messages.
+        """
+        return self._run(messages, True)[0]
+
     def _turns(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
         spans = []
         for number, message in enumerate(messages):
@@ -164,8 +172,8 @@ def _source(folder: Path, config: Mapping[str, Any]) -> str:
         found = named.get("default")
     if not isinstance(found, str):
         raise CheckpointError(
-            f"{folder} has no chat template, neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}: add one to "
-            'use "messages", or use "prompt" and "response".'
+            f"{folder} has no chat template, neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}: add one, "
+            "or do without conversations."
         )
     return found
 

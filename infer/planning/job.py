@@ -34,7 +34,9 @@ class Job:
     instruction_set: str = ""
 
 
-def threads_per_rank(tp: int) -> int:
-    """Returns the number of threads of a rank: OMP_NUM_THREADS if it is set, else the rank's share of the cores."""
+def threads_per_rank(tp: int, wanted: int | None = None) -> int:
+    """Returns the number of threads of a rank: `wanted`, else OMP_NUM_THREADS, else the rank's share of the cores."""
+    if wanted is not None:
+        return wanted
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(given) if given.isdigit() and int(given) else max(1, len(os.sched_getaffinity(0)) // tp)

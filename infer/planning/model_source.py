@@ -83,7 +83,7 @@ class ModelSource:
             block_size=self.memory.block_size,
             max_batched_tokens=self.options.max_batched_tokens,
             tp=self.options.tp,
-            threads=self.options.threads or threads_per_rank(self.options.tp),
+            threads=threads_per_rank(self.options.tp, self.options.threads),
         )
 
 

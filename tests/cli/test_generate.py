@@ -2,7 +2,9 @@
 
 import io
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from tk.cli.main import main
 from tk.core.errors import InvalidRequest
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.tests.infer.server.fake_engine import FakeEngine, ServerThread
+from tk.text.tokenizer import Tokenizer
 
 
 def test_options_are_the_wires_and_text_goes_to_stdout(
@@ -50,7 +53,11 @@ def test_prompt_from_stdin_loses_its_last_newline_only(
     [
         (["{target}", "hi", "--temperature", "-1"], 2, "--temperature"),
         (["{target}", "hi", "--top-p", "0"], 2, "--top-p"),
-        (["{target}", "hi", "--kernels", "aten"], 2, "the server at {target} has chosen its own"),
+        (["{target}", "hi", "--kernels", "aten"], 2, "--kernels is for a CKPT; the server at {target}"),
+        (["{target}", "hi", "--kv-dtype", "int8"], 2, "--kv-dtype is for a CKPT"),
+        (["{target}", "hi", "--max-model-len", "9"], 2, "--max-model-len is for a CKPT"),
+        (["{target}", "hi", "--chat"], 2, "--chat is for a CKPT"),
+        (["{target}", "hi", "--threads", "0"], 2, "--threads"),
         (["{target}", "refuse"], 2, "sampling.seed is wrong"),
         (["{closed}", "hi"], 1, "{closed}"),
         (["no/such/folder", "hi"], 3, "no/such/folder"),
@@ -89,3 +96,47 @@ def test_no_prompt_at_all_is_a_usage_error(
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["generate", server.target]) == 2
     assert "The prompt is empty" in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_loaded_as_the_options_say(
+    model_folder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--threads",
+        "1",
+        "--dtype",
+        "bf16",
+        "--kv-dtype",
+        "int8",
+        "--kv-memory",
+        "1MiB",
+        "--max-model-len",
+        "64",
+        "--kernels",
+        "aten",
+    ]
+    assert main(["generate", str(model_folder("grouped")), "abc", "--seed", "1", "--json", *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    model = document["model"]
+    assert (model["tp"], model["dtype"], model["kv_dtype"]) == (1, "bf16", "int8")
+    assert (model["max_model_len"], model["kernels"]) == (64, "aten")
+    assert model["num_blocks"] * model["block_size"] * model["kv_bytes_per_token"] <= 1 << 20
+
+
+def test_chat_renders_the_template_and_adds_no_other_special_tokens(
+    model_folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder("grouped"), folder)
+    arguments = ["generate", str(folder), "abc on", "--json", "--max-new-tokens", "3", "--threads", "1"]
+    assert main([*arguments, "--chat"]) == 3
+    assert "has no chat template" in capsys.readouterr().err
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
+    template += "{% if add_generation_prompt %}<a>{% endif %}"
+    (folder / "chat_template.jinja").write_text(template)
+    assert main([*arguments, "--chat"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    ids = Tokenizer.from_folder(folder).encode("<user>abc on<end><a>", special_tokens=False)
+    assert document["prompt"] == "abc on"
+    assert document["usage"]["prompt_tokens"] == len(ids)
+    assert len(document["token_ids"]) <= 3

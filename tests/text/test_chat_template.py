@@ -90,3 +90,12 @@ def test_values_that_are_none_are_absent_and_json_keeps_its_letters() -> None:
     source = "{{ messages[0] | tojson }}"
     message = {"role": "user", "content": "<ü>", "name": None}
     assert ChatTemplate(source, {}).render([message]).text == '{"role": "user", "content": "<ü>"}'
+
+
+def test_a_prompt_ends_where_the_answer_begins() -> None:
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[>]{% endif %}"
+    )
+    template = ChatTemplate(source, {})
+    assert template.prompt([{"role": "user", "content": "hi"}]) == "[user]hi[>]"
+    assert template.render([{"role": "user", "content": "hi"}]).text == "[user]hi"

@@ -14,6 +14,7 @@ def test_the_environment_wins_over_the_share_of_the_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)))
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert threads_per_rank(2) == threads
+    assert threads_per_rank(2, 7) == 7
 
 
 def test_every_rank_has_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

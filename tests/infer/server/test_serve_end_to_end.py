@@ -131,7 +131,7 @@ def test_sigterm_lets_a_live_stream_finish_and_exits_zero_with_its_workers(own: 
     code, stdout, stderr = own.wait()
     assert (code, stdout) == (0, ""), stderr
     assert "draining: 1 live" in stderr
-    assert f"\nkernels   {kernels}\n" in stderr, "a line of the table at start"
+    assert f"\nkernels   {kernels}\nthreads   " in stderr, "lines of the table at start"
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
