@@ -1,19 +1,63 @@
-"""The GPUs that this process may use, as NVIDIA's driver counts them, without torch."""
+"""The GPUs that this process may use, and their free memory, as NVIDIA's driver reports them, without torch."""
 
 import ctypes
 from functools import cache
+from typing import Final
 
-_SUCCESS = 0
+from .errors import ConfigError
+
+_SUCCESS: Final = 0
 
 
 @cache
 def count_gpus() -> int:
     """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
+    driver = _load_driver()
     count = ctypes.c_int(0)
-    if driver.cuInit(0) != _SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS:
+    if driver is None or driver.cuInit(0) != _SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS:
         return 0
     return count.value
+
+
+def free_gpu_memory(num_gpus: int) -> tuple[int, ...]:
+    """Returns the number of free bytes of each of the first GPUs, of which `count_gpus` has found at least so many.
+
+    Raises:
+        ConfigError: the driver does not open a GPU, for example because another process has all of its memory.
+    """
+    driver = _load_driver()
+    assert driver is not None, "no driver, and so no GPU"
+    return tuple(_free_bytes(driver, index) for index in range(num_gpus))
+
+
+def _load_driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def _free_bytes(driver: ctypes.CDLL, index: int) -> int:
+    """Asks in the GPU's primary context, which is released again: the engine's process keeps nothing on a GPU."""
+
+    def call(function: str, *arguments: object) -> None:
+        code = driver[function](*arguments)
+        if code != _SUCCESS:
+            raise ConfigError(
+                f"NVIDIA's driver does not open GPU {index} ({function} answers {code}). Free it, or choose others by "
+                'CUDA_VISIBLE_DEVICES; CUDA_VISIBLE_DEVICES="" computes on the CPU.'
+            )
+
+    device, context = ctypes.c_int(0), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+    call("cuDeviceGet", ctypes.byref(device), index)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    try:
+        call("cuCtxPushCurrent_v2", context)
+        try:
+            call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        finally:
+            call("cuCtxPopCurrent_v2", ctypes.byref(context))
+    finally:
+        call("cuDevicePrimaryCtxRelease_v2", device)
+    return free.value

@@ -1,12 +1,12 @@
 """The memory plan of a rank: its weights and KV cache, computed before anything is allocated."""
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ...core import dtypes
+from ...core.cuda import count_gpus, free_gpu_memory
 from ...core.errors import ConfigError
 from ...core.integers import ceil_div
 from ...core.layout import Layout
@@ -77,12 +77,13 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     Raises:
         ParallelError: tp does not divide the model.
         ConfigError: the cache cannot hold a block, `max_model_len` is more than model or cache can hold, or the ranks
-            take more memory than this machine has free.
+            take more memory than their GPUs, or without GPUs this machine, have free.
     """
     weight_bytes = weight_bytes_per_rank(config, options.tp, dtype)
     block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype)
     longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
-    num_blocks = _num_blocks(options, weight_bytes, block_bytes, longest)
+    room = _room(options)
+    num_blocks = _num_blocks(options, room.num_bytes - weight_bytes, block_bytes, longest)
     _check_length(config, options, num_blocks)
     plan = MemoryPlan(
         tp=options.tp,
@@ -94,7 +95,7 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         num_blocks=num_blocks,
         max_model_len=min(longest, num_blocks * options.block_size),
     )
-    _check_room(plan)
+    _check_room(plan, room)
     return plan
 
 
@@ -133,13 +134,32 @@ def free_memory(group: Path = CONTROL_GROUP) -> int:
     return free if limit == "max" else min(free, max(0, int(limit) - int(used) + cached))
 
 
-def _num_blocks(options: EngineOptions, weight_bytes: int, block_bytes: int, longest: int) -> int:
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The free memory of a rank, in bytes, and its place for messages."""
+
+    num_bytes: int
+    place: str
+
+
+def _room(options: EngineOptions) -> _Room:
+    """Returns the free memory where the ranks compute: that of the fullest of their GPUs, or their share of the host.
+
+    Raises:
+        ConfigError: a GPU cannot be opened.
+    """
+    if options.kernels != "native" and count_gpus() >= options.tp:
+        return _Room(min(free_gpu_memory(options.tp)), "each GPU")
+    return _Room(free_memory() // options.tp, f"this machine, for each of {options.tp} ranks,")
+
+
+def _num_blocks(options: EngineOptions, room_beside_weights: int, block_bytes: int, longest: int) -> int:
     if options.kv_blocks is not None:
         return options.kv_blocks
     memory = options.kv_memory
     wanted = math.inf
     if memory is None:
-        memory = int(KV_SHARE * max(0, free_memory() - options.tp * weight_bytes)) // options.tp
+        memory = int(KV_SHARE * max(0, room_beside_weights))
         wanted = options.max_running * ceil_div(longest, options.block_size)
     num_blocks = min(memory // block_bytes - 1, wanted)  # one more is the null block
     if num_blocks < 1:
@@ -150,21 +170,14 @@ def _num_blocks(options: EngineOptions, weight_bytes: int, block_bytes: int, lon
     return int(num_blocks)
 
 
-def _check_room(plan: MemoryPlan) -> None:
-    """Refuses a plan that exceeds the host's memory; a rank on a GPU checks the GPU's after loading its weights."""
-    needed, free = plan.tp * (plan.weight_bytes + plan.kv_bytes), free_memory()
-    if needed > free and not _ranks_have_gpus(plan.tp):
+def _check_room(plan: MemoryPlan, room: _Room) -> None:
+    needed = plan.weight_bytes + plan.kv_bytes
+    if needed > room.num_bytes:
         raise ConfigError(
-            f"Weights ({format_bytes(plan.weight_bytes)}) and KV cache ({format_bytes(plan.kv_bytes)}) of each of "
-            f"{plan.tp} ranks take {format_bytes(needed)}, and this machine has {format_bytes(free)} free. Give "
-            "kv_memory or kv_blocks less, or take a smaller model."
+            f"Weights ({format_bytes(plan.weight_bytes)}) and KV cache ({format_bytes(plan.kv_bytes)}) of a rank take "
+            f"{format_bytes(needed)}, and {room.place} has {format_bytes(room.num_bytes)} free. Give kv_memory or "
+            "kv_blocks less, or take a smaller model."
         )
-
-
-def _ranks_have_gpus(tp: int) -> bool:
-    """Returns whether ranks will compute on GPUs, as far as this process can find out without torch."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return not hidden and len(list(Path("/dev").glob("nvidia[0-9]*"))) >= tp
 
 
 def _check_length(config: ModelConfig, options: EngineOptions, num_blocks: int) -> None:

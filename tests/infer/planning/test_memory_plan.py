@@ -11,7 +11,6 @@ from tk.infer.engine import Engine
 from tk.infer.options import EngineOptions
 from tk.infer.planning import memory_plan
 from tk.infer.planning.memory_plan import kv_bytes_per_rank, plan_memory, weight_bytes_per_rank
-from tk.infer.planning.model_source import ModelSource
 from tk.model.config import ModelConfig
 from tk.tests.model.tiny_llama import TINY_LLAMA
 
@@ -60,15 +59,30 @@ def test_without_limits_the_cache_holds_as_much_as_all_running_requests_can_use(
 
 
 @pytest.mark.parametrize("options", [{"kv_memory": 100 << 40}, {"kv_blocks": 1 << 40}])
-def test_more_memory_than_the_host_has_is_refused_unless_gpus_hold_it(
+def test_more_memory_than_the_host_has_is_refused(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(memory_plan, "count_gpus", lambda: 0)
     chosen = EngineOptions(model_folder("grouped"), tp=2, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"each of 2 ranks take .*iB, and this machine has .* free"):
+    with pytest.raises(ConfigError, match=r"of a rank take .*iB, and this machine, for each of 2 ranks, has .* free"):
         Engine.start(chosen)
-    monkeypatch.setattr(memory_plan, "_ranks_have_gpus", lambda tp: tp == 2)
-    assert ModelSource.open(chosen).memory.kv_bytes > 2**45
+
+
+def test_the_memory_of_gpus_counts_where_ranks_compute_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs of 400 and 300 kB in a machine without memory of its own."""
+    monkeypatch.setattr(memory_plan, "count_gpus", lambda: 2)
+    monkeypatch.setattr(memory_plan, "free_gpu_memory", lambda num_gpus: (400_000, 300_000)[:num_gpus])
+    monkeypatch.setattr(memory_plan, "free_memory", lambda: 0)
+    block = 32 * kv_bytes_per_rank(CONFIG, 1, "fp32")
+    for tp, smallest in ((1, 400_000), (2, 300_000)):
+        plan = plan_memory(CONFIG, EngineOptions(Path("m"), tp=tp), "fp32", "fp32")
+        room = smallest - weight_bytes_per_rank(CONFIG, tp, "fp32")
+        assert plan.num_blocks == int(0.3 * room) // (block // tp) - 1
+    with pytest.raises(ConfigError, match=r"each GPU has .* free"):
+        plan_memory(CONFIG, EngineOptions(Path("m"), kv_memory=400_000), "fp32", "fp32")
+    for on_host in (EngineOptions(Path("m"), tp=4), EngineOptions(Path("m"), kernels="native")):
+        with pytest.raises(ConfigError, match="too little"):
+            plan_memory(CONFIG, on_host, "fp32", "fp32")
 
 
 def test_a_container_has_what_its_limit_leaves_and_what_files_only_cache(tmp_path: Path) -> None:
