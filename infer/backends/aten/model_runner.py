@@ -1,5 +1,7 @@
 """The backend on torch's operators: forward passes in tiles of fixed size, logits, the sampler."""
 
+from collections.abc import Iterator
+
 import torch
 
 from ....parallel.collectives import all_gather
@@ -47,25 +49,35 @@ class ModelRunner:
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> SamplerOutput | None:
         """Computes a step, stores its keys and values; returns the sampler's output on rank 0, else None."""
-        logits_RV = self._logits(plan)
-        if self._tp.rank:
-            return None
-        return run_sampler(logits_RV.cpu().numpy(), plan.rows, None, self._sample)
+        outputs = []
+        for first, logits_RV in self._logits(plan):
+            if self._tp.rank == 0:
+                rows = plan.rows.part(first, first + len(logits_RV))
+                outputs.append(run_sampler(logits_RV.cpu().numpy(), rows, None, self._sample))
+        return SamplerOutput.join(outputs) if outputs else None
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
-        found: Array = self._logits(plan).cpu().numpy()
+        found: Array = torch.cat([logits_RV for _, logits_RV in self._logits(plan)]).cpu().numpy()
         return found
 
-    def _logits(self, plan: StepPlan) -> torch.Tensor:
+    def _logits(self, plan: StepPlan) -> Iterator[tuple[int, torch.Tensor]]:
+        """Computes a step; yields its logits in parts of at most MAX_HEAD_ROWS rows, with the number of the first.
+
+        A step without rows has one empty part.
+        """
         wanted = torch.from_numpy(plan.rows.token.astype("int64"))
         normed = []
         for tile in cut(len(plan.tokens), self.sizes):
             normed_TD = self._forward(plan, tile)
             inside = (wanted >= tile.first) & (wanted < tile.stop)
             normed.append(normed_TD[wanted[inside] - tile.first])
-        return self._head(torch.cat(normed))
+        normed_RD = torch.cat(normed)
+        if not len(normed_RD):
+            yield 0, torch.empty(0, self._program.vocab_size)
+        for tile in cut(len(normed_RD), self.head_sizes):
+            yield tile.first, self._head(normed_RD[tile.first : tile.stop], tile.size)
 
     def _forward(self, plan: StepPlan, tile: RowTile) -> torch.Tensor:
         part = slice(tile.first, tile.stop)
@@ -77,16 +89,13 @@ class ModelRunner:
         attention = PagedAttention(self._cache, spans, slots, self._program.num_heads)
         return self._interpreter.forward(tokens, positions, attention)
 
-    def _head(self, normed_RD: torch.Tensor) -> torch.Tensor:
-        vocab_size = self._program.vocab_size
-        pieces = [torch.empty(0, vocab_size)]
-        for tile in cut(len(normed_RD), self.head_sizes):
-            num_rows = tile.stop - tile.first
-            padded_RD = normed_RD.new_zeros(tile.size, normed_RD.shape[-1])
-            padded_RD[:num_rows] = normed_RD[tile.first : tile.stop]
-            whole_RV = torch.cat(all_gather(self._interpreter.head(padded_RD), self._tp), dim=-1)
-            pieces.append(whole_RV[:num_rows, :vocab_size].float())
-        return torch.cat(pieces)
+    def _head(self, normed_RD: torch.Tensor, size: int) -> torch.Tensor:
+        """Returns the logits of rows that are padded to `size`: fp32 [R, vocab_size]."""
+        num_rows = len(normed_RD)
+        padded_RD = normed_RD.new_zeros(size, normed_RD.shape[-1])
+        padded_RD[:num_rows] = normed_RD
+        whole_RV = torch.cat(all_gather(self._interpreter.head(padded_RD), self._tp), dim=-1)
+        return whole_RV[:num_rows, : self._program.vocab_size].float()
 
 
 def _distinct(
