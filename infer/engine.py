@@ -8,12 +8,10 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final, Self
-
-import numpy as np
 
 from ..core.errors import Cancelled, DeadlinePassed, InvalidRequest, TkError, WorkerDied
 from .options import EngineOptions
@@ -21,10 +19,12 @@ from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
 from .requests.events import Event, ModelInfo, Request
 from .requests.prompts import check_length
+from .scheduling.batch_writer import BatchWriter
 from .scheduling.cost import StepSize
 from .scheduling.live_request import LiveRequest, Served
-from .scheduling.scheduler import Limits, ScheduledChunk, Scheduler
-from .scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
+from .scheduling.scheduler import Limits, Scheduler
+from .scheduling.sequence import Status
+from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step
 from .scheduling.warm_up import warm_up_chunks
 from .workers.worker_group import WORKER, WorkerGroup
 
@@ -58,6 +58,8 @@ class Engine:
             None if options.max_step_ms is None else options.max_step_ms / 1000,
         )
         self._workers = WorkerGroup(worker)
+        self._batch = BatchWriter(options.max_running, lambda sequence: self._live[sequence.request_id].stopping)
+        self._begun = 0.0  # when the workers began to compute the step in flight
         self._arrivals = itertools.count()
         self._lock = threading.Lock()  # guards all below
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size)
@@ -218,9 +220,11 @@ class Engine:
         chunks = warm_up_chunks(limits, self.memory.num_blocks, block_size)
         measured = []
         for chunk in (chunks[0], *chunks):
-            plan = make_plan([chunk], [SamplingRow(chunk.length - 1)], block_size)
+            message = self._batch.write([chunk]).encode()
             begun = time.monotonic()
-            self._workers.step(plan, self.options.step_timeout)
+            self._workers.send(message, self.options.step_timeout)
+            self._workers.receive(self.options.step_timeout)
+            self._batch.release(chunk.sequence)
             measured.append((StepSize().plus(chunk.start, chunk.length), time.monotonic() - begun))
         self._scheduler.cost.calibrate(measured[1:])
 
@@ -248,39 +252,40 @@ class Engine:
                 return False
             chunks = self._scheduler.schedule()
         if chunks:
-            self._step(chunks)
+            self._take(self._send(prepare_step(chunks, self._live, self._batch)))
         else:
             self._workers.sleep()
         return True
 
-    def _step(self, chunks: Sequence[ScheduledChunk]) -> None:
-        wanted: list[tuple[LiveRequest, ScheduledChunk, SamplingRow]] = []
-        first = 0
-        for chunk in chunks:
-            request = self._live[chunk.sequence.request_id]
-            wanted += [(request, chunk, row) for row in request.want(chunk, first)]
-            first += chunk.length
-        plan = make_plan(chunks, [row for _, _, row in wanted], self.memory.block_size)
-        touched = {chunk.sequence.request_id: self._live[chunk.sequence.request_id] for chunk in chunks}
-        for request in touched.values():
-            request.deliver()
-        begun = time.monotonic()
-        result = self._workers.step(plan, self.options.step_timeout)
+    def _send(self, step: StepInFlight) -> StepInFlight:
+        """Sends a step to the workers."""
         with self._lock:
-            self._scheduler.observe(chunks, time.monotonic() - begun)
-            for chunk in chunks:
-                self._scheduler.advance(chunk)
-        for index, (request, chunk, row) in enumerate(wanted):
-            if request.is_over:
+            record_step(step, self._scheduler)
+        self._begun = time.monotonic()
+        self._workers.send(step.message, self.options.step_timeout)
+        return step
+
+    def _take(self, step: StepInFlight) -> None:
+        """Waits for the results of a step and sends its events. Rows of what has ended meanwhile are dropped."""
+        result = self._workers.receive(self.options.step_timeout)
+        with self._lock:
+            self._scheduler.observe(step.chunks, time.monotonic() - self._begun)
+        is_finite = result.finite.tolist()
+        touched: dict[LiveRequest, None] = {}
+        for index, row in enumerate(step.rows):
+            request, sequence = row.request, row.sequence
+            if request.is_over or sequence.status is Status.FINISHED:
                 continue
-            if not result.finite[index]:
-                self._fail(
-                    request, TkError(f"The model's logits for request {request.request.request_id} are not finite.")
-                )
-            elif request.take(chunk.sequence, row, result, index):
+            touched[request] = None
+            if not is_finite[index]:
+                name = request.request.request_id
+                self._fail(request, TkError(f"The model's logits for request {name} are not finite."))
+            elif row.scored is not None:
+                request.score(row.scored, result, index)
+            elif request.take(sequence, row.position, result, index):
                 with self._lock:
-                    self._scheduler.finish(chunk.sequence)
-        for request in touched.values():
+                    self._scheduler.finish(sequence)
+        for request in touched:
             if request.is_over:
                 self._forget(request)
             request.deliver()
@@ -309,34 +314,6 @@ class Engine:
         with self._lock:
             for sequence in request.sequences:
                 self._scheduler.finish(sequence)
-            self._live.pop(request.request.request_id, None)
-
-
-def make_plan(chunks: Sequence[ScheduledChunk], rows: Sequence[SamplingRow], block_size: int) -> StepPlan:
-    """Builds the plan of a step: the chunks' tokens laid end to end, in order.
-
-    Args:
-        chunks: the scheduled chunks.
-        rows: the rows of logits that the step needs, with ascending indexes among those tokens.
-        block_size: the number of tokens of a block.
-    """
-    tokens: list[int] = []
-    positions, slots = [], []
-    widest = max(len(chunk.sequence.blocks) for chunk in chunks)
-    block_tables = np.zeros((len(chunks), widest), np.int32)
-    for i, chunk in enumerate(chunks):
-        stop = chunk.start + chunk.length
-        tokens += chunk.sequence.tokens[chunk.start : stop]
-        block_tables[i, : len(chunk.sequence.blocks)] = chunk.sequence.blocks
-        position = np.arange(chunk.start, stop, dtype=np.int32)
-        positions.append(position)
-        slots.append(block_tables[i, position // block_size] * block_size + position % block_size)
-    return StepPlan(
-        tokens=np.array(tokens, np.int32),
-        positions=np.concatenate(positions),
-        slots=np.concatenate(slots),
-        span_length=np.array([chunk.length for chunk in chunks], np.int32),
-        span_context=np.array([chunk.start + chunk.length for chunk in chunks], np.int32),
-        block_tables=block_tables,
-        rows=SamplingRows.pack(rows),
-    )
+                self._batch.release(sequence)
+            if self._live.get(request.request.request_id) is request:  # a later one may have its id
+                del self._live[request.request.request_id]

@@ -1,7 +1,6 @@
 """A request while the engine works on it: its samples, its pending events, and the callback that receives them."""
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from ..requests.events import Done, Event, Failed, Finished, Request, Started, T
 from .output import Ending, SampleOutput
 from .scheduler import ScheduledChunk
 from .sequence import Sequence
-from .step_plan import NO_LOGPROBS, SAMPLE, SamplerOutput, SamplingRow
+from .step_plan import SamplerOutput, SamplingRow
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -29,6 +28,12 @@ class Served:
 
 class LiveRequest:
     """A submitted request; only the engine's thread uses it.
+
+    Attributes:
+        request: the request as submitted.
+        seed: the seed of the noise.
+        sequences: its samples.
+        stopping: the token ids that end a sample.
 
     Args:
         request: the request as submitted.
@@ -65,10 +70,11 @@ class LiveRequest:
         )
         self._on_event = on_event
         self._tokenizer = served.tokenizer
-        self._stopping = eos_token_ids.union(params.stop_token_ids)
+        self.stopping = eos_token_ids.union(params.stop_token_ids)
         self._outputs = [SampleOutput(i, params, served.tokenizer, eos_token_ids, max_new) for i in range(params.n)]
         self._num_unfinished = params.n
         self._prompt_logprobs: list[TokenLogprob] = []
+        self._next_scored = request.logprobs_from
         self._submitted = time.monotonic()
         self._scheduled: float | None = None
         self._first_token = [0.0] * params.n
@@ -81,46 +87,43 @@ class LiveRequest:
         return self._num_unfinished == 0
 
     def want(self, chunk: ScheduledChunk, first: int) -> list[SamplingRow]:
-        """Returns the rows of logits that the request needs of a chunk, and records that its step begins.
+        """Returns the rows that score prompt tokens in a chunk, and records that its step begins.
 
         Args:
             chunk: the scheduled chunk.
             first: the index of the chunk's first token among the step's packed tokens.
         """
-        sequence, stop = chunk.sequence, chunk.start + chunk.length
         if self._scheduled is None:
             self._scheduled = time.monotonic()
-        rows: list[SamplingRow] = []
-        num_top = self.request.params.prompt_logprobs
+        num_top, sequence = self.request.params.prompt_logprobs, chunk.sequence
         if num_top is None:
             self._start()
-        elif sequence.index == 0:
-            known = self.request.logprobs_from + len(self._prompt_logprobs)
-            if known == 0:
-                self._prompt_logprobs.append(TokenLogprob(sequence.tokens[0], None, 0, self._bytes(sequence.tokens[0])))
-            rows += [
-                SamplingRow(token=first + position - 1 - chunk.start, target=sequence.tokens[position], num_top=num_top)
-                for position in range(max(chunk.start + 1, known), min(stop + 1, sequence.num_prompt))
-            ]
-        if chunk.is_last:
-            rows.append(sampling_row(sequence, first + chunk.length - 1, self._stopping))
-        return rows
+            return []
+        if sequence.index:
+            return []
+        if self._next_scored == 0:
+            self._prompt_logprobs.append(TokenLogprob(sequence.tokens[0], None, 0, self._bytes(sequence.tokens[0])))
+        stop = min(chunk.start + chunk.length + 1, sequence.num_prompt)
+        wanted = range(max(chunk.start + 1, self._next_scored), stop)
+        self._next_scored = max(1, self._next_scored, stop)
+        return [SamplingRow(first + i - 1 - chunk.start, target=sequence.tokens[i], num_top=num_top) for i in wanted]
 
-    def take(self, sequence: Sequence, row: SamplingRow, result: SamplerOutput, index: int) -> bool:
-        """Takes the result, at `index` of the step's results, of a row that `want` returned.
+    def score(self, row: SamplingRow, result: SamplerOutput, index: int) -> None:
+        """Takes the result, at `index` of the step's results, of a row that `want` returned."""
+        self._prompt_logprobs.append(self._logprob(row.num_top, result, index))
+
+    def take(self, sequence: Sequence, position: int, result: SamplerOutput, index: int) -> bool:
+        """Takes the token that was chosen for a position of a sequence, at `index` of the step's results.
 
         Returns:
             Whether the sequence is complete.
         """
-        if row.target != SAMPLE:
-            self._prompt_logprobs.append(self._logprob(row, result, index))
-            return False
         self._start()
-        token = int(result.token_ids[index])
-        sequence.append(token)
-        if sequence.num_new == 1:
+        token = sequence.tokens[position] = int(result.token_ids[index])
+        if position == sequence.num_prompt:
             self._first_token[sequence.index] = time.monotonic()
-        logprobs = () if row.num_top == NO_LOGPROBS else (self._logprob(row, result, index),)
+        num_top = self.request.params.logprobs
+        logprobs = () if num_top is None else (self._logprob(num_top, result, index),)
         delta, ending = self._outputs[sequence.index].push(token, logprobs)
         self._due.append(delta)
         if ending is not None:
@@ -161,54 +164,24 @@ class LiveRequest:
             total_seconds=now - self._submitted,
             preemptions=sequence.preemptions,
         )
-        usage = Usage(sequence.num_prompt, 0, sequence.num_new)
+        usage = Usage(sequence.num_prompt, 0, self._outputs[sequence.index].num_tokens)
         self._due.append(Finished(sequence.index, ending.reason, usage, timing, ending.matched))
         self._num_unfinished -= 1
         if not self._num_unfinished:
             self._due.append(Done())
 
-    def _logprob(self, row: SamplingRow, result: SamplerOutput, index: int) -> TokenLogprob:
+    def _logprob(self, num_top: int, result: SamplerOutput, index: int) -> TokenLogprob:
         token = int(result.token_ids[index])
         top = tuple(
             TopLogprob(int(other), float(logprob), self._bytes(int(other)))
             for other, logprob in zip(
-                result.top_ids[index, : row.num_top], result.top_logprobs[index, : row.num_top], strict=True
+                result.top_ids[index, :num_top], result.top_logprobs[index, :num_top], strict=True
             )
         )
         return TokenLogprob(token, float(result.logprob[index]), int(result.rank[index]), self._bytes(token), top)
 
     def _bytes(self, token: int) -> bytes:
         return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
-
-
-def sampling_row(sequence: Sequence, token: int, stopping: frozenset[int]) -> SamplingRow:
-    """Returns the row that chooses the sequence's next token.
-
-    Args:
-        sequence: the sequence.
-        token: the index of its last token among the step's packed tokens.
-        stopping: the token ids that end the sequence, which are banned until `min_new_tokens`.
-    """
-    params = sequence.params
-    bias = dict(params.logit_bias)
-    if sequence.num_new < params.min_new_tokens:
-        bias |= dict.fromkeys(stopping, -math.inf)
-    return SamplingRow(
-        token=token,
-        num_top=NO_LOGPROBS if params.logprobs is None else params.logprobs,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        seed=sequence.seed,
-        sample_index=sequence.index,
-        new_number=sequence.num_new,
-        bias=bias,
-        counts=sequence.counts,
-    )
 
 
 def _ignore(event: Event) -> None:

@@ -4,7 +4,6 @@ import enum
 from dataclasses import dataclass, field
 
 from ..requests.sampling_params import SamplingParams
-from .token_counts import TokenCounts
 
 
 class Status(enum.Enum):
@@ -54,7 +53,6 @@ class Sequence:
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0
-    _counts: TokenCounts | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -71,20 +69,6 @@ class Sequence:
         """The number of known tokens that are not in the cache; 1 while decoding."""
         return len(self.tokens) - self.num_computed
 
-    @property
-    def counts(self) -> TokenCounts | None:
-        """The tokens under penalties, counted at the first use; None without penalties."""
-        params = self.params
-        if self._counts is None and (
-            params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
-        ):
-            prompt = self.tokens[: self.num_prompt] if params.repetition_penalty != 1 else []
-            self._counts = TokenCounts(dict.fromkeys(prompt, 0))
-            self._counts.add(self.tokens[self.num_prompt :])
-        return self._counts
-
     def append(self, token: int) -> None:
         """Appends a new output token."""
         self.tokens.append(token)
-        if self._counts is not None:
-            self._counts.add((token,))

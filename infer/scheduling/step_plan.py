@@ -1,7 +1,7 @@
-"""The plan of one step as plain arrays, which the engine makes and every rank carries out.
+"""The plan of one step as plain arrays, which every rank makes from the engine's message and its backend carries out.
 
-A plan is complete, so workers keep no state about requests and need no message about preemption, abort or the end of a
-sequence. Letters: T packed tokens, S spans (one per sequence), R rows of logits.
+A plan is complete, so backends keep no state about requests. Letters: T packed tokens, S spans (one per sequence), R
+rows of logits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,6 +82,8 @@ class SamplingRows:
 
     def part(self, first: int, stop: int) -> "SamplingRows":
         """Returns rows [first, stop), numbered from 0."""
+        if first == 0 and stop >= len(self):
+            return self
         found: dict[str, Array] = {}
         for kind in ("bias", "count"):
             row = getattr(self, f"{kind}_row")
@@ -90,6 +92,22 @@ class SamplingRows:
             found |= {f"{kind}_{name}": getattr(self, f"{kind}_{name}")[chosen] for name in ("token", "value")}
         rows = {f.name: getattr(self, f.name)[first:stop] for f in fields(self) if f.name not in found}
         return SamplingRows(**rows, **found)
+
+    def merge(self, others: "SamplingRows") -> tuple["SamplingRows", Array]:
+        """Returns these rows and others, which have no bias and no counts, in the order of their tokens.
+
+        The second result has the numbers of these rows among all: int64 [len(self)], ascending.
+        """
+        order = np.argsort(np.concatenate([self.token, others.token]), kind="stable")
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        columns = {f.name: np.concatenate([getattr(self, f.name), getattr(others, f.name)]) for f in fields(self)}
+        for name in columns:
+            if name in ("bias_row", "count_row"):
+                columns[name] = place[columns[name]]
+            elif not name.startswith(("bias_", "count_")):
+                columns[name] = columns[name][order]
+        return SamplingRows(**columns), place[: len(self)].astype(np.int64)
 
     @staticmethod
     def pack(rows: Sequence[SamplingRow]) -> "SamplingRows":
@@ -116,8 +134,8 @@ class SamplingRows:
         }
         return SamplingRows(
             **columns,
-            **_entries("bias", bias, np.float32),
-            **_entries("count", counts, np.int32),
+            **entries("bias", bias, np.float32),
+            **entries("count", counts, np.int32),
         )
 
 
@@ -145,17 +163,6 @@ class StepPlan:
     block_tables: Array  # int32 [S, B]
     rows: SamplingRows
 
-    def arrays(self) -> dict[str, Array]:
-        """Returns the arrays by name, for a frame from the engine to a worker."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rows"}
-        return own | {f"rows.{f.name}": getattr(self.rows, f.name) for f in fields(SamplingRows)}
-
-    @staticmethod
-    def from_arrays(arrays: Mapping[str, Array]) -> "StepPlan":
-        """Rebuilds the plan from its arrays."""
-        rows = SamplingRows(**{f.name: arrays[f"rows.{f.name}"] for f in fields(SamplingRows)})
-        return StepPlan(**{f.name: arrays[f.name] for f in fields(StepPlan) if f.name != "rows"}, rows=rows)
-
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
@@ -176,9 +183,27 @@ class SamplerOutput:
     top_ids: Array  # int32 [R, K]
     top_logprobs: Array  # float32 [R, K]
 
-    def arrays(self) -> dict[str, Array]:
-        """Returns the arrays by name, for a frame from a worker to the engine."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+    def encode(self) -> bytes:
+        """Returns the output as bytes: int32 R, K and the columns; K is -1 if no row requests a log-probability."""
+        most = self.top_ids.shape[1]
+        scored = bool(self.rank.any())
+        head = np.array([len(self.token_ids), most if scored else -1], np.int32)
+        columns = (self.token_ids, self.finite, self.logprob, self.rank, self.top_ids, self.top_logprobs)
+        return b"".join((head.tobytes(), *(column.tobytes() for column in columns[: 6 if scored else 2])))
+
+    @staticmethod
+    def decode(data: bytes | bytearray) -> "SamplerOutput":
+        """Returns the output that `encode` wrote; where none was requested, it has no log-probabilities."""
+        num_rows, most = np.frombuffer(data, np.int32, 2).tolist()
+        shapes = (*((num_rows,),) * 4, *((num_rows, max(0, most)),) * 2)
+        columns, offset = [], 8
+        for i, (shape, code) in enumerate(zip(shapes, ("<i4", "u1", "<f4", "<i4", "<i4", "<f4"), strict=True)):
+            if i >= 2 and most < 0:
+                columns.append(np.zeros(shape, code))
+                continue
+            columns.append(np.frombuffer(data, code, int(np.prod(shape)), offset).reshape(shape))
+            offset += columns[-1].nbytes
+        return SamplerOutput(*columns)
 
     @staticmethod
     def join(parts: Sequence["SamplerOutput"]) -> "SamplerOutput":
@@ -191,11 +216,6 @@ class SamplerOutput:
                 values = [np.pad(each, ((0, 0), (0, most - each.shape[1]))) for each in values]
             columns[f.name] = np.concatenate(values)
         return SamplerOutput(**columns)
-
-    @staticmethod
-    def from_arrays(arrays: Mapping[str, Array]) -> "SamplerOutput":
-        """Rebuilds the output from its arrays."""
-        return SamplerOutput(**{f.name: arrays[f.name] for f in fields(SamplerOutput)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +245,17 @@ def _bias_columns(bias: Mapping[int, float]) -> tuple[Array, Array]:
     return np.array(list(bias), np.int32), np.array(list(bias.values()), np.float32)
 
 
-def _entries(name: str, of_rows: Sequence[tuple[Array, Array]], dtype: type[np.generic]) -> dict[str, Array]:
-    """Returns the columns of a list of (row, token id, value), from the token ids and values of each row."""
+def entries(name: str, of_rows: Sequence[tuple[Array, Array]], dtype: type[np.generic]) -> dict[str, Array]:
+    """Returns the columns of a list of (row, token id, value), from the token ids and values of each row.
+
+    Args:
+        name: the start of the columns' names, "bias" or "count".
+        of_rows: the token ids and the values of each row, both one-dimensional.
+        dtype: the type of the values.
+    """
+    if not of_rows:
+        none = np.empty(0, np.int32)
+        return {f"{name}_row": none, f"{name}_token": none, f"{name}_value": np.empty(0, dtype)}
     lengths = [len(tokens) for tokens, _ in of_rows]
     return {
         f"{name}_row": np.repeat(np.arange(len(of_rows), dtype=np.int32), lengths),

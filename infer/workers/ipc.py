@@ -1,7 +1,7 @@
-"""Frames between the engine and its workers: a JSON header and raw arrays, without pickle, over a socket pair.
+"""Frames between the engine and its workers, without pickle, over a socket pair.
 
-frame = u32 header bytes | u32 payload bytes | header (UTF-8 JSON) | payload
-header = {"op": ..., "arrays": [[name, dtype, shape], ...], ...}; the payload is the arrays end to end.
+frame = 8 bytes of ASCII: the kind, padded with spaces | u32 bytes of values | u32 bytes of body | values | body
+The values are UTF-8 JSON, absent if there are none; the body is binary (`StepMessage`, `SamplerOutput`).
 """
 
 import json
@@ -11,56 +11,48 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ...core.errors import TkError, WorkerDied, pack, unpack
-from ..scheduling.step_plan import Array
 
-_LENGTHS = struct.Struct("<II")
+_HEADER = struct.Struct("<8sII")
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A message between the engine and a worker."""
+    """A message between the engine and a worker; `op` is its kind, up to 8 letters."""
 
     op: str
     values: Mapping[str, Any] = field(default_factory=dict)
-    arrays: Mapping[str, Array] = field(default_factory=dict)
+    body: bytes | bytearray = b""
+
+    def encode(self) -> bytes:
+        """Returns the frame as bytes."""
+        values = json.dumps(self.values).encode() if self.values else b""
+        return _HEADER.pack(self.op.ljust(8).encode(), len(values), len(self.body)) + values + self.body
 
 
-def send(connection: socket.socket, frame: Frame) -> None:
-    """Sends a frame.
+def send(connection: socket.socket, frame: Frame | bytes) -> None:
+    """Sends a frame, or the bytes that `Frame.encode` returned.
 
     Raises:
         WorkerDied: the other process has ended or does not read.
     """
-    arrays = {name: np.ascontiguousarray(array) for name, array in frame.arrays.items()}
-    described = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
-    header = json.dumps({"op": frame.op, "arrays": described, **frame.values}).encode()
-    payload = b"".join(array.tobytes() for array in arrays.values())
     try:
-        connection.sendall(_LENGTHS.pack(len(header), len(payload)) + header + payload)
+        connection.sendall(frame.encode() if isinstance(frame, Frame) else frame)
     except OSError as error:
         raise WorkerDied(f"An inference process cannot be reached: {error.strerror or error}.") from error
 
 
 def receive(connection: socket.socket) -> Frame | None:
     """Waits for the next whole frame; returns None if the other process has ended."""
-    lengths = _read(connection, _LENGTHS.size)
-    if lengths is None:
+    header = _read(connection, _HEADER.size)
+    if header is None:
         return None
-    header_bytes, payload_bytes = _LENGTHS.unpack(lengths)
-    header_data, payload = _read(connection, header_bytes), _read(connection, payload_bytes)
-    if header_data is None or payload is None:
+    op, num_values, num_body = _HEADER.unpack(header)
+    rest = _read(connection, num_values + num_body)
+    if rest is None:
         return None
-    header = json.loads(header_data)
-    arrays, offset = {}, 0
-    for name, code, shape in header.pop("arrays"):
-        dtype = np.dtype(code)
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays[name] = np.frombuffer(payload, dtype, count, offset).reshape(shape)
-        offset += count * dtype.itemsize
-    return Frame(header.pop("op"), header, arrays)
+    values = json.loads(rest[:num_values]) if num_values else {}
+    return Frame(op.decode().rstrip(), values, rest[num_values:] if num_values else rest)
 
 
 def error_frame(error: TkError) -> Frame:

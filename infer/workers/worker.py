@@ -1,15 +1,18 @@
 """One tensor-parallel rank of the engine, in a process that `worker_entry.py` starts.
 
-The worker loads its part of the model, reports that it is ready, and carries out step plans until the socket ends. Its
-only state about requests is the content of the cache.
+The worker loads its part of the model, reports that it is ready, and carries out steps until the socket ends. Its state
+about requests is the content of the cache and the slots of the persistent batch.
 """
 
 import socket
 import traceback
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from ...checkpoint import Checkpoint
 from ...core.dtypes import by_name
@@ -21,8 +24,9 @@ from ..backends.choose import prepare
 from ..planning.job import Job
 from ..program.lower import lower, serving_slices
 from ..program.weights import load_params
-from ..scheduling.step_plan import StepPlan
+from ..scheduling.step_message import StepMessage
 from .ipc import Frame, error_frame, receive, send
+from .persistent_batch import PersistentBatch
 
 
 def load(job: Job) -> Backend:
@@ -64,9 +68,28 @@ def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend])
     start = receive(connection)
     if start is None:
         return
-    backend = prepare_backend(Job(**start.values))
+    job = Job(**start.values)
+    backend = prepare_backend(job)
     send(connection, Frame("ready", {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes}))
+    _compute(connection, backend, PersistentBatch(job.block_size))
+
+
+def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch) -> None:
+    """Computes steps until the engine ends. A step may come before the tokens of the one before it.
+
+    Rank 0 has sampled these tokens itself; the others receive them from the engine, after every step.
+    """
+    ahead: deque[StepMessage] = deque()
+    knows_tokens = True
     while (frame := receive(connection)) is not None:
-        result = backend.step(StepPlan.from_arrays(frame.arrays))
-        if result is not None:
-            send(connection, Frame("result", arrays=result.arrays()))
+        if frame.op == "tokens":
+            batch.feed(np.frombuffer(frame.body, np.int32))
+            knows_tokens = True
+        else:
+            ahead.append(StepMessage.decode(frame.body))
+        if ahead and knows_tokens:
+            output = backend.step(batch.plan(ahead.popleft()))
+            knows_tokens = output is not None
+            if output is not None:
+                send(connection, Frame("result", body=output.encode()))
+                batch.feed(output.token_ids)

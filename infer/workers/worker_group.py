@@ -6,6 +6,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from ...core.errors import Cancelled, WorkerDied
 from ...core.process import start_module
 from ..planning.job import Job
-from ..scheduling.step_plan import SamplerOutput, StepPlan
+from ..scheduling.step_plan import SamplerOutput
 from .ipc import Frame, error_from, receive, send
 
 WORKER: Final = f"{__package__}.worker_entry"
@@ -78,24 +79,28 @@ class WorkerGroup:
                     kernels = frame.values["kernels"] if rank == 0 else kernels
             return kernels
 
-    def step(self, plan: StepPlan, timeout: float) -> SamplerOutput:
-        """Sends a plan to every rank and returns the answer of rank 0.
+    def send(self, message: bytes, timeout: float) -> None:
+        """Sends the message of a step to every rank, which computes it after those before it.
+
+        A rank that cannot be reached is reported by `receive`.
+        """
+        self._send(Frame("step", body=message), self._connections, timeout)
+
+    def receive(self, timeout: float) -> SamplerOutput:
+        """Returns the answer of rank 0 to the oldest step without one.
 
         Raises:
             WorkerDied: a rank ended, reported an error, or did not answer within `timeout` seconds.
         """
-        frame = Frame("step", arrays=plan.arrays())
         deadline = time.monotonic() + timeout
-        for connection in self._connections:
-            connection.settimeout(timeout)
-            with suppress(WorkerDied):  # `_receive` below reports a dead rank by its number
-                send(connection, frame)
         while True:
             for rank in self._wait_for_ranks(deadline) or ():
                 answer = self._receive(rank)
                 if answer.op == "error":
                     raise WorkerDied(str(error_from(answer)))
-                return SamplerOutput.from_arrays(answer.arrays)
+                output = SamplerOutput.decode(answer.body)
+                self._send(Frame("tokens", body=output.token_ids.tobytes()), self._connections[1:], timeout)
+                return output
 
     def sleep(self) -> None:
         """Returns when `wake` is called.
@@ -133,6 +138,14 @@ class WorkerGroup:
         self._selector.close()
         self._wake_up.close()
         self._woken.close()
+
+    def _send(self, frame: Frame, connections: Sequence[socket.socket], timeout: float) -> None:
+        data = frame.encode()
+        for connection in connections:
+            if connection.gettimeout() != timeout:
+                connection.settimeout(timeout)
+            with suppress(WorkerDied):  # `_receive` reports a dead rank by its number
+                send(connection, data)
 
     def _start_rank(self, rank: int, threads: int) -> None:
         ours, theirs = socket.socketpair()

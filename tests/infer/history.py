@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from tk.infer.backends.backend import Backend
-from tk.infer.engine import make_plan
 from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.scheduler import Limits, Scheduler
 from tk.infer.scheduling.sequence import Sequence as Sample
-from tk.infer.scheduling.step_plan import SamplingRow
+from tk.infer.scheduling.step_message import StepMessage
+from tk.infer.workers.persistent_batch import PersistentBatch
 
 BLOCK_SIZE = 16  # of the runners that `make_runner` makes
 
@@ -25,6 +25,7 @@ class History:
         self.prompts = prompts
         self.num_new = num_new
         self.policy = Scheduler(Limits(8, 99, budget, 640), num_blocks, BLOCK_SIZE)
+        self.writer, self.batch = BatchWriter(8, lambda sequence: ()), PersistentBatch(BLOCK_SIZE)
         self.logits: dict[int, list[torch.Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.preemptions = 0
@@ -36,10 +37,10 @@ class History:
             for i, prompt in ((i, self.prompts[i]) for i in which)
         )
         while chunks := self.policy.schedule():
-            firsts = np.cumsum([0, *[chunk.length for chunk in chunks]])
             last = [chunk for chunk in chunks if chunk.is_last]
-            rows = [SamplingRow(int(end) - 1) for chunk, end in zip(chunks, firsts[1:], strict=True) if chunk.is_last]
-            logits = torch.from_numpy(self.runner.logits(make_plan(chunks, rows, BLOCK_SIZE)))
+            plan = self.batch.plan(StepMessage.decode(bytearray(self.writer.write(chunks).encode())))
+            logits = torch.from_numpy(self.runner.logits(plan))
+            self.batch.feed(logits.argmax(-1).numpy())
             for chunk in chunks:
                 self.policy.advance(chunk)
             for chunk, row in zip(last, logits, strict=True):
@@ -53,3 +54,4 @@ class History:
             self.tokens[sample.arrival] = sample.tokens[sample.num_prompt :]
             self.preemptions += sample.preemptions
             self.policy.finish(sample)
+            self.writer.release(sample)

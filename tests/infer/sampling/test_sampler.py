@@ -1,5 +1,6 @@
 """The sampler against slow numpy written from docs/wire.md, and against torch's log_softmax and topk."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,6 @@ def test_a_row_does_not_depend_on_the_others(sample: Sample) -> None:
     whole = run_sampler(logits, SamplingRows.pack(batch), None, sample)
     for first, stop in ((0, 1), (1, 4), (4, 9)):
         part = run_sampler(logits[first:stop], SamplingRows.pack(batch[first:stop]), None, sample)
-        for name, values in part.arrays().items():
+        for name, values in asdict(part).items():
             expected = getattr(whole, name)[first:stop]
             assert np.array_equal(expected[:, : values.shape[-1]] if values.ndim == 2 else expected, values), name

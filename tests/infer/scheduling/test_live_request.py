@@ -1,6 +1,5 @@
 """A request at work: the rows that it asks for, the events that come of their results."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,9 @@ from tk.infer.requests.events import (
     TopLogprob,
 )
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.live_request import LiveRequest, Served, sampling_row
+from tk.infer.scheduling.live_request import LiveRequest, Served
 from tk.infer.scheduling.scheduler import ScheduledChunk
-from tk.infer.scheduling.sequence import Sequence
-from tk.infer.scheduling.step_plan import SAMPLE, SamplerOutput, SamplingRow
+from tk.infer.scheduling.step_plan import SamplerOutput
 
 SERVED = Served(tokenizer=None, eos_token_ids=frozenset({9}), max_model_len=20)
 PROMPT = (1, 2, 3)
@@ -50,8 +48,9 @@ def chosen(token: int) -> SamplerOutput:
 def step(request: LiveRequest, token: int, index: int = 0) -> bool:
     """Computes all known tokens of a sample and chooses a token; returns whether the sample is complete."""
     sequence = request.sequences[index]
-    rows = request.want(ScheduledChunk(sequence, 0, len(sequence.tokens)), 0)
-    return request.take(sequence, rows[-1], chosen(token), 0)
+    assert request.want(ScheduledChunk(sequence, 0, len(sequence.tokens)), 0) == []
+    sequence.append(-1)
+    return request.take(sequence, len(sequence.tokens) - 1, chosen(token), 0)
 
 
 def test_samples_share_all_but_their_index() -> None:
@@ -69,24 +68,19 @@ def test_without_a_limit_the_models_length_is_used(num_prompt: int, max_tokens: 
     assert request.sequences[0].max_tokens == max_tokens, "a prompt that leaves no room is refused as too long"
 
 
-def test_only_the_last_chunk_of_a_prompt_asks_for_a_token() -> None:
-    request = live()
-    sequence = request.sequences[0]
-    assert request.want(ScheduledChunk(sequence, 0, 2), 10) == []
-    (row,) = request.want(ScheduledChunk(sequence, 2, 1), 10)
-    assert (row.token, row.target, row.seed) == (10, SAMPLE, 77)
-
-
 def test_the_prompt_is_scored_where_that_was_asked_for() -> None:
     events: list[Event] = []
     request = live(events, prompt_logprobs=1, max_new_tokens=1)
     sequence = request.sequences[0]
-    rows = request.want(ScheduledChunk(sequence, 0, 3), 10)
-    assert [(row.token, row.target) for row in rows] == [(10, 2), (11, 3), (12, SAMPLE)]
+    rows = [*request.want(ScheduledChunk(sequence, 0, 2), 10), *request.want(ScheduledChunk(sequence, 2, 1), 30)]
+    assert [(row.token, row.target, row.num_top) for row in rows] == [(10, 2, 1), (11, 3, 1)]
+    assert request.want(ScheduledChunk(sequence, 0, 3), 10) == [], "after a preemption"
     request.deliver()
     assert events == [], "a request starts with the scores of its prompt"
-    for row, token in zip(rows, (2, 3, 5), strict=True):
-        request.take(sequence, row, chosen(token), 0)
+    for row, token in zip(rows, (2, 3), strict=True):
+        request.score(row, chosen(token), 0)
+    sequence.append(-1)
+    request.take(sequence, 3, chosen(5), 0)
     request.deliver()
     top = (TopLogprob(8, -0.25, b""),)
     scores = (TokenLogprob(1, None, 0, b""), TokenLogprob(2, -0.5, 2, b"", top), TokenLogprob(3, -0.5, 2, b"", top))
@@ -141,41 +135,3 @@ def test_a_callback_that_raises_gets_no_more_events(caplog: pytest.LogCaptureFix
         request.deliver()
     assert len(calls) == 1
     assert "The callback of request r failed and gets no more events" in caplog.text
-
-
-def test_a_row_has_the_requests_parameters_and_the_samples_counter() -> None:
-    request = live(n=2, temperature=0.5, top_k=3, logprobs=4, logit_bias={6: 1.0})
-    sequence = request.sequences[1]
-    sequence.append(5)
-    row = sampling_row(sequence, 8, frozenset({9}))
-    assert row == SamplingRow(
-        8, SAMPLE, 4, temperature=0.5, top_k=3, seed=77, sample_index=1, new_number=1, bias={6: 1.0}
-    )
-
-
-def test_end_tokens_are_banned_until_the_least_number_of_tokens() -> None:
-    sequence = live(min_new_tokens=1, logit_bias={9: 5.0}).sequences[0]
-    assert sampling_row(sequence, 0, frozenset({9, 4})).bias == {9: -math.inf, 4: -math.inf}
-    sequence.append(5)
-    assert sampling_row(sequence, 0, frozenset({9, 4})).bias == {9: 5.0}
-
-
-def counts_of(sequence: Sequence) -> dict[int, int] | None:
-    counts = sampling_row(sequence, 0, frozenset()).counts
-    return None if counts is None else dict(zip(*(column.tolist() for column in counts.columns()), strict=True))
-
-
-def test_penalties_count_the_output_and_know_the_prompt() -> None:
-    cases: list[tuple[dict[str, Any], dict[int, int] | None, dict[int, int] | None]] = [
-        ({"presence_penalty": 0.5}, {5: 2}, {5: 2, 3: 1}),
-        ({"frequency_penalty": 0.5}, {5: 2}, {5: 2, 3: 1}),
-        ({"repetition_penalty": 1.5}, {1: 0, 2: 0, 3: 0, 5: 2}, {1: 0, 2: 0, 3: 1, 5: 2}),
-        ({}, None, None),
-    ]
-    for params, early, late in cases:
-        sequence = live(**params).sequences[0]
-        sequence.append(5)
-        sequence.append(5)
-        assert counts_of(sequence) == early
-        sequence.append(3)
-        assert counts_of(sequence) == late

@@ -1,4 +1,6 @@
-"""Step plans: rows laid out as columns, arrays there and back, spans of a range of tokens."""
+"""Step plans: rows laid out as columns, results there and back, spans of a range of tokens."""
+
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -62,18 +64,31 @@ def test_no_rows_are_empty_columns() -> None:
     assert rows.top_p.dtype == np.float32
 
 
-def test_a_plan_comes_back_from_its_arrays() -> None:
-    sent = plan().arrays()
-    assert {"tokens", "block_tables", "rows.seed", "rows.count_value"} <= set(sent)
-    again = StepPlan.from_arrays(sent).arrays()
-    assert again.keys() == sent.keys()
-    assert all(again[name] is array for name, array in sent.items())
+def test_a_result_comes_back_from_its_bytes() -> None:
+    scored = SamplerOutput(
+        token_ids=np.array([5, 9], np.int32),
+        finite=np.array([1, 0], np.uint8),
+        logprob=np.array([-0.5, 0], np.float32),
+        rank=np.array([2, 0], np.int32),
+        top_ids=np.array([[5, 3], [0, 0]], np.int32),
+        top_logprobs=np.array([[-0.5, -2], [0, 0]], np.float32),
+    )
+    none = np.zeros((2, 0), np.int32)
+    plain = replace(scored, logprob=np.zeros(2, np.float32), rank=none.sum(1, np.int32), top_ids=none)
+    for output in (scored, replace(plain, top_logprobs=none.astype(np.float32))):
+        again = SamplerOutput.decode(output.encode())
+        for f in fields(SamplerOutput):
+            one, two = getattr(again, f.name), getattr(output, f.name)
+            assert (one.dtype, one.tolist()) == (two.dtype, two.tolist())
 
 
-def test_a_result_comes_back_from_its_arrays() -> None:
-    output = SamplerOutput(*(np.full((2,), number) for number in range(6)))
-    again = SamplerOutput.from_arrays(output.arrays())
-    assert (again.token_ids[0], again.finite[0], again.top_logprobs[0]) == (0, 1, 5)
+def test_rows_are_merged_in_the_order_of_their_tokens() -> None:
+    others = [SamplingRow(token=0, target=1), SamplingRow(token=4, target=3, num_top=2)]
+    merged, places = SamplingRows.pack(ROWS[1:]).merge(SamplingRows.pack(others))
+    expected = SamplingRows.pack([*others, *ROWS[1:]])
+    assert places.tolist() == [2, 3]
+    for f in fields(SamplingRows):
+        assert getattr(merged, f.name).tolist() == getattr(expected, f.name).tolist()
 
 
 @pytest.mark.parametrize(

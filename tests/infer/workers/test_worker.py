@@ -7,14 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 from tk.core.errors import CheckpointError, TkError
 from tk.infer.planning.job import Job
-from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.scheduling.batch_writer import BatchWriter
+from tk.infer.scheduling.scheduler import ScheduledChunk
+from tk.infer.scheduling.sequence import Sequence
+from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow
 from tk.infer.workers.ipc import Frame, error_from, receive, send
 from tk.infer.workers.worker import work
 
@@ -53,21 +56,15 @@ def test_it_loads_and_computes_what_transformers_computes(
     assert (ready.op, ready.values["kernels"]) == ("ready", "aten")
     assert ready.values["kv_bytes"] == 2 * 2 * (3 + 1) * 16 * 4 * 8 * 4, "2 layers, 4 kv heads of 8 in fp32"
     tokens = [5, 6, 7]
-    plan = StepPlan(
-        tokens=np.array(tokens, np.int32),
-        positions=np.arange(3, dtype=np.int32),
-        slots=np.arange(16, 19, dtype=np.int32),
-        span_length=np.array([3], np.int32),
-        span_context=np.array([3], np.int32),
-        block_tables=np.array([[1]], np.int32),
-        rows=SamplingRows.pack([SamplingRow(token=0), SamplingRow(token=2)]),
-    )
-    send(connection, Frame("step", arrays=plan.arrays()))
+    sequence = Sequence("a", 0, 0, SamplingParams(temperature=0), 0, tokens, 3, 9, blocks=[1])
+    writer = BatchWriter(1, lambda sequence: ())
+    message = writer.write([ScheduledChunk(sequence, 0, 3)], [SamplingRow(token=0, target=6)])
+    send(connection, Frame("step", body=message.encode()))
     with torch.no_grad():
         logits = reference("grouped")(torch.tensor([tokens])).logits[0]
     result = answer(connection)
     assert result.op == "result"
-    assert SamplerOutput.from_arrays(result.arrays).token_ids.tolist() == logits[[0, 2]].argmax(-1).tolist()
+    assert SamplerOutput.decode(result.body).token_ids.tolist() == [6, int(logits[2].argmax())]
 
 
 def test_an_error_keeps_its_class(connection: socket.socket, tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""The engine's half of the persistent batch: it gives running sequences slots and writes what changed in each step."""
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ..requests.sampling_params import SamplingParams
+from .scheduler import ScheduledChunk
+from .sequence import Sequence as Sample
+from .sequence import Status
+from .step_message import OPENED, StepMessage
+from .step_plan import NO_LOGPROBS, Array, SamplingRow
+from .token_counts import TokenCounts
+
+UNKNOWN: Final = -1  # a token that the worker has sampled, or will have before this token's step
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The slot of a sequence: its number, the sequence's preemptions when it was opened, the blocks sent so far."""
+
+    number: int
+    preemptions: int
+    num_blocks: int = 0
+
+
+class BatchWriter:
+    """The slots of the workers. Only the engine's thread uses it.
+
+    Args:
+        num_slots: the largest number of running sequences.
+        stopping: returns the token ids that end a sequence, which are banned until its `min_new_tokens`.
+    """
+
+    def __init__(self, num_slots: int, stopping: Callable[[Sample], Iterable[int]]) -> None:
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._slots: dict[Sample, _Slot] = {}
+        self._stopping = stopping
+
+    def can_write(self, chunk: ScheduledChunk) -> bool:
+        """Returns whether a chunk can be computed before the sequence's last token is known.
+
+        It cannot if the sequence is complete with that token, or if a preemption took its slot, where the workers keep
+        the token: then the slot's options, counts and tokens must be sent again.
+        """
+        sequence = chunk.sequence
+        if sequence.tokens[-1] != UNKNOWN:
+            return True
+        slot = self._slots.get(sequence)
+        held = slot is not None and slot.preemptions == sequence.preemptions
+        return held and chunk.start + 1 < sequence.max_tokens
+
+    def release(self, sequence: Sample) -> None:
+        """Frees the slot of a sequence that has ended, if it has one."""
+        slot = self._slots.pop(sequence, None)
+        if slot is not None:
+            self._free.append(slot.number)
+
+    def write(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow] = ()) -> StepMessage:
+        """Returns the message of a step.
+
+        Args:
+            chunks: the scheduled chunks. The last token of a sequence that the writer holds may be UNKNOWN.
+            scored: the rows that score known tokens, with ascending indexes among the chunks' tokens.
+        """
+        spans, tokens, blocks = array("i"), array("i"), array("i")
+        opened: list[tuple[int, Sample]] = []
+        for chunk in chunks:
+            sequence, start, length = chunk.sequence, chunk.start, chunk.length
+            slot = self._slots.get(sequence)
+            if slot is None or slot.preemptions != sequence.preemptions:
+                slot = self._open(sequence)
+                opened.append((slot.number, sequence))
+            known, stop = sequence.tokens, start + length
+            num_known = len(known)
+            given = known[stop - 1] != UNKNOWN
+            if not given:
+                assert length == 1, "an unknown token is computed alone"
+            elif length == 1:
+                tokens.append(known[start])
+            else:
+                tokens.extend(known[start:stop])
+            num_added = len(sequence.blocks) - slot.num_blocks
+            if num_added:
+                blocks.extend(sequence.blocks[slot.num_blocks :])
+                slot.num_blocks += num_added
+            new_number = num_known - sequence.num_prompt if stop == num_known else -1
+            spans.extend((slot.number, start, length, given, new_number, num_added))
+        rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
+        return StepMessage(
+            _ints(spans).reshape(-1, 6),
+            _ints(tokens),
+            _ints(blocks),
+            *self._options(opened),
+            _ints(rows).reshape(-1, 3),
+        )
+
+    def _open(self, sequence: Sample) -> _Slot:
+        slot = self._slots.get(sequence)
+        if slot is None and not self._free:
+            for other in [other for other in self._slots if other.status is not Status.RUNNING]:
+                self.release(other)
+        number = slot.number if slot is not None else self._free.pop()
+        self._slots[sequence] = opened = _Slot(number, sequence.preemptions)
+        return opened
+
+    def _options(self, opened: Sequence[tuple[int, Sample]]) -> tuple[Array, Array, Array, Array, Array]:
+        """Returns the sections `opened` to `counts`."""
+        rows = np.zeros(len(opened), OPENED)
+        bias: dict[str, list[Array]] = {"token": [], "value": []}
+        banned, counts = array("i"), [np.empty((0, 2), np.int32)]
+        for i, (number, sequence) in enumerate(opened):
+            params, row = sequence.params, rows[i]
+            stopping = list(self._stopping(sequence)) if params.min_new_tokens else []
+            counted = count_tokens(sequence)
+            row["slot"], row["seed"], row["sample_index"] = number, sequence.seed, sequence.index
+            row["num_top"] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+            row["num_bias"], row["num_banned"] = len(params.logit_bias), len(stopping)
+            row["num_counts"] = -1 if counted is None else len(counted)
+            for name in ("min_new_tokens", "temperature", "top_k", "top_p", "min_p"):
+                row[name] = getattr(params, name)
+            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+                row[name] = getattr(params, name)
+            bias["token"].append(np.array(list(params.logit_bias), np.int32))
+            bias["value"].append(np.array(list(params.logit_bias.values()), np.float32))
+            banned.extend(stopping)
+            counts += [] if counted is None else [np.stack(counted.columns(), axis=1)]
+        tokens, values = (np.concatenate([np.empty(0), *parts]) for parts in bias.values())
+        return rows, tokens.astype(np.int32), values.astype(np.float32), _ints(banned), np.concatenate(counts)
+
+
+def count_tokens(sequence: Sample) -> TokenCounts | None:
+    """Returns the tokens under penalties, counted in all of a sequence; None without penalties."""
+    params: SamplingParams = sequence.params
+    if params.repetition_penalty == 1 and not params.presence_penalty and not params.frequency_penalty:
+        return None
+    prompt = sequence.tokens[: sequence.num_prompt] if params.repetition_penalty != 1 else []
+    counts = TokenCounts(dict.fromkeys(prompt, 0))
+    counts.add(sequence.tokens[sequence.num_prompt :])
+    return counts
+
+
+def _ints(values: "array[int]") -> Array:
+    return np.frombuffer(values, np.int32) if values else np.empty(0, np.int32)

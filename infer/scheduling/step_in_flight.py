@@ -1,0 +1,63 @@
+"""A step from its schedule to its results: the message to the workers and the rows of logits that come back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .batch_writer import UNKNOWN, BatchWriter
+from .live_request import LiveRequest
+from .scheduler import ScheduledChunk, Scheduler
+from .sequence import Sequence as Sample
+from .step_plan import SamplingRow
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRow:
+    """A row of logits of a step: it scores the token of `scored`, or chooses the sequence's token at `position`."""
+
+    request: LiveRequest
+    sequence: Sample
+    position: int
+    scored: SamplingRow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that the workers compute.
+
+    Attributes:
+        message: its encoded message.
+        chunks: what it computes.
+        rows: its rows of logits, in the order of its results.
+    """
+
+    message: bytes
+    chunks: Sequence[ScheduledChunk]
+    rows: Sequence[WantedRow]
+
+
+def prepare_step(chunks: Sequence[ScheduledChunk], live: Mapping[str, LiveRequest], batch: BatchWriter) -> StepInFlight:
+    """Returns a step of scheduled chunks, and sends the first event of requests that begin."""
+    rows: list[WantedRow] = []
+    scored: list[SamplingRow] = []
+    first = 0
+    for chunk in chunks:
+        sequence = chunk.sequence
+        request = live[sequence.request_id]
+        for row in request.want(chunk, first):
+            scored.append(row)
+            rows.append(WantedRow(request, sequence, 0, row))
+        if chunk.is_last:
+            rows.append(WantedRow(request, sequence, len(sequence.tokens)))
+        if chunk.start == 0:
+            request.deliver()
+        first += chunk.length
+    return StepInFlight(batch.write(chunks, scored).encode(), chunks, rows)
+
+
+def record_step(step: StepInFlight, scheduler: Scheduler) -> None:
+    """Records that a step was sent: its tokens count as computed, and sequences that sample get an UNKNOWN token."""
+    for chunk in step.chunks:
+        scheduler.advance(chunk)
+    for row in step.rows:
+        if row.scored is None:
+            row.sequence.append(UNKNOWN)

@@ -1,0 +1,83 @@
+"""The message of one step: all that changed in the persistent batch since the step before, in a fixed binary layout.
+
+Each running sequence has a slot, in which every worker keeps its block table, sampling options and token counts. A
+message opens slots, extends their tables and says which tokens to compute. It is encoded once for all ranks:
+little-endian int32 numbers of items, one per section in the order of the fields below, and the sections end to end.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from .step_plan import Array
+
+# A row of `opened`; the names that SamplingRow has too mean the same.
+OPENED: Final = np.dtype(
+    [
+        *((name, "<i4") for name in ("slot", "num_top", "top_k", "sample_index", "min_new_tokens")),
+        *((name, "<i4") for name in ("num_bias", "num_banned", "num_counts")),
+        *((name, "<f4") for name in ("temperature", "top_p", "min_p")),
+        *((name, "<f4") for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")),
+        ("seed", "<u8"),
+    ]
+)
+_INT: Final = np.dtype("<i4")
+_SECTIONS: Final = (
+    ("spans", _INT, 6),
+    ("tokens", _INT, 1),
+    ("blocks", _INT, 1),
+    ("opened", OPENED, 1),
+    ("bias_token", _INT, 1),
+    ("bias_value", np.dtype("<f4"), 1),
+    ("banned", _INT, 1),
+    ("counts", _INT, 2),
+    ("scored", _INT, 3),
+)
+_HEADER_BYTES: Final = 4 * len(_SECTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class StepMessage:
+    """What a step computes and what changed before it. Entries of `opened` have their lists end to end, in its order.
+
+    Attributes:
+        spans: per sequence its slot, first position, number of tokens, whether `tokens` holds them (1, or 0: the step
+            computes the token that the worker sampled last for the slot), the number of the new token that it samples
+            (-1 = none), and the number of its new blocks: int32 [S, 6].
+        tokens: the given tokens of the spans, end to end: int32.
+        blocks: the new blocks of the spans, end to end: int32.
+        opened: slots that begin anew, with an empty table: OPENED.
+        bias_token, bias_value: token ids and what is added to their logits: int32, float32.
+        banned: token ids that are banned until the new token `min_new_tokens`: int32.
+        counts: token ids under penalties and their occurrences in the output so far: int32 [.., 2].
+        scored: further rows of logits, in order: the packed token, the token id to score, the number of alternatives
+            to report: int32 [P, 3].
+    """
+
+    spans: Array
+    tokens: Array
+    blocks: Array
+    opened: Array
+    bias_token: Array
+    bias_value: Array
+    banned: Array
+    counts: Array
+    scored: Array
+
+    def encode(self) -> bytes:
+        """Returns the message as bytes."""
+        sections = [getattr(self, name) for name, _, _ in _SECTIONS]
+        header = np.array([len(section) for section in sections], _INT)
+        return b"".join((header.tobytes(), *(section.tobytes() for section in sections if len(section))))
+
+    @staticmethod
+    def decode(data: bytes | bytearray) -> "StepMessage":
+        """Returns the message that `encode` wrote; its arrays are views of `data`."""
+        lengths = np.frombuffer(data, _INT, len(_SECTIONS)).tolist()
+        found, offset = [], _HEADER_BYTES
+        for (_, dtype, width), length in zip(_SECTIONS, lengths, strict=True):
+            section = np.frombuffer(data, dtype, length * width, offset)
+            offset += section.nbytes
+            found.append(section.reshape(length, width) if width > 1 else section)
+        return StepMessage(*found)

@@ -1,0 +1,152 @@
+"""The worker's half of the persistent batch: slots with block tables, options, counts, and the tokens it sampled."""
+
+from typing import Final
+
+import numpy as np
+
+from ...core.integers import ceil_div
+from ..scheduling.step_message import StepMessage
+from ..scheduling.step_plan import Array, SamplingRow, SamplingRows, StepPlan, entries
+from ..scheduling.token_counts import TokenCounts
+
+# The columns of a slot; SamplingRows has them per row.
+_OPTIONS: Final = {
+    **dict.fromkeys(("num_top", "top_k", "sample_index"), np.int32),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), np.float32),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), np.float32),
+    "seed": np.uint64,
+}
+Columns = tuple[Array, Array]
+_NOTHING: Final[Columns] = (np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+class PersistentBatch:
+    """The slots of a rank; they grow with the messages.
+
+    Args:
+        block_size: the number of tokens of a block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._tables = np.zeros((0, 16), np.int32)
+        self._num_blocks = np.zeros(0, np.int32)  # of each table
+        self._last = np.zeros(0, np.int32)  # the token that was sampled last
+        self._min_new = np.zeros(0, np.int32)
+        self._has_entries = np.zeros(0, np.bool_)  # whether a slot has an entry in one of the three below
+        self._options = {name: np.zeros(0, dtype) for name, dtype in _OPTIONS.items()}
+        self._bias: dict[int, Columns] = {}
+        self._early_bias: dict[int, Columns] = {}  # before the new token `min_new_tokens`
+        self._counts: dict[int, TokenCounts] = {}
+        self._sampled: Columns = _NOTHING  # the slots of the last plan that sample, and their rows
+
+    def plan(self, message: StepMessage) -> StepPlan:
+        """Applies the changes of a step's message and returns the step's plan. `feed` must follow before the next."""
+        self._open(message)
+        slot, start, length, given, new_number, num_added = np.ascontiguousarray(message.spans.T)
+        if len(message.blocks):
+            self._extend(slot, num_added, message.blocks)
+        first = np.cumsum(length, dtype=np.int32) - length
+        positions, slot_of_token = start, slot
+        if len(slot) and int(length.max()) > 1:
+            within = np.arange(int(length.sum()), dtype=np.int32) - np.repeat(first, length)
+            positions, slot_of_token = np.repeat(start, length) + within, np.repeat(slot, length)
+        block = self._tables[slot_of_token, positions // self._block_size]
+        widest = int(self._num_blocks[slot].max(initial=0))
+        return StepPlan(
+            tokens=self._tokens(message.tokens, slot, length, given),
+            positions=positions,
+            slots=block * np.int32(self._block_size) + positions % self._block_size,
+            span_length=length,
+            span_context=start + length,
+            block_tables=self._tables[slot, :widest],
+            rows=self._rows(message.scored, slot, first + length - 1, new_number),
+        )
+
+    def feed(self, token_ids: Array) -> None:
+        """Takes the tokens of all rows of the last plan."""
+        slots, rows = self._sampled
+        self._last[slots] = token_ids[rows]
+        if self._counts:
+            for slot, token in zip(slots.tolist(), token_ids[rows].tolist(), strict=True):
+                if slot in self._counts:
+                    self._counts[slot].add((token,))
+
+    def _open(self, message: StepMessage) -> None:
+        if not len(message.opened):
+            return
+        self._grow(int(message.opened["slot"].max()) + 1)
+        bias = banned = counts = 0
+        for opened in message.opened:
+            slot, num_counts = int(opened["slot"]), int(opened["num_counts"])
+            self._tables[slot], self._num_blocks[slot], self._min_new[slot] = 0, 0, opened["min_new_tokens"]
+            for name, column in self._options.items():
+                column[slot] = opened[name]
+            biased = slice(bias, bias := bias + int(opened["num_bias"]))
+            early = message.banned[banned : (banned := banned + int(opened["num_banned"]))]
+            tokens, values = message.bias_token[biased], message.bias_value[biased]
+            keep = ~np.isin(tokens, early)
+            ban = np.full(len(early), -np.inf, np.float32)
+            self._bias[slot] = (tokens, values)
+            self._early_bias[slot] = (np.concatenate([tokens[keep], early]), np.concatenate([values[keep], ban]))
+            self._counts.pop(slot, None)
+            if num_counts >= 0:
+                pairs = message.counts[counts : (counts := counts + num_counts)]
+                self._counts[slot] = TokenCounts(dict(pairs.tolist()))
+            self._has_entries[slot] = len(self._early_bias[slot][0]) > 0 or num_counts >= 0
+
+    def _grow(self, num_slots: int) -> None:
+        missing = num_slots - len(self._last)
+        if missing <= 0:
+            return
+        self._tables = np.pad(self._tables, ((0, missing), (0, 0)))
+        for name in ("_num_blocks", "_last", "_min_new", "_has_entries"):
+            setattr(self, name, np.pad(getattr(self, name), (0, missing)))
+        self._options = {name: np.pad(column, (0, missing)) for name, column in self._options.items()}
+
+    def _extend(self, slot: Array, num_added: Array, blocks: Array) -> None:
+        total = self._num_blocks[slot] + num_added
+        width = self._tables.shape[1]
+        if int(total.max()) > width:
+            wider = width * ceil_div(int(total.max()), width) * 2
+            self._tables = np.pad(self._tables, ((0, 0), (0, wider - width)))
+        first = self._num_blocks[slot] - (np.cumsum(num_added) - num_added)
+        self._tables[np.repeat(slot, num_added), np.repeat(first, num_added) + np.arange(len(blocks))] = blocks
+        self._num_blocks[slot] = total
+
+    def _tokens(self, known: Array, slot: Array, length: Array, given: Array) -> Array:
+        if given.all():
+            return known
+        if not len(known):
+            fed: Array = self._last[slot]
+            return fed
+        tokens = np.repeat(self._last[slot], length)
+        tokens[np.repeat(given, length) == 1] = known
+        return tokens
+
+    def _rows(self, scored: Array, slot: Array, last_token: Array, new_number: Array) -> SamplingRows:
+        """Returns the rows of scored tokens and of the spans that sample, in the order of their tokens."""
+        spans = np.flatnonzero(new_number >= 0)
+        slots, numbers = slot[spans], new_number[spans]
+        sampled = SamplingRows(
+            token=last_token[spans],
+            target=np.full(len(spans), -1, np.int32),
+            new_number=numbers,
+            **{name: column[slots] for name, column in self._options.items()},
+            **self._entries(slots, numbers),
+        )
+        rows, places = sampled, np.arange(len(spans), dtype=np.int64)
+        if len(scored):
+            others = SamplingRows.pack([SamplingRow(*row) for row in scored.tolist()])
+            rows, places = sampled.merge(others)
+        self._sampled = slots, places
+        return rows
+
+    def _entries(self, slots: Array, numbers: Array) -> dict[str, Array]:
+        if not self._has_entries[slots].any():
+            return {**entries("bias", (), np.float32), **entries("count", (), np.int32)}
+        is_early = (numbers < self._min_new[slots]).tolist()
+        names = slots.tolist()
+        bias = [(self._early_bias if e else self._bias)[name] for name, e in zip(names, is_early, strict=True)]
+        counts = [self._counts[name].columns() if name in self._counts else _NOTHING for name in names]
+        return {**entries("bias", bias, np.float32), **entries("count", counts, np.int32)}

@@ -1,0 +1,87 @@
+"""The plan of a step without a persistent batch: everything is read from the sequences, every time."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tk.infer.scheduling.scheduler import ScheduledChunk
+from tk.infer.scheduling.sequence import Sequence as Sample
+from tk.infer.scheduling.step_plan import NO_LOGPROBS, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.token_counts import TokenCounts
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A chunk as it was when its step was planned."""
+
+    sequence: Sample
+    start: int
+    stop: int
+    samples: bool
+    blocks: tuple[int, ...]
+
+    @staticmethod
+    def of(chunk: ScheduledChunk) -> "Planned":
+        """Returns a chunk with a copy of its block table."""
+        blocks = tuple(chunk.sequence.blocks)
+        return Planned(chunk.sequence, chunk.start, chunk.start + chunk.length, chunk.is_last, blocks)
+
+
+def full_plan(
+    planned: Sequence[Planned], block_size: int, stopping: Sequence[int] = (), scored: Sequence[SamplingRow] = ()
+) -> StepPlan:
+    """Returns the plan of a step whose tokens are all known by now."""
+    tokens: list[int] = []
+    positions, slots = [], []
+    rows = list(scored)
+    tables = np.zeros((len(planned), max(len(chunk.blocks) for chunk in planned)), np.int32)
+    for i, chunk in enumerate(planned):
+        tokens += chunk.sequence.tokens[chunk.start : chunk.stop]
+        tables[i, : len(chunk.blocks)] = chunk.blocks
+        position = np.arange(chunk.start, chunk.stop, dtype=np.int32)
+        positions.append(position)
+        slots.append(tables[i, position // block_size] * block_size + position % block_size)
+        if chunk.samples:
+            rows.append(sampling_row(chunk.sequence, chunk.stop, len(tokens) - 1, stopping))
+    return StepPlan(
+        tokens=np.array(tokens, np.int32),
+        positions=np.concatenate(positions),
+        slots=np.concatenate(slots),
+        span_length=np.array([chunk.stop - chunk.start for chunk in planned], np.int32),
+        span_context=np.array([chunk.stop for chunk in planned], np.int32),
+        block_tables=tables,
+        rows=SamplingRows.pack(sorted(rows, key=lambda row: row.token)),
+    )
+
+
+def sampling_row(sequence: Sample, length: int, token: int, stopping: Sequence[int] = ()) -> SamplingRow:
+    """Returns the row that chooses the token after the first `length` ones, at packed token `token`."""
+    params, output = sequence.params, sequence.tokens[sequence.num_prompt : length]
+    bias = dict(params.logit_bias)
+    if len(output) < params.min_new_tokens:
+        bias = {token: value for token, value in bias.items() if token not in stopping}
+        bias |= dict.fromkeys(stopping, -math.inf)
+    counts = None
+    if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+        prompt = sequence.tokens[: sequence.num_prompt] if params.repetition_penalty != 1 else []
+        counted = dict.fromkeys(prompt, 0) | Counter(dict.fromkeys(prompt, 0)) + Counter(output)
+        counts = TokenCounts({token: counted[token] for token in dict.fromkeys([*prompt, *output])})
+    return SamplingRow(
+        token=token,
+        num_top=NO_LOGPROBS if params.logprobs is None else params.logprobs,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=sequence.seed,
+        sample_index=sequence.index,
+        new_number=len(output),
+        bias=bias,
+        counts=counts,
+    )

@@ -1,0 +1,178 @@
+"""The persistent batch: random traffic gives, step by step, the plans that are read anew from all sequences."""
+
+import random
+from collections import Counter
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.scheduling.batch_writer import UNKNOWN, BatchWriter
+from tk.infer.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
+from tk.infer.scheduling.sequence import Sequence, Status
+from tk.infer.scheduling.step_message import StepMessage
+from tk.infer.scheduling.step_plan import SAMPLE, SamplingRow, SamplingRows, StepPlan
+from tk.infer.workers.persistent_batch import PersistentBatch
+from tk.tests.infer.full_plan import Planned, full_plan
+
+STOPPING = (3, 4)
+BLOCK_SIZE = 4
+VOCAB = 11
+
+
+def assert_same(found: StepPlan, expected: StepPlan) -> None:
+    """Fails if two plans differ in the values or the type of an array."""
+    pairs = [(f.name, getattr(found, f.name), getattr(expected, f.name)) for f in fields(StepPlan) if f.name != "rows"]
+    pairs += [(f.name, getattr(found.rows, f.name), getattr(expected.rows, f.name)) for f in fields(SamplingRows)]
+    for name, one, two in pairs:
+        assert one.dtype == two.dtype, name
+        assert one.shape == two.shape, name
+        assert np.array_equal(one, two), f"{name}: {one} is not {two}"
+
+
+def next_token(tokens: list[int]) -> int:
+    """Returns the token that a deterministic model chooses after these."""
+    return hash(tuple(tokens)) % VOCAB
+
+
+class Traffic:
+    """Random requests, cancels and preemptions over one persistent batch; every plan is compared.
+
+    Args:
+        seed: the seed of all choices.
+        ahead: the number of steps that are planned before the results of a step are known.
+    """
+
+    def __init__(self, seed: int, ahead: int) -> None:
+        self.random = random.Random(seed)
+        self.ahead = ahead
+        self.scheduler = Scheduler(Limits(5, 99, 12, 64), num_blocks=11, block_size=BLOCK_SIZE)
+        self.writer = BatchWriter(5, lambda sequence: STOPPING)
+        self.batch = PersistentBatch(BLOCK_SIZE)
+        self.live: list[Sequence] = []
+        self.seen: Counter[str] = Counter()
+
+    def arrive(self, number: int) -> None:
+        choose = self.random.choice
+        params = SamplingParams(
+            temperature=choose([0.0, 0.7]),
+            top_k=choose([0, 5]),
+            top_p=choose([1.0, 0.9]),
+            min_p=choose([0.0, 0.1]),
+            repetition_penalty=choose([1.0, 1.0, 1.3]),
+            presence_penalty=choose([0.0, 0.0, 0.5]),
+            frequency_penalty=choose([0.0, 0.0, 0.2]),
+            min_new_tokens=choose([0, 0, 3]),
+            logit_bias=choose([{}, {}, {3: 1.5, 7: -2.0}]),
+            logprobs=choose([None, 2]),
+        )
+        prompt = [self.random.randrange(VOCAB) for _ in range(self.random.randint(1, 14))]
+        longest = len(prompt) + self.random.randint(1, 28)
+        sequence = Sequence(str(number), number % 3, number, params, 2**64 - 1 - number, prompt, len(prompt), longest)
+        self.live.append(sequence)
+        self.scheduler.add([sequence])
+
+    def end(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        self.writer.release(sequence)
+        self.live.remove(sequence)
+        self.seen["preempted"] += sequence.preemptions
+
+    def scored(self, chunks: list[ScheduledChunk]) -> list[SamplingRow]:
+        """Returns rows for some tokens of the longer chunks."""
+        rows, first = [], 0
+        for chunk in chunks:
+            rows += [SamplingRow(first + i, i, i % 3) for i in range(chunk.length - 1) if self.random.random() < 0.2]
+            first += chunk.length
+        return rows
+
+    def run(self, steps: int) -> None:
+        flights: list[tuple[bytes, list[Planned], list[SamplingRow]]] = []
+        for number in range(steps):
+            if self.random.random() < 0.35:
+                self.arrive(number)
+            if self.live and self.random.random() < 0.05:
+                self.end(self.random.choice(self.live))
+                self.seen["cancelled"] += 1
+            scheduled = self.scheduler.schedule()
+            chunks = [chunk for chunk in scheduled if self.writer.can_write(chunk)]
+            self.seen["left out"] += len(scheduled) - len(chunks)
+            if chunks:
+                scored = self.scored(chunks)
+                flights.append((self.writer.write(chunks, scored).encode(), list(map(Planned.of, chunks)), scored))
+                for chunk, planned in zip(chunks, flights[-1][1], strict=True):
+                    self.scheduler.advance(chunk)
+                    if planned.samples:
+                        chunk.sequence.append(UNKNOWN)
+            while len(flights) > (self.ahead if chunks else 0):
+                self.compute(*flights.pop(0))
+            self.scheduler.check_integrity()
+
+    def compute(self, message: bytes, planned: list[Planned], scored: list[SamplingRow]) -> None:
+        plan = self.batch.plan(StepMessage.decode(message))
+        assert_same(plan, full_plan(planned, BLOCK_SIZE, STOPPING, scored))
+        sampling = [chunk for chunk in planned if chunk.samples]
+        tokens = [next_token(chunk.sequence.tokens[: chunk.stop]) for chunk in sampling]
+        results = np.zeros(len(plan.rows), np.int32)
+        results[plan.rows.target == SAMPLE] = tokens
+        self.batch.feed(results)
+        for chunk, token in zip(sampling, tokens, strict=True):
+            sequence = chunk.sequence
+            sequence.tokens[chunk.stop] = token
+            if sequence.status is not Status.FINISHED and (token == 4 or chunk.stop + 1 == sequence.max_tokens):
+                self.seen["computed in vain"] += len(sequence.tokens) > chunk.stop + 1
+                self.end(sequence)
+        self.seen["steps"] += 1
+        self.seen["scored"] += len(scored)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(6):
+        traffic = Traffic(seed, ahead)
+        traffic.run(150)
+        seen += traffic.seen
+    assert seen["steps"] > 500
+    assert min(seen["preempted"], seen["cancelled"], seen["scored"]) > 10
+    assert bool(seen["computed in vain"]) == bool(seen["left out"]) == bool(ahead)
+
+
+def test_slots_and_tables_grow() -> None:
+    scheduler = Scheduler(Limits(70, 99, 40000, 40000), num_blocks=3000, block_size=16)
+    writer, batch = BatchWriter(70, lambda sequence: ()), PersistentBatch(16)
+    for number in range(70):
+        prompt = [5] * (30000 if number == 40 else 20)
+        scheduler.add([Sequence(str(number), 0, number, SamplingParams(), 0, prompt, len(prompt), len(prompt) + 9)])
+    widths = []
+    for _ in range(4):
+        chunks = scheduler.schedule()
+        planned = [Planned.of(chunk) for chunk in chunks]
+        plan = batch.plan(StepMessage.decode(writer.write(chunks).encode()))
+        assert_same(plan, full_plan(planned, 16))
+        batch.feed(np.full(len(plan.rows), 9, np.int32))
+        for chunk in chunks:
+            scheduler.advance(chunk)
+            chunk.sequence.append(9)
+        widths.append(plan.block_tables.shape)
+    assert widths[-1] == (70, 1876)
+
+
+def test_a_decode_step_sends_only_what_changed() -> None:
+    scheduler = Scheduler(Limits(8, 99, 40000, 40000), num_blocks=9000, block_size=16)
+    writer, batch = BatchWriter(8, lambda sequence: ()), PersistentBatch(16)
+    for number in range(8):
+        scheduler.add([Sequence(str(number), 0, number, SamplingParams(), 0, [5] * 4999, 4999, 5100)])
+    lengths = []
+    for _ in range(3):
+        chunks = scheduler.schedule()
+        message = writer.write(chunks).encode()
+        lengths.append(len(message))
+        batch.plan(StepMessage.decode(message))
+        batch.feed(np.full(8, 9, np.int32))
+        for chunk in chunks:
+            scheduler.advance(chunk)
+            chunk.sequence.append(UNKNOWN)
+    assert lengths[0] > 8 * 4999 * 4, "the prompts"
+    assert lengths[1] < 300, "a decode step has 6 numbers for each sequence"
