@@ -105,6 +105,6 @@ def _measure(
     context, stride = window
     with LLM(checkpoint, max_model_len=context, max_running=MAX_RUNNING, **engine_values) as llm:
         info = llm.model_info()
-        name = f"{info.dtype}, KV cache {info.kv_dtype}"
-        with progress_bar(name, num_scored(texts), show="{:,} tokens".format) as bar:
+        name = f"{info.dtype}, KV cache {info.kv_dtype}, tokens scored"
+        with progress_bar(name, num_scored(texts), show="{:,}".format) as bar:
             return EvalRun(info, measure_perplexity(llm, texts, context, stride, bar.advance))

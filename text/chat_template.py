@@ -173,7 +173,7 @@ def _source(folder: Path, config: Mapping[str, Any]) -> str:
     if not isinstance(found, str):
         raise CheckpointError(
             f"{folder} has no chat template, neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}: add one, "
-            "or do without conversations."
+            "which conversations need."
         )
     return found
 

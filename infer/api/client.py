@@ -1,4 +1,4 @@
-"""A client for `tk serve` with the methods and results of `LLM`. It does not import torch."""
+"""A client for `tk serve` with `generate` and `stream` as `LLM` has them. It does not import torch."""
 
 import time
 from collections import deque

@@ -78,7 +78,7 @@ def test_a_table_compares_dtypes(folder: str, text_file: str, capsys: pytest.Cap
     assert int8.split()[:2] == ["fp32", "int8"]
     assert int8.split()[4][0] in "+-"
     assert "of 99 (" in int8
-    assert "fp32, KV cache int8: 99 tokens of 99 tokens" in captured.err
+    assert "fp32, KV cache int8, tokens scored: 99 of 99" in captured.err
 
 
 @pytest.mark.parametrize(
