@@ -105,7 +105,7 @@ class Scheduler:
         for sequence in new[:1]:
             self._check_deadline(sequence, now)
         for sequence in new:
-            self._shares.enter(sequence.principal)
+            self._shares.enter(sequence.principal, sequence.weight)
             self.waiting.push(sequence)
             if sequence.deadline is not None:
                 self._deadlines.push(sequence, sequence.deadline)

@@ -123,13 +123,13 @@ def test_the_oldest_of_a_stream_that_never_ends_is_served(seed: int) -> None:
     capacity = world.num_blocks * BLOCK
     victim = Sequence("victim", 0, 0, SamplingParams(), 0, [0] * (capacity - 4), capacity - 4, capacity)
     arrival = 0
-    for number in range(50 * capacity):
+    for number in range(200 * capacity):
         if number == 20:
             victim.arrival = arrival = arrival + 1
             policy.add([victim])
-        while len(policy.waiting) < 10:
+        while len(policy.waiting) < (10 if number < 20 else 25):
             arrival += 1
-            name = "" if seed % 2 else f"p{arrival}"
+            name = "" if seed % 2 or number < 20 else f"p{arrival}"
             policy.add([Sequence(str(arrival), 0, arrival, SamplingParams(), 0, [0], 1, 8, principal=name)])
         world.step()
         if victim.status is Status.FINISHED:

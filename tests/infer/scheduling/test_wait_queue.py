@@ -30,7 +30,7 @@ def queued(*sequences: Sequence) -> tuple[WaitQueue, FairShare]:
     shares = FairShare()
     queue = WaitQueue(shares)
     for sequence in sequences:
-        shares.enter(sequence.principal)
+        shares.enter(sequence.principal, sequence.weight)
         queue.push(sequence)
         queue.check_integrity()
     return queue, shares
