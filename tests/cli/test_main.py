@@ -141,8 +141,22 @@ PROMISED = {
     "verify": {"--json"},
     "diff": {"--json"},
     "serve": {"--tp", "--host", "--port", "--dtype", "--kv-dtype", "--kv-memory", "--kv-blocks", "--max-model-len"}
+    | {"--threads"}
     | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"},
-    "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"},
+    "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json", "--chat", "--tp"}
+    | {"--threads", "--dtype", "--kv-dtype", "--kv-memory", "--max-model-len", "--kernels"},
+    "eval": {
+        "--data",
+        "--context",
+        "--stride",
+        "--limit",
+        "--tp",
+        "--dtype",
+        "--kv-dtype",
+        "--kernels",
+        "--threads",
+        "--json",
+    },
 }
 
 
