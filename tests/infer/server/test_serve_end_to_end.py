@@ -78,13 +78,16 @@ def test_model_info_is_what_was_asked_for(shared: Serving) -> None:
 
 
 @pytest.mark.skipif(not instruction_sets(), reason="no compiler")
-def test_no_process_of_a_server_on_native_kernels_loads_torch(shared: Serving) -> None:
+def test_a_server_on_native_kernels_loads_no_torch_and_takes_little_memory(shared: Serving) -> None:
     with Client(shared.target) as client:
         assert client.generate("import os", GREEDY)
         assert client.model_info().kernels.startswith("native")
     processes = [shared.process.pid, *shared.worker_ids()]
     assert len(processes) == 2
     assert not any("libtorch" in Path(f"/proc/{process}/maps").read_text() for process in processes)
+    status = [Path(f"/proc/{process}/status").read_text().splitlines() for process in processes]
+    resident = sum(int(line.split()[1]) << 10 for lines in status for line in lines if line.startswith("VmRSS:"))
+    assert resident < 150 << 20, "this model's weights are nothing"
 
 
 def test_generate_command_streams_from_a_server(shared: Serving) -> None:
