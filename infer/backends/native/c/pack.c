@@ -3,7 +3,24 @@
 
 #include <string.h>
 
+// Packs the columns of one row in one slice: `even` and `odd` are the bytes in a pair of columns where they belong.
+static void pack_columns(char *to, int64_t pair_bytes, int64_t even, int64_t odd, const char *from, int64_t step,
+                         int64_t columns, int64_t itemsize) {
+    if (itemsize == 2 && step == 2 && odd == even + 2) { // both values of a pair lie together here and there
+        int64_t pairs = columns / 2;
+        for (int64_t p = 0; p < pairs; p++) memcpy(to + p * pair_bytes + even, from + 4 * p, 4);
+        if (columns % 2) memcpy(to + pairs * pair_bytes + even, from + 4 * pairs, 2);
+        return;
+    }
+    for (int64_t j = 0; j < columns; j++, from += step) {
+        char *at = to + j / 2 * pair_bytes + (j % 2 ? odd : even);
+        if (itemsize == 2) memcpy(at, from, 2);
+        else memcpy(at, from, 4);
+    }
+}
+
 // Packs [out, in] values of `itemsize` bytes, whose rows and columns lie `row_stride` and `column_stride` values apart.
+// A panel stays in the cache meanwhile, so its rows are read one after the other.
 __attribute__((visibility("default"))) void tk_pack(const struct matrix *m, const void *source, int64_t itemsize,
                                                     int64_t row_stride, int64_t column_stride) {
     int64_t columns = m->in / m->slices, pairs = (columns + 1) / 2;
@@ -11,16 +28,15 @@ __attribute__((visibility("default"))) void tk_pack(const struct matrix *m, cons
     char *to = (char *)m->data;
     for (int64_t panel = 0; panel * PANEL < m->out; panel++, to += m->panel_bytes) {
         int64_t rows = m->out - panel * PANEL < PANEL ? m->out - panel * PANEL : PANEL;
-        memset(to, 0, (size_t)m->panel_bytes);
-        for (int64_t k = 0; k < m->in; k++) {
-            char *pair = to + k / columns * slice_bytes + k % columns / 2 * 2 * line;
-            int64_t half = k % columns % 2;
-            const char *from = (const char *)source + (panel * PANEL * row_stride + k * column_stride) * itemsize;
-            for (int64_t r = 0; r < rows; r++, from += row_stride * itemsize) {
-                int64_t at = m->format == BF16 ? 2 * r + half : half * PANEL + r;
-                if (itemsize == 2) memcpy(pair + 2 * at, from, 2);
-                else memcpy(pair + 4 * at, from, 4);
-            }
+        if (rows < PANEL || columns % 2) memset(to, 0, (size_t)m->panel_bytes);
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t even = (m->format == BF16 ? 2 * r : r) * itemsize;
+            int64_t odd = m->format == BF16 ? even + itemsize : even + line;
+            const char *from = (const char *)source + (panel * PANEL + r) * row_stride * itemsize;
+            for (int64_t slice = 0; slice < m->slices; slice++)
+                pack_columns(to + slice * slice_bytes, 2 * line, even, odd,
+                             from + slice * columns * column_stride * itemsize, column_stride * itemsize, columns,
+                             itemsize);
         }
     }
 }
