@@ -1,7 +1,8 @@
 """The engine: it accepts requests from any thread, plans every step, lets the workers compute it and sends the events.
 
 The engine does not import torch: the worker processes (`worker.py`) hold the model. One thread owns the workers and
-runs the loop schedule -> plan -> compute -> take; a lock guards the queues that it shares with submitting threads.
+runs the loop schedule -> send -> take, one step ahead of the workers; a lock guards the queues that it shares with
+submitting threads.
 """
 
 import itertools
@@ -29,6 +30,8 @@ from .scheduling.warm_up import warm_up_chunks
 from .workers.worker_group import WORKER, WorkerGroup
 
 MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
+# A worker that computes reads nothing: a longer message would wait for it, and it for the reader of its result.
+MAX_BYTES_AHEAD: Final = 2**16
 OnPlan = Callable[[ModelInfo, MemoryPlan], None]
 
 
@@ -59,7 +62,8 @@ class Engine:
         )
         self._workers = WorkerGroup(worker)
         self._batch = BatchWriter(options.max_running, lambda sequence: self._live[sequence.request_id].stopping)
-        self._begun = 0.0  # when the workers began to compute the step in flight
+        self._in_flight: StepInFlight | None = None
+        self._begun = 0.0  # when the workers began to compute it
         self._arrivals = itertools.count()
         self._lock = threading.Lock()  # guards all below
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size)
@@ -245,31 +249,41 @@ class Engine:
             self._ready.set_exception(error)
 
     def _turn(self) -> bool:
-        """Runs one step, or sleeps if no request is live; returns False when the engine must close."""
+        """Sends the next step, takes the results of the one before it, or sleeps if there is neither.
+
+        So the workers compute while this thread sends events and plans. They carry out steps in order: a block that is
+        freed while a step in flight touches it can only be used by a later step. Returns False when the engine must
+        close.
+        """
         self._end_unwanted()
         with self._lock:
             if self._closing:
                 return False
-            chunks = self._scheduler.schedule()
+            chunks = [chunk for chunk in self._scheduler.schedule() if self._batch.can_write(chunk)]
+        before, self._in_flight = self._in_flight, None
         if chunks:
-            self._take(self._send(prepare_step(chunks, self._live, self._batch)))
-        else:
+            step = prepare_step(chunks, self._live, self._batch)
+            with self._lock:
+                record_step(step, self._scheduler)
+            if before is not None and len(step.message) > MAX_BYTES_AHEAD:
+                self._take(before)
+                before = None
+            if before is None:
+                self._begun = time.monotonic()
+            self._workers.send(step.message, self.options.step_timeout)
+            self._in_flight = step
+        if before is not None:
+            self._take(before)
+        elif not chunks:
             self._workers.sleep()
         return True
-
-    def _send(self, step: StepInFlight) -> StepInFlight:
-        """Sends a step to the workers."""
-        with self._lock:
-            record_step(step, self._scheduler)
-        self._begun = time.monotonic()
-        self._workers.send(step.message, self.options.step_timeout)
-        return step
 
     def _take(self, step: StepInFlight) -> None:
         """Waits for the results of a step and sends its events. Rows of what has ended meanwhile are dropped."""
         result = self._workers.receive(self.options.step_timeout)
         with self._lock:
-            self._scheduler.observe(step.chunks, time.monotonic() - self._begun)
+            self._scheduler.observe(step.chunks, (now := time.monotonic()) - self._begun)
+        self._begun = now  # of the step that the workers know already
         is_finite = result.finite.tolist()
         touched: dict[LiveRequest, None] = {}
         for index, row in enumerate(step.rows):
