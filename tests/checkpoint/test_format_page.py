@@ -37,7 +37,7 @@ HELD = {
     "`parts/WRITER.json`: one": [BY_HAND],
     "`model-*.safetensors`: slot": [BY_HAND],
     "`optim-SLOT-*.safetensors`: one": [BY_HAND],
-    "`config.json`, `tokenizer.json`": ["run_folder:what_was_saved_is_there"],
+    "`config.json`, `tokenizer.json`": ["run_folder:a_saved_step_is_there"],
     "`model.safetensors.index.json`: only": [
         "hugging_face:no_index_is_written_where_tensors_are_cut",
         "hugging_face:a_saved_step_at_tp_1_is_a_folder_that_transformers_loads",
@@ -76,7 +76,7 @@ HELD = {
     "`offset`:": [BY_HAND],
     "`crc`:": [BY_HAND, BLOCKS],
     '`format` ("tk")': [BY_HAND, "manifest:hostile_manifests"],
-    "A run folder holds": ["run_folder:a_second_writer_is_refused_by_name", "run_folder:what_was_saved_is_there"],
+    "A run folder holds": ["run_folder:a_second_writer_is_refused_by_name", "run_folder:a_saved_step_is_there"],
     "Its content names the holder": ["run_lock:a_living_job_of_another_host_keeps_others_out"],
     "If it names a job": [
         "run_lock:a_living_job_of_another_host_keeps_others_out",
@@ -180,7 +180,7 @@ HELD = {
     "Files that readers": ["writer:more_chunks_than_a_reader_accepts_are_refused_before_anything_is_written"],
     "`verify` names files": ["verify:verify_sees_files_that_are_none_of_the_checkpoints"],
     "CRCs find accidents": ["corpus:every_flip_and_cut_is_found_by_loading_and_by_verify"],
-    "Against an attacker": ["run_folder:what_was_saved_is_there"],
+    "Against an attacker": ["run_folder:a_saved_step_is_there"],
 }
 
 

@@ -54,22 +54,25 @@ def test_a_killed_worker_fails_what_is_live(
 ) -> None:
     engine = Engine.start(EngineOptions(model_folder("grouped"), tp=tp, kv_blocks=20))
     try:
-        died, begun, failures = threading.Event(), threading.Event(), []
+        died, submitted, failures = threading.Event(), threading.Event(), []
         engine.on_death(lambda error: died.set())
+        workers = engine.worker_process_ids
+        assert len(workers) == tp
 
         def sink(event: object) -> None:
-            begun.set()
+            """Kills at the first event, on the engine's thread, so that no request ends before."""
             if isinstance(event, Failed):
                 failures.append(event.error)
+            elif submitted.wait(60):
+                os.kill(workers[victim], signal.SIGKILL)
 
         if busy:
             engine.submit(Request("a", (1, 2), LONG), sink)
             engine.submit(Request("b", (1, 2), LONG), sink)
-            assert begun.wait(60)
-        workers = engine.worker_process_ids
-        assert len(workers) == tp
+            submitted.set()
+        else:
+            os.kill(workers[victim], signal.SIGKILL)
         killed_at = time.monotonic()
-        os.kill(workers[victim], signal.SIGKILL)
         assert died.wait(20)
         assert time.monotonic() - killed_at < 5
         assert [type(error) for error in failures] == [WorkerDied] * (2 if busy else 0)
@@ -90,7 +93,6 @@ def test_requests_fail_before_the_dead_are_reaped(
 ) -> None:
     failed_at_close: list[int] = []
     failures: list[TkError] = []
-    begun = threading.Event()
     close = WorkerGroup.close
 
     def observed(group: WorkerGroup, kill: bool = False) -> None:
@@ -98,16 +100,18 @@ def test_requests_fail_before_the_dead_are_reaped(
         close(group, kill)
 
     def sink(event: object) -> None:
-        begun.set()
         if isinstance(event, Failed):
             failures.append(event.error)
+        else:
+            engine.kill()  # on the engine's thread, so that the request does not end before
 
     monkeypatch.setattr(WorkerGroup, "close", observed)
     engine = Engine.start(EngineOptions(model_folder("grouped"), kv_blocks=20))
+    died = threading.Event()
+    engine.on_death(lambda error: died.set())
     try:
         engine.submit(Request("a", (1, 2), LONG), sink)
-        assert begun.wait(60)
-        engine.kill()
+        assert died.wait(20)
     finally:
         engine.close()
     assert failed_at_close == [1]
