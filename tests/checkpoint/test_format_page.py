@@ -62,7 +62,7 @@ HELD = {
         "diff:other_dtypes_are_compared_in_fp32",
         "hugging_face_values:a_read_in_another_dtype_is_cast_from_the_master",
     ],
-    "Casts round to nearest even": ["hugging_face:export_casts_as_torch_does_and_says_so_in_the_config"],
+    "Casts round to nearest even": ["hugging_face:export_casts_as_torch_does_and_changes_the_config"],
     "Integers keep their dtype": [
         "hugging_face_values:a_change_of_dtype_leaves_integers_alone",
         "hugging_face_values:quantized_values_are_not_cast_without_their_scales",
@@ -91,10 +91,10 @@ HELD = {
     "Each rank then writes its files": [IN_ORDER],
     "Rank 0 waits": [IN_ORDER, "commit:missing_parts_are_named_and_nothing_is_committed"],
     "Then it fsyncs the parent": [IN_ORDER],
-    "A good step is never overwritten": ["locked_run:a_good_step_is_never_overwritten_and_a_bad_one_is_set_aside"],
+    "A good step is never overwritten": ["locked_run:a_good_step_is_never_overwritten_and_a_bad_one_is_quarantined"],
     "A step is pruned by renaming": [
         "crash:a_missing_fsync_is_seen",
-        "locked_run:pruning_keeps_the_newest_the_milestones_and_what_it_cannot_judge",
+        "locked_run:pruning_keeps_the_newest_the_milestones_and_bad_steps",
     ],
     "A process that makes a folder": ["crash:power_cut_after_every_operation"],
     "With `[checkpoint] async_save`": [
@@ -103,7 +103,7 @@ HELD = {
     ],
     "One save is in flight": [
         "background_save:only_one_save_is_in_flight",
-        "train/saver:a_failed_save_is_told_at_the_next_and_at_the_end",
+        "train/saver:a_failed_save_is_raised_at_the_next_save_and_at_the_end",
     ],
     "The last save of a run": ["train/run:ctrl_c_saves_and_the_resumed_run_is_bit_equal"],
     "The process is started by exec": [
@@ -120,7 +120,7 @@ HELD = {
         "train/resume:damage_that_one_rank_finds_on_reading_takes_all_to_the_step_before",
     ],
     "If the system refuses": [
-        "storage_errors:what_another_user_may_not_read_stops_the_start",
+        "storage_errors:a_step_that_this_user_may_not_read_stops_the_start",
         "step_names:a_step_of_a_newer_tk_is_refused_and_not_passed_over",
         "train/resume:a_copied_step_stops_the_start",
         "train/resume:where_no_step_is_good_nothing_moves_and_training_does_not_begin_anew",
@@ -138,8 +138,8 @@ HELD = {
     "`--force` replaces a folder only": [HOSTILE],
     "Any other file is named": [HOSTILE, "target:mount_points_are_refused"],
     "The same check is repeated": [
-        "whole_folder:what_comes_during_the_copy_stays",
-        "whole_folder:what_comes_into_the_old_folder_while_it_goes_stays",
+        "whole_folder:files_that_arrive_during_the_copy_stay",
+        "whole_folder:files_that_arrive_in_the_old_folder_while_it_is_removed_stay",
     ],
     "A run folder stands for": ["run_folder:the_newest_good_step_is_taken_and_the_others_explained"],
     "A step folder that is given": ["scale:one_tensor_opens_its_own_parts_only"],
@@ -158,7 +158,7 @@ HELD = {
     ],
     "A folder from which": [
         "foreign:weights_that_transformers_would_not_load_are_refused",
-        "foreign:every_foreign_format_is_named_and_says_what_to_do",
+        "foreign:every_foreign_format_is_named_with_a_remedy",
     ],
     "Ranks of one host that load together": [
         "shared_read:inference_ranks_read_the_weights_once",
@@ -168,7 +168,7 @@ HELD = {
         "train/shared_load:ranks_of_a_host_read_a_checkpoint_once",
     ],
     "Damage that one rank finds": [
-        "shared_read:what_one_rank_finds_all_report",
+        "shared_read:all_ranks_report_the_error_of_one",
         "shared_read:a_disk_error_on_one_rank_ends_all",
     ],
     "If the ranks would read": [
