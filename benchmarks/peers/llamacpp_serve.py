@@ -65,7 +65,7 @@ def tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, Floats]
 
 
 def write_gguf(folder: Path, path: Path) -> None:
-    """Writes the model with bf16 matrices and a vocabulary of placeholders."""
+    """Writes the model with bf16 matrices and without a tokenizer."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(config["max_position_embeddings"])
@@ -78,11 +78,8 @@ def write_gguf(folder: Path, path: Path) -> None:
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)}
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([f"t{i}" for i in range(config["vocab_size"])])
-    writer.add_token_types([1] * config["vocab_size"])
-    writer.add_token_merges([])
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     kind = gguf.GGMLQuantizationType.BF16
     for name, values in tensors(folder, config):
@@ -118,14 +115,17 @@ def main() -> None:
         aside = path.with_suffix(".part")
         write_gguf(folder, aside)
         aside.rename(path)
-    llama_cpp.llama_log_set(llama_cpp.llama_log_callback(lambda *_: None), None)
+    silent = llama_cpp.llama_log_callback(lambda *_: None)  # a name of its own: C keeps no reference to it
+    llama_cpp.llama_log_set(silent, None)
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
     options = llama_cpp.llama_context_default_params()
     options.n_ctx, options.n_seq_max = (prompt + new) * batch + 256 * batch, batch
     options.n_batch, options.n_ubatch = 2048, 512
     options.n_threads = options.n_threads_batch = threads
-    context = llama_cpp.llama_init_from_model(model, options)
+    context = llama_cpp.llama_init_from_model(model, options) if model else None
+    if not context:
+        raise RuntimeError(f"llama.cpp cannot load {path}")
     memory, random = llama_cpp.llama_get_memory(context), np.random.default_rng(0)
 
     def prefill() -> None:
