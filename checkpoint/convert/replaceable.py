@@ -40,7 +40,9 @@ def _known_files(folder: Path, names: Sequence[str], _states: Sequence[tuple[int
     """Returns the checkpoint's own files. A target is checked three times, and read again only if a file changed."""
     try:
         checkpoint = open_folder(folder)
-        known = frozenset(checkpoint.removable_files() if checkpoint else ())  # by all parts; checks the files' sizes
+        if checkpoint:
+            checkpoint.check()
+        known = frozenset(checkpoint.removable_files() if checkpoint else ())
     except CheckpointError as error:
         raise ConfigError(
             f"{folder} exists, holds {_some(names)} and does not open as a checkpoint, so it is not replaced "
