@@ -43,6 +43,9 @@ def host_identity() -> bytes:
 class LinkFactory:
     """Connects the ranks of groups; a context that every rank of the default process group, which is gloo, enters.
 
+    The ranks leave it together. A rank that went ahead and ended, because it refuses a setting for example, would close
+    connections that gloo still makes on another rank, and that rank would report a lost peer instead.
+
     Args:
         timeout: the seconds after which a rank that waits for another gives up.
     """
@@ -90,6 +93,8 @@ class LinkFactory:
         self._listener.close()
         for end in self._accepted.values():
             end.close()
+        if error is None:
+            dist.barrier()
 
     def link(self, ranks: Sequence[int]) -> Link | None:
         """Connects some ranks with each other; every rank calls it for the same sets of ranks in the same order.

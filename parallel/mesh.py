@@ -102,6 +102,8 @@ class Mesh:
     ) -> "Mesh":
         """Creates the groups of all axes; every rank of an initialised default process group calls it.
 
+        Over gloo, it returns after every rank has its groups.
+
         Args:
             layout: the numbers of ranks along each axis.
             num_kv_heads: the number of kv heads of the whole model.

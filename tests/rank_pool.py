@@ -37,7 +37,7 @@ class Rank:
     line: TextIO
 
     def send(self, job: dict[str, Any]) -> None:
-        """Starts a job."""
+        """Starts a job, or ends the one that has been answered: the empty one."""
         self.line.write(json.dumps(job) + "\n")
         self.line.flush()
 
@@ -72,6 +72,8 @@ class RankPool:
         if failures:
             self._end_ranks()
             raise AssertionError("a rank failed:\n" + "\n".join(failures))
+        for rank in self.ranks[:world_size]:
+            rank.send({})
         return [answer["result"] for answer in answers]
 
     def close(self) -> None:
@@ -171,14 +173,18 @@ def _run_jobs(address: str) -> None:
                 "gloo", init_method=f"file://{job['store']}", rank=job["rank"], world_size=job["world_size"]
             )
             try:
-                answer = {"result": _load(Path(job["file"]), job["function"])(**job["arguments"])}
+                _answer(line, {"result": _load(Path(job["file"]), job["function"])(**job["arguments"])})
+                line.readline()  # until all have answered: a peer that still connects must not find this group closed
             finally:
                 dist.destroy_process_group()
         except BaseException:
-            answer = {"error": f"rank {job['rank']}:\n{traceback.format_exc()}"}
+            _answer(line, {"error": f"rank {job['rank']}:\n{traceback.format_exc()}"})
         gc.collect()  # a process group in a cycle of references would keep its threads alive and its peers waiting
-        line.write(json.dumps(answer) + "\n")
-        line.flush()
+
+
+def _answer(line: TextIO, answer: dict[str, Any]) -> None:
+    line.write(json.dumps(answer) + "\n")
+    line.flush()
 
 
 def _load(file: Path, name: str) -> Callable[..., Any]:

@@ -50,6 +50,21 @@ def test_a_link_joins_the_ranks_of_its_group_alone(rank_pool: RankPool) -> None:
     assert rank_pool.run(connect_some, 3) == [[[0], [1, 2]], [[], [0, 2]], [[1], [0, 1]]]
 
 
+def leave_late() -> list[float]:
+    """Connects two ranks, of which rank 0 takes half a second longer; returns the time before and after it left."""
+    with LinkFactory(timeout=20.0) as links:
+        links.link([0, 1])
+        if links.rank == 0:
+            time.sleep(0.5)
+        last = time.monotonic()
+    return [last, time.monotonic()]
+
+
+def test_ranks_leave_the_factory_together(rank_pool: RankPool) -> None:
+    first, second = rank_pool.run(leave_late, 2)
+    assert second[1] >= first[0], "rank 1 left while rank 0 could still connect"
+
+
 def connect_hosts() -> list[bool]:
     """Places rank 2 on another host; returns whether each of two groups has a link."""
     original = link_factory.host_identity
