@@ -5,15 +5,16 @@ from typing import Final
 
 import numpy as np
 
+from ....core.integers import round_up
 from ...scheduling.step_plan import Array
 
 CACHE_LINE: Final = 64
-_LARGE: Final = 2**21  # the size of a large page
+LARGE_PAGE: Final = 2**21
 
 
 def aligned(num_bytes: int) -> Array:
     """Returns zeroed uint8 [num_bytes] that begins on a cache line; the kernel commits its pages as they are used."""
-    if num_bytes >= _LARGE:
+    if num_bytes >= LARGE_PAGE:
         return lazy(num_bytes, large_pages=True)
     memory = np.zeros(num_bytes + CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
@@ -27,13 +28,34 @@ def lazy(num_bytes: int, large_pages: bool = False) -> Array:
         num_bytes: the size, which may exceed the memory that will be used.
         large_pages: whether the kernel may commit it in pages of 2 MiB, which makes reads of all of it faster.
     """
-    area = mmap.mmap(-1, max(1, num_bytes))
-    if large_pages and hasattr(mmap, "MADV_HUGEPAGE"):
-        area.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(area, np.uint8)[:num_bytes]
+    if not large_pages or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.frombuffer(mmap.mmap(-1, max(1, num_bytes)), np.uint8)[:num_bytes]
+    # Private: Linux gives shared memory large pages only where the system's owner has allowed it.
+    area = mmap.mmap(-1, num_bytes + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    area.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(area, np.uint8)
+    start = -memory.ctypes.data % LARGE_PAGE
+    return memory[start : start + num_bytes]
 
 
 def floats(*shape: int) -> Array:
     """Returns zeroed fp32 of a shape that begins on a cache line."""
     count = int(np.prod(shape, dtype=np.int64))
     return aligned(4 * count).view(np.float32).reshape(shape)
+
+
+class Arena:
+    """Memory on large pages of which parts are taken one after the other, each on cache lines of its own.
+
+    Args:
+        num_bytes: the size of all parts, each rounded up to a cache line.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left = lazy(num_bytes, large_pages=True)
+
+    def take(self, num_bytes: int) -> Array:
+        """Returns zeroed uint8 [num_bytes] that no other part has."""
+        part, self._left = self._left[:num_bytes], self._left[round_up(num_bytes, CACHE_LINE) :]
+        assert len(part) == num_bytes
+        return part

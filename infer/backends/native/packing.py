@@ -1,6 +1,6 @@
 """The packing of a rank's weights into panels as they are loaded, each parameter once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import byref
 from dataclasses import dataclass, field
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from ....core.casts import cast
 from ....core.dtypes import BF16, FP16, FP32, DType
-from ....core.integers import ceil_div
+from ....core.integers import ceil_div, round_up
 from ....core.local_params import LocalParam
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Norm, Reduce, RotateAndAppend, Route, RunExperts, WeightMatrix
 from ...scheduling.step_plan import Array
 from .library import Kernels
-from .memory import aligned
+from .memory import CACHE_LINE, LARGE_PAGE, Arena, aligned
 from .structures import PANEL, Format, PackedMatrix
 
 FORMATS = ((FP32, Format.FP32), (BF16, Format.BF16), (FP16, Format.FP16))
@@ -47,6 +47,14 @@ class Stack:
     num_transposed: int = 0
     slices: int = 1
 
+    def panel_bytes(self, format_: Format) -> int:
+        """Returns the bytes of a panel."""
+        return self.slices * ceil_div(self.inputs // self.slices, 2) * pair_bytes(format_)
+
+    def matrix_bytes(self, format_: Format) -> int:
+        """Returns the bytes of one matrix."""
+        return ceil_div(self.outputs, PANEL) * self.panel_bytes(format_)
+
 
 @dataclass
 class PackedWeights:
@@ -68,6 +76,9 @@ class PackedWeights:
 
     def __post_init__(self) -> None:
         self._stacks = dict(_stacks(self.program))
+        sizes = (each.count * each.matrix_bytes(format_of(self.dtype)) for each in self._stacks.values())
+        total = sum(round_up(size, CACHE_LINE) for size in sizes)
+        self._allocate = Arena(total).take if total >= LARGE_PAGE else aligned
         self._vectors = set(_vectors(self.program))
 
     def take(self, param: LocalParam, values: Array) -> None:
@@ -78,14 +89,17 @@ class PackedWeights:
             memory[: wide.size] = wide
             self.vectors[param.name] = memory
         elif param.name in self._stacks:
-            packed, memory = pack(self.kernels, self._stacks[param.name], values, self.dtype)
+            stack = self._stacks[param.name]
+            packed, memory = pack(self.kernels, stack, values, self.dtype, self._allocate)
             self.matrices[param.name] = packed
             self._memory.append(memory)
         else:
             self.tables[param.name] = np.array(values)
 
 
-def pack(kernels: Kernels, stack: Stack, values: Array, dtype: DType) -> tuple[PackedMatrix, Array]:
+def pack(
+    kernels: Kernels, stack: Stack, values: Array, dtype: DType, allocate: Callable[[int], Array] = aligned
+) -> tuple[PackedMatrix, Array]:
     """Packs a parameter; returns its structure, which has no bias, and the memory that it points to.
 
     Args:
@@ -93,29 +107,29 @@ def pack(kernels: Kernels, stack: Stack, values: Array, dtype: DType) -> tuple[P
         stack: the matrices of the parameter.
         values: the parameter; bf16 as bit patterns in uint16.
         dtype: the dtype of the values.
+        allocate: returns zeroed memory of a size in bytes.
     """
     format_ = format_of(dtype)
-    panel_bytes = stack.slices * ceil_div(stack.inputs // stack.slices, 2) * pair_bytes(format_)
-    part_bytes = ceil_div(stack.outputs, PANEL) * panel_bytes
-    memory = aligned(stack.count * part_bytes)
+    part_bytes = stack.matrix_bytes(format_)
+    memory = allocate(stack.count * part_bytes)
     for i, part in enumerate(values.reshape(stack.count, -1)):
         source = np.ascontiguousarray(part)
         n = stack.num_transposed
         if n:  # blocks [in, out / n], one below the other
             blocks = source.reshape(n, stack.inputs, stack.outputs // n)
             source = np.ascontiguousarray(blocks.transpose(0, 2, 1))
-        packed = _matrix(memory[i * part_bytes :], stack, panel_bytes, format_)
+        packed = _matrix(memory[i * part_bytes :], stack, format_)
         kernels.pack(byref(packed), source.ctypes.data, dtype.itemsize, stack.inputs, 1)
-    return _matrix(memory, stack, panel_bytes, format_), memory
+    return _matrix(memory, stack, format_), memory
 
 
-def _matrix(memory: Array, stack: Stack, panel_bytes: int, format_: Format) -> PackedMatrix:
+def _matrix(memory: Array, stack: Stack, format_: Format) -> PackedMatrix:
     return PackedMatrix(
         data=memory.ctypes.data,
         bias=None,
         inputs=stack.inputs,
         outputs=stack.outputs,
-        panel_bytes=panel_bytes,
+        panel_bytes=stack.panel_bytes(format_),
         format=format_,
         slices=stack.slices,
     )
