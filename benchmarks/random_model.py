@@ -6,10 +6,18 @@ from typing import Final
 VOCAB_SIZE: Final = 32000
 
 
-def random_model(folder: Path) -> Path:
-    """Writes a model of 135 M parameters into `folder`, unless an earlier benchmark did, and returns the folder."""
+def random_model(folder: Path, vocab_size: int = VOCAB_SIZE, logit_scale: float = 1.0) -> Path:
+    """Writes a model of 12 layers, 135 M parameters, into `folder`, unless an earlier benchmark did.
+
+    Args:
+        folder: the folder, which is returned.
+        vocab_size: the size of the vocabulary; another one changes the number of parameters.
+        logit_scale: the weight of the last norm. At 1 logits are flat: their standard deviation is 0.55.
+    """
     return _write(
         folder,
+        logit_scale,
+        vocab_size=vocab_size,
         hidden_size=768,
         intermediate_size=2048,
         num_hidden_layers=12,
@@ -23,6 +31,7 @@ def tiny_model(folder: Path, max_tokens: int) -> Path:
     """Writes a model of one small layer for `max_tokens` tokens into a folder in `folder`, which it returns."""
     return _write(
         folder / f"llama-tiny-{max_tokens}",
+        vocab_size=VOCAB_SIZE,
         hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=1,
@@ -32,12 +41,13 @@ def tiny_model(folder: Path, max_tokens: int) -> Path:
     )
 
 
-def _write(folder: Path, **shape: int) -> Path:
+def _write(folder: Path, logit_scale: float = 1.0, **shape: int) -> Path:
     if not (folder / "config.json").exists():
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(0)
-        config = LlamaConfig(vocab_size=VOCAB_SIZE, **shape)
-        LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+        model = LlamaForCausalLM(LlamaConfig(**shape))
+        torch.nn.init.constant_(model.model.norm.weight, logit_scale)
+        model.bfloat16().save_pretrained(folder)
     return folder

@@ -1,6 +1,7 @@
 """Virtual environments of peers, whose requirements differ from tk's; .build/peers keeps them from their first use on.
 
-PEER.txt in this folder lists the packages that pip installs for a peer, PEER-build.txt those that its build needs.
+PEER.txt in this folder lists the packages that pip installs for a peer, PEER-build.txt those that it needs first, and
+PEER-alone.txt, where there is one, those that come without what they require: PEER.txt has the part of it that is used.
 """
 
 import subprocess
@@ -11,6 +12,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
 BUILD: Final = HERE.parents[1] / ".build"
+_STEPS: Final = (("-build", "--no-build-isolation"), ("-alone", "--no-deps"), ("", "--no-build-isolation"))
 
 
 def peer_environment() -> dict[str, str]:
@@ -24,17 +26,17 @@ def python_of(peer: str) -> Path:
     Raises:
         subprocess.CalledProcessError: pip cannot install the peer.
     """
-    files = [HERE / f"{peer}-build.txt", HERE / f"{peer}.txt"]
-    folder = BUILD / "peers" / peer
+    steps = [(HERE / f"{peer}{part}.txt", option) for part, option in _STEPS if (HERE / f"{peer}{part}.txt").exists()]
+    folder = (BUILD / "peers" / peer).resolve()  # it may be a link, which venv refuses
     python, ready = folder / "bin" / "python", folder / ".ready"
-    wanted = "".join(file.read_text(encoding="utf-8") for file in files)
+    wanted = "".join(file.read_text(encoding="utf-8") for file, _ in steps)
     if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
         return python
     print(f"making {peer}'s environment in {folder}", file=sys.stderr, flush=True)
     venv.create(folder, with_pip=True, clear=True)
-    for file in files:
+    for file, option in steps:
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*install, "--no-build-isolation", "-r", str(file)], check=True)
+        subprocess.run([*install, option, "-r", str(file)], check=True)
     link = BUILD / "tk"  # as `make` has it
     if not link.exists():
         link.symlink_to("..")

@@ -1,0 +1,67 @@
+"""tk's engines as contestants: requests that begin together, through the scheduler, the sampler and the workers."""
+
+import queue
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tk.benchmarks.peers.token_clock import Speeds, Workload, speeds
+from tk.infer import LLM, SamplingParams
+from tk.infer.requests.events import Delta, Done, Event, Failed, Request
+
+
+class EngineContestant:
+    """An engine with sampling options, greedy ones by default.
+
+    Attributes:
+        name: its name in what is printed.
+        llm: the engine.
+    """
+
+    def __init__(self, name: str, llm: LLM, **sampling: Any) -> None:
+        self.name = name
+        self.llm = llm
+        self._sampling = {"temperature": 0.0} | sampling
+
+    def run(self, workload: Workload) -> Speeds:
+        """Runs a workload.
+
+        Raises:
+            TkError: the engine cannot run it.
+        """
+        params = SamplingParams(max_new_tokens=workload.new_tokens, ignore_eos=True, **self._sampling)
+        ids = np.random.default_rng().integers(
+            3, self.llm.model_info().vocab_size, (workload.batch, workload.prompt_tokens)
+        )
+        arrivals: list[list[float]] = [[] for _ in ids]
+        events: queue.SimpleQueue[tuple[int, float, Event]] = queue.SimpleQueue()
+        start = time.perf_counter()
+        for i, prompt in enumerate(ids.tolist()):
+            request = Request(f"{start}-{i}", tuple(prompt), params)
+            self.llm.engine.submit(request, lambda event, i=i: events.put((i, time.perf_counter(), event)))  # type: ignore[misc]  # mypy knows no default of a lambda's parameter
+        live = len(ids)
+        while live:
+            i, now, event = events.get()
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Delta):
+                arrivals[i].extend([now] * len(event.token_ids))
+            live -= isinstance(event, Done)
+        return speeds(workload, start, arrivals)
+
+
+@contextmanager
+def engine(name: str, path: Path, **options: Any) -> Iterator[EngineContestant]:
+    """Opens an engine for a with block; it has run a few tokens.
+
+    Raises:
+        TkError: the model cannot be served with these options.
+    """
+    with LLM(path, **options) as llm:
+        contestant = EngineContestant(name, llm)
+        contestant.run(Workload(8, 16, 8))
+        yield contestant

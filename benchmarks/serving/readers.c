@@ -1,0 +1,48 @@
+// Reads of memory at full speed, with which a decoding step at batch 1 is compared: it reads all weights once.
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define BYTES 64
+#elif defined(__AVX2__)
+#define BYTES 32
+#else
+#define BYTES 16
+#endif
+typedef uint64_t vector __attribute__((vector_size(BYTES)));
+
+#define JOIN(a, b) a##b
+#define NAMED(a, b) JOIN(a, b)
+#define LINES 4         // cache lines of an iteration, each with a sum of its own
+#define LINE 64
+#define AHEAD 4096      // bytes
+
+static inline __attribute__((always_inline)) uint64_t add_up(const char *from, int64_t bytes, int64_t passes,
+                                                              int prefetch) {
+    vector sums[LINES * LINE / BYTES] = {0};
+    for (int64_t pass = 0; pass < passes; pass++)
+        for (int64_t at = 0; at + LINES * LINE <= bytes; at += LINES * LINE) {
+            if (prefetch)
+                for (int i = 0; i < LINES; i++) __builtin_prefetch(from + at + AHEAD + i * LINE);
+            for (int i = 0; i < LINES * LINE / BYTES; i++) {
+                vector read;
+                memcpy(&read, from + at + i * BYTES, BYTES);
+                sums[i] += read;
+            }
+        }
+    uint64_t lanes[sizeof sums / sizeof(uint64_t)], sum = 0;
+    memcpy(lanes, sums, sizeof sums);
+    for (int64_t i = 0; i < (int64_t)(sizeof lanes / sizeof *lanes); i++) sum += lanes[i];
+    return sum;
+}
+
+// Both return the sum of all words, so that no read is left out; `bytes` is rounded down to whole iterations.
+__attribute__((visibility("default"))) uint64_t NAMED(read_plain_, TK_NAME)(const char *from, int64_t bytes,
+                                                                            int64_t passes) {
+    return add_up(from, bytes, passes, 0);
+}
+
+__attribute__((visibility("default"))) uint64_t NAMED(read_prefetched_, TK_NAME)(const char *from, int64_t bytes,
+                                                                                 int64_t passes) {
+    return add_up(from, bytes, passes, 1);
+}

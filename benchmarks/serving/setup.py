@@ -1,0 +1,86 @@
+"""The setting that all sections of bench_serving.py share: the model, the machine's use, and the peers beside tk."""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tk.benchmarks.peers.environments import BUILD, python_if_possible
+from tk.benchmarks.serving.in_turn import Show
+from tk.benchmarks.serving.peer_process import PeerFailed, PeerProcess
+from tk.checkpoint import Checkpoint
+from tk.core.cpu import Cpu
+from tk.core.dtypes import by_code
+
+LLAMACPP: Final = "llama.cpp"
+OPENVINO: Final = "OpenVINO"
+VLLM: Final = "vLLM"
+ENVIRONMENTS: Final = {LLAMACPP: "llamacpp", OPENVINO: "openvino", VLLM: "vllm"}
+LONGEST: Final = 4096  # tokens of a sequence
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is measured, and how.
+
+    Attributes:
+        model: a Hugging Face folder of a Llama in bf16.
+        is_random: whether it is the benchmark's own model.
+        threads: the threads of each contestant.
+        runs: the runs of each contestant, in turn.
+        batches: the batch sizes.
+        prompt_tokens, new_tokens: the tokens of each sequence, where a section does not choose them.
+        show: prints a line.
+        peers: the peers that could be started.
+    """
+
+    model: Path
+    is_random: bool
+    threads: int
+    runs: int
+    batches: tuple[int, ...]
+    prompt_tokens: int
+    new_tokens: int
+    show: Show
+    peers: tuple[PeerProcess, ...] = ()
+
+
+@contextmanager
+def running_peers(
+    names: Iterable[str], model: Path, threads: int, cpu: Cpu, show: Show
+) -> Iterator[tuple[PeerProcess, ...]]:
+    """Starts peers, each of which loads the model, for a with block; shows why a peer is left out."""
+    with ExitStack() as stack:
+        started = []
+        for name in names:
+            python = python_if_possible(ENVIRONMENTS[name])
+            if python is None:
+                continue
+            command = peer_command(name, python, model, threads, cpu)
+            try:
+                peer = stack.enter_context(closing(PeerProcess(name, command, BUILD / "peers" / f"{name}.log")))
+            except PeerFailed as error:
+                show(f"{name} is left out: {error}")
+                continue
+            show(f"{name} was ready after {peer.ready_seconds:.1f} s")
+            started.append(peer)
+        yield tuple(started)
+
+
+def peer_command(name: str, python: Path, model: Path, threads: int, cpu: Cpu) -> list[str]:
+    """Returns the command that starts a peer; products are in bf16 where the CPU has them."""
+    module = f"tk.benchmarks.peers.{ENVIRONMENTS[name]}_serve"
+    precision = "bf16" if {"avx512_bf16", "amx"} & set(cpu.instruction_sets) else "f32"
+    more = {LLAMACPP: [], OPENVINO: [precision], VLLM: [str(LONGEST)]}[name]
+    return [str(python), "-m", module, str(model.absolute()), str(threads), *more]
+
+
+def weight_bytes(model: Path) -> tuple[int, int]:
+    """Returns the bytes of a model's weights, and those that a new token reads: an embedding gives it one row."""
+    checkpoint = Checkpoint.open(model)
+    stored = checkpoint.manifest.tensors
+    sizes = {name: by_code(it.slots["weight"]).itemsize * math.prod(it.shape) for name, it in stored.items()}
+    whole = sum(sizes.values())
+    return whole, whole if checkpoint.aliases else whole - sizes["model.embed_tokens.weight"]
