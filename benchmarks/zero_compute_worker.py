@@ -20,7 +20,7 @@ class ZeroCompute:
     kv_bytes = 0
 
     def __init__(self, rank: int) -> None:
-        self._rank = rank
+        self.samples = rank == 0
 
     def step(self, plan: StepPlan) -> SamplerOutput | None:
         """Returns the tokens on rank 0, else None."""
@@ -28,7 +28,7 @@ class ZeroCompute:
         zeros, floats = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.float32)
         none = np.zeros((num_rows, 0), np.int32)
         output = SamplerOutput(zeros + np.int32(7), np.ones(num_rows, np.uint8), floats, zeros, none, none.view("f4"))
-        return None if self._rank else output
+        return output if self.samples else None
 
     def logits(self, plan: StepPlan) -> Array:
         """Returns zeros."""

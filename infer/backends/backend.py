@@ -27,13 +27,18 @@ class Backend(Protocol):
     Attributes:
         kernels: the backend and its instruction set, for example "native avx2" or "aten".
         kv_bytes: the bytes of the cache.
+        samples: whether `step` returns the sampled tokens on this rank.
     """
 
     kernels: str
     kv_bytes: int
+    samples: bool
 
     def step(self, plan: StepPlan) -> SamplerOutput | None:
-        """Computes a step, stores its keys and values; returns the sampler's output on rank 0, else None."""
+        """Computes a step, stores its keys and values; returns the sampler's output, None on ranks that do not sample.
+
+        Rank 0 always samples; ranks that do agree to the bit.
+        """
 
     def logits(self, plan: StepPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""

@@ -20,6 +20,13 @@ static inline uint32_t float_bits(float value)
     return bits;
 }
 
+static inline uint64_t double_bits(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 static inline float float_of(uint32_t bits)
 {
     float value;
@@ -66,16 +73,10 @@ static inline double weight_bound(int64_t vocab)
     return bound;
 }
 
-static inline double weight_of(float score, double bound)
-{
-    return ((double)exp_float(larger(score, -80.0f)) + bound) - bound;
-}
-
 /* The natural logarithm of a positive normal number (fdlibm, e_log.c). */
 static inline double log_double(double value)
 {
-    int64_t bits;
-    memcpy(&bits, &value, sizeof bits);
+    int64_t bits = (int64_t)double_bits(value);
     const int64_t k = (bits - 0x3FE6A09E00000000) >> 52; /* value = 2^k * m with m about in [sqrt(1/2), sqrt(2)) */
     bits = (int64_t)((uint64_t)bits - ((uint64_t)k << 52));
     double m;
@@ -99,19 +100,42 @@ static inline double gumbel(uint32_t word)
     return -log_double(-log_double(((double)word + 0.5) * 0x1p-32));
 }
 
+/* Sums of weights, as integers: adding `bound` rounds a weight to a multiple of bound * 2^-52 and leaves the multiple in
+ * the bits of the double, which take no further operation to sum. */
+#define SUMS 8
+
+static inline void add_weights(const float e[BLOCK], double bound, uint64_t sum[SUMS])
+{
+    for (int first = 0; first < BLOCK; first += SUMS)
+        for (int i = 0; i < SUMS; i++)
+            sum[i] += double_bits((double)e[first + i] + bound);
+}
+
+/* The sum of the weights of so many blocks. */
+static inline double sum_of(const uint64_t sum[SUMS], int64_t num_blocks, double bound)
+{
+    uint64_t total = 0;
+    for (int i = 0; i < SUMS; i++)
+        total += sum[i];
+    return (double)(total - (uint64_t)(num_blocks * BLOCK) * double_bits(bound)) * (bound * 0x1p-52);
+}
+
 /* 64-bit lanes whose low halves are Philox's words; products take the low halves alone, so the high ones may hold anything.
  * Vectors by hand: gcc makes lanes of 32 bits of the plain loop, and spends most of it on moving them about. */
 #if defined(__AVX512F__)
 #define LANES 8
 typedef uint64_t lanes __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(64)));
 #define LOW_PRODUCT(a, b) (lanes) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))
 #elif defined(__AVX2__)
 #define LANES 4
 typedef uint64_t lanes __attribute__((vector_size(32)));
+typedef uint32_t words __attribute__((vector_size(32)));
 #define LOW_PRODUCT(a, b) (lanes) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
 #else
 #define LANES 2
 typedef uint64_t lanes __attribute__((vector_size(16)));
+typedef uint32_t words __attribute__((vector_size(16)));
 #if defined(__SSE2__)
 #define LOW_PRODUCT(a, b) (lanes) _mm_mul_epu32((__m128i)(a), (__m128i)(b))
 #else
@@ -119,8 +143,24 @@ typedef uint64_t lanes __attribute__((vector_size(16)));
 #endif
 #endif
 
+#define ROUNDS 10
+
+/* Computes the keys of Philox's rounds, two for each. */
+static inline void philox_keys(uint64_t seed, lanes key[2 * ROUNDS])
+{
+    const lanes zero = {0};
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (int round = 0; round < ROUNDS; round++) {
+        key[2 * round] = zero + k0;
+        key[2 * round + 1] = zero + k1;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+}
+
 /* Philox4x32-10 (Salmon et al., SC 2011) of the counters (x0, x1, first + i, 0); see word_of. */
-static inline void philox_block(uint64_t seed, uint32_t x0, uint32_t x1, uint32_t first, lanes word[BLOCK / 2 / LANES])
+static inline void philox_block(const lanes key[2 * ROUNDS], uint32_t x0, uint32_t x1, uint32_t first,
+                                lanes word[BLOCK / 2 / LANES])
 {
     const lanes zero = {0}, factor0 = zero + 0xD2511F53u, factor1 = zero + 0xCD9E8D57u;
     lanes number = zero + first;
@@ -128,19 +168,28 @@ static inline void philox_block(uint64_t seed, uint32_t x0, uint32_t x1, uint32_
         number[lane] += (uint64_t)lane;
     for (int i = 0; i < BLOCK / 2 / LANES; i += 2, number += LANES) {
         lanes c0 = zero + x0, c1 = zero + x1, c2 = number, c3 = zero;
-        uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-        for (int round = 0; round < 10; round++) {
+        for (int round = 0; round < ROUNDS; round++) {
             const lanes p0 = LOW_PRODUCT(c0, factor0), p1 = LOW_PRODUCT(c2, factor1);
-            c0 = (p1 >> 32) ^ c1 ^ k0;
+            c0 = (p1 >> 32) ^ c1 ^ key[2 * round];
             c1 = p1;
-            c2 = (p0 >> 32) ^ c3 ^ k1;
+            c2 = (p0 >> 32) ^ c3 ^ key[2 * round + 1];
             c3 = p0;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
         }
         word[i] = (c0 & 0xFFFFFFFFu) | (c1 << 32);
         word[i + 1] = (c2 & 0xFFFFFFFFu) | (c3 << 32);
     }
+}
+
+/* Whether one of a block's words is at least `least`. */
+static inline int any_word(const lanes word[BLOCK / 2 / LANES], uint32_t least)
+{
+    lanes hit = {0};
+    uint64_t any = 0;
+    for (int i = 0; i < BLOCK / 2 / LANES; i++)
+        hit |= (lanes)((words)word[i] >= least);
+    for (int lane = 0; lane < LANES; lane++)
+        any |= hit[lane];
+    return any != 0;
 }
 
 /* The word of the block's token i, which is word i % 4 of its draw number i / 4. */

@@ -10,14 +10,24 @@ from typing import Any, Final
 import numpy as np
 
 from ..scheduling.step_plan import NO_LOGPROBS, SAMPLE, Array, SamplerOutput, SamplingRows
+from .block import most_alternatives
 from .exact_math import log, weights
 from .philox import gumbel, uniform
 
 _LARGEST: Final = np.finfo(np.float32).max
 
 
-def sample(logits_RV: Array, rows: SamplingRows, masks: Array | None, output: SamplerOutput) -> None:
-    """Fills `output`, whose arrays are zeros, for all rows; see `sampler.run_sampler`."""
+def sample(logits_RV: Array, rows: SamplingRows, masks: Array | None = None) -> SamplerOutput:
+    """Samples all rows; see `sampler.run_sampler`."""
+    num_rows, most = len(rows), most_alternatives(rows)
+    output = SamplerOutput(
+        token_ids=np.zeros(num_rows, np.int32),
+        finite=np.zeros(num_rows, np.uint8),
+        logprob=np.zeros(num_rows, np.float32),
+        rank=np.zeros(num_rows, np.int32),
+        top_ids=np.zeros((num_rows, most), np.int32),
+        top_logprobs=np.zeros((num_rows, most), np.float32),
+    )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         for i in range(len(rows)):
             is_finite = bool(np.isfinite(logits_RV[i]).all())
@@ -29,6 +39,7 @@ def sample(logits_RV: Array, rows: SamplingRows, masks: Array | None, output: Sa
                 output.token_ids[i] = _choose(_adjust(logits_RV[i], rows, i, masks), rows, i)
             if rows.num_top[i] != NO_LOGPROBS:
                 _score(logits_RV[i], i, int(rows.num_top[i]), output)
+    return output
 
 
 def _adjust(logits_V: Array, rows: SamplingRows, i: int, masks: Array | None) -> Array:

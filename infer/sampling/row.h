@@ -59,6 +59,30 @@ static inline void block_scores(const row *r, int64_t block, float s[BLOCK])
     }
 }
 
+/* A bit for each token of a block whose score is at least `low` and less than `high`. */
+static inline uint64_t block_within(const float s[BLOCK], float low, float high)
+{
+    uint64_t bits = 0;
+#if defined(__AVX512F__)
+    for (int i = 0; i < BLOCK; i += 16) {
+        const __m512 x = _mm512_loadu_ps(s + i);
+        const __mmask16 least = _mm512_cmp_ps_mask(x, _mm512_set1_ps(low), _CMP_GE_OQ);
+        bits |= (uint64_t)_mm512_mask_cmp_ps_mask(least, x, _mm512_set1_ps(high), _CMP_LT_OQ) << i;
+    }
+#elif defined(__AVX2__)
+    for (int i = 0; i < BLOCK; i += 8) {
+        const __m256 x = _mm256_loadu_ps(s + i);
+        const __m256 least = _mm256_cmp_ps(x, _mm256_set1_ps(low), _CMP_GE_OQ);
+        const __m256 most = _mm256_cmp_ps(x, _mm256_set1_ps(high), _CMP_LT_OQ);
+        bits |= (uint64_t)(uint32_t)_mm256_movemask_ps(_mm256_and_ps(least, most)) << i;
+    }
+#else
+    for (int i = 0; i < BLOCK; i++)
+        bits |= (uint64_t)((s[i] >= low) & (s[i] < high)) << i;
+#endif
+    return bits;
+}
+
 /* Sets the largest logit of each block and of the row; returns whether all logits are finite. */
 static int scan(row *r)
 {

@@ -8,8 +8,9 @@
 #include "row.h"
 
 #define BUCKETS 512
-#define STRIDE 16 /* of the blocks whose sum tells peaked rows from flat ones */
-#define COPIES 4 /* of the buckets: neighbours often fall into the same one, and would wait for each other */
+#define STRIDE 16     /* of the blocks that are looked at first: they tell peaked rows from flat ones, and where to cut */
+#define PLACES 2048   /* of the scores of these blocks, by which the cut is expected */
+#define MARGIN 0.015   /* of the weight around the cut of these blocks, in which the cut of all blocks is expected */
 
 /* Finds the last of n candidates whose better ones, and `before`, weigh less than `limit`; returns its index. */
 static int64_t last_below(candidates c, int64_t n, double before, double limit)
@@ -48,45 +49,28 @@ static int64_t last_below(candidates c, int64_t n, double before, double limit)
     return i;
 }
 
-/* Numbers the buckets of scores by their distance from 0; the last one has all that are `range` or more below 0. */
-static inline void block_buckets(const float s[BLOCK], float range, int32_t bucket[BLOCK])
+/* Takes out the kept tokens of a block that score at least `low` and less than `high`, behind n candidates. */
+static inline int64_t take(const row *r, int64_t block, const float s[BLOCK], float low, float high, int64_t n)
 {
-    const float scale = (BUCKETS - 1) / range;
-    for (int i = 0; i < BLOCK; i++) {
-        const float distance = -s[i] < range ? -s[i] : range;
-        const int32_t place = (int32_t)(distance * scale);
-        bucket[i] = place < BUCKETS - 1 ? place : BUCKETS - 1;
+    for (uint64_t within = block_within(s, low, high); within; within &= within - 1) {
+        const int i = __builtin_ctzll(within);
+        r->found.distance[n] = float_bits(s[i]) & 0x7FFFFFFFu;
+        r->found.id[n++] = (uint32_t)(block * BLOCK + i);
     }
+    return n;
 }
 
-/* Takes out the kept tokens that score at least `least` and lie in the chosen bucket (any if it is negative). */
-static int64_t gather(row *r, float least, float range, int32_t chosen)
+/* Takes out the kept tokens that score at least `low` and less than `high`. */
+static int64_t gather(row *r, float low, float high)
 {
     int64_t n = 0;
-    const candidates c = r->found;
     for (int64_t a = 0; a < r->num_active; a++) {
         const int64_t block = r->active[a];
-        if (score_of(r, r->block_max[block]) < least)
+        if (score_of(r, r->block_max[block]) < low)
             continue;
         float s[BLOCK];
-        int32_t hit[BLOCK], any = 0;
         block_scores(r, block, s);
-        if (chosen >= 0) {
-            block_buckets(s, range, hit);
-            for (int i = 0; i < BLOCK; i++)
-                hit[i] = (hit[i] == chosen) & (s[i] >= least);
-        } else
-            for (int i = 0; i < BLOCK; i++)
-                hit[i] = s[i] >= least;
-        for (int i = 0; i < BLOCK; i++)
-            any |= hit[i];
-        if (!any)
-            continue;
-        for (int i = 0; i < BLOCK; i++) {
-            c.distance[n] = float_bits(s[i]) & 0x7FFFFFFFu;
-            c.id[n] = (uint32_t)(block * BLOCK + i);
-            n += hit[i];
-        }
+        n = take(r, block, s, low, high, n);
     }
     return n;
 }
@@ -109,8 +93,17 @@ static int64_t gather_block_maxima(row *r)
 static double weigh_found(const row *r, int64_t n)
 {
     double total = 0.0;
-    for (int64_t i = 0; i < n; i++)
-        total += r->found.weight[i] = weight_of(-float_of(r->found.distance[i]), r->bound);
+    for (int64_t first = 0; first < n; first += BLOCK) {
+        float s[BLOCK], e[BLOCK];
+        double *weight = r->found.weight + first; /* there is room for a whole block */
+        for (int i = 0; i < BLOCK; i++)
+            s[i] = first + i < n ? -float_of(r->found.distance[first + i]) : -INFINITY;
+        block_exp(s, e);
+        for (int i = 0; i < BLOCK; i++)
+            weight[i] = ((double)e[i] + r->bound) - r->bound;
+        for (int i = 0; i < BLOCK; i++)
+            total += weight[i];
+    }
     return total;
 }
 
@@ -146,65 +139,94 @@ static void keep_top_k(row *r, int64_t top_k)
         least = least_score(r, n, (double)top_k);
         keep_blocks(r, least);
     }
-    n = gather(r, least, 0.0f, -1);
+    n = gather(r, least, INFINITY);
     if (n <= top_k && least == -FLT_MAX)
         return;
     count_found(r, n);
     cut_after(r, n, 0.0, (double)top_k);
 }
 
-/* Sums the weights of the kept tokens of every `stride`-th active block; adds those above -range to `bucket`, COPIES x
- * BUCKETS sums by distance, if it is not NULL. */
-static double weigh(const row *r, int64_t stride, float range, double *bucket)
+/* Sums the weights of the kept tokens of every `stride`-th active block. */
+static double weigh(const row *r, int64_t stride)
 {
-    double lane[8] = {0}, total = 0.0;
-    for (int64_t a = 0; a < r->num_active; a += stride) {
-        const int64_t block = r->active[a];
+    uint64_t sum[SUMS] = {0};
+    int64_t num_blocks = 0;
+    for (int64_t a = 0; a < r->num_active; a += stride, num_blocks++) {
         float s[BLOCK], e[BLOCK];
-        block_scores(r, block, s);
+        block_scores(r, r->active[a], s);
         block_exp(s, e);
-        if (bucket && score_of(r, r->block_max[block]) > -range) {
-            int32_t place[BLOCK];
-            block_buckets(s, range, place);
-            for (int i = 0; i < BLOCK; i++)
-                bucket[i % COPIES * BUCKETS + place[i]] += ((double)e[i] + r->bound) - r->bound;
-        }
-        for (int first = 0; first < BLOCK; first += 8)
-            for (int i = 0; i < 8; i++)
-                lane[i] += ((double)e[first + i] + r->bound) - r->bound;
+        add_weights(e, r->bound, sum);
     }
-    for (int i = 0; i < 8; i++)
-        total += lane[i];
-    return total;
+    return sum_of(sum, num_blocks, r->bound);
 }
 
-/* Finds the bucket where the cut of top-p lies, and the cut in it. */
-static void cut_by_buckets(row *r, double top_p)
+/* Sums the weights of the kept tokens, and of those that score `high` or more; takes out those from `low` to `high`. */
+static int64_t split(row *r, float low, float high, double *total, double *above)
 {
-    /* All tokens with weights below (1 - top_p) total / vocab are dropped; half of it covers roundings. */
-    const double rest = (1.0 - top_p) / (double)r->vocab / 2.0;
-    float range = (float)-log_double(rest); /* for the least possible total, the best token's weight 1 */
-    float near = 0.0f;
+    uint64_t all[SUMS] = {0}, better[SUMS] = {0};
+    int64_t n = 0;
     for (int64_t a = 0; a < r->num_active; a++) {
-        const float score = score_of(r, r->block_max[r->active[a]]);
-        near = score < near && score > -INFINITY ? score : near;
+        float s[BLOCK], e[BLOCK];
+        block_scores(r, r->active[a], s);
+        block_exp(s, e);
+        add_weights(e, r->bound, all);
+        n = take(r, r->active[a], s, low, high, n);
+        for (int i = 0; i < BLOCK; i++)
+            e[i] = s[i] >= high ? e[i] : 0.0f;
+        add_weights(e, r->bound, better);
     }
-    if (near < -1e-30f && -2.0f * near < range)
-        range = -2.0f * near; /* finer buckets for a flat row: few of its tokens are far below most blocks' best */
-    double bucket[COPIES * BUCKETS] = {0}, before = 0.0;
-    const double total = weigh(r, 1, range, bucket), limit = top_p * total;
-    int32_t chosen = 0;
-    for (; chosen < BUCKETS - 1; chosen++) {
-        double weight = 0.0;
-        for (int copy = 0; copy < COPIES; copy++)
-            weight += bucket[copy * BUCKETS + chosen];
-        if (before + weight >= limit)
-            break;
-        before += weight;
+    *total = sum_of(all, r->num_active, r->bound);
+    *above = sum_of(better, r->num_active, r->bound);
+    return n;
+}
+
+/* Expects the cut between two scores, by a part of the blocks; all scores that may be kept are at least `least`. */
+static void expect_cut(const row *r, double top_p, float least, float *low, float *high)
+{
+    double weight[PLACES] = {0}, total = 0.0, before = 0.0;
+    const float scale = (float)(PLACES - 1) / least;
+    for (int64_t a = 0; a < r->num_active; a += STRIDE) {
+        float s[BLOCK], e[BLOCK];
+        int32_t place[BLOCK];
+        block_scores(r, r->active[a], s);
+        block_exp(s, e);
+        for (int i = 0; i < BLOCK; i++)
+            place[i] = (int32_t)(larger(s[i], least) * scale);
+        for (int i = 0; i < BLOCK; i++)
+            weight[place[i]] += (double)e[i];
     }
-    const int64_t n = gather(r, (float)log_double(rest * total), range, chosen);
-    weigh_found(r, n);
-    cut_after(r, n, before, limit);
+    for (int32_t i = 0; i < PLACES; i++)
+        total += weight[i];
+    *high = INFINITY;
+    *low = least;
+    for (int32_t i = 0; i < PLACES && before < (top_p + MARGIN) * total; i++) {
+        before += weight[i];
+        if (before < (top_p - MARGIN) * total)
+            *high = (float)(i + 1) / scale;
+        *low = larger(least, (float)(i + 1) / scale);
+    }
+}
+
+/* Drops the tokens behind the best ones that weigh `top_p` together, in a row where these are many. */
+static void cut_flat(row *r, double top_p)
+{
+    const double rest = (1.0 - top_p) / (double)r->vocab / 2.0;
+    const float least = (float)log_double(rest); /* tokens below it weigh less than 1 - top_p of the best one alone */
+    float low, high;
+    double total, above;
+    expect_cut(r, top_p, least, &low, &high);
+    int64_t n = split(r, low, high, &total, &above);
+    const double limit = top_p * total, within = weigh_found(r, n);
+    if (above >= limit) { /* the expectation is wrong: the cut is before */
+        n = gather(r, high, INFINITY);
+        above = 0.0;
+        weigh_found(r, n);
+    } else if (above + within < limit) { /* or behind */
+        n = gather(r, (float)log_double(rest * total), low);
+        above += within;
+        weigh_found(r, n);
+    }
+    cut_after(r, n, above, limit);
 }
 
 static void keep_top_p(row *r, float top_p)
@@ -214,18 +236,18 @@ static void keep_top_p(row *r, float top_p)
     /* In a peaked row the best tokens of the blocks weigh enough by themselves: all that score less are dropped. */
     int64_t n = gather_block_maxima(r);
     const double weight = weigh_found(r, n);
-    if (weight >= (double)top_p * (double)STRIDE * weigh(r, STRIDE, 0.0f, NULL)) {
-        const double limit = (double)top_p * weigh(r, 1, 0.0f, NULL);
+    if (weight >= (double)top_p * (double)STRIDE * weigh(r, STRIDE)) {
+        const double limit = (double)top_p * weigh(r, 1);
         if (weight >= limit) {
             const float least = least_score(r, n, limit);
             keep_blocks(r, least);
-            n = gather(r, least, 0.0f, -1);
+            n = gather(r, least, INFINITY);
             weigh_found(r, n);
             cut_after(r, n, 0.0, limit);
             return;
         }
     }
-    cut_by_buckets(r, (double)top_p);
+    cut_flat(r, (double)top_p);
 }
 
 static void keep_min_p(row *r, float min_p)

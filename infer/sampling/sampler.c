@@ -8,7 +8,7 @@
 #define NAMED(name, unit) JOINED(name, unit)
 #define PUBLIC __attribute__((visibility("default")))
 
-/* The batch, a column per option (see SamplingRows); the outputs are zeros at the start. */
+/* The batch, a column per option (see SamplingRows); sampling writes all outputs of a row. */
 typedef struct {
     int64_t vocab, row_stride, mask_stride, top_width; /* in elements */
     const float *logits;
@@ -80,6 +80,8 @@ static int64_t gumbel_max(const row *r, uint64_t seed, int32_t sample_index, int
 {
     double best = -INFINITY;
     int64_t best_id = largest_id;
+    lanes key[2 * ROUNDS];
+    philox_keys(seed, key);
     for (int64_t a = -1; a < r->num_active; a++) {
         const int64_t block = a < 0 ? largest_id / BLOCK : r->active[a];
         const double gap = (double)score_of(r, r->block_max[block]) - best;
@@ -87,18 +89,14 @@ static int64_t gumbel_max(const row *r, uint64_t seed, int32_t sample_index, int
             continue; /* no noise is as large */
         const double e = gap < 0.0 ? (double)exp_float((float)gap) * (1.0 + 1e-5) : 1.0;
         const uint32_t least = e < 1.0 ? (uint32_t)((1.0 - e) * 4294967295.0) : 0;
-        lanes words[BLOCK / 2 / LANES];
-        uint32_t word[BLOCK], most = 0;
-        philox_block(seed, (uint32_t)sample_index, (uint32_t)new_number, (uint32_t)(block * DRAWS), words);
-        memcpy(word, words, sizeof word); /* in any order */
-        for (int i = 0; i < BLOCK; i++)
-            most = word[i] > most ? word[i] : most;
-        if (most < least)
+        lanes word[BLOCK / 2 / LANES];
+        philox_block(key, (uint32_t)sample_index, (uint32_t)new_number, (uint32_t)(block * DRAWS), word);
+        if (!any_word(word, least))
             continue;
         float s[BLOCK];
         block_scores(r, block, s);
         for (int i = 0; i < BLOCK; i++) {
-            const uint32_t own = word_of(words, i);
+            const uint32_t own = word_of(word, i);
             if (own < least || !(s[i] > -INFINITY))
                 continue;
             const double total = (double)s[i] + gumbel(own);
@@ -128,7 +126,7 @@ static int64_t choose(row *r, const sampling_batch *b, int64_t i)
 static void score(row *r, const sampling_batch *b, int64_t i)
 {
     const int64_t token = b->token_ids[i];
-    const double log_total = log_double(weigh(r, 1, 0.0f, NULL));
+    const double log_total = log_double(weigh(r, 1));
     const float own = r->logits[token] - r->largest;
     int32_t num_better = 0;
     for (int64_t block = 0; block < r->num_blocks; block++) {
@@ -145,7 +143,7 @@ static void score(row *r, const sampling_batch *b, int64_t i)
         return;
     keep_top_k(r, b->num_top[i]);
     const candidates c = r->found;
-    const int64_t n = gather(r, -FLT_MAX, 0.0f, -1);
+    const int64_t n = gather(r, -FLT_MAX, INFINITY);
     int32_t *ids = b->top_ids + i * b->top_width;
     float *logprobs = b->top_logprobs + i * b->top_width;
     for (int64_t j = 0; j < n; j++) { /* insertion: there are few */
@@ -167,6 +165,11 @@ static void score(row *r, const sampling_batch *b, int64_t i)
 static void sample_row(const sampling_batch *b, int64_t i, row *r, float *adjusted)
 {
     const float *logits = b->logits + i * b->row_stride;
+    const size_t top_bytes = (size_t)b->top_width * sizeof(int32_t);
+    memset(b->top_ids + i * b->top_width, 0, top_bytes);
+    memset(b->top_logprobs + i * b->top_width, 0, top_bytes);
+    b->logprob[i] = 0.0f;
+    b->rank[i] = 0;
     b->token_ids[i] = b->target[i] < 0 ? 0 : b->target[i];
     r->logits = logits;
     r->temperature = 1.0f;

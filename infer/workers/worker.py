@@ -70,14 +70,18 @@ def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend])
         return
     job = Job(**start.values)
     backend = prepare_backend(job)
-    send(connection, Frame("ready", {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes}))
-    _compute(connection, backend, PersistentBatch(job.block_size))
+    ready = {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes, "samples": backend.samples}
+    send(connection, Frame("ready", ready))
+    _compute(connection, backend, PersistentBatch(job.block_size), answers=job.rank == 0)
 
 
-def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch) -> None:
+def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch, answers: bool) -> None:
     """Computes steps until the engine ends. A step may come before the tokens of the one before it.
 
-    Rank 0 has sampled these tokens itself; the others receive them from the engine, after every step.
+    Ranks that sample know these tokens; the others receive them from the engine, after every step.
+
+    Args:
+        answers: whether this rank sends the results to the engine.
     """
     ahead: deque[StepMessage] = deque()
     knows_tokens = True
@@ -91,5 +95,6 @@ def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch
             output = backend.step(batch.plan(ahead.popleft()))
             knows_tokens = output is not None
             if output is not None:
-                send(connection, Frame("result", body=output.encode()))
+                if answers:
+                    send(connection, Frame("result", body=output.encode()))
                 batch.feed(output.token_ids)

@@ -36,6 +36,7 @@ class WorkerGroup:
         self._module = module
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
+        self._uninformed: list[socket.socket] = []  # of ranks that do not sample the tokens that they need
         self._wake_up, self._woken = socket.socketpair()
         self._wake_up.setblocking(False)
         self._woken.setblocking(False)
@@ -76,6 +77,8 @@ class WorkerGroup:
                     if frame.op == "error":
                         raise error_from(frame)
                     loading.remove(rank)
+                    if not frame.values["samples"]:
+                        self._uninformed.append(self._connections[rank])
                     kernels = frame.values["kernels"] if rank == 0 else kernels
             return kernels
 
@@ -99,7 +102,7 @@ class WorkerGroup:
                 if answer.op == "error":
                     raise WorkerDied(str(error_from(answer)))
                 output = SamplerOutput.decode(answer.body)
-                self._send(Frame("tokens", body=output.token_ids.tobytes()), self._connections[1:], timeout)
+                self._send(Frame("tokens", body=output.token_ids.tobytes()), self._uninformed, timeout)
                 return output
 
     def sleep(self) -> None:

@@ -35,7 +35,7 @@ class ModelRunner:
     def __init__(
         self, program: Program, weights: PreparedWeights, cache: KVCache, tp: Group, max_batched_tokens: int
     ) -> None:
-        self.kv_bytes = cache.num_bytes
+        self.kv_bytes, self.samples = cache.num_bytes, tp.rank == 0
         self._program, self._cache, self._tp = program, cache, tp
         self._interpreter = Interpreter(program, weights, tp)
         self._sample = best_sampler()

@@ -1,4 +1,4 @@
-"""The memory that the ranks of a model share: their partial sums, and the logits that rank 0 samples from.
+"""The memory that the ranks of a model share: their partial sums, their logits, and the tokens that they sample.
 
 It is anonymous, so the kernel frees it when the ranks end in any way. While the ranks start, they exchange a few bytes
 through files in the engine's temporary folder.
@@ -17,7 +17,7 @@ import numpy as np
 from ....checkpoint.read.shared_read import Peers
 from ...scheduling.step_plan import Array
 from .memory import CACHE_LINE
-from .structures import MAX_RANKS, NativeModel
+from .structures import MAX_RANKS, Buffer, NativeModel
 
 _POLL: Final = 0.0005  # seconds
 
@@ -57,23 +57,26 @@ class SharedMemory:
         arrived: counters of meetings, a cache line per rank.
         slots: fp32 [2, tp, slot], the partial sums of every rank, in two areas that are used in turn.
         logits: fp32, the wanted rows of all ranks.
+        results: uint8, what the ranks sampled.
     """
 
     arrived: Array
     slots: Array
     logits: Array
+    results: Array
 
     @staticmethod
-    def open(peers: Peers, slot_floats: int, logits_floats: int) -> "SharedMemory":
+    def open(peers: Peers, slot_floats: int, logits_floats: int, num_results: int) -> "SharedMemory":
         """Maps the memory, which rank 0 makes; every rank calls it with the same sizes.
 
         Args:
             peers: the ranks of the model.
             slot_floats: the number of floats of a rank's partial sums.
             logits_floats: the number of floats of the logits.
+            num_results: the number of bytes of the results.
         """
         assert peers.size <= MAX_RANKS
-        sizes = (peers.size * CACHE_LINE, 2 * peers.size * slot_floats * 4, logits_floats * 4)
+        sizes = (peers.size * CACHE_LINE, 2 * peers.size * slot_floats * 4, logits_floats * 4, num_results)
         starts = np.cumsum([0, *(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes)]).tolist()
         own = os.memfd_create("tk-link", os.MFD_CLOEXEC) if peers.rank == 0 else -1
         if own >= 0:
@@ -85,9 +88,10 @@ class SharedMemory:
         os.close(mapped)
         parts = [area[start : start + size] for start, size in zip(starts, sizes, strict=False)]
         slots = parts[1].view(np.float32).reshape(2, peers.size, slot_floats)
-        return SharedMemory(parts[0], slots, parts[2].view(np.float32))
+        return SharedMemory(parts[0], slots, parts[2].view(np.float32), parts[3])
 
     def fill(self, model: NativeModel) -> None:
         """Points a model's link to this memory."""
         model.link.arrived, model.link.slots = self.arrived.ctypes.data, self.slots.ctypes.data
         model.link.slot_floats = self.slots.shape[-1]
+        model.buffers[Buffer.PARTIAL] = self.slots[0, model.rank].ctypes.data  # and then that of each exchange

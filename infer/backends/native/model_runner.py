@@ -9,12 +9,14 @@ import numpy as np
 from ....checkpoint.read.shared_read import ALONE, Peers
 from ...program.lower import Program
 from ...program.operations import Head
-from ...sampling.sampler import best_sampler, run_sampler
-from ...scheduling.step_plan import Array, SamplerOutput, StepPlan
+from ...sampling.native_sampler import native_sampler
+from ...sampling.sampler import run_sampler
+from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows, StepPlan
 from ..backend import CacheShape
 from .library import Kernels
 from .operations import prepare_operations
 from .packing import PackedWeights, format_of
+from .sampling import StepSampler
 from .state import State
 from .structures import NativeModel, StepArrays
 
@@ -43,8 +45,8 @@ class NativeRunner:
         peers: Peers = ALONE,
     ) -> None:
         self.kernels = f"native {kernels.instruction_set}"
+        self.samples = True
         self._program, self._functions, self._weights = program, kernels, weights
-        self._sample = best_sampler(threads)
         self._operations = prepare_operations(program, weights)
         self._state = State(program, cache, max_tokens, peers)
         self._model = model = NativeModel(
@@ -60,6 +62,8 @@ class NativeRunner:
             hidden_size=program.hidden_size,
         )
         self._state.fill(model, threads)
+        sampler = native_sampler()
+        self._sampler = StepSampler(sampler, self._state, program.vocab_size, threads) if sampler else None
         self.kv_bytes = self._state.kv_bytes
         head = next(each.matrix for each in program.operations if isinstance(each, Head))
         self._rows_of_rank = head.out_features
@@ -70,31 +74,37 @@ class NativeRunner:
         if self._model.pool:
             self._functions.stop_threads(byref(self._model))
 
-    def step(self, plan: StepPlan) -> SamplerOutput | None:
-        """Computes a step, stores its keys and values; returns the sampler's output on rank 0, else None."""
+    def step(self, plan: StepPlan) -> SamplerOutput:
+        """Computes a step, stores its keys and values; returns the sampler's output on every rank."""
         outputs = []
-        for first, logits_RV in self._run(plan):
-            if self._program.rank == 0:
-                rows = plan.rows.part(first, first + len(logits_RV))
-                outputs.append(run_sampler(logits_RV, rows, None, self._sample))
-        return SamplerOutput.join(outputs) if outputs else None
+        self._model.sampling = self._sampler.address if self._sampler else None
+        for rows in self._run(plan):
+            if self._sampler is not None:
+                outputs.append(self._sampler.output(rows))
+            else:  # every rank comes to the same results
+                outputs.append(run_sampler(self._logits(len(rows)), rows))
+        return outputs[0] if len(outputs) == 1 else SamplerOutput.join(outputs)
 
     def logits(self, plan: StepPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
-        return np.concatenate([logits_RV.copy() for _, logits_RV in self._run(plan)])
+        self._model.sampling = None
+        return np.concatenate([self._logits(len(rows)).copy() for rows in self._run(plan)])
 
-    def _run(self, plan: StepPlan) -> Iterator[tuple[int, Array]]:
-        """Computes a step; yields the logits of its rows in parts, which the next part overwrites.
+    def _run(self, plan: StepPlan) -> Iterator[SamplingRows]:
+        """Computes a step in parts of its rows, and yields the rows of each when its logits are computed and sampled.
 
-        Each part comes with the number of its first row; a step without rows has one empty part.
+        The next part overwrites both; a step without rows has one empty part.
         """
         model, num_rows = self._model, len(plan.rows)
         arrays, model.step = _arrays(plan, model.block_size)
         compute = self._functions.step
         for first in range(0, max(1, num_rows), self._state.max_head_rows):
-            model.head_first, model.head_count = first, min(self._state.max_head_rows, num_rows - first)
+            rows = plan.rows.part(first, first + self._state.max_head_rows)
+            model.head_first, model.head_count = first, len(rows)
+            if self._sampler is not None:
+                self._sampler.prepare(rows)
             compute(byref(model))
-            yield first, self._logits(model.head_count)
+            yield rows
             compute = self._functions.head
         arrays.clear()  # they had to live as long as the kernels read them
 

@@ -9,6 +9,7 @@ from ...options import INT8
 from ...program.lower import Program
 from ...program.operations import Gate, Head, Multiply, Route, RunExperts
 from ...program.rotation import frequencies
+from ...sampling.block import results_bytes
 from ...scheduling.step_plan import Array
 from ..backend import CacheShape
 from .link import SharedMemory
@@ -26,6 +27,7 @@ class State:
         kv_bytes: the bytes of the cache.
         max_head_rows: the number of rows of `logits`.
         logits: fp32 [max_head_rows, tp, padded vocabulary rows of a rank].
+        results: uint8, what is sampled (see `SamplingBlock`), in memory of all ranks.
     """
 
     def __init__(self, program: Program, cache: CacheShape, max_tokens: int, peers: Peers = ALONE) -> None:
@@ -36,11 +38,13 @@ class State:
         self.max_head_rows = min(MAX_HEAD_ROWS, max_tokens)
         rows = dict.fromkeys(Buffer, max_tokens) | {Buffer.LOGITS: self.max_head_rows}
         self.buffers = {buffer: self._keep(floats(rows[buffer], width)) for buffer, width in self.strides.items()}
+        num_results = results_bytes(self.max_head_rows)
         self._shared: SharedMemory | None = None
+        self.results = np.zeros(num_results, np.uint8)
         if peers.size > 1:
             logits_floats = self.buffers[Buffer.LOGITS].size
-            self._shared = SharedMemory.open(peers, max_tokens * program.hidden_size, logits_floats)
-            self.buffers[Buffer.LOGITS] = self._shared.logits
+            self._shared = SharedMemory.open(peers, max_tokens * program.hidden_size, logits_floats, num_results)
+            self.buffers[Buffer.LOGITS], self.results = self._shared.logits, self._shared.results
         self.logits = self.buffers[Buffer.LOGITS].reshape(self.max_head_rows, program.tp, -1)
         self.kv_bytes = 0
 

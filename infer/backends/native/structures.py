@@ -120,6 +120,18 @@ class RankLink(Structure):
     )
 
 
+class Sampling(Structure):
+    """`struct sampling`."""
+
+    _fields_ = (
+        ("rows", c_void_p),
+        ("batch", c_void_p),
+        ("scratch", c_void_p),
+        ("scratch_bytes", c_int64),
+        ("next", c_int32),
+    )
+
+
 class NativeModel(Structure):
     """`struct model`."""
 
@@ -157,6 +169,7 @@ class NativeModel(Structure):
         ("expert_inner_stride", c_int64),
         ("expert_gated_stride", c_int64),
         ("link", RankLink),
+        ("sampling", c_void_p),
         ("pool", c_void_p),
         ("step", StepArrays),
         ("head_first", c_int32),

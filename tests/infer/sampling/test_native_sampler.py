@@ -1,6 +1,7 @@
 """The sampler in C against the one in numpy: equal to the bit on random rows of every kind."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tk.infer.sampling import numpy_sampler
+from tk.infer.sampling.block import SamplingBlock
 from tk.infer.sampling.native_sampler import native_sampler
 from tk.infer.sampling.sampler import Sample, best_sampler, run_sampler
 from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow, SamplingRows
@@ -32,6 +34,9 @@ def logits_of(kind: str, seed: int, shape: tuple[int, int]) -> Logits:
         "zeros": lambda: np.where(generator.random(shape) < 0.5, 0.0, -0.0),
         "wide": lambda: normal * 10.0 ** generator.integers(-42, 38, shape),
         "ascending": lambda: np.broadcast_to(np.linspace(-8, 9, shape[1]), shape),
+        # The part of the row by which the sampler expects the cut of top-p is unlike the rest.
+        "lower": lambda: normal - 5 * (np.arange(shape[1]) // 64 % 16 == 0),
+        "higher": lambda: normal + 3 * (np.arange(shape[1]) // 64 % 16 == 0),
     }
     result: Logits = np.clip(made[kind](), -3e38, 3e38).astype(np.float32)
     return result
@@ -91,7 +96,7 @@ def test_c_and_numpy_agree_to_the_bit(drawn: tuple[Logits, SamplingRows, Logits 
 
 
 @pytest.mark.parametrize("vocab", [49_152, 128_256, 262_145])
-@pytest.mark.parametrize("kind", ["flat", "normal", "peaked", "ties", "equal"])
+@pytest.mark.parametrize("kind", ["flat", "normal", "peaked", "ties", "equal", "lower", "higher"])
 def test_large_vocabularies(vocab: int, kind: str) -> None:
     options: list[dict[str, Any]] = [
         {},
@@ -118,14 +123,37 @@ def test_rows_may_lie_apart() -> None:
     assert_same(run_sampler(turned, rows, None, sample), expected)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 8])
-def test_threads_divide_the_rows(num_rows: int) -> None:
-    logits = logits_of("normal", num_rows, (num_rows, 5000))
-    rows = SamplingRows.pack([SamplingRow(0, temperature=1.0, top_p=0.9, seed=i, num_top=2) for i in range(num_rows)])
-    three = native_sampler(threads=3)
-    assert three is not None
-    for _ in range(3):
-        assert_same(run_sampler(logits, rows, None, three), run_sampler(logits, rows, None, numpy_sampler.sample))
+def test_rows_may_be_divided_in_any_way() -> None:
+    """As threads and ranks divide them: each takes its rows from one block."""
+    logits = logits_of("normal", 3, (8, 5000))
+    rows = SamplingRows.pack([SamplingRow(0, temperature=1.0, top_p=0.9, seed=i, num_top=2) for i in range(8)])
+    expected = run_sampler(logits, rows, None, numpy_sampler.sample)
+    for sampler in native_samplers().values():
+        block = SamplingBlock(8, 5000)
+        block.fill(rows)
+        block.batch.logits, block.batch.row_stride = logits.ctypes.data, 5000
+        parts = [(5, 8), (0, 1), (1, 5)]
+        scratch = [np.empty(sampler.scratch_bytes(5000), np.uint8) for _ in parts]
+        with ThreadPoolExecutor(3) as pool:
+            for (first, stop), own in zip(parts, scratch, strict=True):
+                pool.submit(sampler.sample_rows, block.batch, first, stop, own.ctypes.data)
+        assert_same(block.output(8, 2), expected)
+
+
+def test_a_block_is_used_again_by_other_rows() -> None:
+    logits = logits_of("normal", 5, (3, 500))
+    batches = [
+        [SamplingRow(0, num_top=4, bias={7: 30.0}, temperature=1.0), SamplingRow(0, target=3, num_top=1)],
+        [SamplingRow(0, temperature=1.0, seed=5)] * 3,
+        [SamplingRow(0, num_top=0, counts=TokenCounts({3: 1}), repetition_penalty=1.5)],
+    ]
+    masks = np.full((3, 16), 0x0F0F0F0F, np.uint32)
+    for sampler in native_samplers().values():
+        for batch in batches:
+            rows, count = SamplingRows.pack(batch), len(batch)
+            for mask in (None, masks[:count]):
+                expected = run_sampler(logits[:count], rows, mask, numpy_sampler.sample)
+                assert_same(run_sampler(logits[:count], rows, mask, sampler), expected)
 
 
 def test_no_rows_give_no_results() -> None:

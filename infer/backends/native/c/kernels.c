@@ -36,6 +36,35 @@ static void run_operation(struct model *m, const struct operation *op, int32_t t
     }
 }
 
+// Moves the parts of a row that the ranks computed together, where they are padded.
+static void close_gaps(const struct model *m, int64_t index) {
+    int64_t out = m->operations[m->num_operations - 1].matrix.out, padded = (out + PANEL - 1) / PANEL * PANEL;
+    float *logits = row(m, LOGITS, index);
+    for (int32_t r = 1; out != padded && r < m->tp; r++)
+        memmove(logits + r * out, logits + r * padded, (size_t)out * sizeof *logits);
+}
+
+// Samples this rank's share of the rows, which its threads take one by one; a row's result depends on that row alone.
+static void sample(struct model *m, int32_t thread) {
+    struct sampling *s = m->sampling;
+    for (;;) {
+        int64_t index = m->rank + (int64_t)m->tp * __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED);
+        if (index >= m->head_count) return;
+        close_gaps(m, index);
+        s->rows(s->batch, index, index + 1, s->scratch + thread * s->scratch_bytes);
+    }
+}
+
+// Waits for the logits of all ranks; samples, and waits for the results of all ranks.
+static void finish_head(struct model *m, int32_t thread) {
+    if (m->tp == 1 && !m->sampling) return;
+    if (thread == 0 && m->sampling) m->sampling->next = 0;
+    meet_all(m, thread);
+    if (!m->sampling) return;
+    sample(m, thread);
+    if (m->tp > 1) meet_all(m, thread);
+}
+
 static void run_step(void *argument, int32_t thread) {
     struct model *m = argument;
     clear_blocks(m, thread);
@@ -45,23 +74,17 @@ static void run_step(void *argument, int32_t thread) {
         if (i) tk_barrier(m->pool);
         run_operation(m, &m->operations[i], thread);
     }
-    if (m->tp > 1) {  // rank 0 reads the logits of all
-        tk_barrier(m->pool);
-        if (thread == 0) meet(m);
-    }
+    finish_head(m, thread);
 }
 
 static void run_head(void *argument, int32_t thread) {
     struct model *m = argument;
-    if (m->tp > 1) {  // rank 0 has read the logits before
+    if (m->tp > 1) {  // every rank has read the logits, or the results, before
         if (thread == 0) meet(m);
         tk_barrier(m->pool);
     }
     head(m, &m->operations[m->num_operations - 1], thread);
-    if (m->tp > 1) {
-        tk_barrier(m->pool);
-        if (thread == 0) meet(m);
-    }
+    finish_head(m, thread);
 }
 
 // Computes m->step, and the logits of its first m->head_count wanted rows.

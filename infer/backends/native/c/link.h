@@ -4,7 +4,15 @@
 
 #include "rows.h"
 
-// Waits until every rank has met as often as this one; one thread of a rank calls it.
+// A rank's partial sums in the area that the next exchange uses.
+INLINE float *slot(const struct link *link, int32_t tp, int32_t rank, uint32_t sequence) {
+    return link->slots + ((int64_t)(sequence % 2) * tp + rank) * link->slot_floats;
+}
+
+// Waits until every rank has met as often as this one; one thread of a rank calls it, while the others wait.
+//
+// Products write partial sums straight to shared memory, alternately to two areas: when all have met for one exchange,
+// all have read the one before.
 static void meet(struct model *m) {
     struct link *link = &m->link;
     uint32_t sequence = ++link->sequence;
@@ -15,25 +23,27 @@ static void meet(struct model *m) {
         while ((int32_t)((seen = __atomic_load_n(&other->word, __ATOMIC_ACQUIRE)) - sequence) < 0)
             tk_wait_while(other, seen, 1);
     }
+    m->buffers[PARTIAL] = slot(link, m->tp, m->rank, sequence);
 }
 
-// Sums partial over ranks as a binary tree in rank order and adds it to hidden, or writes it (after EMBED).
-//
-// Ranks write alternately to two areas: when all have met for one exchange, all have read the one before.
-static void reduce(struct model *m, const struct operation *op, int32_t thread) {
-    struct link *link = &m->link;
-    int64_t width = m->hidden_size, count = m->step.tokens * width / VW;
-    float *area = link->slots + (link->sequence % 2) * m->tp * link->slot_floats;
-    struct share mine = share_of(m, count, thread);
-    float *own = area + m->rank * link->slot_floats;
-    for (int64_t i = mine.first; i < mine.last; i++)
-        v_store(own + i * VW, v_load(row(m, PARTIAL, i * VW / width) + i * VW % width));
+// Waits until every thread of every rank has come here.
+static void meet_all(struct model *m, int32_t thread) {
     tk_barrier(m->pool);
+    if (m->tp == 1) return;
     if (thread == 0) meet(m);
     tk_barrier(m->pool);
+}
+
+// Sums the ranks' partial sums as a binary tree in rank order and adds them to hidden, or writes them (after EMBED).
+static void reduce(struct model *m, const struct operation *op, int32_t thread) {
+    if (thread == 0) meet(m);  // all threads of this rank have come to this operation
+    tk_barrier(m->pool);
+    int64_t width = m->hidden_size, count = m->step.tokens * width / VW;
+    const float *parts = slot(&m->link, m->tp, 0, m->link.sequence - 1);
+    struct share mine = share_of(m, count, thread);
     for (int64_t i = mine.first; i < mine.last; i++) {
         vf sums[MAX_RANKS];
-        for (int32_t r = 0; r < m->tp; r++) sums[r] = v_load(area + r * link->slot_floats + i * VW);
+        for (int32_t r = 0; r < m->tp; r++) sums[r] = v_load(parts + r * m->link.slot_floats + i * VW);
         for (int32_t step = 1; step < m->tp; step *= 2)
             for (int32_t r = 0; r + step < m->tp; r += 2 * step) sums[r] = sums[r] + sums[r + step];
         float *to = row(m, HIDDEN, i * VW / width) + i * VW % width;

@@ -72,6 +72,14 @@ struct link {                      // the ranks of one model, in shared memory
     uint32_t sequence;             // meetings so far
 };
 
+struct sampling {                  // the sampler of infer/sampling/sampler.c
+    void (*rows)(const void *batch, int64_t first, int64_t stop, void *scratch);
+    const void *batch;             // the rows of the step's part; its results lie where all ranks read them
+    char *scratch;                 // per thread
+    int64_t scratch_bytes;
+    int32_t next;                  // rows of this rank that its threads have taken
+};
+
 struct model {
     const struct operation *operations;
     int64_t num_operations;
@@ -93,6 +101,7 @@ struct model {
     float *expert_inner, *expert_gated, *expert_out;
     int64_t expert_inner_stride, expert_gated_stride;
     struct link link;
+    struct sampling *sampling;     // NULL: only logits are wanted
     struct pool *pool;
     struct step step;
     int32_t head_first, head_count; // the wanted rows whose logits are computed

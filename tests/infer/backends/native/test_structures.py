@@ -15,6 +15,7 @@ PAIRS = {
     "operation": structures.PreparedOperation,
     "step": structures.StepArrays,
     "link": structures.RankLink,
+    "sampling": structures.Sampling,
     "model": structures.NativeModel,
 }
 RENAMED = {"inputs": "in", "outputs": "out"}

@@ -1,0 +1,48 @@
+"""The sampler of a rank: it runs within the kernels' step, on their threads, each rank on its share of the rows."""
+
+from ctypes import addressof, c_void_p, cast
+
+from ...sampling.block import SamplingBlock, most_alternatives
+from ...sampling.native_sampler import NativeSampler
+from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows
+from .memory import lazy
+from .state import State
+from .structures import Sampling
+
+
+class StepSampler:
+    """The sampler in C with its arguments, and its results in memory that all ranks read.
+
+    Args:
+        sampler: the functions.
+        state: the rank's buffers.
+        vocab: the number of tokens of the vocabulary.
+        threads: the number of threads of the rank.
+    """
+
+    def __init__(self, sampler: NativeSampler, state: State, vocab: int, threads: int) -> None:
+        self._block = SamplingBlock(state.max_head_rows, vocab, results=state.results)
+        logits = state.logits
+        self._block.batch.logits, self._block.batch.row_stride = logits.ctypes.data, logits[0].size
+        scratch_bytes = sampler.scratch_bytes(vocab)
+        self._scratch: Array = lazy(threads * scratch_bytes)
+        self._sampler = sampler  # its library stays loaded
+        self._arguments = Sampling(
+            rows=cast(sampler.sample_rows, c_void_p).value,
+            batch=addressof(self._block.batch),
+            scratch=self._scratch.ctypes.data,
+            scratch_bytes=scratch_bytes,
+        )
+
+    @property
+    def address(self) -> int:
+        """The address of the arguments, for `NativeModel.sampling`."""
+        return addressof(self._arguments)
+
+    def prepare(self, rows: SamplingRows) -> None:
+        """Sets the options of the rows that the next call of the kernels samples."""
+        self._block.fill(rows)
+
+    def output(self, rows: SamplingRows) -> SamplerOutput:
+        """Returns what the kernels sampled for these rows, those of other ranks included."""
+        return self._block.output(len(rows), most_alternatives(rows))
