@@ -4,37 +4,28 @@ The repository root is this package. Public names are loaded when first used, so
 the client, the checkpoint tools and `tk --help` never start a deep-learning stack.
 """
 
-from importlib import import_module
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .checkpoint import Checkpoint
-    from .infer import LLM, Client, SamplingParams
-    from .train import TrainConfig, Trainer
+from .core.public_names import public_names
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "Checkpoint", "Client", "SamplingParams", "TrainConfig", "Trainer", "__version__"]
-
-_HOMES = MappingProxyType(
-    {
-        "Checkpoint": ".checkpoint",
-        "Client": ".infer",
-        "LLM": ".infer",
-        "SamplingParams": ".infer",
-        "TrainConfig": ".train",
-        "Trainer": ".train",
-    }
-)
-
-
-def __getattr__(name: str) -> Any:
-    """Import the room that owns a public name (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if TYPE_CHECKING:
+    from .checkpoint import Checkpoint as Checkpoint
+    from .infer import LLM as LLM
+    from .infer import Client as Client
+    from .infer import SamplingParams as SamplingParams
+    from .train import TrainConfig as TrainConfig
+    from .train import Trainer as Trainer
+else:
+    __all__, __getattr__, __dir__ = public_names(
+        __name__,
+        {
+            "Checkpoint": ".checkpoint",
+            "Client": ".infer",
+            "LLM": ".infer",
+            "SamplingParams": ".infer",
+            "TrainConfig": ".train",
+            "Trainer": ".train",
+        },
+    )

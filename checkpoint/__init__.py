@@ -5,9 +5,9 @@ Its folders are floors, and each imports only those before it: `files` (the disk
 the rank's process or in a process of its own), `convert` (reshards, exports and compares).
 """
 
-from importlib import import_module
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..core.public_names import public_names
 
 if TYPE_CHECKING:
     from .convert.diff import compare as compare
@@ -23,48 +23,22 @@ if TYPE_CHECKING:
     from .save.commit import commit as commit
     from .save.new_step import NewStep as NewStep
     from .save.writer import write_part as write_part
-
-__all__ = [
-    "Checkpoint",
-    "LockedRun",
-    "NewStep",
-    "Options",
-    "RunFolder",
-    "StoredArray",
-    "commit",
-    "compare",
-    "export_links",
-    "prepare_export",
-    "prepare_reshard",
-    "reshard",
-    "write_part",
-]
-
-_HOMES = MappingProxyType(
-    {
-        "Checkpoint": ".read.reader",
-        "LockedRun": ".run.locked_run",
-        "NewStep": ".save.new_step",
-        "Options": ".convert.reshard",
-        "RunFolder": ".run.run_folder",
-        "StoredArray": ".read.stored_array",
-        "commit": ".save.commit",
-        "compare": ".convert.diff",
-        "export_links": ".convert.export",
-        "prepare_export": ".convert.export",
-        "prepare_reshard": ".convert.reshard",
-        "reshard": ".convert.reshard",
-        "write_part": ".save.writer",
-    }
-)
-
-
-def __getattr__(name: str) -> Any:
-    """Imports the module of a public name when it is first used (PEP 562): a command loads only its own modules."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+else:
+    __all__, __getattr__, __dir__ = public_names(
+        __name__,
+        {
+            "Checkpoint": ".read.reader",
+            "LockedRun": ".run.locked_run",
+            "NewStep": ".save.new_step",
+            "Options": ".convert.reshard",
+            "RunFolder": ".run.run_folder",
+            "StoredArray": ".read.stored_array",
+            "commit": ".save.commit",
+            "compare": ".convert.diff",
+            "export_links": ".convert.export",
+            "prepare_export": ".convert.export",
+            "prepare_reshard": ".convert.reshard",
+            "reshard": ".convert.reshard",
+            "write_part": ".save.writer",
+        },
+    )

@@ -75,7 +75,7 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
     plan = prepared.plan
     summary: dict[str, Any] = {
         "source": str(prepared.source.path),
-        "target": str(prepared.target),
+        "target": str(prepared.target.path),
         "layout": prepared.options.layout.to_json(),
         "bytes_read": plan.bytes_read,
         "bytes_written": plan.bytes_written,
@@ -100,13 +100,13 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
         return
     speed = plan.bytes_read / 1e9 / max(seconds, 1e-6)
     click.echo(
-        f"{prepared.target}: {format_bytes(plan.bytes_written)} in {len(summary['files'])} files, "
+        f"{prepared.target.path}: {format_bytes(plan.bytes_written)} in {len(summary['files'])} files, "
         f"{format_seconds(seconds)}, {speed:.2f} GB/s"
     )
     if prepared.links:
         click.echo(
             f"{len(prepared.links)} files were linked, their checksums copied without a check (tk verify "
-            f"{prepared.target} checks them)"
+            f"{prepared.target.path} checks them)"
         )
 
 

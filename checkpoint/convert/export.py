@@ -13,7 +13,7 @@ from ..read.reader import Checkpoint
 from .hard_links import link_file, require_checksums
 from .reshard import Options, Prepared, finish_folder, prepare_reshard
 from .side_files import copy_side_files, plan_side_files
-from .target import target_folder
+from .target import CopyTarget
 
 
 def prepare_export(source: Checkpoint, target: str | Path, *, plain: bool = False, force: bool = False) -> Prepared:
@@ -48,7 +48,7 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
     manifest = replace(source.manifest, tensors=tensors, param_groups=(), resume={})
     parts = [_weights_of(part) for part in source.folder.parts.values()]
     files = plan_side_files(source)
-    with target_folder(Path(target), source.path, force, sum(file.size for file in files)) as folder:
+    with CopyTarget(Path(target), source.path, force).new_folder(sum(file.size for file in files)) as folder:
         for part in parts:
             for name in part.files:
                 link_file(source.folder.data_path(name), folder / name)

@@ -2,7 +2,6 @@
 
 import stat
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -14,30 +13,39 @@ from ..read.locate import open_folder
 _NAMED: Final = 3  # names in a message
 
 
-def require_replaceable(folder: Path) -> tuple[str, ...]:
-    """Returns the files in a folder that is a checkpoint and holds nothing else, relative to the folder.
+class ReplaceableFolder:
+    """A folder that a copy with `--force` replaces. It is read again only if a file has changed."""
 
-    Raises:
-        ConfigError: the folder does not open as a checkpoint, or holds other files; the message names the first few.
-    """
-    names = tuple(_names(folder))
-    found = {name: (folder / name).lstat() for name in names}
-    states = tuple(
-        (each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found.values()
-    )
-    known = _known_files(folder, names, states)
-    foreign = [name for name in names if name not in known or not stat.S_ISREG(found[name].st_mode)]
-    if foreign:
-        raise ConfigError(
-            f"{folder} exists and holds more than a checkpoint, so it is not replaced: {_some(foreign)}. Name another "
-            "folder, or move those files away."
-        )
-    return names
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._states: list[tuple[int, ...]] = []  # of the files, when `_known` was read
+        self._known: frozenset[str] = frozenset()
+
+    def files(self) -> tuple[str, ...]:
+        """Returns the files in the folder, relative to it, if it is a complete checkpoint and holds nothing else.
+
+        Raises:
+            ConfigError: the folder does not open as a checkpoint, its metadata does not hold every tensor exactly once,
+                or it holds other files; the message names the first few.
+        """
+        names = tuple(_names(self._path))
+        found = {name: (self._path / name).lstat() for name in names}
+        states = [
+            (each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found.values()
+        ]
+        if not self._known or states != self._states:
+            self._known, self._states = _checkpoint_files(self._path, names), states
+        foreign = [name for name in names if name not in self._known or not stat.S_ISREG(found[name].st_mode)]
+        if foreign:
+            raise ConfigError(
+                f"{self._path} exists and holds more than a checkpoint, so it is not replaced: {_some(foreign)}. Name "
+                "another folder, or move those files away."
+            )
+        return names
 
 
-@lru_cache(maxsize=1)
-def _known_files(folder: Path, names: Sequence[str], _states: Sequence[tuple[int, ...]]) -> frozenset[str]:
-    """Returns the checkpoint's own files. A target is checked three times, and read again only if a file changed."""
+def _checkpoint_files(folder: Path, names: Sequence[str]) -> frozenset[str]:
+    """Returns the names of a complete checkpoint's own files; `names` are those in the folder, for messages."""
     try:
         checkpoint = open_folder(folder)
         if checkpoint:

@@ -19,7 +19,7 @@ from .copy import run_copy
 from .hard_links import HardLink, add_linked, make_links, require_checksums, split_off_links
 from .plan import CopyPlan, plan_copy, select
 from .side_files import SideFile, copy_side_files, plan_side_files
-from .target import check_target, target_folder
+from .target import CopyTarget
 from .tensor_values import equal_tensors
 
 
@@ -59,7 +59,7 @@ class Prepared:
     """
 
     source: Checkpoint
-    target: Path
+    target: CopyTarget
     options: Options
     plan: CopyPlan
     manifest: Manifest
@@ -78,12 +78,12 @@ class Prepared:
             ConfigError: files cannot be linked in the target's file system.
         """
         num_bytes = self.plan.bytes_written + sum(file.size for file in self.side_files)
-        with target_folder(self.target, self.source.path, self.options.force, num_bytes) as folder:
+        with self.target.new_folder(num_bytes) as folder:
             make_links(self.links, self.source, folder)
             files = copy_side_files(self.side_files, folder)
             parts = add_linked(run_copy(self.plan, self.source, folder, on_bytes), self.links)
             finish_folder(folder, self.manifest, parts, files, self.options.plain)
-        return self.target
+        return self.target.path
 
 
 def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, table: Table | None = None) -> Prepared:
@@ -103,8 +103,9 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
         CheckpointError: a tensor has no cast to the dtype, the target would have more tensors than readers accept, or a
             side file of the source cannot be copied.
     """
-    check_target(Path(target), source.path, options.force)
-    check_target_name(Path(target), None if options.plain else source.step)
+    checked = CopyTarget(Path(target), source.path, options.force)
+    checked.check()
+    check_target_name(checked.path, None if options.plain else source.step)
     layout = options.layout
     if layout.dp > 1 or layout.zero:
         raise ConfigError(
@@ -114,7 +115,7 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
     if table is None:
         if not source.folder.has_splits and layout.world_size > 1:
             raise ConfigError(
-                f"{source.path} does not record how its tensors may be cut; its architecture's table is needed."
+                f"{source.path} does not record how its tensors may be cut; pass its architecture's table."
             )
         table, aliases = source.manifest.table, dict(source.aliases)
     else:
@@ -136,7 +137,7 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
     if not options.plain:
         _check_readable(manifest, plan)
     files = plan_side_files(source, options.dtype)
-    return Prepared(source, Path(target), options, plan, manifest, links, files)
+    return Prepared(source, checked, options, plan, manifest, links, files)
 
 
 def reshard(

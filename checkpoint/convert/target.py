@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from ...core.errors import ConfigError
@@ -11,52 +10,67 @@ from ..files import disk_facts, lookup
 from ..files.place import check_place, require_room
 from ..files.whole_folder import whole_folder
 from ..run.run_folder import holding
-from .replaceable import require_replaceable
+from .replaceable import ReplaceableFolder
 
 
-@contextmanager
-def target_folder(path: Path, source: Path, force: bool, num_bytes: int = 0) -> Iterator[Path]:
-    """Makes a folder to write in, which becomes `path` if the block succeeds; see `whole_folder`.
+class CopyTarget:
+    """The folder that a copy makes.
 
-    Args:
+    Attributes:
         path: the new folder.
-        source: a folder that must not be the target, lie inside it or contain it.
-        force: whether to replace a checkpoint at `path`; the old one stays whole until the new one is complete.
-        num_bytes: the bytes to be written, for which the disk must have room; 0 = a few.
-
-    Raises:
-        ConfigError: see `check_target`; or another job is writing `path`.
-        TkError: the disk has no room.
-        CheckpointError: `path` has been taken meanwhile; the message says where the new folder is. Or `path` is a step
-            of a run in which a job writes.
     """
-    check_target(path, source, force)
-    require_room(path, num_bytes)
-    with holding(path), whole_folder(path, partial(check_target, path, source, force)) as folder:
-        yield folder
 
+    def __init__(self, path: Path, source: Path, force: bool) -> None:
+        """Touches nothing.
 
-def check_target(path: Path, source: Path, force: bool) -> tuple[str, ...]:
-    """Returns the files of the checkpoint that will be replaced; none if `path` is free or an empty folder.
+        Args:
+            path: the new folder.
+            source: a folder that must not be the target, lie inside it or contain it.
+            force: whether to replace a checkpoint at `path`; the old one stays whole until the new one is complete.
+        """
+        self.path = path
+        self._source, self._force = source, force
+        self._old = ReplaceableFolder(path)
 
-    Raises:
-        ConfigError: `path` cannot become a new folder: it is the source, lies inside it or contains it; it is a link, a
-            file, a mount point or the current folder; a folder above it is no folder or cannot be written; or it holds
-            files that are no checkpoint, or a checkpoint and `force` is not given.
-    """
-    check_place(path)
-    _check_apart(path, source)
-    if not lookup.list_names(path):
-        return ()
-    files = require_replaceable(path)
-    if not force:
-        raise ConfigError(f"{path} exists; name another folder, or replace it with --force.")
-    for folder in sorted({(path / name).parent for name in files}):
-        if not disk_facts.may_write(folder):
-            raise ConfigError(
-                f"{folder} cannot be written by this user, so it cannot be replaced; name another folder."
-            )
-    return files
+    def check(self) -> tuple[str, ...]:
+        """Returns the files of the checkpoint that will be replaced; none if `path` is free or an empty folder.
+
+        Raises:
+            ConfigError: `path` cannot become a new folder: it is the source, lies inside it or contains it; it is a
+                link, a file, a mount point or the current folder; a folder above it is no folder or cannot be written;
+                or it holds files that are no checkpoint, or a checkpoint and `force` is not given.
+        """
+        check_place(self.path)
+        _check_apart(self.path, self._source)
+        if not lookup.list_names(self.path):
+            return ()
+        files = self._old.files()
+        if not self._force:
+            raise ConfigError(f"{self.path} exists; name another folder, or replace it with --force.")
+        for folder in sorted({(self.path / name).parent for name in files}):
+            if not disk_facts.may_write(folder):
+                raise ConfigError(
+                    f"{folder} cannot be written by this user, so it cannot be replaced; name another folder."
+                )
+        return files
+
+    @contextmanager
+    def new_folder(self, num_bytes: int = 0) -> Iterator[Path]:
+        """Makes a folder to write in, which becomes `path` if the block succeeds; see `whole_folder`.
+
+        Args:
+            num_bytes: the bytes to be written, for which the disk must have room; 0 = a few.
+
+        Raises:
+            ConfigError: see `check`; or another job is writing `path`.
+            TkError: the disk has no room.
+            CheckpointError: `path` has been taken meanwhile; the message says where the new folder is. Or `path` is a
+                step of a run in which a job writes.
+        """
+        self.check()
+        require_room(self.path, num_bytes)
+        with holding(self.path), whole_folder(self.path, self.check) as folder:
+            yield folder
 
 
 def _check_apart(path: Path, source: Path) -> None:
