@@ -46,7 +46,8 @@ def prepare(inputs: tuple[str, ...], tokenizer_folder: str, out: Path, force: bo
         tokens = prepare_tokens(corpus.documents(bar.advance), tokenizer, out, replaceable)
     if corpus.skipped:
         click.echo(
-            f"skipped {len(corpus.skipped)} files that are not UTF-8 text, the first: {corpus.skipped[0]}", err=True
+            f"skipped {len(corpus.skipped)} files that cannot be read as UTF-8 text, the first: {corpus.skipped[0]}",
+            err=True,
         )
     meta = tokens.meta
     if tokens.masked:

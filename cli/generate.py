@@ -109,6 +109,7 @@ def _chat_tokens(checkpoint: Path, message: str) -> list[int]:
 
     Raises:
         CheckpointError: the checkpoint has no tokenizer or no chat template.
+        ConfigError: the chat template refuses the message.
     """
     from ..checkpoint import Checkpoint
     from ..text.chat_template import ChatTemplate
@@ -116,7 +117,10 @@ def _chat_tokens(checkpoint: Path, message: str) -> list[int]:
 
     folder = Checkpoint.open(checkpoint).path
     tokenizer = Tokenizer.from_folder(folder)
-    prompt = ChatTemplate.from_folder(folder).prompt([{"role": "user", "content": message}])
+    try:
+        prompt = ChatTemplate.from_folder(folder).prompt([{"role": "user", "content": message}])
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}.") from error
     return tokenizer.encode(prompt, special_tokens=False)  # the template spells them out
 
 

@@ -1,5 +1,6 @@
 """`tk parity`: the comparison of training at many layouts with training in one process."""
 
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -76,7 +77,8 @@ def parity(
     else:
         _show(report)
     if out is not None:
-        out.write_text(report.page(_command_line(ctx)), encoding="utf-8")
+        commit = checkout_commit(Path(__file__).parents[1])
+        out.write_text(report.page(_command_line(ctx), commit), encoding="utf-8")
     ctx.exit(1 if report.failed else 0)
 
 
@@ -91,6 +93,17 @@ def _command_line(ctx: click.Context) -> list[str]:
         words += [] if isinstance(param, click.Argument) else [param.opts[0]]
         words += [] if value is True else [str(value)]
     return words
+
+
+def checkout_commit(root: Path) -> str:
+    """Returns the commit of the checkout `root`, with a note if files differ from it; "" if it is no checkout."""
+    if not (root / ".git").exists():  # an installed tk, perhaps inside the checkout of another project
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty= with local changes", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _subject(config: Path | None, scratch: Path, steps: int, precision: str | None) -> "Subject":

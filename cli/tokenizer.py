@@ -45,7 +45,8 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> N
         trained = write_byte_level_bpe(learned, out, replaceable)
     if corpus.skipped:
         click.echo(
-            f"skipped {len(corpus.skipped)} files that are not UTF-8 text, the first: {corpus.skipped[0]}", err=True
+            f"skipped {len(corpus.skipped)} files that cannot be read as UTF-8 text, the first: {corpus.skipped[0]}",
+            err=True,
         )
     click.echo(f"{out}: {trained.vocab_size:,} tokens, in {format_seconds(time.monotonic() - start)}")
     if trained.vocab_size < vocab_size:

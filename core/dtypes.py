@@ -64,14 +64,17 @@ Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]  # one of COMPUTE_NAMES, 
 _BY_CODE: Final = MappingProxyType({dtype.code: dtype for dtype in DTYPES})
 
 
-def by_code(code: str) -> DType:
+def by_code(code: str, where: str = "A tensor") -> DType:
     """Returns the format with that safetensors code.
+
+    Args:
+        where: the file and tensor with the code, for the message.
 
     Raises:
         CheckpointError: tk does not know the code.
     """
     if code not in _BY_CODE:
-        raise CheckpointError(f"Unknown dtype {code!r} in a safetensors file; tk knows {', '.join(_BY_CODE)}.")
+        raise CheckpointError(f"{where} has the unknown dtype {code!r}; tk knows {', '.join(_BY_CODE)}.")
     return _BY_CODE[code]
 
 

@@ -78,8 +78,10 @@ class Layout:
                 raise ParallelError(f"{key} = {getattr(self, key)}; it must be 1 or more.")
         if self.zero not in (0, 1, 2, 3):
             raise ParallelError(f"zero stage = {self.zero}; it must be 0, 1, 2 or 3.")
-        if self.shard_size and self.dp % self.shard_size:
-            raise ParallelError(f"dp % shard_size = {self.dp} % {self.shard_size} must be 0; use a divisor of dp.")
+        if self.shard_size < 0 or (self.shard_size and self.dp % self.shard_size):
+            raise ParallelError(
+                f"shard_size = {self.shard_size} does not divide dp = {self.dp}; use a divisor of dp, or 0 for dp."
+            )
 
     @property
     def world_size(self) -> int:

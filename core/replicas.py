@@ -88,7 +88,7 @@ def _held(table: Table, layout: Layout, pp: int, tp: int, member: int, slots: Se
     if "weight" in slots:
         pieces = [piece for param in params for piece in param.pieces]
         found += [weight_key(piece) for piece in pieces if layout.zero < 3 or not piece.tensor.trainable]
-    runs = shards(buckets(params, layout), layout.group_size, member)
+    runs = shards(buckets(params, layout), layout.group_size, member, layout.sharding)
     for slot in slots:
         if slot != "weight" or layout.zero == 3:
             found += [run_key(slot, run.piece, run.flat) for run in runs]

@@ -43,7 +43,8 @@ class Corpus:
 
     Attributes:
         files: the files, in the order of reading.
-        skipped: the files of folders that are no UTF-8 text; `documents` fills it.
+        skipped: the files of folders that cannot be read as UTF-8 text, and folders below them that cannot be listed;
+            `documents` fills it.
     """
 
     files: tuple[SourceFile, ...]
@@ -94,7 +95,8 @@ def find_corpus(inputs: Sequence[str | Path]) -> Corpus:
     evaluation, is a fair sample of it. Hidden files and folders are left out.
 
     Raises:
-        ConfigError: an input does not exist, is a pipe or a device or Parquet, or the inputs have no file.
+        ConfigError: an input does not exist, is a pipe or a device or Parquet, or is a folder that cannot be listed; or
+            the inputs have no file.
     """
     files: list[SourceFile] = []
     for item in inputs:
@@ -142,9 +144,15 @@ def _source(path: Path, named: bool = False) -> SourceFile:
 
 
 def _visible_files(root: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(root):
+    """Yields the files below a folder, and the folders that cannot be listed, which `documents` then skips."""
+    unlisted: list[OSError] = []
+    for folder, folders, names in os.walk(root, onerror=unlisted.append):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
         yield from (Path(folder, name) for name in names if not name.startswith(".") and Path(folder, name).is_file())
+    for error in unlisted:
+        if Path(error.filename) == root:
+            raise ConfigError(f"Cannot list {root}: {error.strerror}.") from error
+        yield Path(error.filename)
 
 
 def _mixed(root: Path, paths: Iterable[Path]) -> list[Path]:

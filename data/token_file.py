@@ -151,10 +151,12 @@ class TokenFile:
             size = path.stat().st_size
         except OSError as error:
             raise ConfigError(f"Cannot read {path}: {error.strerror}. Prepare the data again.") from error
-        if size != expected or size == 0:
+        if size != expected:
             raise ConfigError(
                 f"{path} has {size} bytes, but by meta.json it must have {expected}. Prepare the data again."
             )
+        if size == 0:
+            raise ConfigError(f"{path} is empty: there is nothing to train on. Prepare the data again.")
         return np.memmap(path, dtype=dtype, mode="r", shape=(length,))
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:

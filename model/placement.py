@@ -85,11 +85,7 @@ class Placement:
     def embedding(self) -> VocabParallelEmbedding:
         """Builds the token embedding."""
         rows, features = self.shapes[EMBEDDING]
-        return VocabParallelEmbedding(
-            rows,
-            features,
-            self.context,
-        )
+        return VocabParallelEmbedding(rows, features, self.context)
 
     def head(self, embedding: VocabParallelEmbedding | None) -> ColumnParallelLinear:
         """Builds the output head, which no architecture transposes.
@@ -99,11 +95,7 @@ class Placement:
         tied = None if HEAD in self.shapes or embedding is None else embedding.weight
         rows, features = self.shapes[HEAD] if tied is None else tied.shape
         device = self.context.device if tied is None else torch.device("meta")
-        head = ColumnParallelLinear(
-            features,
-            rows,
-            replace(self.context, device=device),
-        )
+        head = ColumnParallelLinear(features, rows, replace(self.context, device=device))
         head.weight = head.weight if tied is None else tied
         return head
 

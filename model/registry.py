@@ -37,9 +37,10 @@ def count_parameters(config: ModelShape) -> int:
 
 
 def count_multiplied(config: ModelShape) -> float:
-    """Returns the number of parameters in the matrix products of one token.
+    """Returns the number of parameters that one token is multiplied by.
 
-    Embedding tables do not count; a head counts even if it is tied; of experts, only those of the token count.
+    They are those of matrix products, and the few of norms and biases. Embedding tables do not count; a head counts
+    even if it is tied; of experts, only those of the token count.
     """
     decoder = decoder_spec(config)
     total = 0.0

@@ -25,10 +25,19 @@ class RopeScaling(Section):
     """
 
     rope_type: Literal["llama3"] = "llama3"
-    factor: float
-    low_freq_factor: float
+    factor: float = Field(gt=0)
+    low_freq_factor: float = Field(gt=0)
     high_freq_factor: float
-    original_max_position_embeddings: int
+    original_max_position_embeddings: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor = {self.high_freq_factor:g} must be greater than low_freq_factor = "
+                f"{self.low_freq_factor:g}"
+            )
+        return self
 
 
 class ModelKeys(Section):

@@ -1,14 +1,13 @@
 """The model configuration of a checkpoint: its config.json, corrected by its weights."""
 
 import logging
-from typing import Final
 
 from ..checkpoint.convert.tensor_values import equal_tensors
 from ..checkpoint.read.reader import Checkpoint
 from .config import ModelConfig
 from .registry import tensor_table
 
-_LOG: Final = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def stored_config(checkpoint: Checkpoint) -> ModelConfig:
@@ -25,7 +24,7 @@ def stored_config(checkpoint: Checkpoint) -> ModelConfig:
     config = ModelConfig.from_json(checkpoint.config(), where)
     for spec in tensor_table(config):
         if stores_both(checkpoint, spec.name, spec.alias) and not equal_tensors(checkpoint, spec.name, spec.alias):
-            _LOG.warning(
+            _log.warning(
                 "%s has tie_word_embeddings = true, but the checkpoint stores %s with other values than %s: the two "
                 "are not tied.", where, spec.name, spec.alias,
             )  # fmt: skip

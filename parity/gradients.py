@@ -11,7 +11,7 @@ from ..core.errors import TkError
 from ..core.tensors import Table
 from ..parallel.collectives import all_reduce
 from ..train.zero.flat_buffers import FlatBuffers
-from .judge import TOTAL_SHARE
+from .judge import TOTAL_SHARE, relative
 
 BLOCK: Final = 2**20  # elements compared at once
 Gradients = np.ndarray[Any, np.dtype[np.float32]]
@@ -93,10 +93,9 @@ def square_distance(values: Gradients, others: Gradients | None = None) -> float
 
 
 def relative_differences(differences: Sequence[float], norms: Sequence[float]) -> list[float]:
-    """Returns each |g - g0| / (|g0| + TOTAL_SHARE |G|), G being all g0 together; infinity in place of NaN."""
+    """Returns each |g - g0| / (|g0| + TOTAL_SHARE |G|), G being all g0 together; see `relative`."""
     total = math.hypot(*norms)
-    ratios = (one / (norm + TOTAL_SHARE * total) for one, norm in zip(differences, norms, strict=True))
-    return [ratio if math.isfinite(ratio) else math.inf for ratio in ratios]
+    return [relative(one, norm + TOTAL_SHARE * total) for one, norm in zip(differences, norms, strict=True)]
 
 
 def _check_complete(places: Mapping[str, tuple[int, tuple[int, ...]]], counts: Sequence[float]) -> None:

@@ -72,8 +72,17 @@ class Result:
 
 
 def compare_curves(mine: Sequence[float], expected: Sequence[float]) -> float:
-    """Returns the largest |a - e| / |e| over the steps, with 0 / 0 = 0."""
-    return max(abs(a - e) / abs(e) if a != e else 0.0 for a, e in zip(mine, expected, strict=True))
+    """Returns the largest |a - e| / |e| over the steps, at least one; infinity if one of them is not finite."""
+    return max(relative(abs(a - e), abs(e)) for a, e in zip(mine, expected, strict=True))
+
+
+def relative(difference: float, size: float) -> float:
+    """Returns difference / size, both at least 0: 0 without a difference, infinity in place of NaN and of n / 0.
+
+    A NaN would be lost: `max` keeps the value before it.
+    """
+    ratio = difference / size if size else math.inf if difference else 0.0
+    return ratio if math.isfinite(ratio) else math.inf
 
 
 def common_start(mine: Sequence[float], expected: Sequence[float]) -> int:

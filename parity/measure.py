@@ -105,7 +105,7 @@ def run_layout(config: TrainConfig, mesh: Mesh, gradients: Path, send: Send) -> 
 def _train(trainer: Trainer, send: Send, after_first: Callable[[], None]) -> dict[str, list[float]]:
     curves: dict[str, list[float]] = {"loss": [], "grad_norm": [], "routing": []}
     for stage in trainer.pipeline.stages:
-        stage.watch_routing = True
+        stage.record_routing = True
     for step in range(trainer.config.train.steps):
         result = trainer.step()
         curves["loss"].append(result.loss)

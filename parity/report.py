@@ -21,7 +21,7 @@ PAGE: Final = """\
 # Parity: every layout against one process
 
 Written by `{command}`
-on {date}; {machine}; {versions}.
+on {date}; {machine}; {versions}. The same command writes this page again.{commit}
 
 A small model trains {steps} steps in {precision} on one process and again at each layout, with the same data and seed.
 Shown are the largest relative differences: of the loss and of the gradient norm over all steps, and of the first step's
@@ -111,8 +111,13 @@ class ParityReport:
             )
         return remarks
 
-    def page(self, command: Sequence[str]) -> str:
-        """Returns the Markdown page; `command` is the command line that made the report."""
+    def page(self, command: Sequence[str], commit: str = "") -> str:
+        """Returns the Markdown page.
+
+        Args:
+            command: the command line that made the report.
+            commit: the commit of the code that was compared; "" if it is unknown.
+        """
         rows = self.rows(ROWS_ON_PAGE)
         seconds = sum(result.seconds for result in self.results)
         remarks = "".join(f"\n- {line}" for line in self.remarks())
@@ -121,6 +126,7 @@ class ParityReport:
             date=datetime.now(UTC).strftime("%Y-%m-%d"),
             machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
             versions=f"Python {platform.python_version()}, torch {version('torch')}, tk {__version__}",
+            commit=f"\n\nThe figures hold for commit {commit}." if commit else "",
             steps=self.steps,
             precision=self.precision,
             bounds=_bounds_in_words(self.bounds),

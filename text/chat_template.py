@@ -92,7 +92,7 @@ class ChatTemplate:
         config = read_json(folder / CONFIG_FILE)
         source = _source(folder, config)
         found = {name: config.get(name) for name in _SPECIAL}
-        variables = {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
+        variables = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
         return cls(source, {name: token for name, token in variables.items() if isinstance(token, str)}, ends)
 
     def render(self, messages: Sequence[Message]) -> Rendered:
@@ -154,7 +154,7 @@ class ChatTemplate:
                 **{_MARK: mark},
             ):
                 written.append(piece)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+        except Exception as error:  # a template is a program: it can raise whatever an expression of Python can
             raise ConfigError(f"the chat template refuses these messages: {error}") from error
         return "".join(written), spans
 
@@ -168,8 +168,8 @@ def _source(folder: Path, config: Mapping[str, Any]) -> str:
             raise CheckpointError(f"Cannot read {path}: {error}.") from error
     found = config.get("chat_template")
     if isinstance(found, list):  # several by name
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        found = named.get("default")
+        named = [entry for entry in found if isinstance(entry, dict) and entry.get("name") == "default"]
+        found = named[-1].get("template") if named else None
     if not isinstance(found, str):
         raise CheckpointError(
             f"{folder} has no chat template, neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}: add one, "

@@ -187,7 +187,7 @@ def _tensor_from_json(value: Any, what: str) -> StoredTensor:
     slots = strict.mapping(found["slots"], f"{what}: slots")
     for slot, code in slots.items():
         strict.text(slot, f"{what}: slots", 64)
-        dtypes.by_code(strict.text(code, f"{what}: slot {slot}", 16))
+        dtypes.by_code(strict.text(code, f"{what}: slot {slot}", 16), f"{what}: slot {slot}")
     if "weight" not in slots:
         raise ManifestError(f"{what} has no slot 'weight'.")
     return StoredTensor(shape, slots, _split(found["split"], shape, f"{what}: split"), layer)

@@ -102,7 +102,7 @@ def _parse_header(text: bytes, data_size: int, start: int, what: str) -> tuple[d
 def _parse_entry(name: str, value: object, start: int, what: str) -> Entry:
     strict.tensor_name(name, what)
     fields = strict.members(value, what, ("dtype", "shape", "data_offsets"))
-    dtype = dtypes.by_code(strict.text(fields["dtype"], f"{what}: dtype", 16))
+    dtype = dtypes.by_code(strict.text(fields["dtype"], f"{what}: dtype", 16), what)
     dims = strict.array(fields["shape"], f"{what}: shape")
     if len(dims) > MAX_DIMS:
         raise ManifestError(f"{what} has {len(dims)} dims; at most {MAX_DIMS} are accepted.")

@@ -144,7 +144,7 @@ class LibraryFolder:
             os.close(folder_fd)
         try:
             return self._checked(stem, data, _read(fd)), fd
-        except Untrusted:
+        except (Untrusted, OSError):
             os.close(fd)
             raise
 

@@ -131,6 +131,11 @@ def test_chat_renders_the_template_and_adds_no_other_special_tokens(
     arguments = ["generate", str(folder), "abc on", "--json", "--max-new-tokens", "3", "--threads", "1"]
     assert main([*arguments, "--chat"]) == 3
     assert "has no chat template" in capsys.readouterr().err
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('begin with a system message') }}")
+    assert main([*arguments, "--chat"]) == 2
+    assert (
+        f"{folder}: the chat template refuses these messages: begin with a system message." in capsys.readouterr().err
+    )
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
     template += "{% if add_generation_prompt %}<a>{% endif %}"
     (folder / "chat_template.jinja").write_text(template)

@@ -1,6 +1,7 @@
 """`tk parity` around its runs: the layouts that it lists, what it prints and writes, and its exit code."""
 
 import json
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from tk.cli.main import main
+from tk.cli.parity import checkout_commit
 from tk.parity import run as parity_run
 from tk.parity.judge import Result
 from tk.parity.layout import ParityLayout
@@ -79,3 +81,24 @@ def test_results_are_kept_and_printed_as_json(
     assert main(words) == 1
     assert json.loads(capsys.readouterr().out) == first
     assert len(ran) == 2, "nothing was run again"
+
+
+def test_a_page_names_the_commit_of_its_code(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=A", "-c", "user.email=a@b.c"]
+        done = subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert checkout_commit(tmp_path) == ""
+    git("init", "-q")
+    assert checkout_commit(tmp_path) == "", "a checkout without a commit"
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-q", "-m", "one")
+    git("tag", "v1")
+    commit = git("rev-parse", "--short", "HEAD")
+    assert checkout_commit(tmp_path) == commit
+    (tmp_path / "file").write_text("two")
+    assert checkout_commit(tmp_path) == f"{commit} with local changes"
+    (tmp_path / "inside").mkdir()
+    assert checkout_commit(tmp_path / "inside") == ""

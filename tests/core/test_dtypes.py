@@ -15,8 +15,8 @@ def test_names_and_codes() -> None:
     assert dtypes.by_code("I64").name == "i64"
     with pytest.raises(ConfigError, match="use one of fp32, bf16, fp16"):
         dtypes.by_name("float32")
-    with pytest.raises(CheckpointError, match="Unknown dtype 'F4'"):
-        dtypes.by_code("F4")
+    with pytest.raises(CheckpointError, match=r"^model\.safetensors: bias has the unknown dtype 'F4'; tk knows BF16"):
+        dtypes.by_code("F4", "model.safetensors: bias")
 
 
 def test_a_configuration_has_the_names_of_the_table() -> None:

@@ -32,7 +32,12 @@ def test_only_the_ends_of_the_pipeline_hold_tensors_outside_of_layers() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"tp": 0}, "tp = 0"), ({"zero": 4}, "zero stage = 4"), ({"dp": 4, "shard_size": 3}, "use a divisor of dp")],
+    [
+        ({"tp": 0}, "tp = 0"),
+        ({"zero": 4}, "zero stage = 4"),
+        ({"dp": 4, "shard_size": 3}, "shard_size = 3 does not divide dp = 4; use a divisor of dp"),
+        ({"dp": 4, "shard_size": -2, "zero": 1}, "shard_size = -2 does not divide dp = 4"),
+    ],
 )
 def test_impossible_layouts(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ParallelError, match=message):

@@ -37,7 +37,7 @@ while True: sys.stdin.read()
 
 def test_a_child_finds_the_modules_of_its_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "modules").mkdir()
-    (tmp_path / "json.py").write_text("raise SystemExit('what lies in the current folder is not imported')")
+    (tmp_path / "json.py").write_text("raise SystemExit('a module in the current folder is not imported')")
     (tmp_path / "modules" / "helper_beside.py").write_text("word = 'found'")
     (tmp_path / "modules" / "some_child.py").write_text(CHILD)
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def test_a_child_whose_starter_is_gone_already_ends_at_once() -> None:
 
 def test_no_search_for_garbage_looks_at_lasting_imports() -> None:
     class Imported:
-        """What an import makes."""
+        """An object that an import makes."""
 
     with lasting_imports():
         assert not gc.isenabled(), "nor while they are made"

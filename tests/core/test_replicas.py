@@ -23,7 +23,7 @@ def held(table: tuple[TensorSpec, ...], layout: Layout, rank: int) -> list[Owned
     at = layout.coordinates(rank)
     params = local_params(table, layout, at.pp, at.tp)
     member = at.dp % layout.group_size
-    runs = shards(buckets(params, layout), layout.group_size, member)
+    runs = shards(buckets(params, layout), layout.group_size, member, layout.sharding)
     name = {spec.name: spec.alias or spec.name for spec in table}
     whole = [
         Owned(name[piece.tensor.name], "weight", piece.box)
@@ -47,6 +47,7 @@ LAYOUTS = [
     Layout(tp=2, pp=2, dp=4, zero=2, shard_size=2, bucket_size=500),
     Layout(pp=2, dp=4, zero=3, shard_size=2, bucket_size=500),
     Layout(tp=4, dp=2, zero=3),
+    Layout(tp=2, dp=4, zero=1, shard_size=2, sharding="dim0"),
 ]
 
 

@@ -1,6 +1,7 @@
 """Documents from files, folders, JSON lines and the standard library."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,26 @@ def test_files_folders_and_lines(tmp_path: Path) -> None:
     assert documents.index("one") + 1 == documents.index("two")
     assert corpus.skipped == [folder / "picture.png"]
     assert sum(read) == corpus.num_bytes == sum(file.path.stat().st_size for file in corpus.files)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_folders_that_cannot_be_listed_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "closed").mkdir(parents=True)
+    (folder / "closed" / "a.txt").write_text("closed")
+    (folder / "b.txt").write_text("open")
+    for above in [folder, *folder.parents][:5]:  # up to pytest's folder of all its runs
+        above.chmod(above.stat().st_mode | 0o755)
+    (folder / "closed").chmod(0o711)
+    os.seteuid(65534)
+    try:
+        corpus = find_corpus([folder])
+        assert list(corpus.texts()) == ["open"]
+        assert corpus.skipped == [folder / "closed"]
+        with pytest.raises(ConfigError, match=r"Cannot list .*closed: Permission denied"):
+            find_corpus([folder / "closed"])
+    finally:
+        os.seteuid(0)
 
 
 def test_the_order_of_a_folder_depends_on_its_names_alone(tmp_path: Path) -> None:

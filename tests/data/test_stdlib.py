@@ -30,7 +30,7 @@ def test_prepare_stdlib(tmp_path: Path) -> None:
 
     phases.clear()
     assert prepare_stdlib(tmp_path, 2048) == prepared
-    assert phases == {}, "what is there is used"
+    assert phases == {}, "the cache is used"
     tokens = bytearray((prepared.tokens / "tokens.bin").read_bytes())
     tokens[1000] ^= 1
     (prepared.tokens / "tokens.bin").write_bytes(tokens)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,14 @@ def test_a_flipped_bit_is_found(copy: Path, name: str) -> None:
     (copy / name).write_bytes(content)
     with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
         TokenFile(copy).verify()
+
+
+def test_a_folder_without_tokens_is_refused(copy: Path) -> None:
+    meta = TokenFile(copy).meta
+    (copy / "tokens.bin").write_bytes(b"")
+    (copy / "meta.json").write_text(json.dumps(replace(meta, num_tokens=0).to_json()))
+    with pytest.raises(ConfigError, match=r"tokens\.bin is empty: there is nothing to train on"):
+        TokenFile(copy)
 
 
 def test_falling_offsets_are_refused(copy: Path) -> None:

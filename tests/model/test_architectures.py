@@ -1,6 +1,6 @@
 """Every architecture against `transformers` on the same random weights, fp32: logits, gradients, and round trips.
 
-What an entry of `architectures.ENTRIES` says is all that a new architecture needs here.
+A new architecture needs nothing here but an entry of `architectures.ENTRIES`.
 """
 
 import json

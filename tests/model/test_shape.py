@@ -8,6 +8,13 @@ from tk.core.config import parse
 from tk.core.errors import ConfigError
 from tk.model.shape import ModelKeys, ModelShape
 
+ROPE_SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
 
 def test_heads_are_filled_in_from_the_hidden_size() -> None:
     shape = ModelKeys(hidden_size=96, num_attention_heads=6)
@@ -36,6 +43,12 @@ def test_a_dtype_has_its_name_on_the_command_line(dtype: str, name: str) -> None
         ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9 must not exceed num_local_experts = 8"),
         ({"dtype": "fp32"}, "dtype = 'fp32' must be one of float32, bfloat16, float16"),
         ({"sliding_window": 0}, "sliding_window"),
+        ({"rope_scaling": ROPE_SCALING | {"factor": 0.0}}, "factor' = 0.0: input should be greater than 0"),
+        ({"rope_scaling": ROPE_SCALING | {"low_freq_factor": 0.0}}, "low_freq_factor' = 0.0: input should be greater"),
+        (
+            {"rope_scaling": ROPE_SCALING | {"high_freq_factor": 1.0}},
+            "high_freq_factor = 1 must be greater than low_freq_factor = 1",
+        ),
         ({"hidden_sizes": 8}, "unknown key 'hidden_sizes'; did you mean 'hidden_size'"),
     ],
 )

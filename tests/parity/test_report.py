@@ -34,6 +34,10 @@ def test_the_worst_come_first_and_errors_before_them() -> None:
     assert report.rows(1) == report.rows(2), "those that failed are always shown"
     assert ("dp", "2", "1", "1", "1.0e-07", "3.0e-04", "4.0e-07") in report.axis_rows()
     assert f"- {DEAD.layout}: rank 1: its process" in report.page(["tk", "parity"])
+    assert "The figures hold for commit" not in report.page(["tk", "parity"])
+    assert ". The same command writes this page again.\n\nThe figures hold for commit abc123.\n\nA small model" in (
+        report.page(["tk", "parity"], "abc123")
+    )
     assert ParityReport([GOOD], FP32, 10, "fp32").failed == []
     assert ParityReport([replace(GOOD, gradients=None)], FP32, 10, "fp32").failed
     assert not ParityReport([replace(WRONG, gradients=None)], BOUNDS["bf16"], 10, "bf16").failed, "bf16 judges the loss"

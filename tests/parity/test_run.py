@@ -82,7 +82,7 @@ def test_a_wrong_layout_is_seen(tmp_path: Path) -> None:
     results = {r.layout: r for r in ParityRun(subject, tmp_path, 2, "tk.tests.parity.broken_rank").run(layouts)}
     right, wrong = (results[layout] for layout in layouts)
     assert right.badness(FP32) < 1
-    # Norms that differ over ranks drift apart; before that their gradients are a part of what they should be.
+    # Norms that differ over ranks drift apart; before that their gradients are only a part of the right ones.
     assert wrong.badness(FP32) > 1
     assert "norm" in wrong.error or "norm" in wrong.parameter
 

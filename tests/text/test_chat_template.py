@@ -19,13 +19,22 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 def test_where_templates_are_found(tmp_path: Path) -> None:
-    special = {"bos_token": {"__type": "AddedToken", "content": "<|start|>"}, "eos_token": "<|endoftext|>"}
+    special = {
+        "bos_token": {"__type": "AddedToken", "content": "<|start|>"},
+        "eos_token": "<|endoftext|>",
+        "pad_token": {},
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(special))
     with pytest.raises(CheckpointError, match=r"neither chat_template\.jinja nor chat_template in tokenizer_config"):
         ChatTemplate.from_folder(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ bos_token }}listed"}]
-    for value, expected in (("{{ eos_token }}alone", "<|endoftext|>alone"), (named, "<|start|>listed")):
+    odd = [{"name": ["default"], "template": "unhashable"}, {"name": "default", "template": "{{ bos_token }}odd"}]
+    for value, expected in (
+        ("{{ eos_token }}alone", "<|endoftext|>alone"),
+        (named, "<|start|>listed"),
+        (odd, "<|start|>odd"),
+    ):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": value}))
         assert ChatTemplate.from_folder(tmp_path).render(MESSAGES[:2]).text == expected
     (tmp_path / "chat_template.jinja").write_text("from its own file")
@@ -43,6 +52,9 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         ("{{ messages.__class__.__mro__ }}", "refuses these messages"),
         ("{% set _ = messages.append(1) %}", "refuses these messages"),
         ("{{ 1 // 0 }}", "refuses these messages"),
+        ("{{ '{}'.format() }}", "refuses these messages"),
+        ("{{ 5 | dictsort }}", "refuses these messages"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "refuses these messages"),
         ("{{ messages | length }}", "mark them in the template"),
     ],
 )
@@ -67,7 +79,7 @@ EACH = "{% for m in messages %}"
 PROMPT = "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 
 
-def test_turns_are_what_a_message_adds_to_its_prompt() -> None:
+def test_a_turn_is_the_text_that_a_message_adds_to_its_prompt() -> None:
     source = EACH + "{{ m.role }}: {{ m.content }}{{ eos_token }} \n" + PROMPT
     assert _turns(source, CONVERSATION) == ["b</s> \n", "d</s> \n"]
     assert _turns(source, CONVERSATION, ("</s>",)) == ["b</s>", "d</s>"], "no white space after a special token"

@@ -70,7 +70,7 @@ class Passes:
     def routing(self) -> torch.Tensor | float:
         """Returns a checksum of the experts of the newest step's tokens; a sum, as `balance_loss`.
 
-        Only stages with `watch_routing` are in it.
+        Only stages with `record_routing` are in it.
         """
         return sum(balance.routing() for stage in self.stages for balance in stage.balances)
 

@@ -93,7 +93,7 @@ class StagePass:
         loss_factor: the factor of each micro-batch's summed loss.
         balance_weight: see RouterBalance.
         balances: the routers' balance of each of the step's micro-batches so far.
-        watch_routing: whether `balances` also record the experts of each token.
+        record_routing: whether `balances` also record the experts of each token.
     """
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
@@ -103,7 +103,7 @@ class StagePass:
         self.loss_factor = 1.0
         self.balance_weight = 0.0
         self.balances: list[RouterBalance] = []
-        self.watch_routing = False
+        self.record_routing = False
 
     def forward(self, micro_batch: int, x: torch.Tensor | None) -> torch.Tensor:
         """Computes the stage for one micro-batch.
@@ -127,8 +127,8 @@ class StagePass:
 
     def _balance(self, targets_BL: torch.Tensor) -> RouterBalance | None:
         """Returns the micro-batch's balance; padding rows do not count. None if the routers' loss is not needed."""
-        if not (self.balance_weight or self.watch_routing) or not torch.is_grad_enabled():
+        if not (self.balance_weight or self.record_routing) or not torch.is_grad_enabled():
             return None
         real_B1 = (targets_BL != IGNORED).any(dim=1, keepdim=True)
-        self.balances.append(RouterBalance(self.balance_weight, real_B1.expand_as(targets_BL), self.watch_routing))
+        self.balances.append(RouterBalance(self.balance_weight, real_B1.expand_as(targets_BL), self.record_routing))
         return self.balances[-1]

@@ -1,4 +1,4 @@
-"""Parts and their chunks: what a part may say, and the checksums of a chunk."""
+"""Parts and their chunks: the values that a part may have, and the checksums of a chunk."""
 
 import json
 import zlib

@@ -1,4 +1,4 @@
-"""JSON from a stranger: what is refused, and the words for it."""
+"""JSON from a stranger: the documents that are refused, and the messages."""
 
 import pytest
 

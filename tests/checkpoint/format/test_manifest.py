@@ -1,4 +1,4 @@
-"""The manifest: it comes back from its bytes, and what breaks a rule is refused."""
+"""The manifest: it comes back from its bytes, and a manifest that breaks a rule is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,10 @@ Document = dict[str, Any]
         (lambda m: m["tensors"]["model.norm.weight"].update(shape=[2**40, 2**40]), "is refused"),
         (lambda m: m["tensors"]["model.norm.weight"].update(shape=[31]), "model.norm.weight"),
         (lambda m: m["tensors"]["model.norm.weight"].update(layer=1.5), "layer must be an integer"),
-        (lambda m: m["tensors"]["model.norm.weight"]["slots"].update(weight="F33"), "Unknown dtype 'F33'"),
+        (
+            lambda m: m["tensors"]["model.norm.weight"]["slots"].update(weight="F33"),
+            "manifest.json: model.norm.weight: slot weight has the unknown dtype 'F33'",
+        ),
         (lambda m: m["tensors"]["model.norm.weight"]["slots"].update(weight="BF16"), "take 64|elements"),
         (lambda m: m["tensors"]["model.norm.weight"]["slots"].pop("weight"), "no slot 'weight'"),
         (

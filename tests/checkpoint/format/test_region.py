@@ -30,7 +30,7 @@ def positions(region: Region, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @given(region_pairs())
-def test_regions_share_what_their_elements_share(case: tuple[tuple[int, ...], Region, Region]) -> None:
+def test_regions_share_the_elements_that_are_in_both(case: tuple[tuple[int, ...], Region, Region]) -> None:
     shape, source, target = case
     here, there = positions(source, shape), positions(target, shape)
     into = np.full(len(there), -1)

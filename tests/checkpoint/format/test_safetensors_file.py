@@ -1,4 +1,4 @@
-"""Headers of safetensors files: what a file may say about itself, and how ours are laid out."""
+"""Headers of safetensors files: those that are accepted, and the layout of ours."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def entry(begin: int = 0, end: int = 4, dtype: str = "F32", shape: object = (1,)
         (header({"a": entry(shape=(2**31, 2**31, 2**31))}, b"1234"), "takes"),
         (header({"a": entry(shape=(1,) * 9)}, b"1234"), "9 dims"),
         (header({"a": entry(shape=(-1, -1))}, b"1234"), "shape must be an integer"),
-        (header({"a": entry(dtype="OBJECT")}, b"1234"), "Unknown dtype 'OBJECT'"),
+        (header({"a": entry(dtype="OBJECT")}, b"1234"), "has the unknown dtype 'OBJECT'"),
         (header({"a": entry() | {"code": "x"}}, b"1234"), "unknown key 'code'"),
         (header({"a": {"dtype": "F32"}}, b"1234"), "lacks 'shape'"),
         (header({"__metadata__": {"x": 1}}), "strings to strings"),

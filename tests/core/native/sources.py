@@ -33,9 +33,9 @@ def small_source(folder: Path, name: str = "small", number: int = 42) -> NativeS
 def plant(folder: LibraryFolder, stem: str, workshop: Path) -> None:
     """Puts another library with a true record under a library's name: its `answer()` returns 666."""
     workshop.mkdir()
-    aside = folder.path / "aside"
-    aside.mkdir()
-    folder.add(stem, build_library(small_source(workshop, "evil", 666), MACHINE, aside, quiet))
+    built = folder.path / "built"
+    built.mkdir()
+    folder.add(stem, build_library(small_source(workshop, "evil", 666), MACHINE, built, quiet))
 
 
 def plant_bytes(folder: LibraryFolder, stem: str, data: bytes) -> None:

@@ -82,7 +82,7 @@ def test_another_compiler_than_the_one_that_refused_a_unit_builds_again(
     assert newer.runs() == []
 
 
-def test_what_a_unit_needs_of_another_and_does_not_get_is_an_error_of_the_build(
+def test_a_function_that_no_unit_defines_is_an_error_of_the_build(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = small_source(tmp_path)

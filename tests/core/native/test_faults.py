@@ -43,8 +43,28 @@ def answer(source: NativeSource) -> int:
     return int(library.library.answer())
 
 
-def test_what_the_fixture_plants_is_loaded_where_nothing_is_wrong(source: NativeSource, planted: LibraryFolder) -> None:
+def test_the_planted_library_is_loaded_where_nothing_is_wrong(source: NativeSource, planted: LibraryFolder) -> None:
     assert answer(source) == 666
+
+
+def test_a_file_that_cannot_be_read_does_not_stay_open(
+    stem: str, planted: LibraryFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def fail(fd: int) -> bytes:
+        opened.append(fd)
+        if len(opened) == 2:  # the library, after its record
+            raise OSError(errno.EIO, "Input/output error")
+        return read(fd)
+
+    read = library_folder._read
+    monkeypatch.setattr(library_folder, "_read", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        planted.record(stem)
+    assert len(opened) == 2
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[1])
 
 
 def truncate(path: Path) -> None:

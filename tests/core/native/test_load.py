@@ -30,7 +30,7 @@ def test_a_library_is_built_then_taken_from_the_cache(tmp_path: Path, compiler: 
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".json", ".so"]  # "": the lock
 
 
-def test_what_decides_the_library_decides_its_name(tmp_path: Path) -> None:
+def test_a_library_is_named_by_its_source_flags_and_machine(tmp_path: Path) -> None:
     source = small_source(tmp_path)
     scalar, twice = source.units
     stems = {source.stem("x86_64"), source.stem("aarch64")}
@@ -73,7 +73,7 @@ def test_a_unit_that_the_compiler_refuses_is_left_out(
     assert "cannot compile odd of small, which is left out" in caplog.text
     compiler.runs()
     assert load_library(source) is not None
-    assert compiler.compiled() == []  # until there is another compiler, nobody asks this one again
+    assert compiler.compiled() == []  # until there is another compiler, this one is not asked again
 
 
 def test_without_its_base_there_is_no_library(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
