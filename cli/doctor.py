@@ -1,4 +1,4 @@
-"""`tk doctor`: a report on this machine's hardware, limits and software, with remedies for what is missing."""
+"""`tk doctor`: a report on this machine's hardware, limits and software, with remedies for missing parts."""
 
 from dataclasses import asdict
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""`tk eval`: the perplexity of text under a checkpoint, and what a dtype changes of it."""
+"""`tk eval`: the perplexity of text under a checkpoint, and how a dtype changes it."""
 
 from itertools import product
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The report of `tk eval`: one measurement in lines, several as a table of what each dtype changes."""
+"""The report of `tk eval`: one measurement in lines, several as a table with the change by each dtype."""
 
 import math
 from dataclasses import asdict, dataclass

@@ -61,7 +61,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
         "diff": CommandEntry("tk.cli.diff:diff", "Compare the tensors of two checkpoints."),
         "serve": CommandEntry("tk.cli.serve:serve", "Serve a checkpoint over gRPC."),
         "generate": CommandEntry("tk.cli.generate:generate", "Continue a prompt, from a server or a checkpoint."),
-        "eval": CommandEntry("tk.cli.eval:evaluate", "Measure the perplexity of text, and what a dtype changes."),
+        "eval": CommandEntry("tk.cli.eval:evaluate", "Measure the perplexity of text, and how a dtype changes it."),
     }
 )
 

@@ -142,7 +142,9 @@ class Engine:
             if self._closing:
                 raise Cancelled("The engine is closed.")
             if request.request_id in self._live:
-                raise InvalidRequest(f"Request id {request.request_id!r} is live already.", field="request_id")
+                raise InvalidRequest(
+                    f"Request id {request.request_id!r} is live already; choose another.", field="request_id"
+                )
             self._scheduler.add(live.sequences, time.monotonic())
             self._live[request.request_id] = live
         self._workers.wake()
@@ -219,7 +221,7 @@ class Engine:
             self._end(end)
 
     def _measure_steps(self) -> None:
-        """Measures the duration of steps of different sizes; the first one pays for what workers do only once."""
+        """Measures the duration of steps of different sizes; the first one includes work that is done only once."""
         limits, block_size = self._scheduler.limits, self.memory.block_size
         chunks = warm_up_chunks(limits, self.memory.num_blocks, block_size)
         measured = []
@@ -279,7 +281,7 @@ class Engine:
         return True
 
     def _take(self, step: StepInFlight) -> None:
-        """Waits for the results of a step and sends its events. Rows of what has ended meanwhile are dropped."""
+        """Waits for the results of a step and sends its events. Rows of ended sequences are dropped."""
         result = self._workers.receive(self.options.step_timeout)
         with self._lock:
             self._scheduler.observe(step.chunks, (now := time.monotonic()) - self._begun)

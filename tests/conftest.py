@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keeps what all tests import from the searches for garbage, as `lasting_imports` does."""
+    """Keeps the modules that all tests import from the searches for garbage, as `lasting_imports` does."""
     gc.collect()
     gc.freeze()
 

@@ -129,7 +129,7 @@ def _serve_forks() -> None:
     """Runs the fork server: forks a rank, or ends one and answers with its exit code; at the end of input, ends all."""
     import_module("tk.train.run.trainer")
     import_module("tk.tests.model.architectures")
-    gc.freeze()  # what was imported stays: ranks, which collect garbage after each job, need not look at it
+    gc.freeze()  # imported modules stay: ranks, which collect garbage after each job, need not look at it
     assert len(os.listdir("/proc/self/task")) == 1, "a forked process lacks its parent's other threads"
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # stdout carries answers, so tests print to stderr

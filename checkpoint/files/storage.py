@@ -36,15 +36,17 @@ def open_read(path: Path) -> int:
         except OSError:
             if stat.S_ISREG(os.lstat(path).st_mode):
                 raise
-            raise CheckpointError(
-                f"{path} must be a regular file and is not a regular file; links are refused."
-            ) from None
+            raise _not_regular(path) from None
     if fd is None:
         raise ShardMissing(f"{path} is missing.")
     with error_context(path, "looked at"), _closing_on_error(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise CheckpointError(f"{path} must be a regular file and is not a regular file.")
+            raise _not_regular(path)
     return fd
+
+
+def _not_regular(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} is a link, folder or device, not a regular file. Put the file itself there.")
 
 
 def open_new(path: Path) -> int:

@@ -34,4 +34,7 @@ def check_sizes(folder: Path, parts: Mapping[str, Part]) -> None:
             with storage.reading(real_path(folder, name)) as fd:
                 size = storage.file_size(fd)
             if size != known.size:
-                raise ShardCorrupt(f"{folder / name} has {size} bytes; {known.size} were written.")
+                raise ShardCorrupt(
+                    f"{folder / name} has {size} bytes; {known.size} were written. Restore the file, or use another "
+                    "step."
+                )

@@ -71,7 +71,7 @@ class Checkpoint:
         """Opens a step folder and checks COMMIT, manifest, parts, sizes and chunks; tensor data is not read.
 
         Raises:
-            DamagedCheckpoint: the content is not what a save wrote.
+            DamagedCheckpoint: the content differs from that of every save.
             CheckpointError: the step is whole, but its number is not that of its name, or a newer tk wrote it.
             StorageError: a file cannot be opened or read.
         """

@@ -40,7 +40,7 @@ class StepFolder:
         """Opens a step, and checks COMMIT and manifest.
 
         Raises:
-            DamagedCheckpoint: the content is not what a save wrote.
+            DamagedCheckpoint: the content differs from that of every save.
             CheckpointError: the step is whole, but its number is not that of its name, or a newer tk wrote it.
             StorageError: a file cannot be opened or read.
         """

@@ -59,8 +59,8 @@ def build_into(folder: LibraryFolder, source: NativeSource, machine: str, on_pro
     """
     for leftover in folder.path.glob(f"{_BUILDING}*"):  # of processes that died while they held the lock
         shutil.rmtree(leftover, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=folder.path, ignore_cleanup_errors=True) as aside:
-        folder.add(source.stem(machine), build_library(source, machine, Path(aside), on_progress))
+    with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=folder.path, ignore_cleanup_errors=True) as workshop:
+        folder.add(source.stem(machine), build_library(source, machine, Path(workshop), on_progress))
 
 
 def _load_prebuilt(source: NativeSource, stem: str) -> LoadedLibrary | None:

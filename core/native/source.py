@@ -18,9 +18,10 @@ COMMON_FLAGS: Final = (
     "-pthread",
     "-w",
 )
-# -O3: without it `ziglang` compiles its runtime for debugging, for half a minute. -z defs: what is missing is said now.
+# -O3: without it `ziglang` compiles its runtime for debugging, for half a minute.
+# -z defs: the linker, not a later load, reports functions that are missing.
 LINK_FLAGS: Final = ("-O3", "-shared", "-Wl,-z,defs", "-pthread", "-lm")
-_FORMAT: Final = 1  # of the cache; another number leaves all older libraries aside
+_FORMAT: Final = 1  # of the cache; with another number no older library is used
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def open_folder(path: Path, owners: frozenset[int]) -> int:
 def open_file(path: Path, folder_fd: int, owners: frozenset[int]) -> int:
     """Opens a regular file, which is in an open folder, for reading.
 
-    What the descriptor reads stays the file that was checked, whatever happens to the name.
+    The descriptor reads the file that was checked, whatever happens to the name.
 
     Raises:
         Untrusted: it is a link or no file, belongs to another user, or may be written by others.

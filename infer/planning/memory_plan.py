@@ -165,7 +165,7 @@ def _num_blocks(options: EngineOptions, room_beside_weights: int, block_bytes: i
     if num_blocks < 1:
         raise ConfigError(
             f"{format_bytes(memory)} for the KV cache of a rank is too little: two blocks of {options.block_size} "
-            f"tokens take {format_bytes(2 * block_bytes)}. Give kv_memory more, or take a smaller model or block_size."
+            f"tokens take {format_bytes(2 * block_bytes)}. Raise kv_memory, or choose a smaller model or block_size."
         )
     return int(num_blocks)
 
@@ -175,8 +175,8 @@ def _check_room(plan: MemoryPlan, room: _Room) -> None:
     if needed > room.num_bytes:
         raise ConfigError(
             f"Weights ({format_bytes(plan.weight_bytes)}) and KV cache ({format_bytes(plan.kv_bytes)}) of a rank take "
-            f"{format_bytes(needed)}, and {room.place} has {format_bytes(room.num_bytes)} free. Give kv_memory or "
-            "kv_blocks less, or take a smaller model."
+            f"{format_bytes(needed)}, and {room.place} has {format_bytes(room.num_bytes)} free. Lower kv_memory or "
+            "kv_blocks, or choose a smaller model."
         )
 
 

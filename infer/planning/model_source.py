@@ -33,8 +33,8 @@ class ModelSource:
     def open(options: EngineOptions) -> "ModelSource":
         """Opens the checkpoint, of which it reads the metadata and checks the small files that were saved with it.
 
-        The workers check every byte of the weights as they load them; what nothing serves, such as optimizer states, is
-        left to `tk verify`.
+        The workers check every byte of the weights as they load them. `tk verify` checks data that nothing serves, such
+        as optimizer states.
 
         Raises:
             CheckpointError, ConfigError, ParallelError: see `Engine.start`.

@@ -1,1 +1,1 @@
-"""What a request asks for and what it gets: sampling parameters, events, completions."""
+"""The content of requests and of their answers: sampling parameters, events, completions."""

@@ -70,7 +70,7 @@ def check_length(num_tokens: int, max_model_len: int) -> None:
         PromptTooLong: the prompt is as long as the longest sequence, or longer.
     """
     if not num_tokens:
-        raise InvalidRequest("The prompt has no tokens; one is the least that can be continued.", field="prompt")
+        raise InvalidRequest("The prompt has no tokens; it must have at least one.", field="prompt")
     if num_tokens >= max_model_len:
         raise PromptTooLong(
             f"The prompt has {num_tokens} tokens, and sequences have at most max_model_len = {max_model_len}, new "

@@ -1,1 +1,1 @@
-"""The policy of every step: which sequences run, on which blocks, and what the ranks compute. Plain Python."""
+"""The policy of every step: which sequences run, on which blocks, and the work of the ranks. Plain Python."""

@@ -1,4 +1,4 @@
-"""The engine's half of the persistent batch: it gives running sequences slots and writes what changed in each step."""
+"""The engine's half of the persistent batch: it gives running sequences slots and writes the changes of each step."""
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence

@@ -26,7 +26,7 @@ class StepInFlight:
 
     Attributes:
         message: its encoded message.
-        chunks: what it computes.
+        chunks: the chunks that it computes.
         rows: its rows of logits, in the order of its results.
     """
 

@@ -39,7 +39,7 @@ _HEADER_BYTES: Final = 4 * len(_SECTIONS)
 
 @dataclass(frozen=True, slots=True)
 class StepMessage:
-    """What a step computes and what changed before it. Entries of `opened` have their lists end to end, in its order.
+    """The work of a step and the changes before it. Entries of `opened` have their lists end to end, in its order.
 
     Attributes:
         spans: per sequence its slot, first position, number of tokens, whether `tokens` holds them (1, or 0: the step
@@ -48,7 +48,7 @@ class StepMessage:
         tokens: the given tokens of the spans, end to end: int32.
         blocks: the new blocks of the spans, end to end: int32.
         opened: slots that begin anew, with an empty table: OPENED.
-        bias_token, bias_value: token ids and what is added to their logits: int32, float32.
+        bias_token, bias_value: token ids, and the numbers that are added to their logits: int32, float32.
         banned: token ids that are banned until the new token `min_new_tokens`: int32.
         counts: token ids under penalties and their occurrences in the output so far: int32 [.., 2].
         scored: further rows of logits, in order: the packed token, the token id to score, the number of alternatives

@@ -1,6 +1,6 @@
 """The steps that an engine measures before its first request, to know the cost of steps.
 
-They compute tokens that belong to nobody, in blocks that nobody holds: what they leave there is overwritten.
+They compute tokens of no request, in blocks that no request holds: later steps overwrite the values there.
 """
 
 from typing import Final

@@ -2,7 +2,7 @@
 
 TkError
 |- RequestError
-|  |- NotBuilt            UNIMPLEMENTED        a field or call that this version knows and cannot carry out
+|  |- NotBuilt            UNIMPLEMENTED        a field or call that this version knows and does not implement
 |  |- UnknownModel        NOT_FOUND            a request for another model than the served one
 |  |- DuplicateRequest    ALREADY_EXISTS       a request id that is in use
 |  |- RoleMissing         PERMISSION_DENIED    a request that needs a role which the caller lacks
@@ -14,7 +14,7 @@ from ...core.errors import RequestError, TkError
 
 
 class NotBuilt(RequestError):
-    """A field or a call that this version knows and cannot carry out."""
+    """A field or a call that this version knows and does not implement."""
 
     grpc_status = "UNIMPLEMENTED"
 

@@ -10,7 +10,7 @@ from ...proto.v1 import generation_pb2 as pb
 from ..requests.events import ModelInfo
 from .errors import NotBuilt, RoleMissing, UnknownModel
 
-# The fields of the wire that this version knows and cannot carry out.
+# The fields of the wire that this version knows and does not implement.
 NOT_BUILT: Final = ("chat", "sampling.json_schema", "sampling.regex", "cache.bypass", "cache.salt")
 
 
@@ -19,14 +19,14 @@ def check_request(request: pb.GenerateRequest, info: ModelInfo) -> None:
 
     Raises:
         InvalidRequest: a field is unknown, or the prompt is missing.
-        NotBuilt: a field is set that this version cannot carry out.
+        NotBuilt: a field is set that this version does not implement.
         UnknownModel: the request is for another model.
         RoleMissing: the priority needs another role.
     """
     refuse_unknown_fields(request)
     for path in NOT_BUILT:
         if _is_set(request, path):
-            raise NotBuilt(f"{path} is set, which this version of tk knows and cannot carry out yet; leave it unset.")
+            raise NotBuilt(f"{path} is set, and this version of tk does not implement it yet; leave it unset.")
     if request.model and request.model != info.name:
         raise UnknownModel(f"Model {request.model!r} is not served here; leave it empty or ask for {info.name!r}.")
     if request.priority > 0:

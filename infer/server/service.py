@@ -62,7 +62,7 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
         async with answered(context):
-            raise NotBuilt("Score is known to this version of tk and not built yet.")
+            raise NotBuilt("This version of tk does not implement Score yet.")
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenIds:
         async with answered(context):

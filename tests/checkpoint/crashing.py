@@ -1,4 +1,4 @@
-"""Small jobs that are interrupted everywhere, and what must be true afterwards: shared by the crash tests."""
+"""Small jobs that are interrupted everywhere, and the checks afterwards: shared by the crash tests."""
 
 import re
 import shutil
@@ -85,9 +85,9 @@ class Scenario:
     """Something that may be interrupted anywhere.
 
     Attributes:
-        prepare: makes what is in a folder before.
+        prepare: makes the content of a folder before.
         run: the job itself in that folder; reports numbers as they become true for good.
-        check: what must hold in the folder, given the last number reported (0: none).
+        check: asserts the state of the folder, given the last number reported (0: none).
     """
 
     prepare: Callable[[Path], None]
@@ -96,7 +96,7 @@ class Scenario:
 
 
 def _prepare_run(folder: Path) -> None:
-    """One good step, and what a killed save and a killed pruning left."""
+    """One good step, and the leftovers of a killed save and of a killed pruning."""
     run = folder / "run"
     save(run, range(1, 2))
     for name in ("step-00000002.tmp-dead", "step-00000000.trash-dead"):
@@ -131,7 +131,7 @@ def _run_fork(folder: Path, report: Report) -> None:
 
 
 def _check_fork(folder: Path, done: int) -> None:
-    """Every step is whole, in the run or in the fork; what is in the fork is newer than what is in the run."""
+    """Every step is whole, in the run or in the fork; steps in the fork are newer than those in the run."""
     kept = [path for _, path in RunFolder(folder / "run").steps()]
     forked = sorted(folder.glob("run/forked-*/step-*"))
     names = [path.name for path in kept] + [path.name for path in forked if path.name != kept[-1].name]

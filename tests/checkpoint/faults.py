@@ -1,7 +1,7 @@
 """Faults at each operation of a save: the process is killed, the disk is full, the power is cut.
 
 All checkpoint I/O goes through the modules of `checkpoint/files` in MODULES; their operations are replaced here, one by
-one, by ones that are counted, that fail, or that are remembered together with what a disk would have kept of them.
+one, by ones that are counted, that fail, or that are remembered together with the data that a disk would have kept.
 """
 
 import os
@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeAlias
 from tk.checkpoint.files import disk_facts, folders, locks, lookup, small_files, storage
 
 MODULES = (storage, folders, lookup, small_files, disk_facts)
-# What changes a disk, and what only looks or is made of these. A test holds that every function is in one of the lists.
+# The operations that change a disk, and those that only look or are made of these. A test holds that every function is
+# in one of the lists.
 CHANGES = (
     "open_new", "open_again", "pwrite", "fsync", "fsync_dir", "rename", "exchange", "link", "make_dir", "remove_file",
     "remove_dir",
@@ -120,7 +121,7 @@ class _Stand:
 
 @dataclass
 class File:
-    """A file's contents since it was last durable: [0] is what surely survives, [-1] what a reader sees."""
+    """A file's contents since it was last durable: [0] surely survives, [-1] is the one that a reader sees."""
 
     states: list[bytes]
 
@@ -137,14 +138,14 @@ class Folder:
         self.states.append({name: node for name, node in changed.items() if node is not None})
 
 
-Survives: TypeAlias = Literal["only what was synced", "all names", "anything", "everything"]
+Survives: TypeAlias = Literal["only synced data", "all names", "anything", "everything"]
 
 
 class Disk:
     """A disk beneath `root`, which remembers the operations that pass by and can be cut off after each.
 
-    Renames within a folder are atomic, as on every journalling file system. What was not fsynced, a file's content and
-    a folder's entries separately, may survive or not.
+    Renames within a folder are atomic, as on every journalling file system. Data that was not fsynced, a file's content
+    and a folder's entries separately, may survive or not.
 
     Args:
         lies: which operations are reported as done and are not.
@@ -181,7 +182,7 @@ class Disk:
             yield
 
     def write_to(self, target: Path, survives: Survives, rng: random.Random) -> None:
-        """Makes `target` what is found under `root` after a power cut now."""
+        """Fills `target` with the state of `root` after a power cut now."""
         target.mkdir()
         _write_tree(self.root, target, survives, rng)
 

@@ -1,4 +1,4 @@
-"""What loading takes at its peak, as the kernel counts it: `python peak_memory.py FOLDER`, a line for each broken step.
+"""The peak memory of loading, as the kernel counts it: `python peak_memory.py FOLDER`, a line for each broken step.
 
 Every step is loaded by a forked child of one warmed-up process, so that the peaks of children differ only by what
 loading makes them allocate. Small steps are the corpus of broken checkpoints, large ones have files of 16 MiB.

@@ -13,11 +13,11 @@ def tree(folder: Path) -> dict[bytes, object]:
     for path, inner, files in os.walk(os.fsencode(folder)):
         for name in inner + files:
             each = os.path.join(path, name)
-            what: object = os.readlink(each) if os.path.islink(each) else os.lstat(each).st_mode
+            content: object = os.readlink(each) if os.path.islink(each) else os.lstat(each).st_mode
             if os.path.isfile(each) and not os.path.islink(each):
                 with open(each, "rb") as file:
-                    what = (what, file.read())
-            found[each] = what
+                    content = (content, file.read())
+            found[each] = content
     return found
 
 

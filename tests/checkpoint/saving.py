@@ -59,7 +59,7 @@ LLAMA_CONFIG = {
 
 
 def mixed_table(tied: bool = True) -> tuple[TensorSpec, ...]:
-    """Four layers, each with what is hard in another architecture, between two ends of a vocabulary that no tp divides.
+    """Four layers, each as hard as those of another architecture, between two ends of a vocabulary that no tp divides.
 
     Fewer kv heads than tp = 4 and 8 and fused rows (Llama), experts and their router (Mixtral), three column boxes a
     rank in one transposed tensor, and biases (GPT-2), a scalar.

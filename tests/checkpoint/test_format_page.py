@@ -56,7 +56,7 @@ HELD = {
         "hugging_face_values:every_dtype_and_empty_tensors_come_through",
         "hugging_face_values:an_empty_name_and_an_empty_file_are_refused",
     ],
-    "`master` is the fp32 value": ["plan:what_a_dtype_change_takes_from_where"],
+    "`master` is the fp32 value": ["plan:a_change_of_dtype_casts_from_the_master_or_the_weight"],
     "A weight that is read": [
         "plan:a_read_in_fp32_takes_the_master",
         "diff:other_dtypes_are_compared_in_fp32",
@@ -185,7 +185,7 @@ HELD = {
 
 
 def statements(page: str) -> list[str]:
-    """The page's sentences, list items and table rows; headings and what only opens a table are left out."""
+    """The page's sentences, list items and table rows; headings and lines that only open a table are left out."""
     found: list[str] = []
     for block in re.split(r"\n\s*\n|\n(?=- |\||#)|(?<=\|)\n", page):
         text = " ".join(block.removeprefix("- ").split())

@@ -1,4 +1,4 @@
-"""Any layout to any layout, bit for bit: what every rank reads, and what a reshard writes."""
+"""Any layout to any layout, bit for bit: the reads of every rank, and the files of a reshard."""
 
 from collections.abc import Callable
 from functools import cache
@@ -53,7 +53,7 @@ def label(layout: Layout) -> str:
     return f"{words}of{layout.shard_size}" if layout.shard_size else words
 
 
-# What `make test` reads from: every size of tp and pp, ZeRO stage and sharding is there.
+# The layouts that `make test` reads from: every size of tp and pp, ZeRO stage and sharding is there.
 CHOSEN = [LAYOUTS[index] for index in (5, 13, 18, 21, 25)]
 
 

@@ -63,7 +63,7 @@ def test_damage_in_one_part_is_met_by_those_who_open_it(step: Path) -> None:
 
 
 def test_twice_as_many_tensors_take_twice_the_work(tmp_path: Path) -> None:
-    """Opening a Hugging Face folder, planning its export, making it, opening what was made: none grows faster."""
+    """Opening a Hugging Face folder, planning its export, making it, opening the result: none grows faster."""
 
     def calls(num_tensors: int) -> list[int]:
         folder = tmp_path / str(num_tensors)

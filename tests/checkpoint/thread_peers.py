@@ -14,16 +14,16 @@ PATIENCE = 60.0  # seconds
 
 
 def together(size: int, load: Callable[[Peers], T]) -> list[T | Exception]:
-    """Calls `load` on that many ranks at once; what each returned or raised."""
+    """Calls `load` on that many ranks at once; returns each one's result or error."""
     meeting, said = threading.Barrier(size, timeout=PATIENCE), [b""] * size
 
     def rank(index: int) -> T | Exception:
         def gather(mine: bytes) -> list[bytes]:
             said[index] = mine
             meeting.wait()
-            everybody = list(said)
+            all_said = list(said)
             meeting.wait()
-            return everybody
+            return all_said
 
         try:
             return load(Peers(index, size, gather))
@@ -50,7 +50,7 @@ class Reads:
 
 @contextmanager
 def counted_reads() -> Iterator[Reads]:
-    """Counts what is read through checkpoint/files/storage.py."""
+    """Counts the bytes read through checkpoint/files/storage.py."""
     reads = Reads()
     with watched(reads, ("pread",)):
         yield reads

@@ -60,7 +60,7 @@ def shown_facts() -> dict[str, dict[str, str]]:
     return {fact["name"]: fact for fact in json.loads(shown.stdout)["facts"]}
 
 
-def test_it_shows_native_code_and_what_the_cpu_lacks_for_it(source: NativeSource, tmp_path: Path) -> None:
+def test_it_shows_native_code_and_the_features_that_the_cpu_lacks_for_it(source: NativeSource, tmp_path: Path) -> None:
     cache = tmp_path / "cache" / "tk" / "native"
     before = shown_facts()
     assert before["native small"]["value"] == "not built yet: the first use builds it"
@@ -79,7 +79,9 @@ def test_it_shows_native_code_and_what_the_cpu_lacks_for_it(source: NativeSource
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag is one of x86 compilers")
-def test_it_names_what_the_cpu_lacks_for_a_unit(source: NativeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_names_the_features_that_the_cpu_lacks_for_a_unit(
+    source: NativeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scalar, twice, _ = source.units
     wide = replace(source, units=(scalar, replace(twice, flags=(*twice.flags, "-msse2"))))
     monkeypatch.setattr(native_sources, "native_sources", lambda: (wide,))

@@ -1,4 +1,4 @@
-"""`tk train` up to the start of its ranks: what is refused, planned, passed on and cleaned up."""
+"""`tk train` up to the start of its ranks: refusals, plans, arguments and clean-up."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sampling parameters that all differ from their defaults, for tests of what carries them."""
+"""Sampling parameters that all differ from their defaults, for tests of the objects that carry them."""
 
 from tk.infer.requests.sampling_params import SamplingParams
 

@@ -40,13 +40,13 @@ def test_greedy_equals_transformers_alone_and_in_company(
 ) -> None:
     expected = _expected(ENTRIES[name].make(tmp_path))
     runner = make_runner(tmp_path, "fp32", "fp32", 100)
-    everybody = range(len(PROMPTS))
-    alone = [History(runner, 100, 512, PROMPTS, NUM_NEW).run([i]) for i in everybody]
+    every_prompt = range(len(PROMPTS))
+    alone = [History(runner, 100, 512, PROMPTS, NUM_NEW).run([i]) for i in every_prompt]
     assert [history.tokens[i] for i, history in enumerate(alone)] == expected
     for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
-        together = History(runner, num_blocks, budget, PROMPTS, NUM_NEW).run(everybody)
+        together = History(runner, num_blocks, budget, PROMPTS, NUM_NEW).run(every_prompt)
         assert (together.preemptions > 0) == (num_blocks == 8)
-        for i in everybody:
+        for i in every_prompt:
             assert torch.equal(torch.stack(together.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
 
 

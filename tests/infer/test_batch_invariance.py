@@ -36,12 +36,12 @@ def test_logits_are_bit_equal(
     try:
         runner = make_runner(name, dtype, kv_dtype, 100)
         # Threads that a busy machine keeps waiting are slow: fewer of everything.
-        everybody, num_new = (range(len(PROMPTS)), NUM_NEW) if threads == 1 else (range(1, 3), 5)
-        alone = {i: History(runner, 100, 512, PROMPTS, num_new).run([i]).logits[i] for i in everybody}
+        every_prompt, num_new = (range(len(PROMPTS)), NUM_NEW) if threads == 1 else (range(1, 3), 5)
+        alone = {i: History(runner, 100, 512, PROMPTS, num_new).run([i]).logits[i] for i in every_prompt}
         for num_blocks, budget in ((100, 512), (100, 40), (23, 64)):
-            together = History(runner, num_blocks, budget, PROMPTS, num_new).run(everybody)
+            together = History(runner, num_blocks, budget, PROMPTS, num_new).run(every_prompt)
             assert (together.preemptions > 0) == (num_blocks == 23 and threads == 1)
-            for i in everybody:
+            for i in every_prompt:
                 assert len(together.logits[i]) == num_new
                 for step, (one, other) in enumerate(zip(alone[i], together.logits[i], strict=True)):
                     assert torch.equal(one, other), (

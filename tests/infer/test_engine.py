@@ -235,7 +235,7 @@ def test_a_passed_deadline_ends_a_request(llm: LLM) -> None:
         (tuple([1] * 640), {}, "prompt"),
     ],
 )
-def test_what_can_never_be_served_is_refused_at_once(
+def test_a_request_that_can_never_be_served_is_refused_at_once(
     llm: LLM, prompt: tuple[int, ...], params: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as error:
@@ -305,7 +305,7 @@ def test_options_that_do_not_fit_are_refused_before_any_process(
         Engine.start(EngineOptions(model_folder("grouped"), **options))
 
 
-def test_the_plan_is_told_before_anything_is_started(model_folder: Callable[[str], Path]) -> None:
+def test_the_plan_is_reported_before_anything_is_started(model_folder: Callable[[str], Path]) -> None:
     class Enough(Exception):
         pass
 

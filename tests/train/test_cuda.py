@@ -42,6 +42,6 @@ def test_cuda_and_cpu_train_alike_in_fp32(
     assert len(cuda) == len(cpu) == 20
     assert [line["loss"] for line in cuda] == pytest.approx([line["loss"] for line in cpu], rel=1e-4)
     assert [line["grad_norm"] for line in cuda] == pytest.approx([line["grad_norm"] for line in cpu], rel=1e-3)
-    # What torch holds of a tiny model on the GPU, not the hundreds of megabytes of a process.
+    # The memory that torch holds for a tiny model on the GPU, not the hundreds of megabytes of a process.
     assert max(line["memory_bytes"] for line in cuda) < 100 << 20 < min(line["memory_bytes"] for line in cpu)
     assert Checkpoint.open(tmp_path / "cuda").step == 20

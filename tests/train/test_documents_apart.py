@@ -38,7 +38,7 @@ def _decoder(name: str) -> Decoder:
 def _batch() -> MicroBatch:
     random = np.random.default_rng(1)
     inputs, targets = (random.integers(0, VOCAB, (2, LENGTH)) for _ in range(2))
-    targets[0, 26:] = IGNORED  # what fills the first row up
+    targets[0, 26:] = IGNORED  # the filling of the first row
     targets[1, :7] = IGNORED  # a question
     return MicroBatch(inputs, targets, tuple(length for row in DOCUMENTS for length in row))
 

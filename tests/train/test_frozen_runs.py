@@ -35,7 +35,7 @@ def test_frozen_parameters_stay_as_they_are(
         moved = not torch.equal(first.read(name).torch(), last.read(name).torch())
         assert moved != _is_frozen(name), name
         assert ("exp_avg" in tensor.slots) != _is_frozen(name), name
-        if not _is_frozen(name):  # gradients do not depend on what else is trained
+        if not _is_frozen(name):  # gradients do not depend on the other trained parameters
             assert torch.equal(first.read(name, slot="exp_avg").torch(), begun.read(name, slot="exp_avg").torch())
     for number, parallel in enumerate(LAYOUTS):
         config = configure(

@@ -40,7 +40,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2 interleaved dp2 zero3": {"pp": 2, "dp": 2, "zero": 3, "schedule": "interleaved", "num_virtual_stages": 2},
 }
 
-# What `make test` has of them, each size of an axis, option and schedule in one of the two; `tk parity` has more.
+# The part of them in `make test`: each size of an axis, option and schedule is in one of the two; `tk parity` has more.
 TIED = ["tp2 dp2 zero1", "pp2 gpipe dp2 zero2", "pp2 interleaved dp2 zero3"]
 UNTIED = ["tp2 sp dp2 zero2", "tp4 sp, kv heads replicated", "dp4 zero3, hybrid", "pp2 zb dp2 zero3"]
 UNTIED += ["pp2 dp2 zero2, every replica whole"]
@@ -126,7 +126,7 @@ def test_every_architecture_trains_alike(
     options: dict[str, Any] = {"model": model, "train": {"steps": 2, "eval_rows": 2}}
     gradients = str(tmp_path / "gradients.npy")
     expected = run_training(configure("one", **options), gradients=gradients)
-    balanced = model["num_experts_per_tok"] if name in ("mixtral", "qwen3_moe") else 0  # what the routers' loss is then
+    balanced = model["num_experts_per_tok"] if name in ("mixtral", "qwen3_moe") else 0  # the routers' loss then
     assert expected["balance_loss"] == pytest.approx([1.1 * balanced] * 2, rel=0.2)
     lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
     assert [line["balance_loss"] for line in lines if "balance_loss" in line] == [

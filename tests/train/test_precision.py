@@ -38,7 +38,7 @@ def test_the_loss_scale_halves_at_once_and_doubles_after_a_window() -> None:
     again = LossScale.of(scale.options)
     again.restore(scale.state)
     assert again == scale
-    for small in (1.0, 0.25):  # where min_loss_scale allows it, a run goes on with what it had
+    for small in (1.0, 0.25):  # where min_loss_scale allows it, a run goes on with its scale
         again.restore(LossScaleState(small, 3))
         assert (again.value, again.good_steps) == (small, 3)
     fresh = LossScale.of(scale.options)
@@ -97,7 +97,7 @@ def test_fp16_layouts_skip_the_same_steps(rank_pool: RankPool, configure: Config
     assert ModelConfig.from_json(checkpoint.config()).dtype == "float16"
     lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss_scale"] for line in lines if "loss" in line] == expected["scale"]
-    # The scale is part of a checkpoint: what follows step 8 is the same again.
+    # The scale is part of a checkpoint: the steps after step 8 are the same again.
     for path in tmp_path.glob("one/step-00000016*/COMMIT"):
         path.unlink()
     resumed = train(configure("one", **options))

@@ -1,4 +1,4 @@
-"""`tk train` as a process: signals, resume, and what it says when something is wrong."""
+"""`tk train` as a process: signals, resume, and its messages when something is wrong."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def _start(*arguments: str, before: Callable[[], None] | None = None) -> subproc
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """`tk train ARGUMENTS` in this process, which starts the ranks: its exit code and what all wrote on stderr."""
+    """`tk train ARGUMENTS` in this process, which starts the ranks: returns its exit code and the stderr of all."""
 
     def run(*arguments: str) -> tuple[int, str]:
         return main(["train", *arguments]), capfd.readouterr().err

@@ -69,7 +69,10 @@ class PersistentBuffers:
         owner, _, last = name.rpartition(".")
         tensor = self.module.get_submodule(owner)._buffers.get(last)
         if tensor is None:
-            raise ConfigError(f"The buffer {name} is gone: a checkpoint has every tensor that initialize saw.")
+            raise ConfigError(
+                f"The buffer {name} was removed after initialize: a checkpoint has every tensor that the module had "
+                "then. Keep the buffer, or register it with persistent=False before initialize."
+            )
         if tuple(tensor.shape) != shape or not has_format(tensor.dtype) or format_of(tensor.dtype).code != dtype:
             raise ConfigError(
                 f"The buffer {name} was {dtype} {list(shape)} when initialize saw it and is {tensor.dtype} "

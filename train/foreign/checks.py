@@ -99,7 +99,7 @@ def _of_module(name: str, module: nn.Module, dtype: torch.dtype) -> Iterator[str
         yield f"{name} is wrapped in {type(module).__name__}, which exchanges gradients, too. Give the module inside."
     if hasattr(module, "_orig_mod"):
         yield (
-            f"{name} is what torch.compile returned, which calls every tensor _orig_mod.*. Give the module that was "
+            f"{name} is a result of torch.compile, which calls every tensor _orig_mod.*. Give the module that was "
             "compiled, and call its .compile() in place."
         )
     if type(module).get_extra_state is not nn.Module.get_extra_state:

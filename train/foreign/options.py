@@ -45,10 +45,13 @@ def optimizer_section(optimizer: object, steps: int) -> OptimizerSection:
     if not isinstance(optimizer, OptimizerSection):
         raise ConfigError(_no_keys(optimizer))
     if optimizer.schedule != "constant" and not steps:
-        raise ConfigError(f'schedule = "{optimizer.schedule}" ends: initialize(..., steps=N) must say when.')
+        raise ConfigError(
+            f'schedule = "{optimizer.schedule}" needs the number of steps: pass initialize(..., steps=N).'
+        )
     if 0 < steps < optimizer.warmup_steps:
         raise ConfigError(
-            f"warmup_steps = {optimizer.warmup_steps} exceeds steps = {steps}: they would end before lr is reached."
+            f"warmup_steps = {optimizer.warmup_steps} exceeds steps = {steps}: training would end before the rate "
+            "reaches lr."
         )
     return optimizer
 

@@ -10,6 +10,7 @@ from ...core.tensors import Table
 from ..zero.flat_buffers import FlatBuffers
 
 _AFTER = "after initialize, so that it would not be trained and saved as it is. Change the module first."
+_SAME = "Load a checkpoint of the same module."
 _FLOATS = frozenset(dtype.code for dtype in COMPUTE_DTYPES)
 
 
@@ -82,17 +83,20 @@ class ModuleWatch:
         """Raises ShapeMismatch unless a checkpoint has exactly this module's tensors, integers in the same dtype."""
         extra = sorted(checkpoint.tensors.keys() - {spec.name for spec in self.table})
         if extra:
-            raise ShapeMismatch(f"{checkpoint.path} has {extra[0]}, and the module has no tensor of that name.")
+            raise ShapeMismatch(f"{checkpoint.path} has {extra[0]}, which the module lacks. {_SAME}")
         for spec in self.table:
             found = checkpoint.tensors.get(spec.name)
             if spec.alias:
                 continue
             if found is None:
-                raise ShapeMismatch(f"{checkpoint.path} has no tensor {spec.name}, which the module has.")
+                raise ShapeMismatch(f"{checkpoint.path} lacks {spec.name}, which the module has. {_SAME}")
             if tuple(found.shape) != spec.shape:
                 raise ShapeMismatch(
-                    f"{checkpoint.path}: {spec.name} has shape {list(found.shape)}; the module's is {list(spec.shape)}."
+                    f"{checkpoint.path}: {spec.name} has shape {list(found.shape)}; the module's is "
+                    f"{list(spec.shape)}. {_SAME}"
                 )
             code = found.slots["weight"]
             if spec.dtype and code != spec.dtype and not {code, spec.dtype} <= _FLOATS:
-                raise ShapeMismatch(f"{checkpoint.path}: {spec.name} is {code}, and {spec.dtype} in the module.")
+                raise ShapeMismatch(
+                    f"{checkpoint.path}: {spec.name} is {code}, and {spec.dtype} in the module. {_SAME}"
+                )

@@ -45,8 +45,8 @@ class Start(Generic[Loaded]):
             steps = self.run.steps() if self.run else []
             if steps:
                 raise ConfigError(
-                    f"{self.folder} holds step {steps[-1][0]} of an earlier run and --resume never was asked for: use "
-                    "another [checkpoint] dir, or --resume auto."
+                    f"{self.folder} holds step {steps[-1][0]} of an earlier run, which `--resume never` would not "
+                    "continue. Name another [checkpoint] dir, or use `--resume auto`."
                 )
 
     def from_newest(self) -> Loaded | None:
@@ -118,7 +118,7 @@ class Start(Generic[Loaded]):
                 return found.checkpoint.step
             if skipped:
                 raise NotCommitted(
-                    f"{self.folder} has steps and none that can be resumed: {' '.join(skipped.values())} Nothing was "
+                    f"{self.folder} has steps, but none that can be resumed: {' '.join(skipped.values())} Nothing was "
                     "moved. To begin at step 0, name another [checkpoint] dir, or move them away."
                 )
             return -1

@@ -116,7 +116,8 @@ class Snapshot:
                 source = "weight" if slot == "master" and slot not in stored else slot
                 if source not in stored:
                     raise CheckpointError(
-                        f"{checkpoint.path} has no {slot} of {name}: it holds weights only and cannot be resumed."
+                        f"{checkpoint.path} has no {slot} of {name}: it holds weights only and cannot be resumed. To "
+                        "train from its weights, name it in [model] init."
                     )
                 requests.append(ReadRequest(name, shard.piece.box, source, shard.flat))
                 places.append(values)

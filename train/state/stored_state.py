@@ -88,7 +88,10 @@ class ModuleResume:
 
 def _resumable(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if "step" not in data:
-        raise CheckpointError(f"{where} holds weights only: there is nothing to resume.")
+        raise CheckpointError(
+            f"{where} holds weights only: there is nothing to resume. To train from its weights, name it in [model] "
+            "init."
+        )
     return data
 
 

@@ -40,9 +40,9 @@ class FileGather:
         """Returns the bytes of all ranks in rank order; every rank calls it equally often."""
         paths = [Path(f"{self._store}.{self._exchanges}.{rank}") for rank in range(self._size)]
         self._exchanges += 1
-        aside = Path(f"{paths[self._rank]}.part")
-        aside.write_bytes(mine)
-        aside.rename(paths[self._rank])
+        partial = Path(f"{paths[self._rank]}.part")
+        partial.write_bytes(mine)
+        partial.rename(paths[self._rank])
         for path in paths:
             while not path.exists():
                 time.sleep(_POLL)

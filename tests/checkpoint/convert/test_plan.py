@@ -40,7 +40,7 @@ def test_every_byte_passes_once_and_in_order(
     assert prepared.plan.bytes_read == sum(c.nbytes for chunks in checkpoint.chunks.values() for c in chunks)
 
 
-def test_what_a_dtype_change_takes_from_where() -> None:
+def test_a_change_of_dtype_casts_from_the_master_or_the_weight() -> None:
     def slots(
         stored: dict[str, str], dtype: dtypes.DType | None, weights_only: bool = False
     ) -> dict[str, tuple[str, str]]:

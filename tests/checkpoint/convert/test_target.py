@@ -1,4 +1,4 @@
-"""Targets that no tidy example has: what is a user's is never destroyed, and every refusal comes before the copy."""
+"""Targets that no tidy example has: a user's files are never destroyed, and every refusal comes before the copy."""
 
 import os
 import shutil
@@ -67,10 +67,10 @@ def _link_to(target: str) -> Callable[[Path], Path]:
     return make
 
 
-def _beneath(what: str) -> Callable[[Path], Path]:
+def _beneath(name: str) -> Callable[[Path], Path]:
     def make(place: Path) -> Path:
         (place / "link").symlink_to("nowhere")
-        return place / what / "new"
+        return place / name / "new"
 
     return make
 
@@ -118,7 +118,7 @@ def test_refused_before_anything_is_touched(place: Path, name: str, monkeypatch:
 
 
 def test_replacing_breaks_no_hard_link(place: Path) -> None:
-    """A linked export shares its files with what it was made from."""
+    """A linked export shares its files with its source."""
     shutil.rmtree(place / "hf")
     shutil.copytree(place / "tk", place / "hf", copy_function=os.link)
     before = {path: data for path, data in tree(place).items() if b"/hf" not in path}

@@ -59,7 +59,7 @@ def write(path: Path, runs: list[int], watch: Writes) -> int:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.one_of(AWKWARD, st.integers(0, 2 * SMALLEST)), max_size=8))
-def test_any_runs_are_what_the_file_holds(tmp_path_factory: pytest.TempPathFactory, runs: list[int]) -> None:
+def test_the_file_holds_any_runs_that_were_written(tmp_path_factory: pytest.TempPathFactory, runs: list[int]) -> None:
     path = tmp_path_factory.getbasetemp() / "file"
     writes = Writes()
     size = write(path, runs, writes)

@@ -52,7 +52,7 @@ def test_links_and_folders_in_place_of_a_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "dangling", "pipe", "."):
-        with pytest.raises(CheckpointError, match="is not a regular file"):
+        with pytest.raises(CheckpointError, match=r"not a regular file\. Put the file itself there"):
             storage.open_read(tmp_path / name)
     assert not lookup.exists(tmp_path / "dangling")
 
@@ -61,7 +61,7 @@ CONTENT = np.random.default_rng(0).integers(0, 256, 3 * LARGEST, np.uint8).data
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
-def test_a_kernel_that_must_keep_what_is_read_once_reads_it_all_the_same(
+def test_a_kernel_that_must_keep_data_in_its_cache_reads_it_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     real = os.preadv

@@ -40,7 +40,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture
 def run(scratch: Path) -> Path:
-    """Three good steps, a newer one that is damaged, and what dead jobs left."""
+    """Three good steps, a newer one that is damaged, and the leftovers of dead jobs."""
     run = scratch / "run"
     save(run, range(1, 5), keep=0)
     (run / "step-00000004" / "COMMIT").unlink()
@@ -174,6 +174,6 @@ def test_a_step_that_this_user_may_not_read_stops_the_start(run: Path, name: str
                 job(run)
             assert str(shut) in str(raised.value)
         kept = sorted(os.listdir(run))
-        assert [name for name in names if ".t" not in name] == kept, "only what dead jobs left is removed"
+        assert [name for name in names if ".t" not in name] == kept, "only the leftovers of dead jobs are removed"
     finally:
         shut.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Both ways with libraries we did not write: safetensors reads every file, transformers loads what is exported."""
+"""Both ways with libraries we did not write: safetensors reads every file, transformers loads every export."""
 
 import json
 import os
@@ -181,7 +181,7 @@ def test_a_table_must_be_the_folders(tmp_path: Path, folder: Path) -> None:
     for table, message in ((wider, r"should have shape .*64"), (TABLE[:-1], "lm_head.weight, which its arch")):
         with pytest.raises(ShapeMismatch, match=message):
             prepare_reshard(source, tmp_path / "x", Options(Layout(tp=2)), table)
-    with pytest.raises(ConfigError, match="table is needed"):
+    with pytest.raises(ConfigError, match="pass its architecture's table"):
         prepare_reshard(source, tmp_path / "x", Options(Layout(tp=2)))
 
 

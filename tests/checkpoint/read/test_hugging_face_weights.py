@@ -32,7 +32,7 @@ def test_a_single_file_counts_before_an_index(tmp_path: Path) -> None:
     assert torch.equal(found.read(name).torch(), loaded[name])
 
 
-def test_what_an_index_forgets_or_puts_elsewhere(tmp_path: Path) -> None:
+def test_tensors_that_an_index_forgets_or_puts_elsewhere(tmp_path: Path) -> None:
     """transformers reads the files that an index names whole, whatever it says is in them."""
     from transformers import BertConfig, BertModel
 

@@ -41,8 +41,8 @@ def build(name: str, tied: bool | None = None) -> tuple[Any, str]:
 
 
 def load(kind: type[Any], folder: Path) -> tuple[Any, dict[str, Any]]:
-    """As `transformers` loads it, in fp32, and what it complains of: keys missing, unexpected or of other shapes."""
-    torch.manual_seed(7)  # of what is missing
+    """As `transformers` loads it, in fp32, and its complaints: keys missing, unexpected or of other shapes."""
+    torch.manual_seed(7)  # for the missing tensors
     model, info = kind.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     return model.eval(), {key: value for key, value in info.items() if value}
 

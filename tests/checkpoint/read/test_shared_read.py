@@ -71,7 +71,7 @@ def load_together(path: Path, requests: list[list[ReadRequest]]) -> list[Any]:
 
 
 def check(requests: list[ReadRequest], found: Any, table: tuple[TensorSpec, ...], slots: dict[str, str]) -> None:
-    """Bit for bit what was saved."""
+    """Bit for bit as it was saved."""
     assert not isinstance(found, Exception), repr(found)
     specs = {spec.name: spec for spec in table}
     for request, values in zip(requests, found, strict=True):
@@ -114,7 +114,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Layout | None],
 def test_inference_ranks_read_the_weights_once(
     saved: Callable[[Layout | None], Path], source: Layout | None, target: Layout, apart: float
 ) -> None:
-    """`apart`: what they read at least, by the size, if each reads for itself."""
+    """`apart`: the least that they read, by the size, if each reads for itself."""
     path, size = saved(source), target.world_size
     requests = [held(TABLE, target, rank) for rank in range(size)]
     with counted_reads() as reads:

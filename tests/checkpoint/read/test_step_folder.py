@@ -1,4 +1,4 @@
-"""A committed step on disk: what is missing or foreign is named."""
+"""A committed step on disk: missing and foreign files are named."""
 
 from pathlib import Path
 

@@ -42,7 +42,7 @@ def test_pruning_keeps_the_newest_the_milestones_and_bad_steps(tmp_path: Path) -
     assert not list(tmp_path.glob("*.trash-*"))
 
 
-def test_pruning_keeps_steps_in_which_somebody_put_something(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pruning_keeps_steps_that_hold_a_users_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = {"config.json": b"{}"}
     paths = {step: save_step(tmp_path, SMALL, LAYOUT, STATES, step=step, side_files=files) for step in (1, 2, 3, 4)}
     (paths[1] / "notes.txt").write_text("mine")

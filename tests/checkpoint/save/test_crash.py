@@ -1,4 +1,4 @@
-"""Interrupted at every operation: killed, out of space, failing disk, power cut. What was committed stays.
+"""Interrupted at every operation: killed, out of space, failing disk, power cut. Committed steps stay.
 
 `make test` tries every operation or some of them (see `SOME`), `make test-all` every one in each scenario.
 """
@@ -38,7 +38,7 @@ def small_steps_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A folder in memory where there is such: what is tested is the order of operations, not the disk's speed."""
+    """A folder in memory where there is such: the test is about the order of operations, not the disk's speed."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder)
@@ -96,14 +96,14 @@ def _fail(number: int) -> None:
 CUTS = [
     pytest.param(name, survives, stride, marks=marks, id=f"{name}-{survives}-{stride}")
     for stride, marks in ((7, ()), (1, pytest.mark.matrix))
-    for survives in ("only what was synced", "all names", "anything")
+    for survives in ("only synced data", "all names", "anything")
     for name in SCENARIOS
     if (name, survives) != ("fork", "anything")
 ]
 
-# After these operations a cut leaves just what a cut before them does.
+# After these operations a cut leaves the same as a cut before them.
 UNSEEN: dict[Survives, tuple[str, ...]] = {
-    "only what was synced": tuple(name for name in (*CHANGES, "close") if name not in ("fsync", "fsync_dir")),
+    "only synced data": tuple(name for name in (*CHANGES, "close") if name not in ("fsync", "fsync_dir")),
     "all names": ("close", "pwrite"),
     "anything": ("close",),
 }
@@ -117,7 +117,7 @@ def test_power_cut_after_every_operation(scratch: Path, name: str, survives: Sur
 
 
 def cut_everywhere(scratch: Path, scenario: Scenario, survives: Survives, disk: Disk, stride: int = 1) -> None:
-    """Runs a scenario in scratch / "now" and checks what each power cut leaves, or each `stride`-th that differs."""
+    """Runs a scenario in scratch / "now"; checks the state after each `stride`-th power cut that differs."""
     reports: list[tuple[int, int]] = []
     with disk.recording():
         scenario.run(disk.base, lambda number: reports.append((len(disk.log), number)))
@@ -146,11 +146,11 @@ def cut_everywhere(scratch: Path, scenario: Scenario, survives: Survives, disk: 
     ("operation", "of", "survives"),
     [
         ("fsync", "", "all names"),
-        ("fsync_dir", "", "only what was synced"),
-        ("fsync_dir", "run", "only what was synced"),
+        ("fsync_dir", "", "only synced data"),
+        ("fsync_dir", "run", "only synced data"),
         ("fsync_dir", "run", "anything"),
-        ("fsync_dir", "parts", "only what was synced"),
-        ("fsync_dir", "tmp-", "only what was synced"),
+        ("fsync_dir", "parts", "only synced data"),
+        ("fsync_dir", "tmp-", "only synced data"),
     ],
 )
 def test_a_missing_fsync_is_seen(scratch: Path, operation: str, of: str, survives: Survives) -> None:

@@ -1,4 +1,4 @@
-"""The saves of a rank as plain data: what is written, committed and pruned."""
+"""The saves of a rank as plain data: the steps that are written, committed and pruned."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""`Client` against a real server over a scripted engine: results, retries, errors, and what importing it loads."""
+"""`Client` against a real server over a scripted engine: results, retries, errors, and the modules that it imports."""
 
 import subprocess
 import sys
@@ -178,7 +178,7 @@ def test_no_server_is_unavailable(engine: FakeEngine) -> None:
         ("hi", SamplingParams(top_k=2**40)),
     ],
 )
-def test_what_no_server_would_take_is_not_sent(
+def test_a_request_that_no_server_would_take_is_not_sent(
     client: Client, engine: FakeEngine, prompt: Any, params: SamplingParams
 ) -> None:
     with pytest.raises(InvalidRequest):

@@ -94,7 +94,7 @@ def test_changes_are_counted(llm: LLM) -> None:
         ([1, 0], 8, 8, "no token to score"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_a_text_that_cannot_be_measured_is_refused(
     llm: LLM, lengths: list[int], context: int, stride: int, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -1,4 +1,4 @@
-"""What is known of a checkpoint before a worker loads it: dtypes, tokenizer, end tokens, memory."""
+"""The facts about a checkpoint before a worker loads it: dtypes, tokenizer, end tokens, memory."""
 
 import json
 import shutil
@@ -73,14 +73,14 @@ def test_weights_of_a_dtype_that_is_not_served_need_one(model_folder: Callable[[
     ("damaged", "served_as", "refused"),
     [
         ("model-*.safetensors", "bf16", True),
-        ("optim-master-*.safetensors", "fp32", True),  # the masters are what is cast
+        ("optim-master-*.safetensors", "fp32", True),  # the masters are cast
         ("optim-master-*.safetensors", "bf16", False),
         ("optim-exp_avg-*.safetensors", "bf16", False),
         ("config.json", "bf16", True),
         ("tokenizer_config.json", "bf16", True),
     ],
 )
-def test_what_is_served_is_checked_and_the_rest_is_not_read(
+def test_the_served_weights_are_checked_and_the_rest_is_not_read(
     tmp_path: Path, damaged: str, served_as: str, refused: bool
 ) -> None:
     config = {**LLAMA_CONFIG, "max_position_embeddings": 64}

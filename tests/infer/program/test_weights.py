@@ -61,7 +61,7 @@ def test_parameters_are_those_of_a_filled_decoder(tmp_path: Path, name: str, dty
         assert {each: values.tobytes() for each, values in found.items()} == expected(tmp_path, dtype, tp, rank)
 
 
-def test_ranks_that_load_together_get_what_each_gets_alone(tmp_path: Path) -> None:
+def test_ranks_that_load_together_get_the_same_as_alone(tmp_path: Path) -> None:
     ENTRIES["gpt2"].make(tmp_path)
     barrier, messages = threading.Barrier(2, timeout=60), [b"", b""]
 
@@ -69,9 +69,9 @@ def test_ranks_that_load_together_get_what_each_gets_alone(tmp_path: Path) -> No
         def gather(mine: bytes) -> list[bytes]:
             messages[rank] = mine
             barrier.wait()
-            everybody = list(messages)
+            all_messages = list(messages)
             barrier.wait()
-            return everybody
+            return all_messages
 
         return Peers(rank, 2, gather)
 

@@ -1,4 +1,4 @@
-"""Events are values that name what the wire names, and load neither torch nor grpc."""
+"""Events are values with the names of the wire, and load neither torch nor grpc."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_an_event_has_the_fields_of_its_message(kind: type) -> None:
     assert {field.name for field in fields(kind)} == set(message.fields_by_name)
 
 
-def test_a_finished_sample_says_by_one_field_what_the_message_says_by_two() -> None:
+def test_a_finished_sample_has_one_field_for_two_of_the_message() -> None:
     message = pb.DESCRIPTOR.message_types_by_name["Finished"]
     names = {field.name for field in fields(Finished)}
     assert names - {"matched"} == set(message.fields_by_name) - {"stop", "stop_token_id"}

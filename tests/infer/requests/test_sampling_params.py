@@ -1,4 +1,4 @@
-"""Sampling parameters: the edges of what can be served, each refusal with the name of the wire's field."""
+"""Sampling parameters: the limits of each, each refusal with the name of the wire's field."""
 
 import math
 from typing import Any

@@ -62,7 +62,7 @@ def test_a_reader_that_keeps_up_gets_every_delta_by_itself() -> None:
     assert asyncio.run(run()) == ["a", "b", "c"]
 
 
-def test_failure_comes_after_what_was_pushed_before_it() -> None:
+def test_failure_comes_after_the_events_pushed_before_it() -> None:
     async def run() -> list[str]:
         stream = EventStream(on_close=lambda: None)
         for event in (delta("a"), Failed(WorkerDied("gone")), delta("never")):
@@ -76,7 +76,7 @@ def test_failure_comes_after_what_was_pushed_before_it() -> None:
     assert asyncio.run(run()) == ["a"]
 
 
-def test_interrupt_comes_before_what_was_pushed_and_is_not_the_engines_end() -> None:
+def test_interrupt_comes_before_pushed_events_and_is_not_the_engines_end() -> None:
     async def run() -> None:
         stream = EventStream(on_close=lambda: None)
         stream.push(delta("a"))

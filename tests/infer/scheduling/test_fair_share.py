@@ -1,4 +1,4 @@
-"""The virtual times of principals: weights, late comers, debts, and what is forgotten."""
+"""The virtual times of principals: weights, late comers, debts, and the principals that are forgotten."""
 
 from tk.infer.scheduling.fair_share import FairShare
 

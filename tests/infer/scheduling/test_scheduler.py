@@ -1,4 +1,4 @@
-"""The scheduler and its blocks under random histories: books always balanced, everybody served, nobody overtaken."""
+"""The scheduler and its blocks under random histories: books always balanced, every request served, none overtaken."""
 
 import random
 from typing import Any
@@ -82,7 +82,7 @@ def test_any_history_keeps_the_books_and_ends(seed: int, num_blocks: int, max_ru
         compute(policy)
     steps = 0
     while policy.num_live:
-        assert compute(policy), "somebody is live and nothing is computed"
+        assert compute(policy), "a sequence is live and nothing is computed"
         steps += 1
         assert steps < 60 * 3 * capacity * 4, "the queue does not drain"
     assert all(sequence.status is Status.FINISHED for sequence in alive)
@@ -136,7 +136,7 @@ def test_priority_goes_first_and_the_last_is_preempted() -> None:
     assert low.num_new == 8
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_a_sequence_that_can_never_fit_is_refused() -> None:
     policy = scheduler(num_blocks=8)
     with pytest.raises(PromptTooLong, match=r"30 prompt tokens and 3 new ones are 33.*= 32") as error:
         policy.add([make(0, 30, 3)])
@@ -187,11 +187,11 @@ def test_allocator_never_hands_a_block_out_twice(total: int, wishes: list[int], 
         assert all(1 <= block <= total for blocks in held for block in blocks)
 
 
-def test_allocator_takes_no_memory_for_blocks_that_nobody_asked_for() -> None:
+def test_allocator_takes_no_memory_for_blocks_before_they_are_asked_for() -> None:
     allocator = BlockAllocator(1 << 60)
     assert allocator.allocate(2) == [1, 2]
     allocator.free([1])
-    assert allocator.allocate(1) == [3], "what was freed goes to the end of the queue"
+    assert allocator.allocate(1) == [3], "a freed block goes to the end of the queue"
     assert allocator.num_free == (1 << 60) - 2
     allocator.check_integrity([2, 3])
 

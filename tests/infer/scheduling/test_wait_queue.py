@@ -66,7 +66,7 @@ def test_any_removals_leave_the_rest_in_order() -> None:
     assert not len(queue)
 
 
-def test_backlog_counts_what_is_served_before() -> None:
+def test_backlog_counts_the_tokens_served_before() -> None:
     queue, _ = queued(make(0, priority=-1, length=5), make(1, length=10), make(2, priority=1, length=20))
     assert queue.backlog(make(3, priority=-1)) == 35
     assert queue.backlog(make(3)) == 30

@@ -86,7 +86,7 @@ def whole_answer(request: Request) -> list[Event]:
 
 
 class FakeEngine:
-    """Answers each request by `script`, on one thread of its own; what the script leaves open, the test emits."""
+    """Answers each request by `script`, on one thread of its own; the test emits the rest."""
 
     def __init__(self, script: Callable[[Request], Sequence[Event]] = whole_answer, info: ModelInfo = INFO) -> None:
         self.info = info

@@ -1,4 +1,4 @@
-"""The way down of a server, and what it listens on."""
+"""The way down of a server, and the addresses that it listens on."""
 
 import socket
 from typing import Any
@@ -63,7 +63,7 @@ def test_draining_waits_for_readers_that_the_engine_has_outrun(
     drained.result(WAIT_SECONDS)
 
 
-def test_what_outlives_the_drain_timeout_ends_unavailable(engine: FakeEngine) -> None:
+def test_a_request_that_outlives_the_drain_timeout_ends_unavailable(engine: FakeEngine) -> None:
     engine.script = lambda request: [started(request)]
     server = ServerThread(engine, drain_timeout=0.05)
     with grpc.insecure_channel(server.target) as channel:
@@ -92,10 +92,10 @@ def test_a_port_in_use_is_a_config_error(engine: FakeEngine, server: ServerThrea
     async def start() -> None:
         await Server(engine, ServerOptions(port=port)).start()
 
-    told = rf"127\.0\.0\.1:{port}.*in use"
-    with pytest.raises(ConfigError, match=told):
+    in_use = rf"127\.0\.0\.1:{port}.*in use"
+    with pytest.raises(ConfigError, match=in_use):
         server.run(start())
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=in_use):
         check_address(ServerOptions(port=port))
 
 

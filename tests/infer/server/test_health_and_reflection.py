@@ -1,4 +1,4 @@
-"""Probes and tools: grpc.health.v1 with a Watch that tells of changes, reflection in both versions."""
+"""Probes and tools: grpc.health.v1 with a Watch that reports changes, reflection in both versions."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def watch(channel: grpc.Channel, service: str) -> Any:
     return health_pb2_grpc.HealthStub(channel).Watch(request, timeout=WAIT_SECONDS)
 
 
-def test_a_dead_worker_is_told_to_watchers_of_both(channel: grpc.Channel, engine: FakeEngine) -> None:
+def test_watchers_of_both_learn_of_a_dead_worker(channel: grpc.Channel, engine: FakeEngine) -> None:
     watches = [watch(channel, service) for service in ("", READINESS)]
     assert [next(one).status for one in watches] == [SERVING, SERVING]
     engine.die()

@@ -68,7 +68,7 @@ def test_together_and_alone_streamed_and_at_once_give_the_same_text(shared: Serv
         assert client.detokenize([260, letter, 2**32 - 1]) == "h", "ids unknown to the tokenizer give no text"
 
 
-def test_model_info_is_what_was_asked_for(shared: Serving) -> None:
+def test_model_info_is_as_requested(shared: Serving) -> None:
     with Client(shared.target) as client:
         info = client.model_info()
     assert (info.name, info.architecture, info.tp) == ("tiny-llama", "llama", 1)
@@ -237,7 +237,7 @@ def test_every_dtype_and_backend_of_the_engine_can_be_asked_for() -> None:
         (["{model}", "--dtype", "fp16", "--kv-dtype", "fp16", "--max-model-len", "100000"], 2, "max_model_len"),
     ],
 )
-def test_what_cannot_be_served_is_told_in_one_paragraph(
+def test_a_model_that_cannot_be_served_ends_in_one_paragraph(
     model: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
     exit_code = main(["serve", *(argument.format(model=model, missing=model / "missing") for argument in arguments)])

@@ -213,7 +213,7 @@ def test_lost_connection_aborts_in_the_engine(server: ServerThread, engine: Fake
     assert call.code() == grpc.StatusCode.CANCELLED
 
 
-def test_engine_refusals_are_told_with_their_details(stub: Any, engine: FakeEngine) -> None:
+def test_engine_refusals_are_answered_with_their_details(stub: Any, engine: FakeEngine) -> None:
     engine.refusal = InvalidRequest("sampling.top_p is 7.", field="sampling.top_p")
     error = refused(stub.Generate, pb.GenerateRequest(text="hi"))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -24,11 +24,11 @@ def runs(process_id: int) -> bool:
         return False
 
 
-def wait_until(what: str, seconds: float, condition: object) -> None:
+def wait_until(goal: str, seconds: float, condition: object) -> None:
     assert callable(condition)
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, goal
         time.sleep(0.005)
 
 

@@ -59,7 +59,7 @@ def test_code_and_details(error: Exception, code: str, detail_names: set[str]) -
     assert set(details(error)) == detail_names
 
 
-def test_details_say_what_and_when() -> None:
+def test_details_have_the_field_and_the_delay() -> None:
     bad = details(core.InvalidRequest("too many", field="sampling.n"))["google.rpc.BadRequest"].field_violations[0]
     assert (bad.field, bad.description) == ("sampling.n", "too many")
     assert details(core.Overloaded("x", 0.25))["google.rpc.RetryInfo"].retry_delay.ToMilliseconds() == 250
@@ -67,7 +67,7 @@ def test_details_say_what_and_when() -> None:
     assert (info.reason, info.domain) == ("ZeroDivisionError", "tk.v1")
 
 
-def test_a_long_message_is_cut_to_what_headers_hold() -> None:
+def test_a_long_message_is_cut_to_the_room_in_headers() -> None:
     status = status_of(core.InvalidRequest("ü" * 100_000))
     assert MAX_MESSAGE_BYTES - 4 <= len(status.message.encode()) <= MAX_MESSAGE_BYTES
     assert status.message.endswith("ü...")

@@ -26,5 +26,5 @@ def test_cuda_and_cpu_generate_alike(
 
 
 def test_a_cache_that_does_not_fit_is_refused(model_folder: Callable[[str], Path]) -> None:
-    with pytest.raises(ConfigError, match="Give kv_memory or kv_blocks less"):
+    with pytest.raises(ConfigError, match="Lower kv_memory or kv_blocks"):
         LLM(model_folder("grouped"), kv_memory=1 << 42)

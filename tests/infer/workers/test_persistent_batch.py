@@ -159,7 +159,7 @@ def test_slots_and_tables_grow() -> None:
     assert widths[-1] == (70, 1876)
 
 
-def test_a_decode_step_sends_only_what_changed() -> None:
+def test_a_decode_step_sends_only_the_changes() -> None:
     scheduler = Scheduler(Limits(8, 99, 40000, 40000), num_blocks=9000, block_size=16)
     writer, batch = BatchWriter(8, lambda sequence: ()), PersistentBatch(16)
     for number in range(8):

@@ -48,7 +48,7 @@ def answer(connection: socket.socket) -> Frame:
     return frame
 
 
-def test_it_loads_and_computes_what_transformers_computes(
+def test_it_loads_and_computes_as_transformers_does(
     connection: socket.socket, model_folder: Callable[[str], Path], reference: Callable[[str], LlamaForCausalLM]
 ) -> None:
     send(connection, Frame("start", job(model_folder("grouped"))))

@@ -49,7 +49,7 @@ def await_gone(process_ids: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("tp", "victim", "busy"), [(2, 1, True), (1, 0, False)])
-def test_a_killed_worker_fails_what_is_live(
+def test_a_killed_worker_fails_live_requests(
     model_folder: Callable[[str], Path], tp: int, victim: int, busy: bool
 ) -> None:
     engine = Engine.start(EngineOptions(model_folder("grouped"), tp=tp, kv_blocks=20))
@@ -127,7 +127,7 @@ def test_a_native_worker_loads_no_torch(model_folder: Callable[[str], Path], ker
         assert ("libtorch" in Path(f"/proc/{worker}/maps").read_text()) == has_torch
 
 
-def test_close_ends_the_workers_and_what_is_live(model_folder: Callable[[str], Path]) -> None:
+def test_close_ends_the_workers_and_live_requests(model_folder: Callable[[str], Path]) -> None:
     engine = Engine.start(EngineOptions(model_folder("grouped"), kv_blocks=20))
     workers, failures = engine.worker_process_ids, []
     engine.submit(Request("a", (1,), LONG), lambda event: failures.append(event) if isinstance(event, Failed) else None)

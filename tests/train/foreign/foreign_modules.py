@@ -1,4 +1,4 @@
-"""Small modules with random weights that are not ours: what `initialize` is compared with plain PyTorch on.
+"""Small modules with random weights that are not ours: on them `initialize` is compared with plain PyTorch.
 
 Every subject gives a module and, for a number, a micro-batch as its forward takes it.
 """

@@ -72,7 +72,7 @@ def test_a_buffer_made_anew_is_saved_and_loaded(tmp_path: Path, zero: Any) -> No
 
 
 def drift(folder: str) -> dict[str, Any]:
-    """Two steps on data of this rank's own, saved; what it then has."""
+    """Two steps on data of this rank's own, saved; returns its values then."""
     rank, world = dist.get_rank(), dist.get_world_size()
     module = Running()
     module.scratch = torch.full((1,), float(rank))
@@ -88,7 +88,7 @@ def drift(folder: str) -> dict[str, Any]:
 
 
 def test_ranks_that_saw_other_data_agree_on_the_mean(rank_pool: RankPool, tmp_path: Path) -> None:
-    """Of a running mean that is what one process would have of all data (arXiv 1502.03167 takes means of batches)."""
+    """Of a running mean that is the one of a process with all data (arXiv 1502.03167 takes means of batches)."""
     first, second = rank_pool.run(drift, 2, folder=str(tmp_path / "run"))
     assert first == second
     assert first["given"] == 0, "rank 0's values count, also of buffers that are not saved"

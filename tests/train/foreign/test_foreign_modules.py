@@ -23,10 +23,10 @@ from tk.train import initialize
 LR, RANKS = 1e-3, 2
 OPTIMIZER = {"lr": LR, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1, "grad_clip": 1.0}
 # Elements whose gradient stays below this share of the model's largest are left out where single tensors are compared:
-# attention does not depend on a key's bias, so that its gradient is what rounding leaves, and Adam makes steps of it.
+# attention does not depend on a key's bias, so that its gradient is an error of rounding, and Adam makes steps of it.
 NOISE = 1e-4
 # Relative distances |a - b| / |b|. "whole" is that of all parameters as one vector, nothing left out; "tensor" that of
-# the worst one, where what the order of sums makes of a small gradient is more to see. In bf16 gradients are sums of
+# the worst one, where the effect of the order of sums on a small gradient shows more. In bf16 gradients are sums of
 # the same bf16 gradients and masters are fp32, so that distances are those of fp32 until a rounding to bf16 falls the
 # other way: an element of a parameter moves by 2^-8 of itself then, and all gradients of the next step, too.
 BOUNDS = {

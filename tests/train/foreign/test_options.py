@@ -1,4 +1,4 @@
-"""Arguments of `initialize`: a wrong one is answered with what would be right, before anything is touched."""
+"""Arguments of `initialize`: a wrong one is answered with the right values, before anything is touched."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`tk plot`: what is drawn is what was recorded; and the same values for TensorBoard."""
+"""`tk plot`: the picture shows the recorded values; and the same values for TensorBoard."""
 
 import json
 import re

@@ -46,7 +46,7 @@ def values_of(engine: ModelEngine) -> list[float]:
 
 
 def stopping_begin(saver: BackgroundSaver, step: int, resume: Mapping[str, Any]) -> None:
-    """The writer stands still before it sees what it is to write."""
+    """The writer stands still before it sees its order."""
     os.kill(saver.process_id, signal.SIGSTOP)
     BEGIN(saver, step, resume)
 
@@ -134,7 +134,7 @@ def test_replicas_that_drifted_are_not_saved(rank_pool: RankPool, tmp_path: Path
 
 
 def test_the_folder_is_locked_until_the_step_is_committed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Training goes on meanwhile; the state at the save is what is written."""
+    """Training goes on meanwhile; the state at the save is written."""
     engine, writers = make_engine(), []
 
     def begin(saver: BackgroundSaver, step: int, resume: Mapping[str, Any]) -> None:
@@ -231,7 +231,7 @@ for engine, folder in ((good, "good"), (bad, "bad")):
     t.train_step(engine, 0)
     engine.save(os.path.join(sys.argv[1], folder))
 os.kill(writers[1], signal.SIGKILL)
-atexit.register(os.kill, writers[0], signal.SIGCONT)  # runs before what was registered earlier
+atexit.register(os.kill, writers[0], signal.SIGCONT)  # runs before functions that were registered earlier
 print(len(t.steps_in(os.path.join(sys.argv[1], "good"))))
 """
 

@@ -16,7 +16,7 @@ from tk.train.saving.replica_check import checksum
 
 
 def train_with_fault(config: dict[str, Any], slot: str, name: str, faulty_rank: int) -> str:
-    """Trains; on one rank one value of a tensor changes by its last bit after step 2. What ended the training."""
+    """Returns the error of a training in which, on one rank, one value changes by its last bit after step 2."""
 
     def corrupt(step: int, result: object) -> None:
         if step != 2 or trainer.mesh.world.rank != faulty_rank:

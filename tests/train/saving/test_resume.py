@@ -146,7 +146,7 @@ def test_all_ranks_open_the_step_that_rank_0_finds(run: LockedRun) -> None:
 def test_never_takes_an_empty_folder_only(run: LockedRun, tmp_path: Path) -> None:
     for error in start(run, Start.anew):
         assert isinstance(error, ConfigError)
-        assert "holds step 4 of an earlier run and --resume never" in str(error)
+        assert "holds step 4 of an earlier run, which `--resume never` would not continue" in str(error)
     with RunFolder(tmp_path / "other").lock() as empty:
         assert start(empty, Start.anew) == [None] * RANKS
         assert start(empty, Start.from_newest) == [None] * RANKS

@@ -1,4 +1,4 @@
-"""A save that is waited for on a thread: when `wait` returns, and what it raises."""
+"""A save that is waited for on a thread: when `wait` returns, and its errors."""
 
 import threading
 

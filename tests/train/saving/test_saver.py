@@ -79,13 +79,13 @@ def test_a_failed_save_is_raised_at_the_next_save_and_at_the_end(configure: Conf
         _lose_a_save(trainer, 2, lambda run: run.saver.save(3, {}, wait=True))
     with pytest.raises(WorkerDied, match="Step 4 was not saved"):
         _lose_a_save(trainer, 4, lambda run: None)
-    with pytest.raises(KeyError, match="what went wrong first"):
+    with pytest.raises(KeyError, match="the first error"):
         _lose_a_save(trainer, 6, _fail)
     assert [step for step, _ in RunFolder(tmp_path / "run").steps()] == [1, 3, 5]
 
 
 def _fail(run: OpenRun) -> None:
-    raise KeyError("what went wrong first")
+    raise KeyError("the first error")
 
 
 def _lose_a_save(trainer: Trainer, step: int, then: Callable[[OpenRun], None]) -> None:
@@ -110,7 +110,7 @@ def test_starting_again(configure: Configure, tmp_path: Path, caplog: pytest.Log
     older = str(run / "step-00000001")
     with pytest.raises(CheckpointError, match=r"holds step 3, newer than step 1 of .*another .* dir, or add --fork"):
         make_trainer(configure(train={"steps": 4}), resume=older).fit()
-    assert [step for step, _ in RunFolder(run).steps()] == [1, 2, 3, 4], "what is refused moves nothing"
+    assert [step for step, _ in RunFolder(run).steps()] == [1, 2, 3, 4], "a refusal moves nothing"
 
     make_trainer(configure(train={"steps": 2}), resume=older, fork=True).fit()
     assert [step for step, _ in RunFolder(run).steps()] == [1, 2]

@@ -1,4 +1,4 @@
-"""Ranks of one host resume, and load weights, from another layout: what they read together, in real processes."""
+"""Ranks of one host resume, and load weights, from another layout: their common reads, in real processes."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 def resume(config: dict[str, Any], step: str) -> list[int]:
-    """Bytes read in resuming on this rank; then every value is compared with what one process reads."""
+    """Bytes read in resuming on this rank; then every value is compared with the read of one process."""
     trainer = _trainer(config)
     with trainer.checkpointer.open(trainer.save_options()) as run:
         with counted_reads() as reads:

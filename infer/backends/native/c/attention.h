@@ -13,7 +13,7 @@ struct softmax {
     float *values;  // [ATTENTION_ROWS][padded head]
 };
 
-// A head's values are panels of dims: what pads the last is zero.
+// A head's values are panels of dims: the padding of the last is zero.
 INLINE int64_t padded_head(const struct model *m) { return (m->head_dim + PANEL - 1) / PANEL * PANEL; }
 
 // The rows of one work item.

@@ -43,7 +43,7 @@ INLINE vf load_half(int format, const char *w, int n, int half) {
 #endif
 }
 
-// Where a tile fetches what comes next into the cache: `bytes` further on for every pair of columns.
+// The place from which a tile fetches the next values into the cache: `bytes` further on for every pair of columns.
 struct ahead {
     const char *from;
     int64_t bytes;

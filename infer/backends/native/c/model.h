@@ -21,7 +21,7 @@ enum kind { EMBED, NORM, MULTIPLY, APPEND, ATTEND, GATE, ROUTE, EXPERTS, REDUCE,
 enum buffer { HIDDEN, NORMED, QKV, QUERY, ATTENDED, INNER, GATED, PARTIAL, SCORES, LOGITS, NUM_BUFFERS };
 
 // A packed weight, out x in: panels of 16 rows; in a panel, slice by slice, pairs of columns (k, k + 1): BF16 stores the
-// two of a row side by side, the other formats 16 values of k and then 16 of k + 1. What pads it is zero.
+// two of a row side by side, the other formats 16 values of k and then 16 of k + 1. The padding is zero.
 struct matrix {
     const void *data;
     const float *bias;     // fp32 [out], or NULL

@@ -1,5 +1,5 @@
 // Operations on single rows: embedding, norms, rotation, the cache's appends, activations. A row's result depends on
-// that row alone. Buffers' strides are multiples of PANEL floats, and what pads a row is zero.
+// that row alone. Buffers' strides are multiples of PANEL floats, and a row's padding is zero.
 #ifndef TK_ROWS_H
 #define TK_ROWS_H
 
@@ -173,7 +173,7 @@ static void append(const struct model *m, const struct operation *op, int32_t th
     }
 }
 
-// Clears the blocks that sequences begin in this step: what an earlier owner left could be NaN.
+// Clears the blocks that sequences begin in this step: an earlier owner may have left NaN there.
 static void clear_blocks(const struct model *m, int32_t thread) {
     struct share mine = share_of(m, (int64_t)m->step.begun * m->num_layers, thread);
     for (int64_t i = mine.first; i < mine.last; i++)

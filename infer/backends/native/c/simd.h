@@ -151,7 +151,7 @@ INLINE float fp16_to_float(uint16_t h) {
 #endif
 }
 
-// Rounds to nearest even; what is too large becomes infinity.
+// Rounds to nearest even; values that are too large become infinity.
 INLINE uint16_t float_to_fp16(float f) {
 #if defined(TK_AVX512) || defined(TK_AVX2)
     return (uint16_t)_cvtss_sh(f, 0);

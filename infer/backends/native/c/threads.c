@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SPIN_NANOSECONDS 20000  // longer spins would take the core from whoever is waited for
+#define SPIN_NANOSECONDS 20000  // longer spins would take the core from the awaited thread
 
 struct pool {
     int32_t threads;

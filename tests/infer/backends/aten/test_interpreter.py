@@ -117,7 +117,7 @@ def compare(folder: str, dtype: str) -> tuple[float, int, str]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.matrix if name in SIMILAR else ()) for name in ENTRIES]
 )
-def test_it_computes_what_training_computes(tmp_path: Path, rank_pool: RankPool, name: str, dtype: str) -> None:
+def test_it_computes_the_logits_of_training(tmp_path: Path, rank_pool: RankPool, name: str, dtype: str) -> None:
     ENTRIES[name].make(tmp_path)
     one = compare(str(tmp_path), dtype)
     ranks = [one, *rank_pool.run(compare, 2, folder=str(tmp_path), dtype=dtype)]

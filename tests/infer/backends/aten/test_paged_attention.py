@@ -89,7 +89,7 @@ def test_a_window_equals_torch_and_changes_no_bits_by_company_or_cut(window: int
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp16", "int8"])
-def test_reads_what_is_stored_in_the_current_chunk_too(kv_dtype: str) -> None:
+def test_it_reads_the_keys_of_the_current_chunk_too(kv_dtype: str) -> None:
     case = Case(4, 2, 16, kv_dtype, torch.float32)
     if kv_dtype == "int8":
         (k, k_scale), (v, v_scale) = quantize(case.k), quantize(case.v)

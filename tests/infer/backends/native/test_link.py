@@ -48,7 +48,7 @@ def test_head_rows_beyond_the_buffer_are_read_before_they_are_overwritten(tmp_pa
         assert np.array_equal(rank_logits(tmp_path / "model", 2, tmp_path / f"store{i}", tokens, ()), expected)
 
 
-def test_files_carry_what_every_rank_says(tmp_path: Path) -> None:
+def test_files_carry_the_bytes_of_every_rank(tmp_path: Path) -> None:
     def work(rank: int) -> list[list[bytes]]:
         gather = FileGather(str(tmp_path / "store"), rank, 3)
         return [gather(b"%d %d" % (rank, i)) for i in range(4)]

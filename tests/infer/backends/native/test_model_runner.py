@@ -58,12 +58,12 @@ def test_bits_are_the_same_in_company_and_after_preemption(
 ) -> None:
     ENTRIES[name].make(tmp_path)
     made = runner(tmp_path, dtype, kv_dtype, threads=2)
-    everybody = range(len(PROMPTS))
-    alone = [History(made, 100, 512, PROMPTS, 24).run([i]) for i in everybody]
+    every_prompt = range(len(PROMPTS))
+    alone = [History(made, 100, 512, PROMPTS, 24).run([i]) for i in every_prompt]
     for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
-        together = History(made, num_blocks, budget, PROMPTS, 24).run(everybody)
+        together = History(made, num_blocks, budget, PROMPTS, 24).run(every_prompt)
         assert (together.preemptions > 0) == (num_blocks == 8)
-        for i in everybody:
+        for i in every_prompt:
             assert torch.equal(torch.stack(together.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
     made.close()
 

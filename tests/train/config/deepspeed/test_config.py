@@ -90,7 +90,7 @@ def test_a_usual_file_maps_key_by_key() -> None:
         assert part in notes
 
 
-def test_precision_follows_what_is_enabled() -> None:
+def test_precision_follows_the_enabled_section() -> None:
     assert _values(_map({"bf16": {"enabled": True}, "fp16": {"enabled": False}})) == {"precision.params": "bf16"}
     assert _values(_map({"fp16": {"enabled": False}})) == {"precision.params": "fp32"}
     assert _values(_map({"fp16": {"enabled": "auto"}})) == {}
