@@ -18,7 +18,7 @@ class ReplaceableFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._states: list[tuple[int, ...]] = []  # of the files, when `_known` was read
+        self._states: Sequence[tuple[int, ...]] = ()  # of the files, when `_known` was read
         self._known: frozenset[str] = frozenset()
 
     def files(self) -> tuple[str, ...]:
