@@ -102,9 +102,9 @@ def main() -> None:
 
     def load() -> Run:
         if not path.exists():
-            aside = path.with_suffix(".part")
-            write_gguf(folder, aside)
-            aside.rename(path)
+            partial = path.with_suffix(".part")
+            write_gguf(folder, partial)
+            partial.rename(path)
         return LoadedModel(path, threads).run
 
     serve(load)
