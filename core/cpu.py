@@ -16,7 +16,7 @@ INSTRUCTION_SETS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "avx512": _AVX512,
         "avx512_bf16": _AVX512 | {"avx512_bf16"},
         "avx512_vnni": _AVX512 | {"avx512_vnni"},
-        "amx": _AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
+        "amx": _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
         "asimd": frozenset({"asimd"}),
     }
 )

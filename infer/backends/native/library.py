@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,15 +13,27 @@ from .structures import NativeModel, PackedMatrix
 
 _FOLDER: Final = Path(__file__).parent / "c"
 # From the plainest to the fastest; the names are those of the units and of core/cpu's instruction sets.
-INSTRUCTION_SETS: Final = ("baseline", "avx2", "avx512")
+INSTRUCTION_SETS: Final = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
+BF16_SETS: Final = ("avx512_bf16", "amx")  # for other dtypes their kernels are those of avx512
+_X86: Final = ("x86_64",)
 _AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
 _AVX512: Final = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+_BF16: Final = (*_AVX512, "-mavx512bf16")
+_AMX: Final = (*_BF16, "-mamx-tile", "-mamx-bf16")
+
+
+def _unit(name: str, flags: tuple[str, ...] = (), machines: tuple[str, ...] = _X86) -> NativeUnit:
+    return NativeUnit(name, _FOLDER / "kernels.c", (f"-DTK_NAME={name}", *flags), machines)
+
+
 SOURCE: Final = NativeSource(
     "kernels",
     (
-        NativeUnit("baseline", _FOLDER / "kernels.c", ("-DTK_NAME=baseline",)),
-        NativeUnit("avx2", _FOLDER / "kernels.c", ("-DTK_NAME=avx2", *_AVX2), machines=("x86_64",)),
-        NativeUnit("avx512", _FOLDER / "kernels.c", ("-DTK_NAME=avx512", *_AVX512), machines=("x86_64",)),
+        _unit("baseline", machines=()),
+        _unit("avx2", _AVX2),
+        _unit("avx512", _AVX512),
+        _unit("avx512_bf16", ("-DTK_DOT_BF16", *_BF16)),
+        _unit("amx", ("-DTK_AMX", *_AMX)),
         NativeUnit("threads", _FOLDER / "threads.c"),
         NativeUnit("pack", _FOLDER / "pack.c"),
     ),
@@ -35,6 +47,10 @@ class Kernels:
 
     Attributes:
         instruction_set: the name of the instruction set.
+        column_step: the columns of bf16 weights that a sum takes together, to a multiple of which a slice is packed;
+            then rows are rounded to bf16 before a product. 0: rows stay fp32.
+        refusal: returns the reason, as bytes, why this machine must not use the kernels; b"" if there is none. It is
+            called before threads start.
         step: computes a model's step, and the logits of its first `head_count` wanted rows.
         head: computes the logits of `head_count` wanted rows of the last step, from `head_first` on.
         multiply: a product alone: packed weight, rows, stride, number of rows, result, its stride.
@@ -44,6 +60,8 @@ class Kernels:
     """
 
     instruction_set: str
+    column_step: int
+    refusal: Callable[[], bytes]
     step: Callable[..., Any]
     head: Callable[..., Any]
     multiply: Callable[..., Any]
@@ -70,6 +88,8 @@ def load_kernels(instruction_set: str) -> Kernels | None:
     rows = [c_void_p, c_int64, c_int64, c_void_p, c_int64]
     return Kernels(
         instruction_set,
+        int(_function(library, f"tk_column_step_{instruction_set}", [], c_int32)()),
+        _function(library, f"tk_refusal_{instruction_set}", [], c_char_p),
         _function(library, f"tk_step_{instruction_set}", [model]),
         _function(library, f"tk_head_{instruction_set}", [model]),
         _function(library, f"tk_multiply_{instruction_set}", [matrix, *rows]),

@@ -47,13 +47,13 @@ class Stack:
     num_transposed: int = 0
     slices: int = 1
 
-    def panel_bytes(self, format_: Format) -> int:
-        """Returns the bytes of a panel."""
-        return self.slices * ceil_div(self.inputs // self.slices, 2) * pair_bytes(format_)
+    def panel_bytes(self, format_: Format, column_step: int) -> int:
+        """Returns the bytes of a panel; slices are padded to a multiple of `column_step` columns."""
+        return self.slices * round_up(self.inputs // self.slices, column_step) // 2 * pair_bytes(format_)
 
-    def matrix_bytes(self, format_: Format) -> int:
+    def matrix_bytes(self, format_: Format, column_step: int) -> int:
         """Returns the bytes of one matrix."""
-        return ceil_div(self.outputs, PANEL) * self.panel_bytes(format_)
+        return ceil_div(self.outputs, PANEL) * self.panel_bytes(format_, column_step)
 
 
 @dataclass
@@ -75,8 +75,9 @@ class PackedWeights:
     _memory: list[Array] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._stacks = dict(_stacks(self.program))
-        sizes = (each.count * each.matrix_bytes(format_of(self.dtype)) for each in self._stacks.values())
+        self._stacks = dict(stacks(self.program))
+        shape = format_of(self.dtype), _column_step(self.kernels, self.dtype)
+        sizes = (each.count * each.matrix_bytes(*shape) for each in self._stacks.values())
         total = sum(round_up(size, CACHE_LINE) for size in sizes)
         self._allocate = Arena(total).take if total >= LARGE_PAGE else aligned
         self._vectors = set(_vectors(self.program))
@@ -110,7 +111,8 @@ def pack(
         allocate: returns zeroed memory of a size in bytes.
     """
     format_ = format_of(dtype)
-    part_bytes = stack.matrix_bytes(format_)
+    step = _column_step(kernels, dtype)
+    panel_bytes, part_bytes = stack.panel_bytes(format_, step), stack.matrix_bytes(format_, step)
     memory = allocate(stack.count * part_bytes)
     for i, part in enumerate(values.reshape(stack.count, -1)):
         source = np.ascontiguousarray(part)
@@ -118,24 +120,30 @@ def pack(
         if n:  # blocks [in, out / n], one below the other
             blocks = source.reshape(n, stack.inputs, stack.outputs // n)
             source = np.ascontiguousarray(blocks.transpose(0, 2, 1))
-        packed = _matrix(memory[i * part_bytes :], stack, format_)
+        packed = _matrix(memory[i * part_bytes :], stack, format_, panel_bytes)
         kernels.pack(byref(packed), source.ctypes.data, dtype.itemsize, stack.inputs, 1)
-    return _matrix(memory, stack, format_), memory
+    return _matrix(memory, stack, format_, panel_bytes), memory
 
 
-def _matrix(memory: Array, stack: Stack, format_: Format) -> PackedMatrix:
+def _column_step(kernels: Kernels, dtype: DType) -> int:
+    """Returns the columns to a multiple of which slices are padded: a pair, or those that a bf16 instruction takes."""
+    return max(2, kernels.column_step) if dtype == BF16 else 2
+
+
+def _matrix(memory: Array, stack: Stack, format_: Format, panel_bytes: int) -> PackedMatrix:
     return PackedMatrix(
         data=memory.ctypes.data,
         bias=None,
         inputs=stack.inputs,
         outputs=stack.outputs,
-        panel_bytes=stack.panel_bytes(format_),
+        panel_bytes=panel_bytes,
         format=format_,
         slices=stack.slices,
     )
 
 
-def _stacks(program: Program) -> Iterator[tuple[str, Stack]]:
+def stacks(program: Program) -> Iterator[tuple[str, Stack]]:
+    """Yields the name and the shape of every parameter that is packed."""
     for operation in program.operations:
         if isinstance(operation, Multiply):
             yield operation.matrix.name, _stack(operation.matrix, operation.num_slices)

@@ -4,17 +4,17 @@ import logging
 from typing import Final
 
 from ....checkpoint.read.shared_read import ALONE, Peers
-from ....core.dtypes import by_name
+from ....core.dtypes import BF16, by_name
 from ....core.errors import ConfigError
 from ...planning.job import Job
 from ...program.lower import Program
 from ...program.weights import LoadParams
 from ..backend import CacheShape
-from .library import Kernels, instruction_sets, load_kernels
+from .library import BF16_SETS, Kernels, instruction_sets, load_kernels
 from .link import FileGather
 from .model_runner import NativeRunner
 from .packing import PackedWeights
-from .self_check import products_are_right
+from .self_check import why_not as why_not_serve
 from .structures import MAX_RANKS, PANEL
 
 _LOG: Final = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
         CheckpointError: the weights cannot be loaded.
         ConfigError: the job demands an instruction set that this machine cannot run.
     """
-    kernels = _kernels(job.instruction_set)
+    kernels = _kernels(job.instruction_set, job.dtype)
     weights = PackedWeights(program, by_name(job.dtype), kernels)
     peers = Peers(job.rank, job.tp, FileGather(job.store, job.rank, job.tp)) if job.tp > 1 else ALONE
     load(weights.take, peers)
@@ -49,16 +49,17 @@ def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
     return NativeRunner(program, weights, cache, kernels, job.max_batched_tokens, job.threads, peers)
 
 
-def _kernels(name: str) -> Kernels:
-    """Returns the kernels of an instruction set; of the best whose products are right if none is named."""
-    sets = instruction_sets()
-    for each in reversed(sets):
-        kernels = load_kernels(each) if name in ("", each) else None
+def _kernels(name: str, dtype: str) -> Kernels:
+    """Returns the kernels of an instruction set; if none is named, of the best for a dtype that pass their check."""
+    for each in reversed(instruction_sets()):
+        wanted = each == name if name else dtype == BF16.name or each not in BF16_SETS
+        kernels = load_kernels(each) if wanted else None
         if kernels is None:
             continue
-        if products_are_right(kernels):
+        reason = why_not_serve(kernels)
+        if not reason:
             return kernels
-        _LOG.warning("The kernels for %s compute wrong products on this machine and are not used.", each)
+        _LOG.warning("The kernels for %s are not used on this machine: %s.", each, reason)
     raise ConfigError(
         f"This machine cannot run native kernels for {name or 'any instruction set'}; use --kernels aten."
     )

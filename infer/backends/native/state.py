@@ -3,7 +3,7 @@
 import numpy as np
 
 from ....checkpoint.read.shared_read import ALONE, Peers
-from ....core.dtypes import by_name
+from ....core.dtypes import BF16, by_name
 from ....core.integers import round_up
 from ...options import INT8
 from ...program.lower import Program
@@ -13,9 +13,20 @@ from ...sampling.block import results_bytes
 from ...scheduling.step_plan import Array
 from ..backend import CacheShape
 from .link import SharedMemory
-from .memory import floats, lazy
-from .packing import format_of, pair_bytes
-from .structures import ATTENTION_ROWS, EXPERT_TOKENS, KEY_TILE, MOST_ROWS, PANEL, Buffer, Format, NativeModel
+from .memory import aligned, floats, lazy
+from .packing import format_of, pair_bytes, stacks
+from .structures import (
+    ATTENTION_ROWS,
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
+    EXPERT_TOKENS,
+    KEY_TILE,
+    MOST_ROWS,
+    PANEL,
+    Buffer,
+    Format,
+    NativeModel,
+)
 
 MAX_HEAD_ROWS = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
 
@@ -63,8 +74,12 @@ class State:
             model.cosines = self._pointer(floats(tokens, program.head_dim // 2))
             model.sines = self._pointer(floats(tokens, program.head_dim // 2))
         attention = ATTENTION_ROWS * (3 * round_up(program.head_dim, PANEL) + KEY_TILE)
-        model.scratch_floats = round_up(max(attention, MOST_ROWS * self.strides[Buffer.NORMED]), PANEL)
+        width = _rounded_width(program)
+        gathered = MOST_ROWS * (self.strides[Buffer.NORMED] + width // 2)  # rows of an expert, then rounded to bf16
+        model.scratch_floats = round_up(max(attention, gathered), PANEL)
         model.scratch = self._pointer(floats(threads, model.scratch_floats))
+        model.rounded_values = round_up(tokens, BLOCK_ROWS) * width
+        model.rounded = self._pointer(aligned(BF16.itemsize * model.rounded_values))
 
     def _fill_cache(self, model: NativeModel) -> None:
         program, cache = self._program, self._cache
@@ -116,3 +131,8 @@ def _widths(program: Program) -> dict[Buffer, int]:
         Buffer.SCORES: max((e.matrix.out_features for e in program.operations if isinstance(e, Route)), default=0),
         Buffer.LOGITS: program.tp * round_up(head.out_features, PANEL),
     }
+
+
+def _rounded_width(program: Program) -> int:
+    """Returns the values of the widest row that is rounded to bf16, slices padded to whole blocks."""
+    return max(stack.slices * round_up(stack.inputs // stack.slices, BLOCK_COLUMNS) for _, stack in stacks(program))

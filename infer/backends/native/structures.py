@@ -5,6 +5,8 @@ from enum import IntEnum
 from typing import Final
 
 PANEL: Final = 16
+BLOCK_ROWS: Final = 16
+BLOCK_COLUMNS: Final = 32
 MAX_RANKS: Final = 64
 MOST_ROWS: Final = 12  # or fewer, by instruction set
 ATTENTION_ROWS: Final = 24
@@ -172,6 +174,8 @@ class NativeModel(Structure):
         ("sampling", c_void_p),
         ("pool", c_void_p),
         ("step", StepArrays),
+        ("rounded", c_void_p),
+        ("rounded_values", c_int64),
         ("head_first", c_int32),
         ("head_count", c_int32),
         ("counter", c_int32),

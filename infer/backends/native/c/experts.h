@@ -4,7 +4,7 @@
 #ifndef TK_EXPERTS_H
 #define TK_EXPERTS_H
 
-#include "rows.h"
+#include "rounded.h"
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -63,35 +63,37 @@ static void order_pairs(const struct model *m, const struct operation *op, int64
     p.first[0] = 0;
 }
 
-// Multiplies the rows of every expert by its weight; threads share the panels of all experts.
+// Multiplies the rows of every expert by its weight; threads share the panels of all experts. Slices stay apart.
 static void multiply_experts(const struct model *m, const struct operation *op, const struct matrix *all, int first,
                              int64_t token, int32_t thread) {
     struct pairs p = pairs_of(m, op);
     int64_t panels = (all->out + PANEL - 1) / PANEL, slices = first ? 1 : all->slices;
     struct share mine = share_of(m, op->experts * panels, thread);
     float *gathered = m->scratch + thread * m->scratch_floats;
-    int64_t width = m->strides[NORMED];
+    int64_t width = m->strides[NORMED], columns = all->in / slices, pairs = (columns + 1) / 2;
+    int64_t stride = first ? width : m->expert_gated_stride, bytes = pairs * pair_bytes(all->format);
+    int64_t out_stride = first ? m->expert_inner_stride : m->strides[PARTIAL];
+    int64_t apart = EXPERT_TOKENS * op->top_k * out_stride;
     for (int64_t e = mine.first / panels; e < op->experts && e * panels < mine.last; e++) {
         int64_t low = mine.first > e * panels ? mine.first - e * panels : 0, high = least(panels, mine.last - e * panels);
-        int64_t columns = all->in / slices, pairs = (columns + 1) / 2, bytes = pairs * pair_bytes(all->format);
-        const char *data = (const char *)all->data + (e * panels + low) * all->panel_bytes;
+        struct matrix w = *all;
+        w.data = (const char *)all->data + (e * panels + low) * all->panel_bytes;
         for (int64_t r = p.first[e], count; r < p.first[e + 1]; r += count) {
             count = least(MOST_ROWS, p.first[e + 1] - r);
-            if (first) {
-                for (int64_t i = 0; i < count; i++)
-                    memcpy(gathered + i * width, row(m, NORMED, token + p.of_row[r + i] / op->top_k),
-                           (size_t)width * sizeof *gathered);
-                multiply_panels(all->format, gathered, width, count, data, all->panel_bytes, high - low, pairs,
-                                m->expert_inner + r * m->expert_inner_stride + low * PANEL, m->expert_inner_stride,
-                                NULL, 0);
+            const float *x = first ? gathered : m->expert_gated + r * stride;
+            float *out = (first ? m->expert_inner : m->expert_out) + r * out_stride + low * PANEL;
+            for (int64_t i = 0; first && i < count; i++)
+                memcpy(gathered + i * width, row(m, NORMED, token + p.of_row[r + i] / op->top_k),
+                       (size_t)width * sizeof *gathered);
+            if (takes_rounded(&w)) {
+                uint16_t *rounded = (uint16_t *)(gathered + MOST_ROWS * width);
+                round_rows(&w, x, stride, count, rounded, 0, count);
+                multiply_apart(&w, rounded, count, high - low, out, out_stride, apart);
                 continue;
             }
-            for (int64_t s = 0; s < slices; s++) {
-                float *out = m->expert_out + (s * EXPERT_TOKENS * op->top_k + r) * m->strides[PARTIAL] + low * PANEL;
-                multiply_panels(all->format, m->expert_gated + r * m->expert_gated_stride + s * columns,
-                                m->expert_gated_stride, count, data + s * bytes, all->panel_bytes, high - low, pairs,
-                                out, m->strides[PARTIAL], NULL, 0);
-            }
+            for (int64_t s = 0; s < slices; s++)
+                multiply_panels(w.format, x + s * columns, stride, count, (const char *)w.data + s * bytes,
+                                w.panel_bytes, high - low, pairs, out + s * apart, out_stride, NULL, 0);
         }
     }
 }

@@ -1,20 +1,35 @@
 // One instruction set's kernels: the whole step, carried out by every thread of the pool. The build compiles this file
 // once per instruction set, with its flags and its TK_NAME.
+#define _GNU_SOURCE  // syscall, in amx.h
 #include "attention.h"
 #include "experts.h"
 #include "link.h"
 
+#include <stdlib.h>
+
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
 
+// Multiplies rows by this thread's share of a weight's panels.
+static void product(const struct model *m, const struct matrix *w, const float *x, int64_t x_stride, int64_t rows,
+                    float *out, int64_t out_stride, int add, int32_t thread) {
+    const uint16_t *rounded = rounded_for(m, w, x, x_stride, rows, thread);
+    if (!rounded) {
+        multiply(w, x, x_stride, rows, out, out_stride, add, thread, m->threads);
+        return;
+    }
+    struct share mine = share_of(m, (w->out + PANEL - 1) / PANEL, thread);
+    multiply_rounded(w, rounded, rows, mine.first, mine.last, out, out_stride, add);
+}
+
 static void multiply_rows(const struct model *m, const struct operation *op, int64_t rows, int32_t thread) {
-    multiply(&op->matrix, m->buffers[op->source], m->strides[op->source], rows, m->buffers[op->target],
-             m->strides[op->target], op->add, thread, m->threads);
+    product(m, &op->matrix, m->buffers[op->source], m->strides[op->source], rows, m->buffers[op->target],
+            m->strides[op->target], op->add, thread);
 }
 
 static void head(const struct model *m, const struct operation *op, int32_t thread) {
-    multiply(&op->matrix, row(m, NORMED, m->head_first), m->strides[NORMED], m->head_count,
-             m->buffers[LOGITS] + m->rank * ((op->matrix.out + PANEL - 1) / PANEL * PANEL), m->strides[LOGITS], 0, thread, m->threads);
+    product(m, &op->matrix, row(m, NORMED, m->head_first), m->strides[NORMED], m->head_count,
+            m->buffers[LOGITS] + m->rank * ((op->matrix.out + PANEL - 1) / PANEL * PANEL), m->strides[LOGITS], 0, thread);
 }
 
 static void run_operation(struct model *m, const struct operation *op, int32_t thread) {
@@ -101,5 +116,18 @@ __attribute__((visibility("default"))) void NAMED(tk_head_, TK_NAME)(struct mode
 __attribute__((visibility("default"))) void NAMED(tk_multiply_, TK_NAME)(const struct matrix *w, const float *x,
                                                                         int64_t x_stride, int64_t rows, float *out,
                                                                         int64_t out_stride) {
-    multiply(w, x, x_stride, rows, out, out_stride, 0, 0, 1);
+    if (!takes_rounded(w)) {
+        multiply(w, x, x_stride, rows, out, out_stride, 0, 0, 1);
+        return;
+    }
+    uint16_t *rounded = calloc((size_t)rounded_values(w, rows), sizeof *rounded);
+    round_rows(w, x, x_stride, rows, rounded, 0, rows);
+    multiply_rounded(w, rounded, rows, 0, (w->out + PANEL - 1) / PANEL, out, out_stride, 0);
+    free(rounded);
 }
+
+// The columns that a sum of bf16 products takes together, to a multiple of which a slice is packed; 0 if rows stay fp32.
+__attribute__((visibility("default"))) int32_t NAMED(tk_column_step_, TK_NAME)(void) { return COLUMN_STEP; }
+
+// The reason why this machine must not use the kernels; "" if there is none. Called before threads start.
+__attribute__((visibility("default"))) const char *NAMED(tk_refusal_, TK_NAME)(void) { return refusal(); }

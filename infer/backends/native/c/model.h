@@ -8,6 +8,8 @@
 #include "threads.h"
 
 #define PANEL 16          // columns of a weight that are stored together, and tokens of a panel of keys
+#define BLOCK_ROWS 16     // rows and columns of a block of rows that are rounded to bf16; see rounded.h
+#define BLOCK_COLUMNS 32
 #define MAX_SLICES 8
 #define MAX_RANKS 64
 #define ATTENTION_ROWS 24 // query rows of one kv head that share the reads of its keys
@@ -21,7 +23,8 @@ enum kind { EMBED, NORM, MULTIPLY, APPEND, ATTEND, GATE, ROUTE, EXPERTS, REDUCE,
 enum buffer { HIDDEN, NORMED, QKV, QUERY, ATTENDED, INNER, GATED, PARTIAL, SCORES, LOGITS, NUM_BUFFERS };
 
 // A packed weight, out x in: panels of 16 rows; in a panel, slice by slice, pairs of columns (k, k + 1): BF16 stores the
-// two of a row side by side, the other formats 16 values of k and then 16 of k + 1. The padding is zero.
+// two of a row side by side, the other formats 16 values of k and then 16 of k + 1. The padding is zero: at the end of a
+// slice half a pair or, with instructions for bf16, up to a multiple of COLUMN_STEP.
 struct matrix {
     const void *data;
     const float *bias;     // fp32 [out], or NULL
@@ -104,6 +107,8 @@ struct model {
     struct sampling *sampling;     // NULL: only logits are wanted
     struct pool *pool;
     struct step step;
+    uint16_t *rounded;             // rows of a product in bf16; see rounded.h
+    int64_t rounded_values;        // the room for them
     int32_t head_first, head_count; // the wanted rows whose logits are computed
     int32_t counter;               // work items that threads have taken
 };

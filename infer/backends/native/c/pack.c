@@ -23,12 +23,12 @@ static void pack_columns(char *to, int64_t pair_bytes, int64_t even, int64_t odd
 // A panel stays in the cache meanwhile, so its rows are read one after the other.
 __attribute__((visibility("default"))) void tk_pack(const struct matrix *m, const void *source, int64_t itemsize,
                                                     int64_t row_stride, int64_t column_stride) {
-    int64_t columns = m->in / m->slices, pairs = (columns + 1) / 2;
-    int64_t line = PANEL * itemsize, slice_bytes = pairs * 2 * line;
+    int64_t columns = m->in / m->slices, line = PANEL * itemsize, slice_bytes = m->panel_bytes / m->slices;
+    int padded = slice_bytes > columns * line;
     char *to = (char *)m->data;
     for (int64_t panel = 0; panel * PANEL < m->out; panel++, to += m->panel_bytes) {
         int64_t rows = m->out - panel * PANEL < PANEL ? m->out - panel * PANEL : PANEL;
-        if (rows < PANEL || columns % 2) memset(to, 0, (size_t)m->panel_bytes);
+        if (rows < PANEL || padded) memset(to, 0, (size_t)m->panel_bytes);
         for (int64_t r = 0; r < rows; r++) {
             int64_t even = (m->format == BF16 ? 2 * r : r) * itemsize;
             int64_t odd = m->format == BF16 ? even + itemsize : even + line;

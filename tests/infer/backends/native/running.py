@@ -51,12 +51,18 @@ def logits(made: NativeRunner, tokens: Sequence[int], cuts: Sequence[int]) -> Ar
 
 
 def rank_logits(
-    folder: Path, tp: int, store: Path, tokens: Sequence[int], cuts: Sequence[int], dtype: str = "fp32"
+    folder: Path,
+    tp: int,
+    store: Path,
+    tokens: Sequence[int],
+    cuts: Sequence[int],
+    dtype: str = "fp32",
+    instruction_set: str = BEST,
 ) -> Array:
     """Returns the result of `logits` on rank 0 of a model over `tp` ranks, each a thread of this process."""
 
     def work(rank: int) -> Array:
-        made = runner(folder, dtype, dtype, 1 + rank % 2, place=(tp, rank, str(store)))
+        made = runner(folder, dtype, dtype, 1 + rank % 2, instruction_set, (tp, rank, str(store)))
         found = logits(made, tokens, cuts)
         made.close()
         return found

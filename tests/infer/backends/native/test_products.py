@@ -1,30 +1,16 @@
 """Packed products: right in every format, and the same bits for any number of rows."""
 
-from ctypes import byref
-
 import numpy as np
 import pytest
 
 from tk.core.casts import cast, widen
 from tk.core.dtypes import BF16, FP16, FP32, DType
-from tk.infer.backends.native.library import Kernels, instruction_sets, load_kernels
-from tk.infer.backends.native.memory import floats
-from tk.infer.backends.native.packing import Stack, pack
-from tk.infer.scheduling.step_plan import Array
+from tk.infer.backends.native.library import instruction_sets, load_kernels
+from tk.infer.backends.native.packing import Stack
+from tk.infer.backends.native.self_check import seen
+from tk.tests.infer.backends.native.products import ROWS, multiply
 
-ROWS = (*range(1, 18), 31, 32, 33, 511, 512)
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
-
-
-def multiply(kernels: Kernels, stack: Stack, weight: Array, dtype: DType, x: Array) -> Array:
-    """Returns rows of `x` times a weight [out, in] of a dtype."""
-    packed, memory = pack(kernels, stack, cast(weight, FP32, dtype), dtype)
-    padded = floats(len(x), -(-x.shape[1] // 16) * 16 + 16)
-    padded[:, : x.shape[1]] = x
-    out = floats(len(x), -(-stack.outputs // 16) * 16)
-    kernels.multiply(byref(packed), padded.ctypes.data, padded.shape[1], len(x), out.ctypes.data, out.shape[1])
-    assert memory.size
-    return out[:, : stack.outputs].copy()
 
 
 @pytest.mark.parametrize("instruction_set", instruction_sets())
@@ -40,7 +26,7 @@ def test_products_are_right_and_rows_independent(
     x = random.standard_normal((512, inputs), np.float32)
     stack = Stack(1, inputs, outputs, slices=slices)
     whole = multiply(kernels, stack, weight, dtype, x)
-    expected = x.astype(np.float64) @ widen(cast(weight, FP32, dtype), dtype).T
+    expected = seen(kernels, x, dtype).astype(np.float64) @ widen(cast(weight, FP32, dtype), dtype).T
     np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-4)
     for rows in ROWS:
         assert np.array_equal(multiply(kernels, stack, weight, dtype, x[:rows]), whole[:rows]), rows

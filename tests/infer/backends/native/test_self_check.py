@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.core.native import NativeUnit
 from tk.infer.backends.native import library, prepare
-from tk.infer.backends.native.library import SOURCE, instruction_sets, load_kernels
-from tk.infer.backends.native.self_check import products_are_right
+from tk.infer.backends.native.library import Kernels, instruction_sets, load_kernels
+from tk.infer.backends.native.self_check import why_not
+from tk.tests.infer.backends.native.products import portable
 from tk.tests.infer.backends.native.running import logits, runner
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
 
@@ -22,9 +22,7 @@ pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a unit with vectors of 16 floats: the code of AVX-512 without its instructions."""
-    base = SOURCE.units[0]
-    unit = NativeUnit("wide", base.source, ("-DTK_NAME=wide", "-DTK_WIDTH=16"))
-    monkeypatch.setattr(library, "SOURCE", replace(SOURCE, name="wide", units=(base, unit, *SOURCE.units[-2:])))
+    monkeypatch.setattr(library, "SOURCE", portable())
     monkeypatch.setattr(prepare, "instruction_sets", lambda: ("baseline", "wide"))
     return "wide"
 
@@ -43,6 +41,13 @@ def test_wide_vectors_give_the_logits_of_narrow_ones(tmp_path: Path, wide: str, 
     np.testing.assert_allclose(found[1], found[0], rtol=1e-3, atol=1e-3 * np.abs(found[0]).max())
 
 
+@pytest.fixture
+def kernels() -> Kernels:
+    found = load_kernels("baseline")
+    assert found is not None
+    return found
+
+
 def _wrong(right: Callable[..., Any]) -> Callable[..., Any]:
     def multiply(matrix: Any, x: int, stride: int, rows: int, out: int, out_stride: int) -> None:
         right(matrix, x, stride, max(1, rows - 1), out, out_stride)  # the last row is left out
@@ -50,15 +55,30 @@ def _wrong(right: Callable[..., Any]) -> Callable[..., Any]:
     return multiply
 
 
-def test_wrong_products_are_seen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    kernels = load_kernels("baseline")
-    assert kernels is not None
-    assert products_are_right(kernels)
+def test_wrong_products_are_seen(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert why_not(kernels) == ""
     broken = replace(kernels, multiply=_wrong(kernels.multiply))
-    assert not products_are_right(broken)
+    assert why_not(broken) == "their fp32 products of 2 rows are wrong"
     monkeypatch.setattr(prepare, "instruction_sets", lambda: ("baseline", "avx2"))
     monkeypatch.setattr(prepare, "load_kernels", {"baseline": kernels, "avx2": broken}.get)
-    assert prepare._kernels("") is kernels
-    assert "avx2 compute wrong products" in caplog.text
+    assert prepare._kernels("", "fp32") is kernels
+    assert "avx2 are not used on this machine: their fp32 products of 2 rows are wrong." in caplog.text
     with pytest.raises(ConfigError, match="cannot run native kernels for avx2"):
-        prepare._kernels("avx2")
+        prepare._kernels("avx2", "fp32")
+
+
+def test_instructions_that_the_machine_refuses_are_not_used(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = replace(kernels, instruction_set="amx", refusal=lambda: b"the system does not permit tiles of AMX")
+    better = replace(kernels, instruction_set="avx512_bf16")
+    sets = {"baseline": kernels, "avx512_bf16": better, "amx": refused}
+    monkeypatch.setattr(prepare, "instruction_sets", lambda: tuple(sets))
+    monkeypatch.setattr(prepare, "load_kernels", sets.get)
+    assert prepare._kernels("", "bf16") is better
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["The kernels for amx are not used on this machine: the system does not permit tiles of AMX."]
+    assert prepare._kernels("", "fp32") is prepare._kernels("", "fp16") is kernels, "they have no such products"
+    assert prepare._kernels("avx512_bf16", "fp32") is better, "but they may be asked for"
