@@ -137,6 +137,10 @@ def test_a_checkpoint_of_another_module_is_refused(tmp_path: Path) -> None:
     del fewer.moving
     wider.register_buffer("more", torch.ones(1))
     narrow.register_buffer("count", torch.tensor(0, dtype=torch.int32))
-    for other, message in ((fewer, "has moving, and"), (wider, "no tensor more"), (narrow, "count is I64, and I32")):
+    for other, message in (
+        (fewer, "has moving, which"),
+        (wider, "lacks more, which"),
+        (narrow, "count is I64, and I32"),
+    ):
         with pytest.raises(ShapeMismatch, match=message):
             initialize(other).load(tmp_path / "run")

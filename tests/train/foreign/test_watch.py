@@ -39,7 +39,7 @@ def _drop_buffer(module: nn.Module) -> None:
         (_freeze, r"parameter linear.weight was frozen after initialize"),
         (_add, "parameter adapter.weight was added"),
         (_add_buffer, "buffer late was added"),
-        (_drop_buffer, "buffer newest is gone"),
+        (_drop_buffer, "buffer newest was removed after initialize"),
     ],
 )
 def test_a_module_that_was_changed_afterwards_is_not_saved(tmp_path: Path, change: Any, message: str) -> None:
