@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ def measure_start(path: Path, threads: int, tp: int = 1) -> Start:
     """Starts a server, measures it, and ends it.
 
     Raises:
-        RuntimeError: it ended without being ready; its errors are on stderr.
+        RuntimeError: it ended without being ready; the message has the last that it printed.
     """
     command = [
         sys.executable,
@@ -45,12 +46,18 @@ def measure_start(path: Path, threads: int, tp: int = 1) -> Start:
         str(threads),
     ]
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as server,
+    ):
         try:
             assert server.stdout is not None  # a pipe
             while not (line := server.stdout.readline()).startswith("ready"):
                 if not line:
-                    raise RuntimeError(f"`{' '.join(command)}` ended before it was ready.")
+                    errors.seek(0)
+                    raise RuntimeError(
+                        f"`{' '.join(command)}` ended before it was ready: {errors.read().strip()[-500:]}"
+                    )
             ready = time.perf_counter() - start
             processes = list(descendants(server.pid))
             resident, own = (sum(rolled_up(pid, field) for pid in processes) for field in ("Rss", "Pss"))

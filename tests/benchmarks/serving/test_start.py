@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from tk.benchmarks.serving.start import descendants, rolled_up
+import pytest
+
+from tk.benchmarks.serving.start import descendants, measure_start, rolled_up
 
 NESTED = """
 import subprocess, sys
@@ -30,3 +33,8 @@ def test_memory_is_in_bytes() -> None:
     grown = rolled_up(os.getpid(), "Rss") - before
     assert 0.9 * len(held) < grown < 1.2 * len(held)
     assert rolled_up(os.getpid(), "Pss") <= rolled_up(os.getpid(), "Rss")
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="ended before it was ready: .*holds no checkpoint"):
+        measure_start(tmp_path, threads=1)
