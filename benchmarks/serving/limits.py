@@ -9,7 +9,7 @@ from tk.benchmarks.serving.in_turn import Contestant, Promise, medians_in_turn
 from tk.benchmarks.serving.readers import readers
 from tk.benchmarks.serving.setup import Setup, weight_bytes
 from tk.benchmarks.serving.start import measure_start
-from tk.infer.backends.native.library import instruction_sets, load_kernels
+from tk.infer.backends.native.library import load_kernels
 
 READ_BOUND: Final = 0.92  # of the best reader
 READY_BOUND: Final = 1.5  # seconds
@@ -19,13 +19,12 @@ _MIB: Final = 2**20
 
 def read(setup: Setup) -> list[Promise]:
     """Compares the bytes of weights that decoding at batch 1 reads per second with the best reader's."""
-    best_set = next(reversed(instruction_sets()), None)
-    kernels = load_kernels(best_set) if best_set else None
-    if kernels is None:
-        setup.show("The readers are left out: there are no native kernels.")
-        return []
     _, per_token = weight_bytes(setup.model)
     with engine("batch 1", setup.model, threads=setup.threads, max_model_len=256) as own:
+        kernels = load_kernels(own.llm.model_info().kernels.rpartition(" ")[2])
+        if kernels is None or kernels.refusal():
+            setup.show("The readers are left out: the engine does not run native kernels.")
+            return []
         contestants: list[Contestant] = [own, *readers(kernels, setup.threads)]
         speeds = medians_in_turn(contestants, Workload(1, 16, 128), setup.runs, setup.show)
     found = {name: each["read"] for name, each in speeds.items() if "read" in each}
