@@ -36,5 +36,5 @@ def test_memory_is_in_bytes() -> None:
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="ended before it was ready: .*holds no checkpoint"):
+    with pytest.raises(RuntimeError, match=r"ended before it was ready: .*holds no checkpoint"):
         measure_start(tmp_path, threads=1)
