@@ -4,6 +4,8 @@ Every section runs its contestants in turn, prints medians, and ends with its pr
 vLLM run in environments of their own, made on first use (peers/environments.py; llama.cpp's build takes some minutes).
 """
 
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -103,4 +105,5 @@ def main(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # peers end, too
     main()
