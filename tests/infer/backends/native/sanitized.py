@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tk.infer.backends.native import library
+from tk.infer.backends.native import library, prepare
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.worker import load
+from tk.tests.infer.backends.native.products import MODELS, portable
 
 FLAGS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
 TOKENS = np.random.default_rng(0).integers(0, 101, 50).astype(np.int32)
@@ -39,11 +40,14 @@ def run(folder: str, dtype: str, kv_dtype: str, instruction_set: str) -> None:
 
 
 def main() -> None:
-    units = tuple(replace(unit, flags=(*unit.flags, *FLAGS)) for unit in library.SOURCE.units)
+    sets = (*library.instruction_sets(), *MODELS)
+    prepare.instruction_sets = lambda: sets  # type: ignore[attr-defined]
+    models = (unit for unit in portable().units if unit.name in MODELS)
+    units = tuple(replace(unit, flags=(*unit.flags, *FLAGS)) for unit in (*library.SOURCE.units, *models))
     library.SOURCE = replace(library.SOURCE, name="sanitized", units=units, link_flags=FLAGS)  # type: ignore[misc]
     for folder in sys.argv[1:]:
         for dtype, kv_dtype in (("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "int8")):
-            for instruction_set in library.instruction_sets():
+            for instruction_set in sets:
                 run(folder, dtype, kv_dtype, instruction_set)
                 print(Path(folder).name, dtype, kv_dtype, instruction_set)
 
