@@ -47,7 +47,7 @@ class BatchWriter:
         the token: then the slot's options, counts and tokens must be sent again.
         """
         sequence = chunk.sequence
-        if sequence.tokens[-1] != UNKNOWN:
+        if not sequence.output or sequence.output[-1] != UNKNOWN:
             return True
         slot = self._slots.get(sequence)
         held = slot is not None and slot.preemptions == sequence.preemptions
@@ -74,20 +74,19 @@ class BatchWriter:
             if slot is None or slot.preemptions != sequence.preemptions:
                 slot = self._open(sequence)
                 opened.append((slot.number, sequence))
-            known, stop = sequence.tokens, start + length
-            num_known = len(known)
-            given = known[stop - 1] != UNKNOWN
+            stop, num_prompt, output = start + length, sequence.num_prompt, sequence.output
+            given = stop <= num_prompt or output[stop - num_prompt - 1] != UNKNOWN
             if not given:
                 assert length == 1, "an unknown token is computed alone"
             elif length == 1:
-                tokens.append(known[start])
+                tokens.append(output[start - num_prompt] if start >= num_prompt else sequence.prompt[start])
             else:
-                tokens.extend(known[start:stop])
+                tokens.extend(sequence.tokens(start, stop))
             num_added = len(sequence.blocks) - slot.num_blocks
             if num_added:
                 blocks.extend(sequence.blocks[slot.num_blocks :])
                 slot.num_blocks += num_added
-            new_number = num_known - sequence.num_prompt if stop == num_known else -1
+            new_number = len(output) if stop == num_prompt + len(output) else -1
             spans.extend((slot.number, start, length, given, new_number, num_added))
         rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
         return StepMessage(
@@ -137,9 +136,9 @@ def count_tokens(sequence: Sample) -> TokenCounts | None:
     params: SamplingParams = sequence.params
     if params.repetition_penalty == 1 and not params.presence_penalty and not params.frequency_penalty:
         return None
-    prompt = sequence.tokens[: sequence.num_prompt] if params.repetition_penalty != 1 else []
+    prompt = sequence.prompt if params.repetition_penalty != 1 else ()
     counts = TokenCounts(dict.fromkeys(prompt, 0))
-    counts.add(sequence.tokens[sequence.num_prompt :])
+    counts.add(sequence.output)
     return counts
 
 

@@ -33,7 +33,7 @@ class BlockTables:
 
     def missing(self, sequence: Sequence) -> int:
         """Returns the number of blocks that the sequence's known tokens need and that it does not have."""
-        return max(0, ceil_div(len(sequence.tokens), self.block_size) - len(sequence.blocks))
+        return max(0, ceil_div(sequence.num_tokens, self.block_size) - len(sequence.blocks))
 
     def available(self, sequence: Sequence) -> int:
         """Returns the number of blocks that `grow` could give the sequence: free ones, and those of others parked."""

@@ -59,8 +59,7 @@ class LiveRequest:
                 arrival=arrival,
                 params=params,
                 seed=seed,
-                tokens=list(request.prompt),
-                num_prompt=num_prompt,
+                prompt=request.prompt,
                 max_tokens=num_prompt + max_new,
                 priority=request.priority,
                 principal=request.principal,
@@ -102,11 +101,12 @@ class LiveRequest:
         if sequence.index:
             return []
         if self._next_scored == 0:
-            self._prompt_logprobs.append(TokenLogprob(sequence.tokens[0], None, 0, self._bytes(sequence.tokens[0])))
+            first_token = sequence.prompt[0]
+            self._prompt_logprobs.append(TokenLogprob(first_token, None, 0, self._bytes(first_token)))
         stop = min(chunk.start + chunk.length + 1, sequence.num_prompt)
         wanted = range(max(chunk.start + 1, self._next_scored), stop)
         self._next_scored = max(1, self._next_scored, stop)
-        return [SamplingRow(first + i - 1 - chunk.start, target=sequence.tokens[i], num_top=num_top) for i in wanted]
+        return [SamplingRow(first + i - 1 - chunk.start, target=sequence.prompt[i], num_top=num_top) for i in wanted]
 
     def score(self, row: SamplingRow, result: SamplerOutput, index: int) -> None:
         """Takes the result, at `index` of the step's results, of a row that `want` returned."""
@@ -119,8 +119,9 @@ class LiveRequest:
             Whether the sequence is complete.
         """
         self._start()
-        token = sequence.tokens[position] = int(result.token_ids[index])
-        if position == sequence.num_prompt:
+        place = position - sequence.num_prompt
+        token = sequence.output[place] = int(result.token_ids[index])
+        if place == 0:
             self._first_token[sequence.index] = time.monotonic()
         num_top = self.request.params.logprobs
         logprobs = () if num_top is None else (self._logprob(num_top, result, index),)

@@ -37,7 +37,7 @@ class ScheduledChunk:
     @property
     def is_last(self) -> bool:
         """Whether the step reaches the sequence's last known token, after which a new one is chosen."""
-        return self.start + self.length == len(self.sequence.tokens)
+        return self.start + self.length == self.sequence.num_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """One sample of a request in the scheduler: its known tokens, its computed tokens and its blocks."""
 
+import collections.abc
 import enum
 from dataclasses import dataclass, field
 
@@ -24,13 +25,14 @@ class Sequence:
         arrival: the request's number in the engine's order of submission.
         params: the sampling options of the request.
         seed: the seed of the noise, the same for all samples of a request.
-        tokens: the tokens of prompt and output.
-        num_prompt: the number of prompt tokens.
+        prompt: the tokens of the prompt, which all samples of a request share.
         max_tokens: the largest number of tokens of prompt and output together.
         priority: the priority; sequences with higher values run first.
         principal: the name of the caller on whose share of the engine the sequence runs.
         weight: the principal's weight, above 0: twice the weight, twice the share.
         deadline: the value of time.monotonic() at which the sequence ends, or None.
+        output: the tokens after the prompt.
+        num_prompt: the number of prompt tokens.
         status: the state of the sequence.
         num_computed: the number of leading tokens whose keys and values are in the cache.
         blocks: the block table; token i lies in blocks[i // block_size].
@@ -42,17 +44,21 @@ class Sequence:
     arrival: int
     params: SamplingParams
     seed: int
-    tokens: list[int]
-    num_prompt: int
+    prompt: collections.abc.Sequence[int]
     max_tokens: int
     priority: int = 0
     principal: str = ""
     weight: float = 1.0
     deadline: float | None = None
+    output: list[int] = field(default_factory=list)
+    num_prompt: int = field(init=False)
     status: Status = Status.WAITING
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.prompt)
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -62,13 +68,23 @@ class Sequence:
     @property
     def num_new(self) -> int:
         """The number of output tokens so far."""
-        return len(self.tokens) - self.num_prompt
+        return len(self.output)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of known tokens, of prompt and output together."""
+        return self.num_prompt + len(self.output)
 
     @property
     def num_uncomputed(self) -> int:
         """The number of known tokens that are not in the cache; 1 while decoding."""
-        return len(self.tokens) - self.num_computed
+        return self.num_prompt + len(self.output) - self.num_computed
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Returns the tokens at positions [start, stop)."""
+        first, last = max(0, start - self.num_prompt), max(0, stop - self.num_prompt)
+        return [*self.prompt[start:stop], *self.output[first:last]]
 
     def append(self, token: int) -> None:
         """Appends a new output token."""
-        self.tokens.append(token)
+        self.output.append(token)

@@ -47,7 +47,7 @@ def prepare_step(chunks: Sequence[ScheduledChunk], live: Mapping[str, LiveReques
             scored.append(row)
             rows.append(WantedRow(request, sequence, 0, row))
         if chunk.is_last:
-            rows.append(WantedRow(request, sequence, len(sequence.tokens)))
+            rows.append(WantedRow(request, sequence, sequence.num_tokens))
         if chunk.start == 0:
             request.deliver()
         first += chunk.length

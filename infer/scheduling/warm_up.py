@@ -37,8 +37,7 @@ def _chunk(start: int, length: int, block_size: int) -> ScheduledChunk:
         arrival=0,
         params=SamplingParams(temperature=0.0),
         seed=0,
-        tokens=[0] * num_tokens,
-        num_prompt=num_tokens,
+        prompt=[0] * num_tokens,
         max_tokens=num_tokens + 1,
         blocks=list(range(1, ceil_div(num_tokens, block_size) + 1)),
     )

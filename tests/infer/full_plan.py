@@ -39,7 +39,7 @@ def full_plan(
     rows = list(scored)
     tables = np.zeros((len(planned), max(len(chunk.blocks) for chunk in planned)), np.int32)
     for i, chunk in enumerate(planned):
-        tokens += chunk.sequence.tokens[chunk.start : chunk.stop]
+        tokens += chunk.sequence.tokens(chunk.start, chunk.stop)
         tables[i, : len(chunk.blocks)] = chunk.blocks
         position = np.arange(chunk.start, chunk.stop, dtype=np.int32)
         positions.append(position)
@@ -59,14 +59,14 @@ def full_plan(
 
 def sampling_row(sequence: Sample, length: int, token: int, stopping: Sequence[int] = ()) -> SamplingRow:
     """Returns the row that chooses the token after the first `length` ones, at packed token `token`."""
-    params, output = sequence.params, sequence.tokens[sequence.num_prompt : length]
+    params, output = sequence.params, sequence.tokens(sequence.num_prompt, length)
     bias = dict(params.logit_bias)
     if len(output) < params.min_new_tokens:
         bias = {token: value for token, value in bias.items() if token not in stopping}
         bias |= dict.fromkeys(stopping, -math.inf)
     counts = None
     if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
-        prompt = sequence.tokens[: sequence.num_prompt] if params.repetition_penalty != 1 else []
+        prompt = list(sequence.prompt) if params.repetition_penalty != 1 else []
         counted = dict.fromkeys(prompt, 0) | Counter(dict.fromkeys(prompt, 0)) + Counter(output)
         counts = TokenCounts({token: counted[token] for token in dict.fromkeys([*prompt, *output])})
     return SamplingRow(

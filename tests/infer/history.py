@@ -33,7 +33,7 @@ class History:
     def run(self, which: Sequence[int]) -> "History":
         """Greedy decoding of those prompts together."""
         self.policy.add(
-            Sample(str(i), 0, i, SamplingParams(), 0, list(prompt), len(prompt), len(prompt) + self.num_new)
+            Sample(str(i), 0, i, SamplingParams(), 0, prompt, len(prompt) + self.num_new)
             for i, prompt in ((i, self.prompts[i]) for i in which)
         )
         while chunks := self.policy.schedule():
@@ -51,7 +51,7 @@ class History:
         self.logits.setdefault(sample.arrival, []).append(row)
         sample.append(int(row.argmax()))
         if sample.num_new == self.num_new:
-            self.tokens[sample.arrival] = sample.tokens[sample.num_prompt :]
+            self.tokens[sample.arrival] = sample.output
             self.preemptions += sample.preemptions
             self.policy.finish(sample)
             self.writer.release(sample)

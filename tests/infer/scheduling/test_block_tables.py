@@ -7,7 +7,7 @@ from tk.infer.scheduling.sequence import Sequence
 
 def make(tables: BlockTables, arrival: int, length: int, priority: int = 0) -> Sequence:
     """A sequence with all of its tokens computed."""
-    made = Sequence(f"r{arrival}", 0, arrival, SamplingParams(), 0, [0] * length, length, 100, priority=priority)
+    made = Sequence(f"r{arrival}", 0, arrival, SamplingParams(), 0, [0] * length, 100, priority=priority)
     assert tables.missing(made) <= tables.available(made)
     tables.grow(made)
     made.num_computed = length
@@ -44,7 +44,7 @@ def test_a_parked_sequence_that_grows_keeps_its_blocks() -> None:
     tables.park(parked)
     tables.park(other)
     kept = list(parked.blocks)
-    parked.tokens += [0] * 4
+    parked.output += [0] * 4
     assert tables.available(parked) == 2, "its own blocks are not to be had twice"
     assert tables.grow(parked) == [other]
     assert (parked.blocks[:2], parked.num_computed) == (kept, 8)

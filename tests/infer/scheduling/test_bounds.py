@@ -14,9 +14,8 @@ def seconds(size: StepSize) -> float:
 
 
 def make(arrival: int, num_prompt: int, num_new: int = 4, deadline: float | None = None) -> Sequence:
-    tokens = [0] * num_prompt
     return Sequence(
-        f"r{arrival}", 0, arrival, SamplingParams(), 0, tokens, num_prompt, num_prompt + num_new, deadline=deadline
+        f"r{arrival}", 0, arrival, SamplingParams(), 0, [0] * num_prompt, num_prompt + num_new, deadline=deadline
     )
 
 
@@ -37,7 +36,7 @@ def step(policy: Scheduler) -> float:
         policy.advance(chunk)
         if last:
             chunk.sequence.append(0)
-            if len(chunk.sequence.tokens) == chunk.sequence.max_tokens:
+            if chunk.sequence.num_tokens == chunk.sequence.max_tokens:
                 policy.finish(chunk.sequence)
     policy.observe(chunks, seconds(size))
     policy.check_integrity()

@@ -87,6 +87,6 @@ def test_a_budget_gives_one_prompt_token_beyond_its_bound() -> None:
 def test_warm_up_steps_keep_the_limits(max_tokens: int, num_blocks: int) -> None:
     for chunk in warm_up_chunks(Limits(1, 1, max_tokens, 64), num_blocks, 8):
         assert 1 <= chunk.length <= max_tokens
-        assert chunk.start + chunk.length == len(chunk.sequence.tokens) <= min(64, num_blocks * 8)
+        assert chunk.start + chunk.length == chunk.sequence.num_tokens <= min(64, num_blocks * 8)
         assert all(1 <= block <= num_blocks for block in chunk.sequence.blocks)
-        assert len(chunk.sequence.blocks) * 8 >= len(chunk.sequence.tokens)
+        assert len(chunk.sequence.blocks) * 8 >= chunk.sequence.num_tokens

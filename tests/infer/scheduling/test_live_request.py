@@ -1,5 +1,6 @@
 """A request at work: the rows that it asks for, the events that come of their results."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -48,18 +49,31 @@ def chosen(token: int) -> SamplerOutput:
 def step(request: LiveRequest, token: int, index: int = 0) -> bool:
     """Computes all known tokens of a sample and chooses a token; returns whether the sample is complete."""
     sequence = request.sequences[index]
-    assert request.want(ScheduledChunk(sequence, 0, len(sequence.tokens)), 0) == []
+    assert request.want(ScheduledChunk(sequence, 0, sequence.num_tokens), 0) == []
     sequence.append(-1)
-    return request.take(sequence, len(sequence.tokens) - 1, chosen(token), 0)
+    return request.take(sequence, sequence.num_tokens - 1, chosen(token), 0)
 
 
 def test_samples_share_all_but_their_index() -> None:
     request = live(n=3, max_new_tokens=5)
     assert [sequence.index for sequence in request.sequences] == [0, 1, 2]
     for sequence in request.sequences:
-        assert (sequence.tokens, sequence.num_prompt, sequence.max_tokens) == ([1, 2, 3], 3, 8)
+        assert (sequence.tokens(0, 9), sequence.num_prompt, sequence.max_tokens) == ([1, 2, 3], 3, 8)
         assert (sequence.arrival, sequence.seed, sequence.priority) == (4, 77, 2)
-    assert request.sequences[0].tokens is not request.sequences[1].tokens
+        assert sequence.prompt is request.request.prompt
+
+
+def test_samples_take_no_memory_for_the_prompt() -> None:
+    request = Request("r", (5,) * 1_000_000, SamplingParams(n=16, repetition_penalty=1.2, prompt_logprobs=0))
+    tracemalloc.start()
+    try:
+        sequences = LiveRequest(request, 0, 0, SERVED, print).sequences
+        assert tracemalloc.get_traced_memory()[1] < 200_000, "a list of the tokens has 8 MB"
+    finally:
+        tracemalloc.stop()
+    for token, sequence in enumerate(sequences):
+        sequence.append(token)
+    assert [sequence.tokens(999_999, 1_000_001) for sequence in sequences] == [[5, token] for token in range(16)]
 
 
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(3, 20), (19, 20), (20, 21), (25, 26)])

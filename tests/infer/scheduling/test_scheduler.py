@@ -24,8 +24,7 @@ def make(arrival: int, num_prompt: int, num_new: int, **options: Any) -> Sequenc
         arrival=arrival,
         params=SamplingParams(),
         seed=0,
-        tokens=list(range(num_prompt)),
-        num_prompt=num_prompt,
+        prompt=range(num_prompt),
         max_tokens=num_prompt + num_new,
         **options,
     )
@@ -49,7 +48,7 @@ def compute(policy: Scheduler) -> tuple[ScheduledChunk, ...]:
         assert policy.advance(chunk)
         if last:
             chunk.sequence.append(0)
-            if len(chunk.sequence.tokens) == chunk.sequence.max_tokens:
+            if chunk.sequence.num_tokens == chunk.sequence.max_tokens:
                 policy.finish(chunk.sequence)
     policy.check_integrity()
     return chunks
@@ -128,11 +127,11 @@ def test_priority_goes_first_and_the_last_is_preempted() -> None:
     assert high.status is Status.RUNNING
     assert low.status is Status.WAITING
     assert (low.blocks, low.num_computed) == (kept[:1], BLOCK), "it lost the one block that was needed, its last"
-    known = list(low.tokens)
+    known = list(low.output)
     while policy.num_live:
         compute(policy)
     assert high.preemptions == 0
-    assert low.tokens[: len(known)] == known
+    assert low.output[: len(known)] == known
     assert low.num_new == 8
 
 

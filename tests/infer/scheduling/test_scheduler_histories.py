@@ -43,8 +43,7 @@ class World:
                 arrival=len(self.sequences),
                 params=SamplingParams(),
                 seed=0,
-                tokens=[0] * num_prompt,
-                num_prompt=num_prompt,
+                prompt=[0] * num_prompt,
                 max_tokens=choose.randint(num_prompt + 1, capacity),
             )
             for index in range(choose.choice((1, 1, 1, 3)))
@@ -82,7 +81,7 @@ class World:
             assert policy.advance(chunk)
             if last:
                 chunk.sequence.append(0)
-                if len(chunk.sequence.tokens) == chunk.sequence.max_tokens:
+                if chunk.sequence.num_tokens == chunk.sequence.max_tokens:
                     policy.finish(chunk.sequence)
         seconds = 1e-3 + 2e-4 * size.num_tokens + 1e-6 * size.num_keys
         policy.observe(chunks, seconds)
@@ -121,7 +120,7 @@ def test_the_oldest_of_a_stream_that_never_ends_is_served(seed: int) -> None:
     world = World(seed)
     policy = world.policy
     capacity = world.num_blocks * BLOCK
-    victim = Sequence("victim", 0, 0, SamplingParams(), 0, [0] * (capacity - 4), capacity - 4, capacity)
+    victim = Sequence("victim", 0, 0, SamplingParams(), 0, [0] * (capacity - 4), capacity)
     arrival = 0
     for number in range(200 * capacity):
         if number == 20:
@@ -130,7 +129,7 @@ def test_the_oldest_of_a_stream_that_never_ends_is_served(seed: int) -> None:
         while len(policy.waiting) < (10 if number < 20 else 25):
             arrival += 1
             name = "" if seed % 2 or number < 20 else f"p{arrival}"
-            policy.add([Sequence(str(arrival), 0, arrival, SamplingParams(), 0, [0], 1, 8, principal=name)])
+            policy.add([Sequence(str(arrival), 0, arrival, SamplingParams(), 0, [0], 8, principal=name)])
         world.step()
         if victim.status is Status.FINISHED:
             return

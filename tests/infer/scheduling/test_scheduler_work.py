@@ -23,7 +23,7 @@ class Counted(Sequence):
 
 
 def make(arrival: int) -> Sequence:
-    made = Counted(f"r{arrival}", 0, arrival, SamplingParams(), 0, [1] * 8, 8, 12)
+    made = Counted(f"r{arrival}", 0, arrival, SamplingParams(), 0, [1] * 8, 12)
     made.priority, made.principal, made.deadline = arrival % 3, f"p{arrival % 50}", 1e9 + arrival
     return made
 
@@ -54,7 +54,7 @@ def step(policy: Scheduler) -> None:
         policy.advance(chunk)
         if last:
             chunk.sequence.append(0)
-            if len(chunk.sequence.tokens) == chunk.sequence.max_tokens:
+            if chunk.sequence.num_tokens == chunk.sequence.max_tokens:
                 policy.finish(chunk.sequence)
 
 

@@ -9,8 +9,7 @@ from tk.infer.scheduling.wait_queue import WaitQueue
 
 
 def make(arrival: int, priority: int = 0, principal: str = "", weight: float = 1.0, length: int = 10) -> Sequence:
-    tokens = list(range(length))
-    made = Sequence(f"r{arrival}", 0, arrival, SamplingParams(), 0, tokens, length, length + 1)
+    made = Sequence(f"r{arrival}", 0, arrival, SamplingParams(), 0, range(length), length + 1)
     made.priority, made.principal, made.weight = priority, principal, weight
     return made
 
@@ -21,7 +20,7 @@ def served(queue: WaitQueue, shares: FairShare) -> list[int]:
     while (sequence := queue.first()) is not None:
         queue.discard(sequence)
         queue.check_integrity()
-        shares.charge(sequence.principal, sequence.weight, len(sequence.tokens))
+        shares.charge(sequence.principal, sequence.weight, sequence.num_tokens)
         order.append(sequence.arrival)
     return order
 

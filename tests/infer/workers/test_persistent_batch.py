@@ -69,7 +69,7 @@ class Traffic:
         )
         prompt = [self.random.randrange(VOCAB) for _ in range(self.random.randint(1, 14))]
         longest = len(prompt) + self.random.randint(1, 28)
-        sequence = Sequence(str(number), number % 3, number, params, 2**64 - 1 - number, prompt, len(prompt), longest)
+        sequence = Sequence(str(number), number % 3, number, params, 2**64 - 1 - number, prompt, longest)
         self.live.append(sequence)
         self.scheduler.add([sequence])
 
@@ -113,15 +113,15 @@ class Traffic:
         plan = self.batch.plan(StepMessage.decode(message))
         assert_same(plan, full_plan(planned, BLOCK_SIZE, STOPPING, scored))
         sampling = [chunk for chunk in planned if chunk.samples]
-        tokens = [next_token(chunk.sequence.tokens[: chunk.stop]) for chunk in sampling]
+        tokens = [next_token(chunk.sequence.tokens(0, chunk.stop)) for chunk in sampling]
         results = np.zeros(len(plan.rows), np.int32)
         results[plan.rows.target == SAMPLE] = tokens
         self.batch.feed(results)
         for chunk, token in zip(sampling, tokens, strict=True):
             sequence = chunk.sequence
-            sequence.tokens[chunk.stop] = token
+            sequence.output[chunk.stop - sequence.num_prompt] = token
             if sequence.status is not Status.FINISHED and (token == 4 or chunk.stop + 1 == sequence.max_tokens):
-                self.seen["computed in vain"] += len(sequence.tokens) > chunk.stop + 1
+                self.seen["computed in vain"] += sequence.num_tokens > chunk.stop + 1
                 self.end(sequence)
         self.seen["steps"] += 1
         self.seen["scored"] += len(scored)
@@ -144,7 +144,7 @@ def test_slots_and_tables_grow() -> None:
     writer, batch = BatchWriter(70, lambda sequence: ()), PersistentBatch(16)
     for number in range(70):
         prompt = [5] * (30000 if number == 40 else 20)
-        scheduler.add([Sequence(str(number), 0, number, SamplingParams(), 0, prompt, len(prompt), len(prompt) + 9)])
+        scheduler.add([Sequence(str(number), 0, number, SamplingParams(), 0, prompt, len(prompt) + 9)])
     widths = []
     for _ in range(4):
         chunks = scheduler.schedule()
@@ -159,11 +159,13 @@ def test_slots_and_tables_grow() -> None:
     assert widths[-1] == (70, 1876)
 
 
-def test_a_decode_step_sends_only_the_changes() -> None:
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
+    params = SamplingParams(repetition_penalty=penalty)
     scheduler = Scheduler(Limits(8, 99, 40000, 40000), num_blocks=9000, block_size=16)
     writer, batch = BatchWriter(8, lambda sequence: ()), PersistentBatch(16)
     for number in range(8):
-        scheduler.add([Sequence(str(number), 0, number, SamplingParams(), 0, [5] * 4999, 4999, 5100)])
+        scheduler.add([Sequence(str(number), 0, number, params, 0, range(4999), 5100)])
     lengths = []
     for _ in range(3):
         chunks = scheduler.schedule()

@@ -56,7 +56,7 @@ def test_it_loads_and_computes_as_transformers_does(
     assert (ready.op, ready.values["kernels"]) == ("ready", "aten")
     assert ready.values["kv_bytes"] == 2 * 2 * (3 + 1) * 16 * 4 * 8 * 4, "2 layers, 4 kv heads of 8 in fp32"
     tokens = [5, 6, 7]
-    sequence = Sequence("a", 0, 0, SamplingParams(temperature=0), 0, tokens, 3, 9, blocks=[1])
+    sequence = Sequence("a", 0, 0, SamplingParams(temperature=0), 0, tokens, 9, blocks=[1])
     writer = BatchWriter(1, lambda sequence: ())
     message = writer.write([ScheduledChunk(sequence, 0, 3)], [SamplingRow(token=0, target=6)])
     send(connection, Frame("step", body=message.encode()))
