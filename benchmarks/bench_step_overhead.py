@@ -11,6 +11,7 @@ from tk.infer import SamplingParams
 from tk.infer.engine import Engine
 from tk.infer.options import EngineOptions
 from tk.infer.requests.events import Delta, Event, Failed, Request
+from tk.infer.workers.processes import WorkerProcesses
 
 SETTLE = 20  # steps before the measurement
 
@@ -72,7 +73,7 @@ def main(batches: tuple[int, ...], contexts: tuple[int, ...], steps: int, tp: in
     options = EngineOptions(
         folder, tp=tp, kv_blocks=max(batches) * (longest // 32 + 1), max_batched_tokens=8192, max_running=max(batches)
     )
-    engine = Engine.start(options, worker="tk.benchmarks.zero_compute_worker")
+    engine = Engine.start(options, processes=WorkerProcesses(tp, 1, "tk.benchmarks.zero_compute_worker"))
     try:
         print(f"{'batch':>6} {'context':>8} {'engine us':>10} {'worker us':>10} {'per token':>10} {'wall us':>8}")
         for batch in batches:

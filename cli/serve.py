@@ -69,10 +69,10 @@ def serve(
     Prints `ready HOST:PORT` on stdout once the server accepts requests. On SIGTERM or Ctrl-C it finishes the live
     requests and exits with 0; a second signal ends it at once. If a worker dies, all requests fail and it exits with 1.
     """
-    from ..infer.engine import Engine
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank
-    from ..infer.server.app import ServerOptions, check_address, serve_until_signal
+    from ..infer.server.options import ServerOptions, check_address
+    from ..infer.workers.processes import WorkerProcesses
 
     server_options = ServerOptions(
         host=host,
@@ -84,11 +84,19 @@ def serve(
     server_options.validate()
     check_address(server_options)
     given = {name: value for name, value in engine_values.items() if value is not None}
-    with closing(Engine.start(EngineOptions(checkpoint, **given), on_plan=_show)) as engine:
-        threads = threads_per_rank(engine.options.tp, engine.options.threads)
-        click.echo(f"{'kernels':<10}{engine.info.kernels}", err=True)
-        click.echo(f"{'threads':<10}{threads} on each of {engine.options.tp} ranks", err=True)
-        orderly = serve_until_signal(engine, server_options, on_ready=lambda address: click.echo(f"ready {address}"))
+    options = EngineOptions(checkpoint, **given)
+    options.validate()
+    threads = threads_per_rank(options.tp, options.threads)
+    with closing(WorkerProcesses(options.tp, threads)) as processes:
+        from ..infer.engine import Engine  # while the workers import their modules
+
+        with closing(Engine.begin(options, on_plan=_show, processes=processes)) as engine:
+            from ..infer.server.app import serve_until_signal  # gRPC, while the workers load the model
+
+            engine.wait_ready()
+            click.echo(f"{'kernels':<10}{engine.info.kernels}", err=True)
+            click.echo(f"{'threads':<10}{threads} on each of {options.tp} ranks", err=True)
+            orderly = serve_until_signal(engine, server_options, lambda address: click.echo(f"ready {address}"))
     if not orderly:
         click.get_current_context().exit(EXIT_INTERRUPTED)
 

@@ -12,23 +12,38 @@ EXIT_TERMINATED: Final = 1
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. A plain KeyboardInterrupt within `exec`, which dataclasses use while a module is imported, makes Python
+    end the process by the signal after all clean-up, and not with the command's exit code.
+    """
+
+
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """A context in which SIGTERM and SIGHUP raise SystemExit(1), so that clean-up runs as after Ctrl-C.
+    """A context in which SIGTERM and SIGHUP raise SystemExit(1), and Ctrl-C Interrupted, so that clean-up runs.
 
-    After the first signal, others are ignored, so that they do not disturb the clean-up. A signal that is ignored, as
-    under nohup, or that has a handler already, is left alone.
+    After the first SIGTERM or SIGHUP, others are ignored, so that they do not disturb the clean-up. A signal that is
+    ignored, as under nohup, or that has a handler already, is left alone.
     """
-    ours = []
+    ours, interruptible = [], False
     if threading.current_thread() is threading.main_thread():
         ours = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+        interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     for number in ours:
         signal.signal(number, _leave)
+    if interruptible:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise Interrupted
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from typing import IO, Final
 
 PARENT_VARIABLE: Final = "TK_PARENT"  # the environment variable with the process id of the parent
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # constants of glibc's malloc.h
 
 
 def start_module(
@@ -76,6 +76,21 @@ def lasting_imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def freed_memory_returned() -> Iterator[None]:
+    """A context for work with large buffers, after which glibc's malloc returns all freed memory to the system.
+
+    Otherwise buffers of tens of MiB stay resident. The process should not have started threads before: they would have
+    areas of their own, of which malloc keeps the end. With another malloc this context does nothing.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 1)
+    yield
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def keep_freed_memory() -> None:

@@ -16,20 +16,20 @@ from typing import Final, Self
 
 from ..core.errors import Cancelled, DeadlinePassed, InvalidRequest, TkError, WorkerDied
 from .options import EngineOptions
+from .planning.job import threads_per_rank
 from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
 from .requests.events import Event, ModelInfo, Request
-from .requests.prompts import check_length
+from .requests.servable import check_servable
 from .scheduling.batch_writer import BatchWriter
-from .scheduling.cost import StepSize
 from .scheduling.live_request import LiveRequest, Served
 from .scheduling.scheduler import Limits, Scheduler
 from .scheduling.sequence import Status
 from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step
-from .scheduling.warm_up import warm_up_chunks
-from .workers.worker_group import WORKER, WorkerGroup
+from .workers.processes import WorkerProcesses
+from .workers.step_timing import measure_steps
+from .workers.worker_group import WorkerGroup
 
-MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
 # A worker that computes reads nothing: a longer message would wait for it, and it for the reader of its result.
 MAX_BYTES_AHEAD: Final = 2**16
 OnPlan = Callable[[ModelInfo, MemoryPlan], None]
@@ -45,7 +45,7 @@ class Engine:
         memory: the number of bytes on each rank.
     """
 
-    def __init__(self, options: EngineOptions, source: ModelSource, worker: str = WORKER) -> None:
+    def __init__(self, options: EngineOptions, source: ModelSource, processes: WorkerProcesses) -> None:
         memory = source.memory
         self.options = options
         self.info: ModelInfo = source.info
@@ -60,7 +60,7 @@ class Engine:
             memory.max_model_len,
             None if options.max_step_ms is None else options.max_step_ms / 1000,
         )
-        self._workers = WorkerGroup(worker)
+        self._workers = WorkerGroup(processes)
         self._batch = BatchWriter(options.max_running, lambda sequence: self._live[sequence.request_id].stopping)
         self._in_flight: StepInFlight | None = None
         self._begun = 0.0  # when the workers began to compute it
@@ -70,18 +70,24 @@ class Engine:
         self._live: dict[str, LiveRequest] = {}
         self._cancelled: list[LiveRequest] = []
         self._on_death: list[Callable[[WorkerDied], None]] = []
+        self._after_events: list[Callable[[], None]] = []
         self._death: WorkerDied | None = None
         self._closing = False
         self._ready: Future[str] = Future()  # the kernels of the workers
         self._thread = threading.Thread(target=self._run, name="tk-engine", daemon=True)
 
     @classmethod
-    def start(cls, options: EngineOptions, on_plan: OnPlan = lambda info, memory: None, worker: str = WORKER) -> Self:
+    def start(
+        cls,
+        options: EngineOptions,
+        on_plan: OnPlan = lambda info, memory: None,
+        processes: WorkerProcesses | None = None,
+    ) -> Self:
         """Plans memory, starts the workers, and returns when they have loaded the model.
 
         Args:
             on_plan: is called with the model's description and the memory plan, before anything is allocated.
-            worker: the module that each rank's process runs.
+            processes: the workers' processes, which the engine ends, also if this method raises; None = new ones.
 
         Raises:
             ConfigError: the options contradict each other or do not fit the model.
@@ -89,17 +95,39 @@ class Engine:
             CheckpointError: the checkpoint cannot be used.
             WorkerDied: a worker ended without reporting an error.
         """
-        options.validate()
-        source = ModelSource.open(options)
-        on_plan(source.info, source.memory)
-        engine = cls(options, source, worker)
-        try:
-            engine._thread.start()
-            engine.info = replace(engine.info, kernels=engine._ready.result())
-        except BaseException:
-            engine.close()
-            raise
+        engine = cls.begin(options, on_plan, processes)
+        engine.wait_ready()
         return engine
+
+    @classmethod
+    def begin(
+        cls,
+        options: EngineOptions,
+        on_plan: OnPlan = lambda info, memory: None,
+        processes: WorkerProcesses | None = None,
+    ) -> Self:
+        """Does the first half of `start`: returns while the workers load the model. `wait_ready` must follow."""
+        try:
+            options.validate()
+            # They import their modules while this process opens the checkpoint.
+            processes = processes or WorkerProcesses(options.tp, threads_per_rank(options.tp, options.threads))
+            source = ModelSource.open(options)
+            on_plan(source.info, source.memory)
+            engine = cls(options, source, processes)
+        except BaseException:
+            if processes is not None:
+                processes.close()
+            raise
+        engine._thread.start()
+        return engine
+
+    def wait_ready(self) -> None:
+        """Returns when the workers have loaded the model; if it raises as `start` does, the engine is closed."""
+        try:
+            self.info = replace(self.info, kernels=self._ready.result())
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def num_live(self) -> int:
@@ -133,7 +161,7 @@ class Engine:
             WorkerDied: a worker has died.
             Cancelled: the engine is closed.
         """
-        self._validate(request)
+        check_servable(request, self.info, self.tokenizer is not None)
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
         live = LiveRequest(request, next(self._arrivals), seed, self._served, on_event)
         with self._lock:
@@ -170,6 +198,10 @@ class Engine:
                 return
         callback(self._death)
 
+    def after_events(self, callback: Callable[[], None]) -> None:
+        """Registers a callback, which the engine's thread calls when it has sent all events that it has."""
+        self._after_events.append(callback)
+
     def check_integrity(self) -> None:
         """Checks that the blocks and the queues are consistent; raises AssertionError otherwise."""
         with self._lock:
@@ -187,28 +219,13 @@ class Engine:
         """Ends the workers at once, from any thread, whatever they compute: live requests fail with WorkerDied."""
         self._workers.kill()
 
-    def _validate(self, request: Request) -> None:
-        vocab_size, params = self.info.vocab_size, request.params
-        params.validate(vocab_size)
-        if params.top_k > MAX_TOP_K:
-            raise InvalidRequest(f"sampling.top_k is {params.top_k}; it must be at most {MAX_TOP_K}.", "sampling.top_k")
-        check_length(len(request.prompt), self.info.max_model_len)  # before work that grows with it
-        wrong = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
-        if wrong is not None:
-            raise InvalidRequest(f"Token id {wrong} is not below the vocabulary's {vocab_size}.", field="prompt")
-        if params.stop and self.tokenizer is None:
-            raise InvalidRequest(
-                "Stop strings need text, and the checkpoint has no tokenizer.json; use stop_token_ids.",
-                field="stopping.stop",
-            )
-
     def _run(self) -> None:
         """Runs the engine's thread until the engine is closed or a worker dies."""
         end: TkError = Cancelled("The engine was closed.")
         try:
             kernels = self._workers.start(self._source.job(), self.options.start_timeout)
             if self.options.max_step_ms is not None:
-                self._measure_steps()
+                measure_steps(self._workers, self._batch, self._scheduler, self.memory, self.options.step_timeout)
             self._ready.set_result(kernels)
             while self._turn():
                 pass
@@ -220,20 +237,6 @@ class Engine:
         finally:
             self._end(end)
 
-    def _measure_steps(self) -> None:
-        """Measures the duration of steps of different sizes; the first one includes work that is done only once."""
-        limits, block_size = self._scheduler.limits, self.memory.block_size
-        chunks = warm_up_chunks(limits, self.memory.num_blocks, block_size)
-        measured = []
-        for chunk in (chunks[0], *chunks):
-            message = self._batch.write([chunk]).encode()
-            begun = time.monotonic()
-            self._workers.send(message, self.options.step_timeout)
-            self._workers.receive(self.options.step_timeout)
-            self._batch.release(chunk.sequence)
-            measured.append((StepSize().plus(chunk.start, chunk.length), time.monotonic() - begun))
-        self._scheduler.cost.calibrate(measured[1:])
-
     def _end(self, error: TkError) -> None:
         """Fails the live requests, and only then ends the workers, which can take seconds."""
         with self._lock:
@@ -242,6 +245,7 @@ class Engine:
             live, callbacks = list(self._live.values()), self._on_death
         for request in live:
             self._fail(request, error)
+        self._events_sent()
         if self._death is not None:
             for callback in callbacks:
                 callback(self._death)
@@ -274,6 +278,7 @@ class Engine:
                 self._begun = time.monotonic()
             self._workers.send(step.message, self.options.step_timeout)
             self._in_flight = step
+        self._events_sent()
         if before is not None:
             self._take(before)
         elif not chunks:
@@ -305,6 +310,7 @@ class Engine:
             if request.is_over:
                 self._forget(request)
             request.deliver()
+        self._events_sent()
 
     def _end_unwanted(self) -> None:
         """Ends requests that were aborted or whose deadline has passed."""
@@ -317,6 +323,10 @@ class Engine:
         for request in late:
             name = request.request.request_id
             self._fail(request, DeadlinePassed(f"Request {name} is not expected to answer before its deadline."))
+
+    def _events_sent(self) -> None:
+        for callback in self._after_events:
+            callback()
 
     def _fail(self, request: LiveRequest, error: TkError) -> None:
         """Ends a request with an error, unless it has ended already."""

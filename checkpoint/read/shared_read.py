@@ -10,6 +10,7 @@ import mmap
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -48,7 +49,9 @@ class Peers:
 ALONE: Final = Peers()
 
 
-def read_all(checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver: Deliver, peers: Peers = ALONE) -> None:
+def read_all(
+    checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver: Deliver, peers: Peers = ALONE, threads: int = 1
+) -> None:
     """Reads parts of tensors; every rank of `peers` calls it with its own requests.
 
     The ranks share the reads, so that each needed block is read once. If they would read little more alone (as at the
@@ -57,8 +60,10 @@ def read_all(checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver: D
     Args:
         checkpoint: the same checkpoint on every rank.
         requests: the parts that this rank needs.
-        deliver: called with the index of a request and its values, in any order.
+        deliver: called with the index of a request and its values, in any order; on several threads at once if there
+            are several.
         peers: the ranks that load together.
+        threads: the number of threads of a rank that reads alone.
 
     Raises:
         CheckpointError, StorageError: the errors of `Checkpoint.read`; every rank raises the error of one.
@@ -74,7 +79,7 @@ def read_all(checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver: D
             _SharedRead(planner, requests, spans, deliver, areas).run(planner.union(needs), peers)
             return
     with share_errors(peers):
-        _read_alone(checkpoint, requests, deliver)
+        _read_alone(checkpoint, requests, deliver, threads)
 
 
 def open_together(find: Callable[[], Checkpoint], peers: Peers) -> Checkpoint:
@@ -92,9 +97,18 @@ def open_together(find: Callable[[], Checkpoint], peers: Peers) -> Checkpoint:
         return Checkpoint.open(os.fsdecode(place)) if found is None else found
 
 
-def _read_alone(checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver: Deliver) -> None:
-    for index, request in enumerate(requests):
+def _read_alone(checkpoint: Checkpoint, requests: Sequence[ReadRequest], deliver: Deliver, threads: int = 1) -> None:
+    def read(index: int) -> None:
+        request = requests[index]
         deliver(index, checkpoint.read(request.tensor, request.box, request.slot, request.flat, request.dtype))
+
+    if threads == 1:
+        for index in range(len(requests)):
+            read(index)
+        return
+    with ThreadPoolExecutor(threads, "tk-load") as pool:
+        for _ in pool.map(read, range(len(requests))):  # raises the first error, and begins no other read
+            pass
 
 
 class _Areas:

@@ -52,8 +52,9 @@ class StoredParts(Mapping[str, Part]):
         path = real_path(self._folder, name)
         fd = storage.open_read(path)
         try:
-            if name in self._unchecked:
-                _check_header(fd, path, self._unchecked[name])
+            unchecked = self._unchecked.get(name)
+            if unchecked is not None:
+                _check_header(fd, path, unchecked)
                 self._unchecked.pop(name, None)
         except BaseException:
             storage.close(fd)

@@ -17,7 +17,7 @@ from ..requests.events import Delta, ModelInfo, Request
 from ..requests.prompts import as_params, as_prompt, as_prompts, is_one_prompt, make_request
 from ..requests.sampling_params import SamplingParams
 from ..requests.score import Score, score_of, score_request, split_tokens
-from ..requests.streams import EventStream
+from ..requests.streams import EventStream, Wakeups
 
 
 class AsyncLLM:
@@ -35,6 +35,7 @@ class AsyncLLM:
         options.setdefault("max_queued", 2**31)  # a program may ask for any number of prompts at once
         self._options = EngineOptions(Path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options)
         self._starting: Future[Engine] | None = None
+        self._wakeups = Wakeups()
         self._closed = False
 
     async def start(self) -> Self:
@@ -50,10 +51,11 @@ class AsyncLLM:
         with _one_thread() as executor:
             self._starting = executor.submit(Engine.start, self._options)
         try:
-            await asyncio.wrap_future(self._starting)
+            engine = await asyncio.wrap_future(self._starting)
         except asyncio.CancelledError:
             self._starting.add_done_callback(_close_started)
             raise
+        engine.after_events(self._wakeups.flush)
         if self._closed:
             await self.close()
             raise Cancelled("The model was closed while it was loading.")
@@ -152,7 +154,7 @@ class AsyncLLM:
         streams: list[EventStream] = []
         try:
             for request in requests:
-                stream = EventStream()
+                stream = EventStream(self._wakeups)
                 self.engine.submit(request, stream.push)
                 streams.append(stream)
             yield streams

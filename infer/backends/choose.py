@@ -9,6 +9,8 @@ from ..planning.job import Job
 from ..program.lower import Program
 from ..program.weights import LoadParams
 from .backend import Backend
+from .native.prepare import prepare as prepare_native
+from .native.prepare import why_not
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -27,9 +29,6 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
         CheckpointError: the weights cannot be loaded.
         ConfigError: the job does not fit the machine, or native kernels are requested and cannot run it.
     """
-    from .native.prepare import prepare as prepare_native
-    from .native.prepare import why_not
-
     if job.kernels == "native" or (job.kernels == "auto" and count_gpus() < job.tp):
         reason = why_not(job, program)
         if not reason:

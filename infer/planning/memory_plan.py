@@ -1,4 +1,4 @@
-"""The memory plan of a rank: its weights and KV cache, computed before anything is allocated."""
+"""The memory plan of a rank: its weights, KV cache and buffers, computed before anything is allocated."""
 
 import math
 from dataclasses import dataclass
@@ -13,8 +13,11 @@ from ...core.layout import Layout
 from ...core.local_params import local_params
 from ...core.progress import format_bytes
 from ...model.config import ModelConfig
-from ...model.registry import tensor_table
+from ...model.registry import decoder_spec, tensor_table
 from ..options import INT8, EngineOptions
+from ..program.lower import lower, serving_slices
+from .buffers import buffer_bytes
+from .job import threads_per_rank
 
 KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
 CONTROL_GROUP: Final = Path("/sys/fs/cgroup")  # the control group of a container
@@ -33,6 +36,8 @@ class MemoryPlan:
         block_size: the number of tokens of a block.
         num_blocks: the number of blocks that requests can use.
         max_model_len: the largest number of tokens of a sequence.
+        max_batched_tokens: the largest number of tokens of a step.
+        buffer_bytes: the bytes of activations, logits and scratch of such a step, on one rank.
     """
 
     tp: int
@@ -43,6 +48,8 @@ class MemoryPlan:
     block_size: int
     num_blocks: int
     max_model_len: int
+    max_batched_tokens: int
+    buffer_bytes: int
 
     @property
     def kv_bytes(self) -> int:
@@ -54,12 +61,18 @@ class MemoryPlan:
         """The bytes of keys and values of one token over all layers and ranks."""
         return self.block_bytes * self.tp // self.block_size
 
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of weights, cache and buffers on one rank; the process itself, with its libraries, comes on top."""
+        return self.weight_bytes + self.kv_bytes + self.buffer_bytes
+
     def table(self) -> str:
         """Formats the plan as text, one line per part."""
         lines = (
             ("weights", self.dtype, self.weight_bytes, ""),
             ("KV cache", self.kv_dtype, self.kv_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
-            ("total", "", self.weight_bytes + self.kv_bytes, f"on each of {self.tp} ranks"),
+            ("buffers", "", self.buffer_bytes, f"for {self.max_batched_tokens} tokens per step"),
+            ("total", "", self.total_bytes, f"on each of {self.tp} ranks"),
         )
         return "\n".join(
             f"{what:<10}{kind:<6}{format_bytes(size):>10}  {note}".rstrip() for what, kind, size, note in lines
@@ -67,7 +80,7 @@ class MemoryPlan:
 
 
 def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtype: str) -> MemoryPlan:
-    """Plans the sizes of weights and cache.
+    """Plans the sizes of weights, cache and buffers.
 
     Args:
         config: the model.
@@ -82,8 +95,12 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     weight_bytes = weight_bytes_per_rank(config, options.tp, dtype)
     block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype)
     longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    spec = decoder_spec(config)
+    program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
+    threads = threads_per_rank(options.tp, options.threads)
+    beside = buffer_bytes(program, options.max_batched_tokens, threads)
     room = _room(options)
-    num_blocks = _num_blocks(options, room.num_bytes - weight_bytes, block_bytes, longest)
+    num_blocks = _num_blocks(options, room.num_bytes - weight_bytes - beside, block_bytes, longest)
     _check_length(config, options, num_blocks)
     plan = MemoryPlan(
         tp=options.tp,
@@ -94,6 +111,8 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         block_size=options.block_size,
         num_blocks=num_blocks,
         max_model_len=min(longest, num_blocks * options.block_size),
+        max_batched_tokens=options.max_batched_tokens,
+        buffer_bytes=beside,
     )
     _check_room(plan, room)
     return plan
@@ -153,13 +172,13 @@ def _room(options: EngineOptions) -> _Room:
     return _Room(free_memory() // options.tp, f"this machine, for each of {options.tp} ranks,")
 
 
-def _num_blocks(options: EngineOptions, room_beside_weights: int, block_bytes: int, longest: int) -> int:
+def _num_blocks(options: EngineOptions, room_left: int, block_bytes: int, longest: int) -> int:
     if options.kv_blocks is not None:
         return options.kv_blocks
     memory = options.kv_memory
     wanted = math.inf
     if memory is None:
-        memory = int(KV_SHARE * max(0, room_beside_weights))
+        memory = int(KV_SHARE * max(0, room_left))
         wanted = options.max_running * ceil_div(longest, options.block_size)
     num_blocks = min(memory // block_bytes - 1, wanted)  # one more is the null block
     if num_blocks < 1:
@@ -171,10 +190,11 @@ def _num_blocks(options: EngineOptions, room_beside_weights: int, block_bytes: i
 
 
 def _check_room(plan: MemoryPlan, room: _Room) -> None:
-    needed = plan.weight_bytes + plan.kv_bytes
+    needed = plan.total_bytes
     if needed > room.num_bytes:
         raise ConfigError(
-            f"Weights ({format_bytes(plan.weight_bytes)}) and KV cache ({format_bytes(plan.kv_bytes)}) of a rank take "
+            f"Weights ({format_bytes(plan.weight_bytes)}), KV cache ({format_bytes(plan.kv_bytes)}) and buffers "
+            f"({format_bytes(plan.buffer_bytes)}) of a rank take "
             f"{format_bytes(needed)}, and {room.place} has {format_bytes(room.num_bytes)} free. Lower kv_memory or "
             "kv_blocks, or choose a smaller model."
         )

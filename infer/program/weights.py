@@ -1,6 +1,7 @@
 """The load of a program's parameters from a checkpoint of any layout, as numpy arrays, without torch."""
 
 from collections.abc import Callable
+from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -11,17 +12,24 @@ from ...checkpoint.read.shared_read import ALONE, Peers, read_all
 from ...checkpoint.read.stored_array import StoredArray
 from ...core.casts import Array
 from ...core.dtypes import DType
-from ...core.local_params import LocalParam, Piece
+from ...core.local_params import LocalParam
 from ...core.tensors import Table
 from ...model.stored_tensors import check_tensors, check_ties
 from .lower import Program
 
 TakeParam: TypeAlias = Callable[[LocalParam, Array], object]
-LoadParams: TypeAlias = Callable[[TakeParam, Peers], None]  # `load_params` with its other arguments set
+# `load_params` with its first arguments set: it receives `take`, `peers` and `threads`.
+LoadParams: TypeAlias = Callable[[TakeParam, Peers, int], None]
 
 
 def load_params(
-    program: Program, table: Table, checkpoint: Checkpoint, dtype: DType, take: TakeParam, peers: Peers = ALONE
+    program: Program,
+    table: Table,
+    checkpoint: Checkpoint,
+    dtype: DType,
+    take: TakeParam,
+    peers: Peers = ALONE,
+    threads: int = 1,
 ) -> None:
     """Reads every parameter of a rank, cast to a dtype; padding is zero.
 
@@ -36,6 +44,7 @@ def load_params(
         dtype: the dtype of the arrays; bf16 arrives as bit patterns in uint16.
         take: a function that is called once with each parameter and its array, which it may keep, in any order.
         peers: the ranks of this host that load at the same time; together they read each block once.
+        threads: the number of threads that read and call `take` at the same time, if this rank reads alone.
 
     Raises:
         ShapeMismatch: the checkpoint's tensors are not this model's.
@@ -46,29 +55,32 @@ def load_params(
     check_ties(table, checkpoint)
     requests = [ReadRequest(piece.tensor.alias or piece.tensor.name, piece.box, dtype=dtype) for _, piece in places]
     unfinished: dict[str, _Unfinished] = {}
+    lock = Lock()  # guards `unfinished` and the numbers in it
 
     def deliver(index: int, values: StoredArray) -> None:
         param, piece = places[index]
         if param.size == piece.box.size:
             take(param, values.numpy().reshape(param.shape))
             return
-        if param.name not in unfinished:
-            unfinished[param.name] = _Unfinished(param, dtype)
-        if unfinished[param.name].fill(piece, values.numpy()):
-            take(param, unfinished.pop(param.name).values.reshape(param.shape))
+        with lock:
+            if param.name not in unfinished:
+                unfinished[param.name] = _Unfinished(param, dtype)
+            part = unfinished[param.name]
+        part.values[piece.start : piece.start + piece.box.size] = values.numpy().reshape(-1)
+        with lock:
+            part.num_left -= 1
+            is_complete = not part.num_left
+            if is_complete:
+                del unfinished[param.name]
+        if is_complete:
+            take(param, part.values.reshape(param.shape))
 
-    read_all(checkpoint, requests, deliver, peers)
+    read_all(checkpoint, requests, deliver, peers, threads)
 
 
 class _Unfinished:
-    """A parameter of several pieces, or with padding, of which not all are read."""
+    """A parameter of several pieces, or with padding, of which `num_left` are not copied."""
 
     def __init__(self, param: LocalParam, dtype: DType) -> None:
         self.values = np.zeros(param.size, dtype.numpy)
-        self._num_left = len(param.pieces)
-
-    def fill(self, piece: Piece, values: Array) -> bool:
-        """Copies a piece; returns whether it was the last one."""
-        self.values[piece.start : piece.start + piece.box.size] = values.reshape(-1)
-        self._num_left -= 1
-        return not self._num_left
+        self.num_left = len(param.pieces)

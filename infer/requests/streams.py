@@ -1,4 +1,4 @@
-"""The bridge from the engine's thread to a coroutine: one EventStream per request.
+"""The bridge from the engine's thread to coroutines: one EventStream per request, one wake-up per step for all of them.
 
 The engine pushes events and never waits. For a slow reader the stream joins deltas: it queues at most one open delta
 per sample, for any number of tokens. A delta closes at a size that fits a message, so memory grows only with the text.
@@ -6,8 +6,8 @@ per sample, for any number of tokens. A delta closes at a size that fits a messa
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -37,19 +37,52 @@ class _OpenDelta:
         return Delta(self.index, "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs))
 
 
+class Wakeups:
+    """The streams with events that their readers do not know of yet; `flush` wakes the readers.
+
+    To wake an event loop costs a system call and a switch of threads, far more than an event. So the engine calls
+    `flush` once for all streams when it has sent the events of a step.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: list[EventStream] = []
+
+    def add(self, stream: "EventStream") -> None:
+        """Adds a stream to those of the next `flush`, from any thread."""
+        with self._lock:
+            self._due.append(stream)
+
+    def flush(self) -> None:
+        """Wakes the readers of all added streams, each event loop once, from any thread."""
+        with self._lock:
+            due, self._due = self._due, []
+        loops: dict[asyncio.AbstractEventLoop, list[EventStream]] = defaultdict(list)
+        for stream in due:
+            loops[stream.loop].append(stream)
+        for loop, streams in loops.items():
+            with suppress(RuntimeError):  # the loop is closed, so no reader is left
+                loop.call_soon_threadsafe(_wake_all, streams)
+
+
 class EventStream:
     """The events of one request: the engine's thread pushes them and one coroutine iterates over them.
 
     Iteration ends at Done and raises the error of Failed. The event loop's thread makes the stream.
+
+    Attributes:
+        loop: the event loop of the reader.
     """
 
-    def __init__(self, on_close: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, wakeups: Wakeups, on_close: Callable[[], None] = lambda: None) -> None:
         """Makes an empty stream.
 
         Args:
+            wakeups: wakes the reader when it is flushed.
             on_close: is called once, on the loop, when both the engine and the reader are done with the request.
         """
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self._wakeups = wakeups
         self._on_close = on_close
         self._ready = asyncio.Event()
         self._lock = threading.Lock()  # guards all below
@@ -61,7 +94,10 @@ class EventStream:
         self._closed = False
 
     def push(self, event: Event) -> None:
-        """Queues an event, from any thread, without blocking; drops events after the last one."""
+        """Queues an event, from any thread, without blocking, for the reader to find after the next flush.
+
+        Events after the last one are dropped.
+        """
         with self._lock:
             if self._ended:
                 return
@@ -72,8 +108,7 @@ class EventStream:
                 return
             wake, self._wake_due = not self._wake_due, True
         if wake:
-            with suppress(RuntimeError):  # the loop is closed, so no reader is left
-                self._loop.call_soon_threadsafe(self._wake)
+            self._wakeups.add(self)
 
     def interrupt(self, error: TkError) -> None:
         """Makes this error the reader's next event, before all queued ones; on the loop's thread only."""
@@ -130,7 +165,8 @@ class EventStream:
             self._queue.append(delta)
         delta.join(event)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wakes the reader; on the loop's thread only."""
         with self._lock:
             self._wake_due = False
         self._ready.set()
@@ -142,3 +178,8 @@ class EventStream:
                 return
             self._closed = True
         self._on_close()
+
+
+def _wake_all(streams: Iterable[EventStream]) -> None:
+    for stream in streams:
+        stream.wake()

@@ -24,6 +24,8 @@ from .step_budget import StepBudget
 from .wait_queue import WaitQueue
 
 _LATENESS: Final = 1.5  # a first token is expected after this many times the measured duration of the tokens before it
+_RETRY_SECONDS: Final = 1.0  # the least time to ask a refused caller to wait, and without a measured step
+_MOST_RETRY_SECONDS: Final = 60.0  # sequences often end before their limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class Scheduler:
         if self.num_live and self.num_live + len(new) > places:
             raise Overloaded(
                 f"{len(self.running)} sequences are running and {len(self.waiting)} waiting; the limits are "
-                f"{self.limits.max_running} and {self.limits.max_queued}. Try again later."
+                f"{self.limits.max_running} and {self.limits.max_queued}. Try again later.",
+                retry_after=self._seconds_until_a_place(),
             )
         for sequence in new[:1]:
             self._check_deadline(sequence, now)
@@ -223,6 +226,16 @@ class Scheduler:
             num_tokens = max(1, self.cost.longest(StepSize(), 0, num_tokens, self.limits.max_step_seconds))
         seconds = self.cost.seconds(StepSize().plus(0, num_tokens)) / num_tokens
         return now + _LATENESS * seconds * (backlog + sequence.num_uncomputed) < sequence.deadline
+
+    def _seconds_until_a_place(self) -> float:
+        """Returns the predicted seconds until a running sequence has all tokens that it may have."""
+        if not self.running or not self.cost.is_known:
+            return _RETRY_SECONDS
+        size = StepSize()
+        for sequence in self.running:
+            size = size.plus(sequence.num_computed, 1)
+        steps = min(sequence.max_tokens - sequence.num_computed for sequence in self.running)
+        return min(max(_RETRY_SECONDS, steps * self.cost.seconds(size)), _MOST_RETRY_SECONDS)
 
     def _decode_chunks(self) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []

@@ -1,21 +1,20 @@
 """The server as a whole: its port, the engine behind it, and its orderly shutdown."""
 
 import asyncio
-import ipaddress
 import logging
 import signal
-import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
 
-from ...core.errors import ConfigError, WorkerDied
+from ...core.errors import WorkerDied
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from .engine_protocol import ServedEngine
 from .health import HEALTH_SERVICE, READINESS, Health
+from .options import ServerOptions, not_ours
 from .reflection import add_reflection
 from .service import GenerationService
 
@@ -42,62 +41,6 @@ _CHANNEL_OPTIONS: Final = (
 _LOG: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """The options of a server.
-
-    Attributes:
-        host: the address or name to listen on; without `insecure`, one that only this machine reaches.
-        port: the port to listen on; 0 = any free port.
-        drain_timeout: the time, in seconds, for live requests to end after the server receives a signal.
-        default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
-        insecure: whether to listen on an address that other machines reach, without encryption or authentication.
-    """
-
-    _: KW_ONLY
-    host: str = "127.0.0.1"
-    port: int = 50051
-    drain_timeout: float = 30.0
-    default_max_new_tokens: int | None = None
-    insecure: bool = False
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT, with brackets around an IPv6 host."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    def validate(self) -> None:
-        """Checks all options.
-
-        Raises:
-            ConfigError: a value is wrong; the message names the first one.
-        """
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"port = {self.port}; it must be 0 (any free port) to 65535.")
-        if self.drain_timeout < 0:
-            raise ConfigError(f"drain_timeout = {self.drain_timeout:g}; it must be 0 seconds or more.")
-        if self.default_max_new_tokens is not None and self.default_max_new_tokens < 1:
-            raise ConfigError(f"default_max_new_tokens = {self.default_max_new_tokens}; it must be 1 or more.")
-        if not self.insecure and not _is_loopback(self.host):
-            raise ConfigError(
-                f"host = {self.host!r} can be reached from other machines, and this server has neither encryption nor "
-                "authentication. Listen on 127.0.0.1 behind a proxy, or accept the risk with --insecure."
-            )
-
-
-def check_address(options: ServerOptions) -> None:
-    """Checks that the server can listen on the address, so that an error comes before the model is loaded.
-
-    Raises:
-        ConfigError: the address is in use or not available.
-    """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        socket.create_server((options.host, options.port), family=family).close()
-    except OSError as error:
-        raise _not_ours(options, error) from error
-
-
 class Server:
     """A gRPC server around a started engine, for one event loop; the caller closes the engine."""
 
@@ -122,7 +65,7 @@ class Server:
         try:
             port = self._server.add_insecure_port(self._options.address)
         except RuntimeError as error:
-            raise _not_ours(self._options, error) from error
+            raise not_ours(self._options, error) from error
         await self._health.set_ready()
         await self._server.start()
         loop = asyncio.get_running_loop()
@@ -209,10 +152,6 @@ async def _serve(engine: ServedEngine, options: ServerOptions, on_ready: Callabl
     return not second.is_set()
 
 
-def _not_ours(options: ServerOptions, error: Exception) -> ConfigError:
-    return ConfigError(f"Cannot listen on {options.address}: {error}. Is it in use? --port 0 takes a free port.")
-
-
 async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
     """Runs all coroutines until one is done, and cancels the others."""
     tasks = [asyncio.create_task(work) for work in works]
@@ -223,12 +162,3 @@ async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
             task.cancel()
     for task in done:
         task.result()
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

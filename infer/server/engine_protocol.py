@@ -41,6 +41,9 @@ class ServedEngine(Protocol):
     def abort(self, request_id: str) -> bool:
         """Ends a request, from any thread; its last event is Failed. Returns False if it is not live."""
 
+    def after_events(self, callback: Callable[[], None]) -> None:
+        """Registers a callback, which the engine's thread calls when it has sent all events that it has."""
+
     def on_death(self, callback: Callable[[WorkerDied], None]) -> None:
         """Registers a callback, which the engine's thread calls once when a worker has died and all requests failed."""
 

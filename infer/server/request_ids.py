@@ -6,7 +6,7 @@ import uuid
 from typing import Final
 
 from ...core.errors import InvalidRequest
-from ..requests.streams import EventStream
+from ..requests.streams import EventStream, Wakeups
 from .errors import DuplicateRequest
 
 METADATA_KEY: Final = "x-request-id"
@@ -30,9 +30,14 @@ def chosen_id(requested: str) -> str:
 
 
 class LiveRequests:
-    """The requests that the engine computes or a handler answers, by id; only the event loop's thread uses it."""
+    """The requests that the engine computes or a handler answers, by id; only the event loop's thread uses it.
 
-    def __init__(self) -> None:
+    Args:
+        wakeups: wakes the readers of their events.
+    """
+
+    def __init__(self, wakeups: Wakeups) -> None:
+        self._wakeups = wakeups
         self._streams: dict[str, EventStream] = {}
         self._empty = asyncio.Event()
         self._empty.set()
@@ -45,7 +50,7 @@ class LiveRequests:
         """
         if request_id in self._streams:
             raise DuplicateRequest(f"request_id {request_id!r} is in use by a live request; choose another.")
-        stream = self._streams[request_id] = EventStream(on_close=lambda: self.discard(request_id))
+        stream = self._streams[request_id] = EventStream(self._wakeups, lambda: self.discard(request_id))
         self._empty.clear()
         return stream
 

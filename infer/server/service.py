@@ -15,7 +15,7 @@ from ..requests.completion import CompletionBuilder
 from ..requests.events import Request
 from ..requests.prompts import check_length
 from ..requests.sampling_params import SamplingParams
-from ..requests.streams import EventStream
+from ..requests.streams import EventStream, Wakeups
 from .engine_protocol import ServedEngine, ServedTokenizer
 from .errors import Draining, NotBuilt, NoTokenizer
 from .request_ids import METADATA_KEY, LiveRequests, chosen_id
@@ -36,7 +36,9 @@ class GenerationService(pb_grpc.GenerationServicer):
         self._engine = engine
         self._default_max_new_tokens = default_max_new_tokens
         self._draining = False
-        self.live = LiveRequests()
+        wakeups = Wakeups()
+        engine.after_events(wakeups.flush)
+        self.live = LiveRequests(wakeups)
 
     def start_draining(self) -> None:
         """Refuses new requests from now on; live requests continue."""

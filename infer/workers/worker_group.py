@@ -1,9 +1,7 @@
-"""The engine's side of its workers: their start, messages, deaths and end."""
+"""The engine's side of its workers: their jobs, messages, deaths and end."""
 
-import os
 import selectors
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -12,30 +10,26 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from ...core.errors import Cancelled, WorkerDied
-from ...core.process import start_module
 from ..planning.job import Job
 from ..scheduling.step_plan import SamplerOutput
 from .ipc import Frame, error_from, receive, send
+from .processes import WorkerProcesses
 
-WORKER: Final = f"{__package__}.worker_entry"
-EXIT_TIMEOUT: Final = 5.0  # seconds for a worker to end by itself
 REPORT_TIMEOUT: Final = 0.2  # seconds for the kernel to report how a process ended whose connection is closed
 
 
 class WorkerGroup:
-    """One process per tensor-parallel rank.
+    """The workers of an engine.
 
-    Only the thread that calls `start` may call the other methods, except `wake` and `kill`. The thread must live as
-    long as the group: the kernel ends a worker with the thread that started it.
+    Only the thread that calls `start` may call the other methods, except `wake` and `kill`.
 
     Args:
-        module: the module that a process runs, with the descriptor of its socket as argument.
+        processes: their processes, which the group ends.
     """
 
-    def __init__(self, module: str = WORKER) -> None:
-        self._module = module
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[socket.socket] = []
+    def __init__(self, processes: WorkerProcesses) -> None:
+        self._processes = processes
+        self._connections: Sequence[socket.socket] = ()
         self._uninformed: list[socket.socket] = []  # of ranks that do not sample the tokens that they need
         self._wake_up, self._woken = socket.socketpair()
         self._wake_up.setblocking(False)
@@ -46,10 +40,10 @@ class WorkerGroup:
     @property
     def process_ids(self) -> tuple[int, ...]:
         """The process ids, in rank order."""
-        return tuple(process.pid for process in self._processes)
+        return self._processes.process_ids
 
     def start(self, job: Job, timeout: float) -> str:
-        """Starts the ranks, waits until each has loaded, and returns the kernels of rank 0 (see `Backend`).
+        """Gives the ranks their jobs, waits until each has loaded, and returns the kernels of rank 0 (see `Backend`).
 
         Args:
             job: the job that every rank receives, with its number and the file of the rendezvous.
@@ -61,12 +55,13 @@ class WorkerGroup:
             Cancelled: `wake` was called.
         """
         deadline = time.monotonic() + timeout
+        self._connections = self._processes.connections()
         with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
-            for rank in range(job.tp):
-                self._start_rank(rank, job.threads)
+            for rank, connection in enumerate(self._connections):
+                self._selector.register(connection, selectors.EVENT_READ, rank)
                 frame = Frame("start", asdict(replace(job, rank=rank, store=f"{folder}/store")))
                 with suppress(WorkerDied):  # `_receive` below reports a dead rank by its number
-                    send(self._connections[rank], frame)
+                    send(connection, frame)
             loading, kernels = set(range(job.tp)), ""
             while loading:
                 spoken = self._wait_for_ranks(deadline)
@@ -121,23 +116,11 @@ class WorkerGroup:
 
     def kill(self) -> None:
         """Kills all processes, from any thread; `step` and `sleep` then raise WorkerDied."""
-        for process in self._processes:
-            process.kill()
+        self._processes.kill()
 
     def close(self, kill: bool = False) -> None:
         """Ends all processes: at once if `kill`, else after a time to end by themselves; a second call does nothing."""
-        if kill:
-            self.kill()  # before their connections close, or they would report the loss on stderr
-        for connection in self._connections:
-            connection.close()
-        deadline = time.monotonic() + EXIT_TIMEOUT
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-        for process in self._processes:
-            process.wait()
+        self._processes.close(kill)
         self._selector.close()
         self._wake_up.close()
         self._woken.close()
@@ -149,21 +132,6 @@ class WorkerGroup:
                 connection.settimeout(timeout)
             with suppress(WorkerDied):  # `_receive` reports a dead rank by its number
                 send(connection, data)
-
-    def _start_rank(self, rank: int, threads: int) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = start_module(
-                self._module,
-                [str(theirs.fileno())],
-                environment=worker_environment(threads),
-                inherited=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # standard output is the command's own
-            )
-        self._processes.append(process)
-        self._connections.append(ours)
-        self._selector.register(ours, selectors.EVENT_READ, rank)
 
     def _wait_for_ranks(self, deadline: float | None) -> list[int] | None:
         """Waits for messages and returns the ranks that sent one, or None after `wake`.
@@ -184,23 +152,10 @@ class WorkerGroup:
         frame = receive(self._connections[rank])
         if frame is not None:
             return frame
-        process = self._processes[rank]
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(REPORT_TIMEOUT)
-        how = "closed its connection" if process.returncode is None else _describe_exit(process.returncode)
-        raise WorkerDied(f"Inference rank {rank} (process {process.pid}) {how}; see its messages on stderr.")
-
-
-def worker_environment(threads: int) -> dict[str, str]:
-    """Returns the environment variables to set for a worker of so many threads; most that are set are kept."""
-    defaults = {
-        # Threads should not spin long while they wait for a thread that has no core. Measured on 2 cores: a fifth
-        # slower on an idle machine, several times faster on a busy one.
-        "GOMP_SPINCOUNT": "5000",
-        "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on this machine
-    }
-    chosen = {name: value for name, value in defaults.items() if name not in os.environ}
-    return {"OMP_NUM_THREADS": str(threads), **chosen}
+        code = self._processes.exit_code(rank, REPORT_TIMEOUT)
+        how = "closed its connection" if code is None else _describe_exit(code)
+        process_id = self._processes.process_ids[rank]
+        raise WorkerDied(f"Inference rank {rank} (process {process_id}) {how}; see its messages on stderr.")
 
 
 def _describe_exit(code: int) -> str:

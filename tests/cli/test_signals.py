@@ -79,6 +79,27 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+WITHIN_EXEC = """
+import os, signal, sys
+from tk.cli.signals import exit_on_signals
+try:
+    with exit_on_signals():
+        exec("os.kill(os.getpid(), signal.SIGINT)")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_while_a_module_is_imported_gives_the_exit_code() -> None:
+    """Python would end the process by the signal: dataclasses call `exec`, as this script does."""
+    process = subprocess.run(
+        [sys.executable, "-c", WITHIN_EXEC],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        timeout=60,
+    )
+    assert process.returncode == 130
+
+
 def test_every_command_exits_on_signals_except_those_that_handle_them() -> None:
     """`tk train` saves on a signal; `tk tokenizer` runs native code, which Python could not interrupt."""
     assert {name for name, entry in COMMANDS.items() if not entry.exits_on_signals} == {"train", "tokenizer"}

@@ -6,52 +6,88 @@ import torch
 
 from tk.infer.backends.backend import Backend
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.batch_writer import BatchWriter
+from tk.infer.scheduling.batch_writer import UNKNOWN, BatchWriter
 from tk.infer.scheduling.scheduler import Limits, Scheduler
 from tk.infer.scheduling.sequence import Sequence as Sample
+from tk.infer.scheduling.sequence import Status
 from tk.infer.scheduling.step_message import StepMessage
 from tk.infer.workers.persistent_batch import PersistentBatch
 
 BLOCK_SIZE = 16  # of the runners that `make_runner` makes
+MAX_RUNNING = 8
 
 
 class History:
-    """The logits behind every new token of every prompt, under one schedule."""
+    """The logits behind every new token of every prompt, under one schedule.
+
+    Attributes:
+        logits: by prompt, the logits behind each of its new tokens.
+        tokens: by prompt, its new tokens.
+        preemptions: the number of preemptions of all prompts together.
+        in_vain: the number of tokens that were computed after the last of a prompt, in blocks that are free by then.
+
+    Args:
+        runner: the backend.
+        num_blocks: the size of the cache.
+        budget: the largest number of tokens of a step.
+        prompts: the prompts.
+        num_new: the number of new tokens of each.
+        ahead: the number of steps that are planned and sent before the tokens of the one before them are known.
+    """
 
     def __init__(
-        self, runner: Backend, num_blocks: int, budget: int, prompts: Sequence[Sequence[int]], num_new: int
+        self,
+        runner: Backend,
+        num_blocks: int,
+        budget: int,
+        prompts: Sequence[Sequence[int]],
+        num_new: int,
+        ahead: int = 0,
     ) -> None:
         self.runner = runner
         self.prompts = prompts
         self.num_new = num_new
-        self.policy = Scheduler(Limits(8, 99, budget, 640), num_blocks, BLOCK_SIZE)
-        self.writer, self.batch = BatchWriter(8, lambda sequence: ()), PersistentBatch(BLOCK_SIZE)
+        self.ahead = ahead
+        self.policy = Scheduler(Limits(min(MAX_RUNNING, budget), 99, budget, 640), num_blocks, BLOCK_SIZE)
+        self.writer, self.batch = BatchWriter(MAX_RUNNING, lambda sequence: ()), PersistentBatch(BLOCK_SIZE)
         self.logits: dict[int, list[torch.Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.preemptions = 0
+        self.in_vain = 0
 
     def run(self, which: Sequence[int]) -> "History":
         """Greedy decoding of those prompts together."""
         self.policy.add(
-            Sample(str(i), 0, i, SamplingParams(), 0, prompt, len(prompt) + self.num_new)
+            Sample(str(i), 0, i, SamplingParams(), 0, prompt, len(prompt) + self.num_new + self.ahead)
             for i, prompt in ((i, self.prompts[i]) for i in which)
         )
-        while chunks := self.policy.schedule():
-            last = [chunk for chunk in chunks if chunk.is_last]
-            plan = self.batch.plan(StepMessage.decode(bytearray(self.writer.write(chunks).encode())))
-            logits = torch.from_numpy(self.runner.logits(plan))
-            self.batch.feed(logits.argmax(-1).numpy())
-            for chunk in chunks:
-                self.policy.advance(chunk)
-            for chunk, row in zip(last, logits, strict=True):
-                self._take(chunk.sequence, row)
+        flights: list[tuple[bytes, list[tuple[Sample, int]]]] = []
+        while (chunks := self.policy.schedule()) or flights:
+            chunks = tuple(chunk for chunk in chunks if self.writer.can_write(chunk))
+            if chunks:
+                rows = [(chunk.sequence, chunk.sequence.num_new) for chunk in chunks if chunk.is_last]
+                flights.append((self.writer.write(chunks).encode(), rows))
+                for chunk in chunks:
+                    self.policy.advance(chunk)
+                for sample, _ in rows:
+                    sample.append(UNKNOWN)
+            while len(flights) > (self.ahead if chunks else 0):
+                self._compute(*flights.pop(0))
+            self.policy.check_integrity()
         return self
 
-    def _take(self, sample: Sample, row: torch.Tensor) -> None:
-        self.logits.setdefault(sample.arrival, []).append(row)
-        sample.append(int(row.argmax()))
-        if sample.num_new == self.num_new:
-            self.tokens[sample.arrival] = sample.output
-            self.preemptions += sample.preemptions
-            self.policy.finish(sample)
-            self.writer.release(sample)
+    def _compute(self, message: bytes, rows: Sequence[tuple[Sample, int]]) -> None:
+        plan = self.batch.plan(StepMessage.decode(bytearray(message)))
+        logits = torch.from_numpy(self.runner.logits(plan))
+        self.batch.feed(logits.argmax(-1).numpy())
+        for (sample, place), row in zip(rows, logits, strict=True):
+            if sample.status is Status.FINISHED:
+                self.in_vain += 1
+                continue
+            self.logits.setdefault(sample.arrival, []).append(row)
+            sample.output[place] = int(row.argmax())
+            if place + 1 == self.num_new:
+                self.tokens[sample.arrival] = sample.output[: self.num_new]
+                self.preemptions += sample.preemptions
+                self.policy.finish(sample)
+                self.writer.release(sample)

@@ -39,7 +39,7 @@ def test_logits_are_bit_equal(
         every_prompt, num_new = (range(len(PROMPTS)), NUM_NEW) if threads == 1 else (range(1, 3), 5)
         alone = {i: History(runner, 100, 512, PROMPTS, num_new).run([i]).logits[i] for i in every_prompt}
         for num_blocks, budget in ((100, 512), (100, 40), (23, 64)):
-            together = History(runner, num_blocks, budget, PROMPTS, num_new).run(every_prompt)
+            together = History(runner, num_blocks, budget, PROMPTS, num_new, ahead=1).run(every_prompt)
             assert (together.preemptions > 0) == (num_blocks == 23 and threads == 1)
             for i in every_prompt:
                 assert len(together.logits[i]) == num_new

@@ -6,6 +6,7 @@ import torch
 
 from ....parallel.collectives import all_gather
 from ....parallel.mesh import Group
+from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
 from ...sampling.sampler import best_sampler, run_sampler
@@ -15,8 +16,6 @@ from .kv_cache import KVCache
 from .paged_attention import PagedAttention
 from .prepared_weights import PreparedProduct, PreparedWeights
 from .row_tiles import RowTile, agreeing_sizes, cut
-
-MAX_HEAD_ROWS = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
 
 
 class ModelRunner:

@@ -26,7 +26,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
     device = _device(job.rank, job.tp)
     tp = _join(job, device)
     weights = PreparedWeights(dtypes.by_name(job.dtype))
-    load(weights.take, peers(tp))
+    load(weights.take, peers(tp), 1)
     if device.type == "cuda":
         _check_room(job.kv_bytes, device)
     cache = KVCache(

@@ -1,6 +1,7 @@
 """Memory for weights and rows: on cache lines of its own, and, if it is large, on large pages."""
 
 import mmap
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -53,9 +54,11 @@ class Arena:
 
     def __init__(self, num_bytes: int) -> None:
         self._left = lazy(num_bytes, large_pages=True)
+        self._lock = Lock()
 
     def take(self, num_bytes: int) -> Array:
-        """Returns zeroed uint8 [num_bytes] that no other part has."""
-        part, self._left = self._left[:num_bytes], self._left[round_up(num_bytes, CACHE_LINE) :]
+        """Returns zeroed uint8 [num_bytes] that no other part has; threads may call it at the same time."""
+        with self._lock:
+            part, self._left = self._left[:num_bytes], self._left[round_up(num_bytes, CACHE_LINE) :]
         assert len(part) == num_bytes
         return part

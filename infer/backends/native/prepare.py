@@ -6,6 +6,7 @@ from typing import Final
 from ....checkpoint.read.shared_read import ALONE, Peers
 from ....core.dtypes import BF16, by_name
 from ....core.errors import ConfigError
+from ....core.process import freed_memory_returned
 from ...planning.job import Job
 from ...program.lower import Program
 from ...program.weights import LoadParams
@@ -44,7 +45,8 @@ def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
     kernels = _kernels(job.instruction_set, job.dtype)
     weights = PackedWeights(program, by_name(job.dtype), kernels)
     peers = Peers(job.rank, job.tp, FileGather(job.store, job.rank, job.tp)) if job.tp > 1 else ALONE
-    load(weights.take, peers)
+    with freed_memory_returned():
+        load(weights.take, peers, job.threads)
     cache = CacheShape(job.num_blocks, job.block_size, job.kv_dtype)
     return NativeRunner(program, weights, cache, kernels, job.max_batched_tokens, job.threads, peers)
 

@@ -5,7 +5,7 @@ import numpy as np
 from ....checkpoint.read.shared_read import ALONE, Peers
 from ....core.dtypes import BF16, by_name
 from ....core.integers import round_up
-from ...options import INT8
+from ...options import INT8, MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Gate, Head, Multiply, Route, RunExperts
 from ...program.rotation import frequencies
@@ -27,8 +27,6 @@ from .structures import (
     Format,
     NativeModel,
 )
-
-MAX_HEAD_ROWS = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
 
 
 class State:

@@ -49,10 +49,11 @@ def test_kv_memory_holds_one_block_more_than_requests_can_use() -> None:
 def test_without_limits_the_cache_holds_as_much_as_all_running_requests_can_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = EngineOptions(Path("m"), block_size=32, max_running=3, max_model_len=100)
+    options = EngineOptions(Path("m"), block_size=32, max_running=3, max_model_len=100, max_batched_tokens=3, threads=1)
     monkeypatch.setattr(memory_plan, "free_memory", lambda: 1 << 30)
-    assert plan_memory(CONFIG, options, "fp32", "fp32").num_blocks == 3 * 4
-    few = weight_bytes_per_rank(CONFIG, 1, "fp32") + 300_000
+    plan = plan_memory(CONFIG, options, "fp32", "fp32")
+    assert plan.num_blocks == 3 * 4
+    few = plan.weight_bytes + plan.buffer_bytes + 300_000
     monkeypatch.setattr(memory_plan, "free_memory", lambda: few)
     block = 32 * kv_bytes_per_rank(CONFIG, 1, "fp32")
     assert plan_memory(CONFIG, options, "fp32", "fp32").num_blocks == 90_000 // block - 1, "30 % of the free memory"
@@ -75,8 +76,9 @@ def test_the_memory_of_gpus_counts_where_ranks_compute_on_them(monkeypatch: pyte
     monkeypatch.setattr(memory_plan, "free_memory", lambda: 0)
     block = 32 * kv_bytes_per_rank(CONFIG, 1, "fp32")
     for tp, smallest in ((1, 400_000), (2, 300_000)):
-        plan = plan_memory(CONFIG, EngineOptions(Path("m"), tp=tp), "fp32", "fp32")
-        room = smallest - weight_bytes_per_rank(CONFIG, tp, "fp32")
+        options = EngineOptions(Path("m"), tp=tp, max_running=1, max_batched_tokens=1, threads=1)
+        plan = plan_memory(CONFIG, options, "fp32", "fp32")
+        room = smallest - plan.weight_bytes - plan.buffer_bytes
         assert plan.num_blocks == int(0.3 * room) // (block // tp) - 1
     with pytest.raises(ConfigError, match=r"each GPU has .* free"):
         plan_memory(CONFIG, EngineOptions(Path("m"), kv_memory=400_000), "fp32", "fp32")

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tk.core.errors import Overloaded, WorkerDied
 from tk.infer.requests.events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
-from tk.infer.requests.streams import MAX_TOKENS_PER_DELTA, EventStream
+from tk.infer.requests.streams import MAX_TOKENS_PER_DELTA, EventStream, Wakeups
 from tk.tests.infer.server.fake_engine import delta, finished
 
 
@@ -18,7 +19,7 @@ def read_all(events: Sequence[Event]) -> list[Started | Delta | Finished]:
     """Returns the events that a reader gets after all were pushed."""
 
     async def read() -> list[Started | Delta | Finished]:
-        stream = EventStream(on_close=lambda: None)
+        stream = EventStream(Wakeups())
         for event in events:
             stream.push(event)
         return [event async for event in stream]
@@ -50,10 +51,16 @@ def test_joined_deltas_keep_one_logprob_per_token_and_a_bounded_size() -> None:
 
 def test_a_reader_that_keeps_up_gets_every_delta_by_itself() -> None:
     async def run() -> list[str]:
-        stream = EventStream(on_close=lambda: None)
+        wakeups = Wakeups()
+        stream = EventStream(wakeups)
         texts = []
+
+        def send(text: str) -> None:
+            stream.push(delta(text))
+            wakeups.flush()
+
         for text in ("a", "b", "c"):
-            threading.Thread(target=stream.push, args=(delta(text),)).start()
+            threading.Thread(target=send, args=(text,)).start()
             event = await anext(stream)
             assert isinstance(event, Delta)
             texts.append(event.text)
@@ -64,7 +71,7 @@ def test_a_reader_that_keeps_up_gets_every_delta_by_itself() -> None:
 
 def test_failure_comes_after_the_events_pushed_before_it() -> None:
     async def run() -> list[str]:
-        stream = EventStream(on_close=lambda: None)
+        stream = EventStream(Wakeups())
         for event in (delta("a"), Failed(WorkerDied("gone")), delta("never")):
             stream.push(event)
         first = await anext(stream)
@@ -78,7 +85,7 @@ def test_failure_comes_after_the_events_pushed_before_it() -> None:
 
 def test_interrupt_comes_before_pushed_events_and_is_not_the_engines_end() -> None:
     async def run() -> None:
-        stream = EventStream(on_close=lambda: None)
+        stream = EventStream(Wakeups())
         stream.push(delta("a"))
         stream.interrupt(Overloaded("enough"))
         with pytest.raises(Overloaded):
@@ -94,12 +101,14 @@ def test_interrupt_comes_before_pushed_events_and_is_not_the_engines_end() -> No
 def test_a_stream_closes_once_when_engine_and_reader_are_done(order: tuple[str, ...]) -> None:
     async def run() -> list[int]:
         closed: list[int] = []
-        stream = EventStream(on_close=lambda: closed.append(1))
+        wakeups = Wakeups()
+        stream = EventStream(wakeups, on_close=lambda: closed.append(1))
         for step in order:
             assert closed == []
             if step == "end":
                 for event in (delta("a"), finished(), Done(), Done(), Failed(WorkerDied("late"))):
                     stream.push(event)
+                wakeups.flush()
             elif step == "leave":
                 stream.leave()
             else:
@@ -113,9 +122,73 @@ def test_a_stream_closes_once_when_engine_and_reader_are_done(order: tuple[str, 
 
 
 def test_pushing_to_a_closed_loop_is_harmless() -> None:
+    wakeups = Wakeups()
+
     async def make() -> EventStream:
-        return EventStream(on_close=lambda: None)
+        return EventStream(wakeups)
 
     stream = asyncio.run(make())
     stream.push(Done())
+    wakeups.flush()
     assert stream.ended
+
+
+def test_a_flush_wakes_every_reader_of_a_loop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty-four streams get a delta in each of ten steps, from another thread."""
+    num_streams, num_steps = 64, 10
+
+    async def run() -> int:
+        wakeups, loop = Wakeups(), asyncio.get_running_loop()
+        calls: list[object] = []
+        call_soon = loop.call_soon_threadsafe
+
+        def counted(callback: Callable[..., object], *arguments: object) -> object:
+            calls.append(callback)
+            return call_soon(callback, *arguments)
+
+        streams = [EventStream(wakeups) for _ in range(num_streams)]
+        readers = [asyncio.create_task(anext(stream)) for stream in streams]
+
+        def step(text: str) -> None:
+            for stream in streams:
+                stream.push(delta(text))
+            wakeups.flush()
+            wakeups.flush()  # of nothing
+
+        for number in range(num_steps):
+            await asyncio.sleep(0)  # every reader waits
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "call_soon_threadsafe", counted)
+                thread = threading.Thread(target=step, args=(str(number),))
+                thread.start()
+                thread.join()
+            events = [await reader for reader in readers]
+            assert [event.text for event in events if isinstance(event, Delta)] == [str(number)] * num_streams
+            readers = [asyncio.create_task(anext(stream)) for stream in streams]
+        for reader in readers:
+            reader.cancel()
+        return len(calls)
+
+    assert asyncio.run(run()) == num_steps
+
+
+def test_streams_of_several_loops_are_all_woken() -> None:
+    wakeups, streams = Wakeups(), list[EventStream]()
+    begun = threading.Semaphore(0)
+
+    async def read() -> str:
+        stream = EventStream(wakeups)
+        streams.append(stream)
+        begun.release()
+        event = await anext(stream)
+        assert isinstance(event, Delta)
+        return event.text
+
+    with ThreadPoolExecutor(2) as threads:
+        texts = [threads.submit(lambda: asyncio.run(read())) for _ in range(2)]
+        for _ in texts:
+            begun.acquire()
+        for stream in streams:
+            stream.push(delta("a"))
+        wakeups.flush()
+        assert [text.result(20) for text in texts] == ["a", "a"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tk.core.errors import DeadlinePassed
+from tk.core.errors import DeadlinePassed, Overloaded
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.cost import StepSize
 from tk.infer.scheduling.scheduler import Limits, Scheduler
@@ -115,3 +115,23 @@ def test_without_measurements_only_passed_deadlines_count() -> None:
     with pytest.raises(DeadlinePassed):
         policy.add([make(2, 1, deadline=0.0)], now=0.0)
     assert policy.num_live == 2
+
+
+def test_a_refused_caller_learns_when_a_place_may_be_free() -> None:
+    policy = Scheduler(Limits(2, 0, 256, 4096), 512, 16)
+    policy.add([make(0, 16, 3000), make(1, 16, 2000)])
+    with pytest.raises(Overloaded) as unknown:
+        policy.add([make(2, 1)])
+    assert unknown.value.retry_after == 1.0, "no step was measured"
+    policy.cost.calibrate((size, seconds(size)) for size in (StepSize().plus(0, 1), StepSize().plus(0, 256)))
+    for _ in range(10):
+        step(policy)
+    with pytest.raises(Overloaded) as known:
+        policy.add([make(2, 1)])
+    decode = StepSize().plus(25, 1).plus(25, 1)
+    assert known.value.retry_after == pytest.approx((2016 - 25) * policy.cost.seconds(decode), rel=0.02)
+    for _ in range(1800):
+        step(policy)
+    with pytest.raises(Overloaded) as soon:
+        policy.add([make(2, 1)])
+    assert soon.value.retry_after == 1.0, "the least"

@@ -76,6 +76,8 @@ class World:
         assert len({chunk.sequence for chunk in chunks}) == len(chunks)
         assert size.num_tokens <= policy.limits.max_batched_tokens
         assert bool(chunks) == bool(policy.num_live)
+        computed = {chunk.sequence for chunk in chunks}
+        assert not policy.running or policy.running[0] in computed, "the oldest of the highest priority goes on"
         for chunk in chunks:
             last = chunk.is_last
             assert policy.advance(chunk)

@@ -20,7 +20,8 @@ from tk.infer.requests.events import (
     Timing,
     Usage,
 )
-from tk.infer.server.app import Server, ServerOptions
+from tk.infer.server.app import Server
+from tk.infer.server.options import ServerOptions
 
 WAIT_SECONDS = 20.0
 
@@ -97,6 +98,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self._sinks: dict[str, Callable[[Event], None]] = {}
         self._death: list[Callable[[WorkerDied], None]] = []
+        self._after_events: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1)
 
@@ -127,6 +129,9 @@ class FakeEngine:
         self.emit(request_id, Failed(Cancelled("aborted")))
         return live
 
+    def after_events(self, callback: Callable[[], None]) -> None:
+        self._after_events.append(callback)
+
     def on_death(self, callback: Callable[[WorkerDied], None]) -> None:
         self._death.append(callback)
 
@@ -152,6 +157,11 @@ class FakeEngine:
         self._thread.shutdown()
 
     def _emit(self, request_id: str, events: Sequence[Event]) -> None:
+        self._send(request_id, events)
+        for callback in self._after_events:
+            callback()
+
+    def _send(self, request_id: str, events: Sequence[Event]) -> None:
         for event in events:
             sink = self._sinks.get(request_id)
             if sink is None:

@@ -17,7 +17,7 @@ from tk.infer.workers.persistent_batch import PersistentBatch
 from tk.tests.infer.full_plan import Planned, full_plan
 
 STOPPING = (3, 4)
-BLOCK_SIZE = 4
+BLOCK_SIZE, NUM_BLOCKS = 4, 11
 VOCAB = 11
 
 
@@ -36,6 +36,23 @@ def next_token(tokens: list[int]) -> int:
     return hash(tuple(tokens)) % VOCAB
 
 
+class SimulatedCache:
+    """A cache that remembers which token of which sequence lies in each slot, and checks what attention reads."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.slots = np.full(((num_blocks + 1) * BLOCK_SIZE, 2), -1)
+
+    def step(self, plan: StepPlan, planned: list[Planned]) -> None:
+        """Stores the tokens of a step; fails if a span finds other tokens in its blocks than those before it."""
+        owners = np.repeat([chunk.sequence.arrival for chunk in planned], plan.span_length)
+        self.slots[plan.slots] = np.stack([owners, plan.positions], axis=1)
+        for chunk, table, context in zip(planned, plan.block_tables, plan.span_context.tolist(), strict=True):
+            positions = np.arange(context)
+            found = self.slots[table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE]
+            assert (found[:, 0] == chunk.sequence.arrival).all(), "a block was used again while a step needed it"
+            assert (found[:, 1] == positions).all()
+
+
 class Traffic:
     """Random requests, cancels and preemptions over one persistent batch; every plan is compared.
 
@@ -47,7 +64,8 @@ class Traffic:
     def __init__(self, seed: int, ahead: int) -> None:
         self.random = random.Random(seed)
         self.ahead = ahead
-        self.scheduler = Scheduler(Limits(5, 99, 12, 64), num_blocks=11, block_size=BLOCK_SIZE)
+        self.scheduler = Scheduler(Limits(5, 99, 12, 64), NUM_BLOCKS, BLOCK_SIZE)
+        self.cache = SimulatedCache(NUM_BLOCKS)
         self.writer = BatchWriter(5, lambda sequence: STOPPING)
         self.batch = PersistentBatch(BLOCK_SIZE)
         self.live: list[Sequence] = []
@@ -70,6 +88,8 @@ class Traffic:
         prompt = [self.random.randrange(VOCAB) for _ in range(self.random.randint(1, 14))]
         longest = len(prompt) + self.random.randint(1, 28)
         sequence = Sequence(str(number), number % 3, number, params, 2**64 - 1 - number, prompt, longest)
+        sequence.priority, sequence.principal = choose([0, 0, 1]), choose("aab")
+        sequence.deadline = number + choose([3, 40]) if self.random.random() < 0.2 else None
         self.live.append(sequence)
         self.scheduler.add([sequence])
 
@@ -95,6 +115,9 @@ class Traffic:
             if self.live and self.random.random() < 0.05:
                 self.end(self.random.choice(self.live))
                 self.seen["cancelled"] += 1
+            for sequence in self.scheduler.expire(number):
+                self.end(sequence)
+                self.seen["expired"] += 1
             scheduled = self.scheduler.schedule()
             chunks = [chunk for chunk in scheduled if self.writer.can_write(chunk)]
             self.seen["left out"] += len(scheduled) - len(chunks)
@@ -112,6 +135,7 @@ class Traffic:
     def compute(self, message: bytes, planned: list[Planned], scored: list[SamplingRow]) -> None:
         plan = self.batch.plan(StepMessage.decode(message))
         assert_same(plan, full_plan(planned, BLOCK_SIZE, STOPPING, scored))
+        self.cache.step(plan, planned)
         sampling = [chunk for chunk in planned if chunk.samples]
         tokens = [next_token(chunk.sequence.tokens(0, chunk.stop)) for chunk in sampling]
         results = np.zeros(len(plan.rows), np.int32)
@@ -132,10 +156,10 @@ def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int) -
     seen: Counter[str] = Counter()
     for seed in range(6):
         traffic = Traffic(seed, ahead)
-        traffic.run(150)
+        traffic.run(400)
         seen += traffic.seen
-    assert seen["steps"] > 500
-    assert min(seen["preempted"], seen["cancelled"], seen["scored"]) > 10
+    assert seen["steps"] > 2000
+    assert min(seen["preempted"], seen["cancelled"], seen["expired"], seen["scored"]) > 10
     assert bool(seen["computed in vain"]) == bool(seen["left out"]) == bool(ahead)
 
 

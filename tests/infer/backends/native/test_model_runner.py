@@ -9,14 +9,10 @@ import torch
 from tk.infer.backends.native.library import instruction_sets
 from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
 from tk.tests.infer.backends.native.running import logits, runner
-from tk.tests.infer.history import BLOCK_SIZE, History
+from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
-PROMPTS = tuple(
-    tuple(int(token) for token in np.random.default_rng(i).integers(0, VOCAB, length))
-    for i, length in enumerate((3, 37, 17, 1, 20, 33))
-)
 
 
 @pytest.mark.parametrize("instruction_set", instruction_sets())
@@ -50,22 +46,6 @@ def test_bits_do_not_depend_on_cuts_and_threads(
         assert np.array_equal(logits(together, tokens, cuts), expected)
     alone.close()
     together.close()
-
-
-@pytest.mark.parametrize(("name", "dtype", "kv_dtype"), [("qwen2 sliding", "bf16", "int8"), ("llama3", "fp32", "fp32")])
-def test_bits_are_the_same_in_company_and_after_preemption(
-    tmp_path: Path, name: str, dtype: str, kv_dtype: str
-) -> None:
-    ENTRIES[name].make(tmp_path)
-    made = runner(tmp_path, dtype, kv_dtype, threads=2)
-    every_prompt = range(len(PROMPTS))
-    alone = [History(made, 100, 512, PROMPTS, 24).run([i]) for i in every_prompt]
-    for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
-        together = History(made, num_blocks, budget, PROMPTS, 24).run(every_prompt)
-        assert (together.preemptions > 0) == (num_blocks == 8)
-        for i in every_prompt:
-            assert torch.equal(torch.stack(together.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
-    made.close()
 
 
 def test_more_rows_than_the_logits_buffer_are_sampled_in_parts(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""The checks of a request against the served model, before the engine queues it."""
+
+from typing import Final
+
+from ...core.errors import InvalidRequest
+from .events import ModelInfo, Request
+from .prompts import check_length
+
+_MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
+
+
+def check_servable(request: Request, info: ModelInfo, has_tokenizer: bool) -> None:
+    """Checks a request's options and tokens; the length comes before all work that grows with it.
+
+    Args:
+        request: the request.
+        info: the description of the model.
+        has_tokenizer: whether the checkpoint has a tokenizer.
+
+    Raises:
+        InvalidRequest: a value cannot be served.
+        PromptTooLong: the prompt leaves no room for a new token.
+    """
+    params, vocab_size = request.params, info.vocab_size
+    params.validate(vocab_size)
+    if params.top_k > _MAX_TOP_K:
+        raise InvalidRequest(f"sampling.top_k is {params.top_k}; it must be at most {_MAX_TOP_K}.", "sampling.top_k")
+    check_length(len(request.prompt), info.max_model_len)
+    wrong = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise InvalidRequest(f"Token id {wrong} is not below the vocabulary's {vocab_size}.", field="prompt")
+    if params.stop and not has_tokenizer:
+        raise InvalidRequest(
+            "Stop strings need text, and the checkpoint has no tokenizer.json; use stop_token_ids.",
+            field="stopping.stop",
+        )

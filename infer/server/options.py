@@ -1,0 +1,77 @@
+"""The options of a server, and the check of its address; without gRPC, so that errors in them come first."""
+
+import ipaddress
+import socket
+from dataclasses import KW_ONLY, dataclass
+
+from ...core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The options of a server.
+
+    Attributes:
+        host: the address or name to listen on; without `insecure`, one that only this machine reaches.
+        port: the port to listen on; 0 = any free port.
+        drain_timeout: the time, in seconds, for live requests to end after the server receives a signal.
+        default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
+        insecure: whether to listen on an address that other machines reach, without encryption or authentication.
+    """
+
+    _: KW_ONLY
+    host: str = "127.0.0.1"
+    port: int = 50051
+    drain_timeout: float = 30.0
+    default_max_new_tokens: int | None = None
+    insecure: bool = False
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, with brackets around an IPv6 host."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def validate(self) -> None:
+        """Checks all options.
+
+        Raises:
+            ConfigError: a value is wrong; the message names the first one.
+        """
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"port = {self.port}; it must be 0 (any free port) to 65535.")
+        if self.drain_timeout < 0:
+            raise ConfigError(f"drain_timeout = {self.drain_timeout:g}; it must be 0 seconds or more.")
+        if self.default_max_new_tokens is not None and self.default_max_new_tokens < 1:
+            raise ConfigError(f"default_max_new_tokens = {self.default_max_new_tokens}; it must be 1 or more.")
+        if not self.insecure and not _is_loopback(self.host):
+            raise ConfigError(
+                f"host = {self.host!r} can be reached from other machines, and this server has neither encryption nor "
+                "authentication. Listen on 127.0.0.1 behind a proxy, or accept the risk with --insecure."
+            )
+
+
+def check_address(options: ServerOptions) -> None:
+    """Checks that the server can listen on the address, so that an error comes before the model is loaded.
+
+    Raises:
+        ConfigError: the address is in use or not available.
+    """
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        socket.create_server((options.host, options.port), family=family).close()
+    except OSError as error:
+        raise not_ours(options, error) from error
+
+
+def not_ours(options: ServerOptions, error: Exception) -> ConfigError:
+    """Returns the error for an address on which the server cannot listen."""
+    return ConfigError(f"Cannot listen on {options.address}: {error}. Is it in use? --port 0 takes a free port.")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,74 @@
+"""Bits that depend on a request alone: not on its batch, the cuts of its prompt, preemption, lookahead or threads."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tk.core.dtypes import COMPUTE_NAMES
+from tk.infer.backends.native.library import instruction_sets
+from tk.infer.options import KV_DTYPES
+from tk.tests.infer.backends.native.running import BEST, logits, runner
+from tk.tests.infer.history import History
+from tk.tests.model.architectures import ENTRIES, VOCAB
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
+PROMPTS = tuple(
+    tuple(int(token) for token in np.random.default_rng(i).integers(0, VOCAB, length))
+    for i, length in enumerate((3, 37, 17, 1, 20, 33))
+)
+ROWS = (*range(1, 18), 31, 32, 33, 511, 512)
+DTYPES = tuple(product(COMPUTE_NAMES, KV_DTYPES))
+SELECTED = {("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "int8"), ("fp16", "fp16")}
+COMBINATIONS = [
+    pytest.param(dtype, kv_dtype, 1 + i % 4, marks=() if (dtype, kv_dtype) in SELECTED else pytest.mark.matrix)
+    for i, (dtype, kv_dtype) in enumerate(DTYPES)
+]
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize(("dtype", "kv_dtype", "threads"), COMBINATIONS)
+def test_any_number_of_rows_in_a_step_gives_the_same_bits(
+    tmp_path: Path, dtype: str, kv_dtype: str, threads: int, instruction_set: str
+) -> None:
+    """The logits of every token of a prompt, which is computed in steps of so many tokens."""
+    ENTRIES["llama3"].make(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 530).tolist()
+    alone, made = (runner(tmp_path, dtype, kv_dtype, count, instruction_set) for count in (1, threads))
+    expected = logits(alone, tokens, range(1, len(tokens)))  # token by token
+    assert np.isfinite(expected).all()
+    for rows in ROWS:
+        cuts = range(rows, 64 if rows < 20 else len(tokens), rows)  # a long last step follows small ones
+        assert np.array_equal(logits(made, tokens, cuts), expected), rows
+    alone.close()
+    made.close()
+
+
+@pytest.mark.parametrize("name", ["qwen2 sliding", pytest.param("mixtral", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(("dtype", "kv_dtype", "threads"), COMBINATIONS)
+def test_bits_are_the_same_in_company_and_after_preemption(
+    tmp_path: Path, name: str, dtype: str, kv_dtype: str, threads: int
+) -> None:
+    check_histories(tmp_path, name, dtype, kv_dtype, threads, BEST)
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets()[:-1])
+def test_bits_are_the_same_in_company_with_any_instruction_set(tmp_path: Path, instruction_set: str) -> None:
+    check_histories(tmp_path, "llama3", "bf16", "int8", 2, instruction_set)
+
+
+def check_histories(folder: Path, name: str, dtype: str, kv_dtype: str, threads: int, instruction_set: str) -> None:
+    """Compares prompts alone with prompts together, whose steps are planned ahead, in large and small caches."""
+    ENTRIES[name].make(folder)
+    made = runner(folder, dtype, kv_dtype, threads, instruction_set)
+    every_prompt = range(len(PROMPTS))
+    alone = [History(made, 100, 512, PROMPTS, 24).run([i]) for i in every_prompt]
+    for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
+        together = History(made, num_blocks, budget, PROMPTS, 24, ahead=1).run(every_prompt)
+        assert (together.preemptions > 0) == (num_blocks == 8)
+        assert together.in_vain > 0, "a step was in flight when a request ended"
+        for i in every_prompt:
+            assert torch.equal(torch.stack(together.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
+    made.close()
