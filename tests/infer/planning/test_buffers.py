@@ -1,4 +1,4 @@
-"""The planned size of buffers, against what a rank of native kernels allocates."""
+"""The planned size of buffers, against the allocations of a rank of native kernels."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ def allocated(program: Program, max_tokens: int, threads: int) -> int:
 
 @pytest.mark.parametrize("name", ENTRIES)
 @pytest.mark.parametrize(("max_tokens", "threads"), [(1, 1), (512, 3)])
-def test_the_plan_holds_what_is_allocated(tmp_path: Path, name: str, max_tokens: int, threads: int) -> None:
+def test_the_plan_covers_all_allocations(tmp_path: Path, name: str, max_tokens: int, threads: int) -> None:
     ENTRIES[name].make(tmp_path)
     program = lower(decoder_spec(stored_config(Checkpoint.open(tmp_path))))
     used, planned = allocated(program, max_tokens, threads), buffer_bytes(program, max_tokens, threads)

@@ -48,7 +48,7 @@ def weight_bytes(model: Path) -> int:
 
 @pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_after_the_start_little_more_than_the_weights_is_resident(model: Path, tp: int) -> None:
-    """Counted as often as processes have it: the sum of RSS is more than that of PSS, which divides what is shared."""
+    """Counted as often as processes have it: the sum of RSS is more than that of PSS, which divides shared pages."""
     serving = Serving(str(model), "--kv-memory", "512MiB", "--tp", str(tp)).wait_ready()
     try:
         workers = serving.worker_ids()
