@@ -37,7 +37,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 class SimulatedCache:
-    """A cache that remembers which token of which sequence lies in each slot, and checks the tokens that attention reads."""
+    """A cache that remembers the sequence and position of every token, and checks the tokens that attention reads."""
 
     def __init__(self, num_blocks: int) -> None:
         self.slots = np.full(((num_blocks + 1) * BLOCK_SIZE, 2), -1)
