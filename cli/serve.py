@@ -45,6 +45,11 @@ EXIT_INTERRUPTED = 130
     help="Longest predicted step, in milliseconds; long prompts are cut so that running streams wait no longer.",
 )
 @click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    help="How often dead workers are started again before the server gives up; default: 0.",
+)
+@click.option(
     "--drain-timeout",
     type=click.FloatRange(0),
     default=30.0,
@@ -67,7 +72,8 @@ def serve(
     """Serve CKPT (a step folder, a run folder or a Hugging Face folder) as tk.v1.Generation over gRPC.
 
     Prints `ready HOST:PORT` on stdout once the server accepts requests. On SIGTERM or Ctrl-C it finishes the live
-    requests and exits with 0; a second signal ends it at once. If a worker dies, all requests fail and it exits with 1.
+    requests and exits with 0; a second signal ends it at once. If a worker dies, all requests fail; the workers start
+    again up to --max-restarts times, and then it exits with 1.
     """
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank

@@ -162,9 +162,17 @@ class Overloaded(TkError):
 
 
 class WorkerDied(TkError):
-    """A training rank or an inference worker that exited or stopped answering."""
+    """A training rank or an inference worker that exited or stopped answering.
+
+    Attributes:
+        retry_after: the number of seconds after which workers that start anew may answer; None if none start.
+    """
 
     grpc_status = "UNAVAILABLE"
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 def pack(error: TkError) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from .scheduling.scheduler import Limits, Scheduler
 from .scheduling.sequence import Status
 from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step
 from .workers.processes import WorkerProcesses
+from .workers.restarts import Availability, Watcher, turn_with_restarts
 from .workers.step_timing import measure_steps
 from .workers.worker_group import WorkerGroup
 
@@ -69,9 +70,8 @@ class Engine:
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size)
         self._live: dict[str, LiveRequest] = {}
         self._cancelled: list[LiveRequest] = []
-        self._on_death: list[Callable[[WorkerDied], None]] = []
         self._after_events: list[Callable[[], None]] = []
-        self._death: WorkerDied | None = None
+        self._availability = Availability()
         self._closing = False
         self._ready: Future[str] = Future()  # the kernels of the workers
         self._thread = threading.Thread(target=self._run, name="tk-engine", daemon=True)
@@ -165,8 +165,7 @@ class Engine:
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
         live = LiveRequest(request, next(self._arrivals), seed, self._served, on_event)
         with self._lock:
-            if self._death is not None:
-                raise WorkerDied(str(self._death))
+            self._availability.check()
             if self._closing:
                 raise Cancelled("The engine is closed.")
             if request.request_id in self._live:
@@ -187,16 +186,10 @@ class Engine:
         self._workers.wake()
         return True
 
-    def on_death(self, callback: Callable[[WorkerDied], None]) -> None:
-        """Registers a callback for the death of a worker, which is called when all requests have failed.
-
-        The engine's thread calls `callback` once; if a worker has died already, this method calls it at once.
-        """
-        with self._lock:
-            if self._death is None:
-                self._on_death.append(callback)
-                return
-        callback(self._death)
+    def watch(self, callback: Watcher) -> None:
+        """Registers a callback, which the engine's thread calls with an error when a worker has died and all requests
+        have failed. If the error has `retry_after`, it calls it with None when the workers have started again."""
+        self._availability.watch(callback)
 
     def after_events(self, callback: Callable[[], None]) -> None:
         """Registers a callback, which the engine's thread calls when it has sent all events that it has."""
@@ -211,7 +204,7 @@ class Engine:
         """Ends live requests with Cancelled, and the workers, from any thread; a second call does nothing."""
         with self._lock:
             self._closing = True
-        self._workers.wake()
+        self._workers.wake(closing=True)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -227,8 +220,7 @@ class Engine:
             if self.options.max_step_ms is not None:
                 measure_steps(self._workers, self._batch, self._scheduler, self.memory, self.options.step_timeout)
             self._ready.set_result(kernels)
-            while self._turn():
-                pass
+            turn_with_restarts(self._turn, self._start_again, self._fail_all, self.options.max_restarts)
         except TkError as error:
             end = error
         except Exception as error:  # a defect of tk: callers must get an error rather than wait for ever
@@ -237,22 +229,34 @@ class Engine:
         finally:
             self._end(end)
 
+    def _start_again(self) -> float:
+        """Starts the workers again, with the weights of before; returns the seconds that it took."""
+        self._in_flight = None
+        seconds = self._workers.restart(self._source.job(), self.options.start_timeout)
+        self._availability.set(None)
+        self._availability.report()
+        return seconds
+
     def _end(self, error: TkError) -> None:
         """Fails the live requests, and only then ends the workers, which can take seconds."""
         with self._lock:
             self._closing = True
-            self._death = error if isinstance(error, WorkerDied) else None
-            live, callbacks = list(self._live.values()), self._on_death
-        for request in live:
-            self._fail(request, error)
-        self._events_sent()
-        if self._death is not None:
-            for callback in callbacks:
-                callback(self._death)
+        self._fail_all(error)
         started = self._ready.done()
         self._workers.close(kill=not (started and isinstance(error, Cancelled)))
         if not started:
             self._ready.set_exception(error)
+
+    def _fail_all(self, error: TkError) -> None:
+        """Fails the live requests; if a worker has died, later ones are refused with the same error."""
+        with self._lock:
+            self._availability.set(error if isinstance(error, WorkerDied) else None)
+            live = list(self._live.values())
+        for request in live:
+            self._fail(request, error)
+        self._events_sent()
+        if isinstance(error, WorkerDied):
+            self._availability.report()
 
     def _turn(self) -> bool:
         """Sends the next step, takes the results of the one before it, or sleeps if there is neither.

@@ -40,6 +40,7 @@ class EngineOptions:
             longer, and the engine measures a few steps at start. None = only `max_batched_tokens` cuts prompts.
         start_timeout: the time, in seconds, for the workers to load the model.
         step_timeout: the time, in seconds, after which a worker that does not answer counts as dead.
+        max_restarts: how often the engine starts its workers again after one has died; the requests of that time fail.
     """
 
     checkpoint: Path
@@ -59,6 +60,7 @@ class EngineOptions:
     max_step_ms: float | None = None
     start_timeout: float = 600.0
     step_timeout: float = 300.0
+    max_restarts: int = 0
 
     def validate(self) -> None:
         """Checks the options as far as possible without a model.
@@ -70,8 +72,10 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value}; it must be 1 or more.")
-        if self.max_queued < 0:
-            raise ConfigError(f"max_queued = {self.max_queued}; it must be 0 or more.")
+        for name in ("max_queued", "max_restarts"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(f"{name} = {value}; it must be 0 or more.")
         if self.max_step_ms is not None and not self.max_step_ms > 0:
             raise ConfigError(f"max_step_ms = {self.max_step_ms}; it must be more than 0 milliseconds.")
         for name, known in (("dtype", COMPUTE_NAMES), ("kv_dtype", KV_DTYPES)):

@@ -70,12 +70,21 @@ class Server:
         await self._server.start()
         loop = asyncio.get_running_loop()
 
-        def on_death(error: WorkerDied) -> None:
+        def on_change(error: WorkerDied | None) -> None:
             with suppress(RuntimeError):  # the loop is closed: this server has ended already
-                loop.call_soon_threadsafe(lambda: loop.create_task(self._die(error)))
+                loop.call_soon_threadsafe(lambda: loop.create_task(self._follow(error)))
 
-        self._engine.on_death(on_death)
+        self._engine.watch(on_change)
         return replace(self._options, port=port).address
+
+    async def _follow(self, error: WorkerDied | None) -> None:
+        """Reports what the engine says of its workers: they have died for good, they start again, or they have."""
+        if error is None and not self._service.is_draining:
+            await self._health.set_ready()
+        elif error is not None and error.retry_after is not None:
+            await self._health.set_unready()
+        elif error is not None:
+            await self._die(error)
 
     async def _die(self, error: WorkerDied) -> None:
         self._death = error
@@ -97,7 +106,7 @@ class Server:
     async def drain(self) -> None:
         """Refuses new requests, and returns when the live ones have ended or the drain timeout has passed."""
         self._service.start_draining()
-        await self._health.set_draining()
+        await self._health.set_unready()
         _LOG.info("draining: %d live requests, %g s at most", len(self._service.live), self._options.drain_timeout)
         try:
             await asyncio.wait_for(self._service.live.wait_empty(), self._options.drain_timeout)

@@ -44,8 +44,9 @@ class ServedEngine(Protocol):
     def after_events(self, callback: Callable[[], None]) -> None:
         """Registers a callback, which the engine's thread calls when it has sent all events that it has."""
 
-    def on_death(self, callback: Callable[[WorkerDied], None]) -> None:
-        """Registers a callback, which the engine's thread calls once when a worker has died and all requests failed."""
+    def watch(self, callback: Callable[[WorkerDied | None], None]) -> None:
+        """Registers a callback, which the engine's thread calls with an error when a worker has died and all requests
+        have failed, and, if the error has `retry_after`, with None when the workers have started again."""
 
     def kill(self) -> None:
         """Ends the workers at once, from any thread, whatever they compute: live requests fail with WorkerDied."""

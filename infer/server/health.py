@@ -13,7 +13,10 @@ _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Health:
-    """The health status for probes and watchers. A draining server is alive; one that lost a worker is dead."""
+    """The health status for probes and watchers.
+
+    A server that drains, or whose workers start again, is alive; one that lost them for good is dead.
+    """
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
@@ -26,8 +29,8 @@ class Health:
         """Reports that the server accepts requests."""
         await self._servicer.set(READINESS, _SERVING)
 
-    async def set_draining(self) -> None:
-        """Reports that the server accepts no new requests."""
+    async def set_unready(self) -> None:
+        """Reports that the server accepts no new requests now."""
         await self._servicer.set(READINESS, _NOT_SERVING)
 
     async def set_dead(self) -> None:

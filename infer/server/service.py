@@ -40,6 +40,11 @@ class GenerationService(pb_grpc.GenerationServicer):
         engine.after_events(wakeups.flush)
         self.live = LiveRequests(wakeups)
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused for good."""
+        return self._draining
+
     def start_draining(self) -> None:
         """Refuses new requests from now on; live requests continue."""
         self._draining = True

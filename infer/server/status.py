@@ -11,7 +11,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from ...core.errors import InvalidRequest, Overloaded, TkError
+from ...core.errors import InvalidRequest, Overloaded, TkError, WorkerDied
 from .errors import Draining
 
 ERROR_DOMAIN: Final = "tk.v1"
@@ -25,7 +25,9 @@ def _field_violation(error: InvalidRequest) -> list[Any]:
     return [error_details_pb2.BadRequest(field_violations=[violation])]
 
 
-def _retry_info(error: Overloaded | Draining) -> list[Any]:
+def _retry_info(error: Overloaded | Draining | WorkerDied) -> list[Any]:
+    if error.retry_after is None:
+        return []
     delay = duration_pb2.Duration()
     delay.FromNanoseconds(round(error.retry_after * 1e9))
     return [error_details_pb2.RetryInfo(retry_delay=delay)]
@@ -37,7 +39,7 @@ def _full_queue(error: Overloaded) -> list[Any]:
 
 
 _DETAILS: Final[Mapping[type[TkError], Callable[[Any], list[Any]]]] = MappingProxyType(
-    {InvalidRequest: _field_violation, Overloaded: _full_queue, Draining: _retry_info}
+    {InvalidRequest: _field_violation, Overloaded: _full_queue, Draining: _retry_info, WorkerDied: _retry_info}
 )
 
 

@@ -31,6 +31,7 @@ class WorkerProcesses:
     """
 
     def __init__(self, tp: int, threads: int, module: str = WORKER) -> None:
+        self._arguments = tp, threads, module
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: Future[list[socket.socket]] = Future()
         self._over = threading.Event()
@@ -57,6 +58,10 @@ class WorkerProcesses:
             return self._processes[rank].wait(timeout)
         except subprocess.TimeoutExpired:
             return None
+
+    def again(self) -> "WorkerProcesses":
+        """Starts other processes of the same kind."""
+        return WorkerProcesses(*self._arguments)
 
     def kill(self) -> None:
         """Kills all processes."""

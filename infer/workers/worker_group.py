@@ -31,6 +31,7 @@ class WorkerGroup:
         self._processes = processes
         self._connections: Sequence[socket.socket] = ()
         self._uninformed: list[socket.socket] = []  # of ranks that do not sample the tokens that they need
+        self._is_closing = self._is_killed = False
         self._wake_up, self._woken = socket.socketpair()
         self._wake_up.setblocking(False)
         self._woken.setblocking(False)
@@ -52,7 +53,7 @@ class WorkerGroup:
         Raises:
             TkError: a worker reported an error, which keeps its class.
             WorkerDied: a worker ended without a report, or did not load in time.
-            Cancelled: `wake` was called.
+            Cancelled: `wake` was called to close the group.
         """
         deadline = time.monotonic() + timeout
         self._connections = self._processes.connections()
@@ -65,9 +66,9 @@ class WorkerGroup:
             loading, kernels = set(range(job.tp)), ""
             while loading:
                 spoken = self._wait_for_ranks(deadline)
-                if spoken is None:
+                if self._is_closing:
                     raise Cancelled("The engine was closed while it was starting.")
-                for rank in spoken:
+                for rank in spoken or ():
                     frame = self._receive(rank)
                     if frame.op == "error":
                         raise error_from(frame)
@@ -76,6 +77,23 @@ class WorkerGroup:
                         self._uninformed.append(self._connections[rank])
                     kernels = frame.values["kernels"] if rank == 0 else kernels
             return kernels
+
+    def restart(self, job: Job, timeout: float) -> float:
+        """Ends the processes, starts others with the same job as `start` does, and returns the seconds that it took.
+
+        Raises:
+            WorkerDied: also if `kill` was called, which is for good.
+        """
+        begun = time.monotonic()
+        for connection in self._connections:
+            self._selector.unregister(connection)
+        self._connections, self._uninformed = (), []
+        self._processes.close()
+        self._processes = self._processes.again()
+        if self._is_killed:  # perhaps too early for these processes
+            raise WorkerDied("The inference workers were killed.")
+        self.start(job, timeout)
+        return time.monotonic() - begun
 
     def send(self, message: bytes, timeout: float) -> None:
         """Sends the message of a step to every rank, which computes it after those before it.
@@ -109,13 +127,15 @@ class WorkerGroup:
         for rank in self._wait_for_ranks(None) or ():
             raise WorkerDied(f"Inference rank {rank} sent an unexpected message ({self._receive(rank).op}).")
 
-    def wake(self) -> None:
-        """Ends a `sleep` or `start`, from any thread."""
+    def wake(self, closing: bool = False) -> None:
+        """Ends a `sleep`, from any thread; if the group is to be closed, a `start` too."""
+        self._is_closing |= closing
         with suppress(OSError):  # the socket is full of wake-ups already, or closed
             self._wake_up.send(b"w")
 
     def kill(self) -> None:
         """Kills all processes, from any thread; `step` and `sleep` then raise WorkerDied."""
+        self._is_killed = True
         self._processes.kill()
 
     def close(self, kill: bool = False) -> None:

@@ -97,7 +97,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self._sinks: dict[str, Callable[[Event], None]] = {}
-        self._death: list[Callable[[WorkerDied], None]] = []
+        self._watchers: list[Callable[[WorkerDied | None], None]] = []
         self._after_events: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1)
@@ -132,14 +132,21 @@ class FakeEngine:
     def after_events(self, callback: Callable[[], None]) -> None:
         self._after_events.append(callback)
 
-    def on_death(self, callback: Callable[[WorkerDied], None]) -> None:
-        self._death.append(callback)
+    def watch(self, callback: Callable[[WorkerDied | None], None]) -> None:
+        self._watchers.append(callback)
 
-    def die(self) -> None:
-        error = self.refusal = WorkerDied("worker 0 is gone")
+    def die(self, retry_after: float | None = None) -> None:
+        error = self.refusal = WorkerDied("worker 0 is gone", retry_after)
         for request_id in list(self._sinks):
             self.emit(request_id, Failed(error))
-        for callback in self._death:
+        self._tell(error)
+
+    def recover(self) -> None:
+        self.refusal = None
+        self._tell(None)
+
+    def _tell(self, error: WorkerDied | None) -> None:
+        for callback in self._watchers:
             self._thread.submit(callback, error)
 
     def kill(self) -> None:

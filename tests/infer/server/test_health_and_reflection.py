@@ -41,6 +41,29 @@ def test_watchers_of_both_learn_of_a_dead_worker(channel: grpc.Channel, engine: 
     assert (check(channel, ""), check(channel, READINESS)) == (NOT_SERVING, NOT_SERVING)
 
 
+def test_a_server_whose_workers_start_again_lives_but_is_not_ready(channel: grpc.Channel, engine: FakeEngine) -> None:
+    readiness = watch(channel, READINESS)
+    assert next(readiness).status == SERVING
+    engine.die(retry_after=2.0)
+    assert next(readiness).status == NOT_SERVING
+    assert check(channel, "") == SERVING
+    engine.recover()
+    assert next(readiness).status == SERVING
+
+
+def test_a_draining_server_is_not_ready_when_its_workers_have_started_again(
+    channel: grpc.Channel, server: ServerThread, engine: FakeEngine
+) -> None:
+    readiness = watch(channel, READINESS)
+    assert next(readiness).status == SERVING
+    server.run(server.server.drain())
+    assert next(readiness).status == NOT_SERVING
+    engine.die(retry_after=2.0)
+    engine.recover()
+    engine.settle()
+    assert (check(channel, ""), check(channel, READINESS)) == (SERVING, NOT_SERVING)
+
+
 def test_a_draining_server_lives_but_is_not_ready(channel: grpc.Channel, server: ServerThread) -> None:
     readiness = watch(channel, READINESS)
     assert next(readiness).status == SERVING

@@ -41,6 +41,7 @@ def details(error: Exception) -> dict[str, Any]:
         (core.PromptTooLong("x", field="prompt"), "INVALID_ARGUMENT", {"google.rpc.BadRequest"}),
         (core.Overloaded("x"), "RESOURCE_EXHAUSTED", {"google.rpc.RetryInfo", "google.rpc.QuotaFailure"}),
         (core.WorkerDied("x"), "UNAVAILABLE", set()),
+        (core.WorkerDied("x", 2.0), "UNAVAILABLE", {"google.rpc.RetryInfo"}),
         (ours.Draining("x"), "UNAVAILABLE", {"google.rpc.RetryInfo"}),
         (core.DeadlinePassed("x"), "DEADLINE_EXCEEDED", set()),
         (core.Cancelled("x"), "CANCELLED", set()),
