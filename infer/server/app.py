@@ -78,7 +78,7 @@ class Server:
         return replace(self._options, port=port).address
 
     async def _follow(self, error: WorkerDied | None) -> None:
-        """Reports what the engine says of its workers: they have died for good, they start again, or they have."""
+        """Reports the state of the workers: dead for good, starting again (`retry_after`), or started again (None)."""
         if error is None and not self._service.is_draining:
             await self._health.set_ready()
         elif error is not None and error.retry_after is not None:

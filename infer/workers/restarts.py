@@ -13,7 +13,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Availability:
-    """Whether the workers of an engine compute, for all who want to know."""
+    """Whether the workers of an engine compute, and the callbacks that hear of it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all below

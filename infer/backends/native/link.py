@@ -57,7 +57,7 @@ class SharedMemory:
         arrived: counters of meetings, a cache line per rank.
         slots: fp32 [2, tp, slot], the partial sums of every rank, in two areas that are used in turn.
         logits: fp32, the wanted rows of all ranks.
-        results: uint8, what the ranks sampled.
+        results: uint8, the samples of all ranks.
     """
 
     arrived: Array

@@ -44,5 +44,5 @@ class StepSampler:
         self._block.fill(rows)
 
     def output(self, rows: SamplingRows) -> SamplerOutput:
-        """Returns what the kernels sampled for these rows, those of other ranks included."""
+        """Returns the samples of these rows, those of other ranks included."""
         return self._block.output(len(rows), most_alternatives(rows))

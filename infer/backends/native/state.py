@@ -36,7 +36,7 @@ class State:
         kv_bytes: the bytes of the cache.
         max_head_rows: the number of rows of `logits`.
         logits: fp32 [max_head_rows, tp, padded vocabulary rows of a rank].
-        results: uint8, what is sampled (see `SamplingBlock`), in memory of all ranks.
+        results: uint8, the samples of all ranks (see `SamplingBlock`), in memory that they share.
     """
 
     def __init__(self, program: Program, cache: CacheShape, max_tokens: int, peers: Peers = ALONE) -> None:

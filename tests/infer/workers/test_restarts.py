@@ -11,7 +11,7 @@ Step = bool | TkError
 
 
 class Script:
-    """Turns and starts that follow a script, and a record of what happened."""
+    """Turns and starts that follow a script, and a record of the calls."""
 
     def __init__(self, turns: list[Step], starts: list[TkError | float] | None = None) -> None:
         self._turns: Iterator[Step] = iter(turns)
@@ -47,7 +47,7 @@ def test_without_deaths_turns_go_on_until_one_says_no() -> None:
     assert script.seen == ["turn"] * 3
 
 
-def test_requests_are_refused_before_the_workers_start_again_and_told_when_to_retry() -> None:
+def test_requests_are_refused_with_a_time_to_retry_before_the_workers_start_again() -> None:
     script = Script([True, WorkerDied("Rank 1 died."), True, WorkerDied("Rank 0 died."), False], [7.5, 0.1])
     script.run(2)
     assert script.seen == ["turn", "turn", "refuse", "start", "turn", "turn", "refuse", "start", "turn"]
