@@ -10,38 +10,41 @@
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
 
-// Multiplies rows by this thread's share of a weight's panels.
-static void product(const struct model *m, const struct matrix *w, const float *x, int64_t x_stride, int64_t rows,
-                    float *out, int64_t out_stride, int add, int32_t thread) {
+// Multiplies rows by this thread's panels of an operation's weight.
+static void product(const struct model *m, const struct operation *op, const float *x, int64_t x_stride, int64_t rows,
+                    float *out, int64_t out_stride, int32_t thread) {
+    const struct matrix *w = &op->matrix;
     const uint16_t *rounded = rounded_for(m, w, x, x_stride, rows, thread);
-    if (!rounded) {
-        multiply(w, x, x_stride, rows, out, out_stride, add, thread, m->threads);
-        return;
+    struct groups groups = groups_of(m, op);
+    struct share mine = share_of(m, groups.units, thread);
+    for (int64_t g = 0, at = 0; g < groups.count; at += groups.panels[g++]) {
+        int64_t unit = groups.panels[g] / groups.units, first = at + mine.first * unit, last = at + mine.last * unit;
+        if (rounded) multiply_rounded(w, rounded, rows, first, last, out, out_stride, op->add);
+        else multiply(w, x, x_stride, rows, out, out_stride, op->add, first, last);
     }
-    struct share mine = share_of(m, (w->out + PANEL - 1) / PANEL, thread);
-    multiply_rounded(w, rounded, rows, mine.first, mine.last, out, out_stride, add);
 }
 
-static void multiply_rows(const struct model *m, const struct operation *op, int64_t rows, int32_t thread) {
-    product(m, &op->matrix, m->buffers[op->source], m->strides[op->source], rows, m->buffers[op->target],
-            m->strides[op->target], op->add, thread);
+static void multiply_rows(const struct model *m, const struct operation *op, int32_t thread) {
+    const float *x = op->source == NORMED ? normed(m, op, thread) : m->buffers[op->source];
+    product(m, op, x, m->strides[op->source], m->step.tokens, m->buffers[op->target], m->strides[op->target], thread);
 }
 
 static void head(const struct model *m, const struct operation *op, int32_t thread) {
-    product(m, &op->matrix, row(m, NORMED, m->head_first), m->strides[NORMED], m->head_count,
-            m->buffers[LOGITS] + m->rank * ((op->matrix.out + PANEL - 1) / PANEL * PANEL), m->strides[LOGITS], 0, thread);
+    const float *x = normed(m, op, thread) + m->head_first * m->strides[NORMED];
+    float *out = m->buffers[LOGITS] + m->rank * ((op->matrix.out + PANEL - 1) / PANEL * PANEL);
+    product(m, op, x, m->strides[NORMED], m->head_count, out, m->strides[LOGITS], thread);
 }
 
 static void run_operation(struct model *m, const struct operation *op, int32_t thread) {
     switch (op->kind) {
         case EMBED: embed(m, op, thread); break;
         case NORM: norm(m, op, thread); break;
-        case MULTIPLY: multiply_rows(m, op, m->step.tokens, thread); break;
+        case MULTIPLY: multiply_rows(m, op, thread); break;
         case APPEND: append(m, op, thread); break;
         case ATTEND: attend(m, op, thread); break;
         case GATE: gate(m, op, thread); break;
         case ROUTE:
-            multiply_rows(m, op, m->step.tokens, thread);
+            multiply_rows(m, op, thread);
             tk_barrier(m->pool);
             route(m, op, thread);
             break;
@@ -86,7 +89,7 @@ static void run_step(void *argument, int32_t thread) {
     rotations(m, thread);
     for (int64_t i = 0; i < m->num_operations; i++) {
         if (thread == 0 && m->operations[i].kind == ATTEND) m->counter = 0;
-        if (i) tk_barrier(m->pool);
+        if (i && !goes_on(m, &m->operations[i - 1])) tk_barrier(m->pool);
         run_operation(m, &m->operations[i], thread);
     }
     finish_head(m, thread);
@@ -117,7 +120,7 @@ __attribute__((visibility("default"))) void NAMED(tk_multiply_, TK_NAME)(const s
                                                                         int64_t x_stride, int64_t rows, float *out,
                                                                         int64_t out_stride) {
     if (!takes_rounded(w)) {
-        multiply(w, x, x_stride, rows, out, out_stride, 0, 0, 1);
+        multiply(w, x, x_stride, rows, out, out_stride, 0, 0, (w->out + PANEL - 1) / PANEL);
         return;
     }
     uint16_t *rounded = calloc((size_t)rounded_values(w, rows), sizeof *rounded);

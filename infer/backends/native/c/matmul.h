@@ -199,11 +199,9 @@ static void multiply_slices(const struct matrix *m, const float *x, int64_t x_st
     }
 }
 
-// Multiplies rows by a thread's share of a weight's panels.
+// Multiplies rows by the panels [first, last) of a weight.
 static void multiply(const struct matrix *m, const float *x, int64_t x_stride, int64_t rows, float *out,
-                     int64_t out_stride, int add, int32_t thread, int32_t threads) {
-    int64_t panels = (m->out + PANEL - 1) / PANEL;
-    int64_t first = panels * thread / threads, last = panels * (thread + 1) / threads;
+                     int64_t out_stride, int add, int64_t first, int64_t last) {
     if (m->slices > 1) {
         multiply_slices(m, x, x_stride, rows, first, last - first, out, out_stride, m->bias, add);
         return;

@@ -5,19 +5,7 @@
 
 #include <math.h>
 
-#include "matmul.h"
-
-// The range of `count` items that belongs to a thread.
-struct share {
-    int64_t first, last;
-};
-INLINE struct share share_of(const struct model *m, int64_t count, int32_t thread) {
-    return (struct share){count * thread / m->threads, count * (thread + 1) / m->threads};
-}
-
-INLINE float *row(const struct model *m, int buffer, int64_t index) {
-    return m->buffers[buffer] + index * m->strides[buffer];
-}
+#include "shares.h"
 
 INLINE float load_value(int format, const void *data, int64_t index) {
     if (format == FP32) return ((const float *)data)[index];
@@ -79,10 +67,18 @@ static void norm_row(const float *x, float *y, int64_t n, const float *weight, c
 }
 
 static void norm(const struct model *m, const struct operation *op, int32_t thread) {
-    struct share mine = share_of(m, op->wanted ? m->step.wanted : m->step.tokens, thread);
+    int64_t rows = op->wanted ? m->step.wanted : m->step.tokens;
+    int alone = norms_for_itself(m, op);
+    struct share mine = alone ? (struct share){0, rows} : share_of(m, rows, thread);
+    float *to = alone ? scratch_of(m, thread) : m->buffers[NORMED];
     for (int64_t t = mine.first; t < mine.last; t++)
-        norm_row(row(m, HIDDEN, op->wanted ? m->step.rows[t] : t), row(m, NORMED, t), m->hidden_size, op->weight,
-                 op->offset, op->variant, op->eps);
+        norm_row(row(m, HIDDEN, op->wanted ? m->step.rows[t] : t), to + t * m->strides[NORMED], m->hidden_size,
+                 op->weight, op->offset, op->variant, op->eps);
+}
+
+// Where the product after a norm finds its rows.
+INLINE const float *normed(const struct model *m, const struct operation *product, int32_t thread) {
+    return norms_for_itself(m, product - 1) ? scratch_of(m, thread) : m->buffers[NORMED];
 }
 
 // The cosines and sines of the step's positions: the angle is rounded to fp32 as in training, then exact to 1e-9.
@@ -156,20 +152,20 @@ static void append_head(const struct model *m, char *to, int64_t offset, int val
     }
 }
 
+// Threads share kv heads, each with the query heads of its group, and then tokens.
 static void append(const struct model *m, const struct operation *op, int32_t thread) {
-    struct share mine = share_of(m, m->step.tokens, thread);
-    int64_t n = m->head_dim;
-    float *scratch = m->scratch + thread * m->scratch_floats, scale = 1.0f / sqrtf((float)n);
-    for (int64_t t = mine.first; t < mine.last; t++) {
-        const float *qkv = row(m, QKV, t), *key = qkv + m->heads * n, *value = key + m->kv_heads * n;
-        for (int64_t h = 0; h < m->heads; h++)
-            rotate_head(m, t, qkv + h * n, row(m, QUERY, t) + h * n, op->weight, op->eps, scale);
+    int64_t n = m->head_dim, group = m->heads / m->kv_heads, tokens = m->step.tokens;
+    struct share mine = share_of(m, m->kv_heads * tokens, thread);
+    float *scratch = scratch_of(m, thread), scale = 1.0f / sqrtf((float)n);
+    for (int64_t i = mine.first; i < mine.last; i++) {
+        int64_t h = i / tokens, t = i % tokens;
+        const float *query = row(m, QKV, t) + h * group * n, *key = row(m, QKV, t) + (m->heads + h) * n;
+        for (int64_t g = 0; g < group; g++)
+            rotate_head(m, t, query + g * n, row(m, QUERY, t) + (h * group + g) * n, op->weight, op->eps, scale);
         int64_t block = m->step.slots[t] / m->block_size, offset = m->step.slots[t] % m->block_size;
-        for (int64_t h = 0; h < m->kv_heads; h++) {
-            rotate_head(m, t, key + h * n, scratch, op->offset, op->eps, 1.0f);
-            append_head(m, page(m, op->layer, block, 0, h), offset, 0, scratch);
-            append_head(m, page(m, op->layer, block, 1, h), offset, 1, value + h * n);
-        }
+        rotate_head(m, t, key, scratch, op->offset, op->eps, 1.0f);
+        append_head(m, page(m, op->layer, block, 0, h), offset, 0, scratch);
+        append_head(m, page(m, op->layer, block, 1, h), offset, 1, key + m->kv_heads * n);
     }
 }
 
@@ -191,23 +187,20 @@ INLINE vf activate(int gelu, vf gate, vf up) {
 
 // Applies an activation to columns [first, last) of one row: gate in the first `columns`, up behind them.
 static void gate_row(const float *inner, float *gated, int64_t columns, int64_t first, int64_t last, int gelu) {
-    for (int64_t c = first; c < last; c += VW) {
-        int64_t left = last - c < VW ? last - c : VW;
-        float a[VW] = {0}, b[VW] = {0}, y[VW];
-        memcpy(a, inner + c, (size_t)left * sizeof *a);
-        if (!gelu) memcpy(b, inner + columns + c, (size_t)left * sizeof *b);
-        v_store(y, activate(gelu, v_load(a), v_load(b)));
-        memcpy(gated + c, y, (size_t)left * sizeof *y);
-    }
+    const float *up = inner + (gelu ? 0 : columns);
+    int64_t c = first;
+    for (; c + VW <= last; c += VW) v_store(gated + c, activate(gelu, v_load(inner + c), v_load(up + c)));
+    if (c < last)
+        v_store_part(gated + c, activate(gelu, v_load_part(inner + c, last - c), v_load_part(up + c, last - c)), last - c);
 }
 
+// Threads share the panels of the product before it, for every token.
 static void gate(const struct model *m, const struct operation *op, int32_t thread) {
-    int64_t columns = op->matrix.in, chunks = (columns + 255) / 256;
-    struct share mine = share_of(m, m->step.tokens * chunks, thread);
-    for (int64_t i = mine.first; i < mine.last; i++) {
-        int64_t t = i / chunks, first = i % chunks * 256, last = first + 256 < columns ? first + 256 : columns;
+    int64_t columns = op->matrix.in;
+    struct share mine = share_of(m, (columns + PANEL - 1) / PANEL, thread);
+    int64_t first = mine.first * PANEL, last = mine.last * PANEL < columns ? mine.last * PANEL : columns;
+    for (int64_t t = 0; t < m->step.tokens; t++)
         gate_row(row(m, INNER, t), row(m, GATED, t), columns, first, last, op->variant);
-    }
 }
 
 #endif

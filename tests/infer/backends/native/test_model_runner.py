@@ -1,5 +1,6 @@
 """The native backend: `transformers`' logits for every architecture, and bits that depend on a request alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,27 @@ def test_bits_do_not_depend_on_cuts_and_threads(
         assert np.array_equal(logits(together, tokens, cuts), expected)
     alone.close()
     together.close()
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("qwen3", {"head_dim": 16}), ("llama3", {"intermediate_size": 40}), ("gpt2", {})],
+    ids=["threads share heads", "panels of gate and up do not match", "gelu"],
+)
+def test_bits_do_not_depend_on_where_threads_wait(
+    tmp_path: Path, name: str, options: dict[str, int], instruction_set: str
+) -> None:
+    replace(ENTRIES[name], options=ENTRIES[name].options | options).make(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 40).tolist()
+    alone = runner(tmp_path, "bf16", "bf16", 1, instruction_set)
+    expected = logits(alone, tokens, ())
+    for threads in (2, 3):
+        together = runner(tmp_path, "bf16", "bf16", threads, instruction_set)
+        for cuts in ((), range(1, 40), (3, 7, 12, 20)):
+            assert np.array_equal(logits(together, tokens, cuts), expected), (threads, cuts)
+        together.close()
+    alone.close()
 
 
 def test_more_rows_than_the_logits_buffer_are_sampled_in_parts(tmp_path: Path) -> None:
