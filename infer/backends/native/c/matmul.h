@@ -9,6 +9,7 @@
 #include "simd.h"
 
 #define VECTORS (PANEL / VW)
+#define AHEAD 8           // pairs of columns that tiles of several panels fetch before their turn
 #define ROW_BYTES 262144  // of the rows that pass all panels together: they stay in a core's second cache
 #if VW == 16
 #define MOST_ROWS 12  // rows of a tile: the chains of their sums hide the latency of a fused product
@@ -56,11 +57,14 @@ INLINE void tile(const int rows, const int panels, const int format, const float
     vf sums[MOST_ROWS * VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows * panels * VECTORS; i++) sums[i] = v_set1(0.0f);
+    // Few rows wait for memory. The last lines of these panels are followed by the first of the next ones.
+    int64_t turn = pairs - AHEAD, near = AHEAD * pair_bytes(format), next = panels * panel_bytes - turn * pair_bytes(format);
     for (int64_t k = 0; k < pairs; k++) {
         if (panels == 1) __builtin_prefetch(ahead.from + k * ahead.bytes);
 #pragma GCC unroll 4
         for (int p = 0; p < panels; p++) {
             const char *line = w + p * panel_bytes + k * pair_bytes(format);
+            if (panels > 1) __builtin_prefetch(line + (k < turn ? near : next));
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
                 vf weights[VECTORS];
