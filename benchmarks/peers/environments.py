@@ -17,15 +17,34 @@ _STEPS: Final = (("-build", "--no-build-isolation"), ("-alone", "--no-deps"), ("
 
 def peer_environment() -> dict[str, str]:
     """Returns the environment variables of a peer, by which it imports `tk.benchmarks.peers` and uses no GPU."""
-    return {"PYTHONPATH": str(BUILD), "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
+    return {
+        "PYTHONPATH": str(BUILD),
+        "DS_ACCELERATOR": "cpu",
+        "DS_BUILD_OPS": "0",
+        "TORCH_EXTENSIONS_DIR": str(_extensions()),
+    }
+
+
+def _extensions() -> Path:
+    """Returns the folder of the C++ extensions that torch compiles for peers at their first run (DeepSpeed's)."""
+    return BUILD / "peers" / "extensions"
+
+
+def _remove_locks() -> None:
+    """Removes the locks of interrupted builds of extensions, for whose end torch would wait for ever."""
+    for lock in _extensions().glob("**/lock"):
+        lock.unlink()
 
 
 def python_of(peer: str) -> Path:
     """Returns the interpreter of a peer's environment, which is made if it is missing or its requirements changed.
 
+    No other benchmark may be running.
+
     Raises:
         subprocess.CalledProcessError: pip cannot install the peer.
     """
+    _remove_locks()
     steps = [(HERE / f"{peer}{part}.txt", option) for part, option in _STEPS if (HERE / f"{peer}{part}.txt").exists()]
     folder = (BUILD / "peers" / peer).resolve()  # it may be a link, which venv refuses
     python, ready = folder / "bin" / "python", folder / ".ready"

@@ -51,3 +51,16 @@ def test_a_peer_that_pip_cannot_install_is_left_out(
     monkeypatch.setattr(subprocess, "run", fail)
     assert environments.python_if_possible("plain") is None
     assert "plain is left out, because it could not be installed: `" in capsys.readouterr().err
+
+
+def test_an_interrupted_build_of_an_extension_does_not_block_the_next_run(
+    installed: list[list[str]], tmp_path: Path
+) -> None:
+    folder = Path(environments.peer_environment()["TORCH_EXTENSIONS_DIR"])
+    assert folder.is_relative_to(tmp_path), "not the user's own extensions"
+    lock = folder / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    (lock.parent / "shm.so").touch()
+    environments.python_of("plain")
+    assert [path.name for path in lock.parent.iterdir()] == ["shm.so"]
