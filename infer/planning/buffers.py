@@ -12,6 +12,8 @@ _LINE: Final = 16  # floats; rows begin on cache lines
 _LARGE_PAGE: Final = 2**21  # bytes; a buffer of this size or more is committed in such pages
 _QUERY_ROWS: Final = 24  # of attention at a time
 _PRODUCT_ROWS: Final = 12  # of a matrix product at a time
+_ROUNDED_BYTES: Final = 2  # of a value in bf16
+_ROUNDED_ROWS, _ROUNDED_COLUMNS = 16, 32  # of a block of rows that are rounded to bf16
 _EXPERT_ROWS: Final = 64  # tokens that go through the experts together
 _SAMPLER_BYTES: Final = 21  # per token of the vocabulary
 
@@ -33,7 +35,9 @@ def buffer_bytes(program: Program, max_tokens: int, threads: int) -> int:
         *(max_tokens * width for width in _widths(program)),
         *(logits, link, _expert_floats(program), threads * _scratch_floats(program)),
     )
-    return sum(_committed(_FLOAT * count) for count in floats) + threads * _SAMPLER_BYTES * vocabulary
+    rounded = _ROUNDED_BYTES * round_up(max_tokens, _ROUNDED_ROWS) * _rounded_width(program)
+    sampler = threads * _SAMPLER_BYTES * vocabulary
+    return sum(map(_committed, (*(_FLOAT * count for count in floats), rounded))) + sampler
 
 
 def _committed(num_bytes: int) -> int:
@@ -54,7 +58,15 @@ def _widths(program: Program) -> tuple[int, ...]:
 
 def _scratch_floats(program: Program) -> int:
     attention = _QUERY_ROWS * (3 * round_up(program.head_dim, _LINE) + ATTENTION_TILE)
-    return attention + _PRODUCT_ROWS * round_up(program.hidden_size, _LINE)
+    return attention + _PRODUCT_ROWS * (round_up(program.hidden_size, _LINE) + _rounded_width(program) // 2)
+
+
+def _rounded_width(program: Program) -> int:
+    """Returns the values of the widest row that is rounded to bf16; slices are padded to whole blocks."""
+    shapes = [(program.hidden_size, 1)]  # of routers, heads, and the first products of experts
+    shapes += [(each.matrix.in_features, each.num_slices) for each in _products(program)]
+    shapes += [(each.inner, each.num_slices) for each in program.operations if isinstance(each, RunExperts)]
+    return max(slices * round_up(columns // slices, _ROUNDED_COLUMNS) for columns, slices in shapes)
 
 
 def _expert_floats(program: Program) -> int:
