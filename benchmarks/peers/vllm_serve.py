@@ -1,4 +1,8 @@
-"""vLLM's CPU build for bench_serving.py, in its own environment: FOLDER THREADS MAX_MODEL_LEN, all in bf16."""
+"""vLLM's CPU build for bench_serving.py, in its own environment: FOLDER THREADS MAX_MODEL_LEN DTYPE.
+
+Weights, products and cache have the dtype: float32 where the CPU has no AVX-512, because torch's products in bf16 are
+slow there.
+"""
 
 import os
 import sys
@@ -14,7 +18,7 @@ from tk.benchmarks.peers.token_clock import Speeds, Workload, speeds
 VOCAB = 30000  # prompts are of ids below it
 
 
-def load(folder: str, threads: int, max_model_len: int) -> Run:
+def load(folder: str, threads: int, max_model_len: int, dtype: str) -> Run:
     """Loads a model; returns the function that runs a workload."""
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "4",
@@ -26,7 +30,7 @@ def load(folder: str, threads: int, max_model_len: int) -> Run:
         "HF_HUB_OFFLINE": "1",
     }
     vllm: Any = import_module("vllm")
-    options = {"dtype": "bfloat16", "skip_tokenizer_init": True, "enable_prefix_caching": False, "max_num_seqs": 64}
+    options = {"dtype": dtype, "skip_tokenizer_init": True, "enable_prefix_caching": False, "max_num_seqs": 64}
     engine = vllm.LLM(model=folder, max_model_len=max_model_len, **options).llm_engine
     random = np.random.default_rng()
 
@@ -54,4 +58,4 @@ def load(folder: str, threads: int, max_model_len: int) -> Run:
 
 
 if __name__ == "__main__":
-    serve(lambda: load(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    serve(lambda: load(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))

@@ -70,10 +70,11 @@ def running_peers(
 
 
 def peer_command(name: str, python: Path, model: Path, threads: int, cpu: Cpu) -> list[str]:
-    """Returns the command that starts a peer; products are in bf16 where the CPU has them."""
+    """Returns the command that starts a peer; its products are in bf16 where they are fast on the CPU."""
     module = f"tk.benchmarks.peers.{ENVIRONMENTS[name]}_serve"
     precision = "bf16" if {"avx512_bf16", "amx"} & set(cpu.instruction_sets) else "f32"
-    more = {LLAMACPP: [], OPENVINO: [precision], VLLM: [str(LONGEST)]}[name]
+    dtype = "bfloat16" if "avx512" in cpu.instruction_sets else "float32"
+    more = {LLAMACPP: [], OPENVINO: [precision], VLLM: [str(LONGEST), dtype]}[name]
     return [str(python), "-m", module, str(model.absolute()), str(threads), *more]
 
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tk.benchmarks.serving import setup
-from tk.benchmarks.serving.setup import ENVIRONMENTS, OPENVINO, peer_command, running_peers, weight_bytes
+from tk.benchmarks.serving.setup import ENVIRONMENTS, OPENVINO, VLLM, peer_command, running_peers, weight_bytes
 from tk.core.cpu import INSTRUCTION_SETS, Cpu
 
 PLAIN = Cpu("plain", INSTRUCTION_SETS["avx2"])
@@ -21,6 +21,12 @@ PLAIN = Cpu("plain", INSTRUCTION_SETS["avx2"])
 def test_openvino_multiplies_in_bf16_where_the_cpu_does(name: str, precision: str) -> None:
     command = peer_command(OPENVINO, Path("python"), Path("/model"), 2, Cpu("a", INSTRUCTION_SETS[name]))
     assert command == ["python", "-m", "tk.benchmarks.peers.openvino_serve", "/model", "2", precision]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("avx2", "float32"), ("avx512", "bfloat16"), ("amx", "bfloat16")])
+def test_vllm_computes_in_bf16_where_torch_does(name: str, dtype: str) -> None:
+    command = peer_command(VLLM, Path("python"), Path("/model"), 2, Cpu("a", INSTRUCTION_SETS[name]))
+    assert command == ["python", "-m", "tk.benchmarks.peers.vllm_serve", "/model", "2", "4096", dtype]
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
