@@ -7,6 +7,10 @@ from statistics import median
 Speeds = dict[str, float]  # tokens per second over all sequences: "prefill", and "decode" if more than a token is new
 
 
+class NotTogether(Exception):
+    """The first sequence of a run ended before, or soon after, the last one began."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """A batch of random prompts, each of which is continued by as many tokens.
@@ -36,7 +40,7 @@ def speeds(workload: Workload, start: float, arrivals: Sequence[Sequence[float]]
         arrivals: the times of each sequence's new tokens, in order.
 
     Raises:
-        ValueError: the sequences ran together for less than a step per window.
+        NotTogether: the sequences ran together for less than a step per window.
     """
     begun = max(times[0] for times in arrivals)
     found = {"prefill": workload.batch * workload.prompt_tokens / (begun - start)}
@@ -46,7 +50,7 @@ def speeds(workload: Workload, start: float, arrivals: Sequence[Sequence[float]]
     steady = sorted(time for times in arrivals for time in times if begun <= time <= ended)
     steps = max(0, len(steady) - 1) // workload.batch
     if steps < workload.windows:
-        raise ValueError(f"{workload.batch} sequences ran together for {steps} steps; more new tokens are needed.")
+        raise NotTogether(f"{workload.batch} sequences ran together for {steps} steps; more new tokens are needed.")
     borders = [steady[workload.batch * (steps * i // workload.windows)] for i in range(workload.windows + 1)]
     counts = [steps * (i + 1) // workload.windows - steps * i // workload.windows for i in range(workload.windows)]
     found["decode"] = median(

@@ -3,15 +3,17 @@
 import queue
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from tk.benchmarks.peers.token_clock import Speeds, Workload, speeds
+from tk.benchmarks.peers.token_clock import NotTogether, Speeds, Workload, speeds
 from tk.infer import LLM, SamplingParams
 from tk.infer.requests.events import Delta, Done, Event, Failed, Request
+
+_TRIES: Final = 5
 
 
 class EngineContestant:
@@ -28,11 +30,19 @@ class EngineContestant:
         self._sampling = {"temperature": 0.0} | sampling
 
     def run(self, workload: Workload) -> Speeds:
-        """Runs a workload.
+        """Runs a workload, again if this process had to wait so long that sequences did not run together.
 
         Raises:
             TkError: the engine cannot run it.
+            NotTogether: they never did.
         """
+        for _ in range(_TRIES - 1):
+            with suppress(NotTogether):
+                return speeds(workload, *self._run(workload))
+        return speeds(workload, *self._run(workload))
+
+    def _run(self, workload: Workload) -> tuple[float, list[list[float]]]:
+        """Returns the time of the start, and the times of each sequence's tokens."""
         params = SamplingParams(max_new_tokens=workload.new_tokens, ignore_eos=True, **self._sampling)
         ids = np.random.default_rng().integers(
             3, self.llm.model_info().vocab_size, (workload.batch, workload.prompt_tokens)
@@ -51,7 +61,7 @@ class EngineContestant:
             if isinstance(event, Delta):
                 arrivals[i].extend([now] * len(event.token_ids))
             live -= isinstance(event, Done)
-        return speeds(workload, start, arrivals)
+        return start, arrivals
 
 
 @contextmanager
@@ -63,5 +73,6 @@ def engine(name: str, path: Path, **options: Any) -> Iterator[EngineContestant]:
     """
     with LLM(path, **options) as llm:
         contestant = EngineContestant(name, llm)
-        contestant.run(Workload(8, 16, 8))
+        contestant.run(Workload(8, 8, 1))
+        contestant.run(Workload(1, 8, 4))
         yield contestant

@@ -17,7 +17,7 @@ from tk.benchmarks.peers.token_clock import Speeds, Workload
 from tk.benchmarks.serving import beside_peers
 from tk.benchmarks.serving.setup import OPENVINO
 
-SMALL = ("--prompt-tokens", "16", "--new-tokens", "8", "--batch", "1", "--batch", "3", "--runs", "1")
+SMALL = ("--prompt-tokens", "16", "--new-tokens", "24", "--batch", "1", "--batch", "3", "--runs", "1")
 SPEED = r"\d+ tokens/s"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tk.benchmarks.peers.token_clock import Workload, speeds
+from tk.benchmarks.peers.token_clock import NotTogether, Workload, speeds
 
 
 def test_prefill_lasts_until_every_sequence_has_its_first_token() -> None:
@@ -27,7 +27,7 @@ def test_the_median_of_windows_leaves_out_a_slow_one() -> None:
 
 
 def test_sequences_that_never_ran_together_have_no_decode_speed() -> None:
-    with pytest.raises(ValueError, match="2 sequences ran together for 0 steps; more new tokens"):
+    with pytest.raises(NotTogether, match="2 sequences ran together for 0 steps; more new tokens"):
         speeds(Workload(2, 4, 2), 0.0, [[1.0, 2.0], [3.0, 4.0]])
-    with pytest.raises(ValueError, match="for 2 steps"):
+    with pytest.raises(NotTogether, match="for 2 steps"):
         speeds(Workload(1, 4, 3, windows=3), 0.0, [[1.0, 2.0, 3.0]])
