@@ -70,7 +70,7 @@ class Engine:
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size)
         self._live: dict[str, LiveRequest] = {}
         self._cancelled: list[LiveRequest] = []
-        self._after_events: list[Callable[[], None]] = []
+        self._after_events: list[Callable[[], object]] = []
         self._availability = Availability()
         self._closing = False
         self._ready: Future[str] = Future()  # the kernels of the workers
@@ -191,7 +191,7 @@ class Engine:
         have failed. If the error has `retry_after`, it calls it with None when the workers have started again."""
         self._availability.watch(callback)
 
-    def after_events(self, callback: Callable[[], None]) -> None:
+    def after_events(self, callback: Callable[[], object]) -> None:
         """Registers a callback, which the engine's thread calls when it has sent all events that it has."""
         self._after_events.append(callback)
 

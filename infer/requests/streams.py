@@ -53,8 +53,8 @@ class Wakeups:
         with self._lock:
             self._due.append(stream)
 
-    def flush(self) -> None:
-        """Wakes the readers of all added streams, each event loop once, from any thread."""
+    def flush(self) -> int:
+        """Wakes the readers of all added streams, from any thread; returns the number of event loops that it woke."""
         with self._lock:
             due, self._due = self._due, []
         loops: dict[asyncio.AbstractEventLoop, list[EventStream]] = defaultdict(list)
@@ -63,6 +63,7 @@ class Wakeups:
         for loop, streams in loops.items():
             with suppress(RuntimeError):  # the loop is closed, so no reader is left
                 loop.call_soon_threadsafe(_wake_all, streams)
+        return len(loops)
 
 
 class EventStream:

@@ -41,7 +41,7 @@ class ServedEngine(Protocol):
     def abort(self, request_id: str) -> bool:
         """Ends a request, from any thread; its last event is Failed. Returns False if it is not live."""
 
-    def after_events(self, callback: Callable[[], None]) -> None:
+    def after_events(self, callback: Callable[[], object]) -> None:
         """Registers a callback, which the engine's thread calls when it has sent all events that it has."""
 
     def watch(self, callback: Callable[[WorkerDied | None], None]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tk.core.errors import Cancelled, ConfigError, InvalidRequest
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine import Engine
+from tk.infer.requests.prompts import make_request
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 ENDLESS = SamplingParams(max_new_tokens=600, ignore_eos=True)
@@ -46,6 +47,34 @@ def test_many_streams_at_once_give_the_tokens_of_llm(llm: LLM, async_llm: AsyncL
     assert asyncio.run(run()) == expected
     assert [completion.token_ids for completion in asyncio.run(async_llm.generate(PROMPTS, GREEDY))] == expected
     check_nothing_is_held(async_llm)
+
+
+def test_an_event_loop_is_woken_once_per_step(async_llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice where a step also begins requests: their first events come before it, its tokens behind it."""
+    wakeups: list[object] = []
+    steps: list[object] = []
+    workers = async_llm.engine._workers
+    receive = workers.receive
+
+    def received(timeout: float) -> object:
+        steps.append(None)
+        return receive(timeout)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        call_soon = loop.call_soon_threadsafe
+
+        def counted(callback: Callable[..., object], *arguments: Any) -> object:
+            wakeups.append(callback)
+            return call_soon(callback, *arguments)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        await async_llm._complete([make_request(None, tuple(prompt), GREEDY) for prompt in PROMPTS])
+
+    monkeypatch.setattr(workers, "receive", received)
+    asyncio.run(run())
+    assert len(steps) < 24 * len(PROMPTS) / 2, "many streams get a token of each step"
+    assert 0 < len(wakeups) <= 2 * len(steps) + 2
 
 
 def test_prompts_and_scores_are_those_of_llm(llm: LLM, async_llm: AsyncLLM) -> None:

@@ -32,7 +32,7 @@ def test_the_plan_covers_all_allocations(tmp_path: Path, name: str, max_tokens: 
     ENTRIES[name].make(tmp_path)
     program = lower(decoder_spec(stored_config(Checkpoint.open(tmp_path))))
     used, planned = allocated(program, max_tokens, threads), buffer_bytes(program, max_tokens, threads)
-    assert 0.5 * planned < used <= planned
+    assert 0.4 * planned < used <= planned
 
 
 def test_the_logits_of_a_large_vocabulary_count() -> None:
