@@ -55,10 +55,10 @@ class AsyncLLM:
         except asyncio.CancelledError:
             self._starting.add_done_callback(_close_started)
             raise
-        engine.after_events(self._wakeups.flush)
         if self._closed:
             await self.close()
             raise Cancelled("The model was closed while it was loading.")
+        engine.after_events(self._wakeups.flush)
         return self
 
     @property

@@ -97,13 +97,8 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self._sinks: dict[str, Callable[[Event], None]] = {}
-<<<<<<< HEAD
         self._watchers: list[Callable[[WorkerDied | None], None]] = []
-        self._after_events: list[Callable[[], None]] = []
-=======
-        self._death: list[Callable[[WorkerDied], None]] = []
         self._after_events: list[Callable[[], object]] = []
->>>>>>> 336211b (bench_streams.py measures wake-ups; the plan counts rows rounded to bf16; docs: start, memory, time to retry)
         self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1)
 
