@@ -36,6 +36,14 @@ EXIT_INTERRUPTED = 130
 @kernels_option
 @kv_memory_option
 @click.option("--kv-blocks", type=click.IntRange(1), help="Size of the KV cache in blocks.")
+@click.option(
+    "--no-prefix-cache",
+    "prefix_cache",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Compute every prompt whole, also what earlier requests began with.",
+)
 @max_model_len_option
 @click.option("--max-running", type=click.IntRange(1), help="Most sequences that are computed at the same time.")
 @click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")

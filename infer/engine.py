@@ -53,7 +53,7 @@ class Engine:
         self.tokenizer = source.tokenizer
         self.memory = memory
         self._source = source
-        self._served = Served(source.tokenizer, frozenset(source.info.eos_token_ids), memory.max_model_len)
+        self._served = Served.of(source.info, source.tokenizer, options.prefix_cache)
         limits = Limits(
             options.max_running,
             options.max_queued,
@@ -137,9 +137,9 @@ class Engine:
 
     @property
     def num_free_blocks(self) -> int:
-        """The number of KV cache blocks that no request holds."""
+        """The number of KV cache blocks that no request holds, those of the prefix cache included."""
         with self._lock:
-            return self._scheduler.allocator.num_free
+            return self._scheduler.allocator.num_available
 
     @property
     def worker_process_ids(self) -> tuple[int, ...]:
@@ -233,6 +233,8 @@ class Engine:
         """Starts the workers again, with the weights of before; returns the seconds that it took."""
         self._in_flight = None
         seconds = self._workers.restart(self._source.job(), self.options.start_timeout)
+        with self._lock:
+            self._scheduler.allocator.flush()
         self._availability.set(None)
         self._availability.report()
         return seconds
@@ -261,9 +263,8 @@ class Engine:
     def _turn(self) -> bool:
         """Sends the next step, takes the results of the one before it, or sleeps if there is neither.
 
-        So the workers compute while this thread sends events and plans. They carry out steps in order: a block that is
-        freed while a step in flight touches it can only be used by a later step. Returns False when the engine must
-        close.
+        So the workers compute while this thread sends events and plans. They carry out steps in order: a block that a
+        step in flight touches can be given away to a later step. Returns False when the engine must close.
         """
         self._end_unwanted()
         with self._lock:

@@ -31,6 +31,8 @@ class EngineOptions:
         threads: the number of threads of each rank; None = OMP_NUM_THREADS if it is set, else the cores divided by
             the ranks.
         block_size: the number of tokens per block, a divisor of 256.
+        prefix_cache: whether a request begins after the leading tokens whose keys and values an earlier one left in the
+            cache; without it only the samples of a request share blocks.
         max_model_len: the largest number of tokens of a sequence, prompt included; None = the limit of the model and
             the cache.
         max_running: the largest number of sequences that are computed at the same time.
@@ -53,6 +55,7 @@ class EngineOptions:
     kernels: str = "auto"
     threads: int | None = None
     block_size: int = 32
+    prefix_cache: bool = True
     max_model_len: int | None = None
     max_running: int = 64
     max_queued: int = 1024

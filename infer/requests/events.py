@@ -33,6 +33,9 @@ class Request:
         logprobs_from: the first place of the prompt that `params.prompt_logprobs` reports; the logits before it are
             not computed.
         principal: the name of the caller; principals with waiting requests of one priority get equal shares of tokens.
+            They share no cached prefixes.
+        salt: only requests of the same salt share cached prefixes.
+        bypass_cache: whether the request neither reads nor fills the prefix cache.
     """
 
     request_id: str
@@ -42,6 +45,8 @@ class Request:
     deadline: float | None = None
     logprobs_from: int = 0
     principal: str = ""
+    salt: str = ""
+    bypass_cache: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,16 @@
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from ..requests.sampling_params import SamplingParams
 from .scheduler import ScheduledChunk
+from .sequence import UNKNOWN, Status
 from .sequence import Sequence as Sample
-from .sequence import Status
 from .step_message import OPENED, StepMessage
 from .step_plan import NO_LOGPROBS, Array, SamplingRow
 from .token_counts import TokenCounts
-
-UNKNOWN: Final = -1  # a token that the worker has sampled, or will have before this token's step
 
 
 @dataclass(slots=True)

@@ -1,7 +1,14 @@
-"""The allocator of KV cache blocks. Blocks are plain integers, so tests of all policies above it take microseconds."""
+"""The allocator of KV cache blocks: reference counts, and the blocks that are kept because they may be wanted again.
 
-from collections import deque
-from collections.abc import Iterable
+A block is free, used (it has holders) or cached: nobody holds it, and its key finds it. When free blocks run out, the
+cached block that was unused for longest is taken. Blocks are plain integers, so tests of all policies take
+microseconds. No operation costs more than the blocks that it is given.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+from .prefix_keys import BlockKey
 
 
 class BlockAllocator:
@@ -15,39 +22,110 @@ class BlockAllocator:
         self.num_blocks = num_blocks
         self._num_touched = 0  # blocks 1 to this one were allocated before; a list of the others is not needed
         self._free: deque[int] = deque()  # the free ones among those
-        self._used: set[int] = set()
+        self._holders: dict[int, int] = {}  # the number of holders of every used block
+        self._cached: OrderedDict[int, None] = OrderedDict()  # the one that was unused for longest comes first
+        self._blocks: dict[BlockKey, int] = {}
+        self._keys: dict[int, BlockKey] = {}  # of used and cached blocks
 
     @property
     def num_free(self) -> int:
-        """The number of blocks that can be allocated now."""
+        """The number of blocks that hold nothing of use."""
         return self.num_blocks - self._num_touched + len(self._free)
 
     @property
     def num_used(self) -> int:
-        """The number of allocated blocks."""
-        return len(self._used)
+        """The number of blocks with holders."""
+        return len(self._holders)
+
+    @property
+    def num_cached(self) -> int:
+        """The number of blocks without holders whose keys find them."""
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """The number of blocks that can be allocated now: the free and the cached ones."""
+        return self.num_blocks - len(self._holders)
 
     def allocate(self, count: int) -> list[int]:
-        """Allocates `count` blocks; the caller has checked that as many are free."""
-        assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
+        """Allocates `count` blocks for one holder; the caller has checked that as many are available."""
+        assert count <= self.num_available, f"{count} blocks wanted, {self.num_available} available"
         num_new = min(count, self.num_blocks - self._num_touched)
         blocks = [*range(self._num_touched + 1, self._num_touched + num_new + 1)]
-        blocks += [self._free.popleft() for _ in range(count - num_new)]
         self._num_touched += num_new
-        self._used.update(blocks)
+        blocks += [self._free.popleft() if self._free else self._evict() for _ in range(count - num_new)]
+        self._holders.update(dict.fromkeys(blocks, 1))
         return blocks
 
-    def free(self, blocks: Iterable[int]) -> None:
-        """Frees allocated blocks."""
+    def find(self, key: BlockKey) -> int | None:
+        """Returns the block with this content, or None."""
+        return self._blocks.get(key)
+
+    def is_used(self, block: int) -> bool:
+        """Returns whether a block has holders."""
+        return block in self._holders
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Gives used or cached blocks one more holder each."""
         for block in blocks:
-            self._used.remove(block)
-            self._free.append(block)
+            self._cached.pop(block, None)
+            self._holders[block] = self._holders.get(block, 0) + 1
+
+    def publish(self, block: int, key: BlockKey) -> None:
+        """Lets a key find a used block. If it finds another block already, nothing changes."""
+        assert block in self._holders, "a block without holders is published"
+        if self._blocks.setdefault(key, block) == block:
+            self._keys[block] = key
+
+    def free(self, blocks: Sequence[int], keep: bool = True) -> None:
+        """Takes one holder from each block of a table.
+
+        Args:
+            blocks: a table, or its end. Its last blocks will be evicted first: without those before, they are useless.
+            keep: whether blocks without further holders stay cached, if their keys find them.
+        """
+        for block in reversed(blocks):
+            self._holders[block] -= 1
+            if self._holders[block]:
+                continue
+            del self._holders[block]
+            if keep and block in self._keys:
+                self._cached[block] = None
+            else:
+                self._forget(block)
+                self._free.append(block)
+
+    def flush(self) -> None:
+        """Makes cached blocks free: no key finds a block any more, because the cache has lost its content."""
+        self._free.extend(self._cached)
+        self._cached.clear()
+        self._blocks.clear()
+        self._keys.clear()
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Checks that every block is either free or in `held`, exactly once; raises AssertionError otherwise."""
-        holders = list(held)
-        assert len(holders) == len(set(holders)), "a block has two holders"
-        assert set(holders) == self._used, f"leaked blocks: {sorted(self._used.symmetric_difference(holders))}"
-        assert len(self._free) == len(set(self._free)), "a block is free twice"
-        assert self._used.isdisjoint(self._free), "a block is both free and used"
-        assert self.num_free + self.num_used == self.num_blocks, "free + used is not the total"
+        """Checks that free + used + cached blocks are all, and that `held` has each used block once per holder.
+
+        Raises:
+            AssertionError: the books are not balanced.
+        """
+        holders = Counter(held)
+        wrong = {block for block in {*holders, *self._holders} if holders[block] != self._holders.get(block)}
+        assert not wrong, f"leaked blocks, or wrong numbers of holders: {sorted(wrong)}"
+        free, used, cached = set(self._free), set(self._holders), set(self._cached)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert used.isdisjoint(free), "a block is both free and used"
+        assert cached.isdisjoint(used | free), "a cached block is free or used"
+        assert self.num_free + self.num_used + self.num_cached == self.num_blocks, "free + used + cached is not all"
+        assert len(used | free | cached) == self._num_touched, "a block is lost"
+        assert {block: key for key, block in self._blocks.items()} == self._keys, "keys and blocks differ"
+        assert cached <= set(self._keys) <= used | cached, "a cached block without a key, or a free one with a key"
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        self._forget(block)
+        return block
+
+    def _forget(self, block: int) -> None:
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._blocks[key]

@@ -1,15 +1,21 @@
-"""The block tables of sequences: they grow as tokens come, and preempted sequences lose them from the tail.
+"""The block tables of sequences: they grow as tokens come, and begin with blocks that hold the same tokens already.
 
-A preempted sequence is *parked*: it keeps its blocks until others need them, and then loses only as many as they need,
-the last first, so that it computes again no more than it must.
+Every full block whose tokens are computed is published under its key. A sequence that is admitted shares the published
+blocks of its leading tokens, whoever computed them, and whether they are still used. Only full blocks are shared and
+nobody writes to them again, so nothing is ever copied: what follows the last shared block is computed. A preempted
+sequence gives its blocks up like one that ended, and finds those that nobody took when it is admitted again.
+
+Workers carry out steps in order. So a block whose tokens a step in flight computes can be shared by the next step, and
+a block that it reads can be given away: the step that overwrites it comes later.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from ...core.integers import ceil_div
 from .block_allocator import BlockAllocator
-from .lazy_heap import LazyHeap
-from .sequence import Sequence
+from .prefix_keys import BlockKey, next_key
+from .sequence import UNKNOWN, Sequence
 
 
 class BlockTables:
@@ -23,8 +29,6 @@ class BlockTables:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.allocator = BlockAllocator(num_blocks)
-        self._parked: LazyHeap[Sequence] = LazyHeap()  # those with blocks; the first to lose some comes first
-        self._num_parked_blocks = 0
 
     @property
     def num_tokens(self) -> int:
@@ -35,61 +39,90 @@ class BlockTables:
         """Returns the number of blocks that the sequence's known tokens need and that it does not have."""
         return max(0, ceil_div(sequence.num_tokens, self.block_size) - len(sequence.blocks))
 
-    def available(self, sequence: Sequence) -> int:
-        """Returns the number of blocks that `grow` could give the sequence: free ones, and those of others parked."""
-        own = len(sequence.blocks) if sequence in self._parked else 0
-        return self.allocator.num_free + self._num_parked_blocks - own
+    def num_cached(self, sequence: Sequence) -> int:
+        """Returns how many leading tokens of a waiting sequence need not be computed if it is admitted now."""
+        return len(self._find(sequence)) * self.block_size
 
-    def grow(self, sequence: Sequence) -> list[Sequence]:
-        """Gives a sequence the blocks that its known tokens need; the caller has checked that as many are available.
+    def admit(self, sequence: Sequence, spare: int) -> bool:
+        """Gives a sequence without blocks all that its known tokens need, shared ones first.
+
+        Args:
+            sequence: the sequence; its number of computed tokens becomes that of the shared blocks.
+            spare: the number of blocks that must be available afterwards.
 
         Returns:
-            The parked sequences that lost computed tokens.
+            Whether there were enough blocks; if not, nothing has changed.
         """
-        self._unpark(sequence)
-        missing = self.missing(sequence)
-        losers = []
-        while missing > self.allocator.num_free:
-            loser = self._parked.first()
-            assert loser is not None, f"{missing} blocks wanted, {self.allocator.num_free} free, none parked"
-            self._cut(loser, missing - self.allocator.num_free)
-            losers.append(loser)
-        sequence.blocks += self.allocator.allocate(missing)
-        return losers
+        shared, needed = self._find(sequence), self.missing(sequence)
+        num_used = sum(map(self.allocator.is_used, shared))
+        if needed - num_used + spare > self.allocator.num_available:
+            return False
+        self.allocator.hold(shared)
+        sequence.blocks = shared + self.allocator.allocate(needed - len(shared))
+        sequence.num_computed = len(shared) * self.block_size
+        sequence.num_published = len(shared)
+        return True
 
-    def park(self, sequence: Sequence) -> None:
-        """Lets others take the blocks of a sequence."""
-        if sequence.blocks:
-            self._parked.push(sequence, tuple(-part for part in sequence.order))
-            self._num_parked_blocks += len(sequence.blocks)
+    def grow(self, sequence: Sequence) -> None:
+        """Gives a sequence the blocks that its known tokens need; the caller has checked that they are available."""
+        if missing := self.missing(sequence):
+            self.publish(sequence)
+            sequence.blocks += self.allocator.allocate(missing)
 
-    def release(self, sequence: Sequence) -> None:
-        """Frees all blocks of a sequence."""
-        self._unpark(sequence)
-        self.allocator.free(sequence.blocks)
+    def publish(self, sequence: Sequence) -> None:
+        """Lets others find the full blocks of a sequence whose tokens are computed."""
+        for i in range(sequence.num_published, sequence.num_computed // self.block_size):
+            key = self._key(sequence, i)
+            if key is None:
+                return
+            self.allocator.publish(sequence.blocks[i], key)
+            sequence.num_published = i + 1
+
+    def release(self, sequence: Sequence, keep: bool = True) -> None:
+        """Takes all blocks from a sequence; `keep` says whether its full blocks can be found as long as they last."""
+        self.publish(sequence)
+        self.allocator.free(sequence.blocks, keep)
         sequence.blocks = []
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_published = 0
 
     def check_integrity(self, live: Iterable[Sequence]) -> None:
-        """Checks that live sequences hold exactly the used blocks, each once; raises AssertionError otherwise."""
-        tables = {sequence: sequence.blocks for sequence in live}
-        self.allocator.check_integrity(block for table in tables.values() for block in table)
-        for sequence, table in tables.items():
+        """Checks the books against the tables of all live sequences; raises AssertionError if they do not agree."""
+        sequences = list(live)
+        holders = Counter(block for sequence in sequences for block in sequence.blocks)
+        self.allocator.check_integrity(holders.elements())
+        for sequence in sequences:
+            table, num_full = sequence.blocks, sequence.num_computed // self.block_size
+            assert len(table) == len(set(table)), "a table has a block twice"
             assert sequence.num_computed <= len(table) * self.block_size, "computed tokens without a block"
-        assert all(sequence in tables and sequence.blocks for sequence in self._parked), "parked without blocks"
-        assert self._num_parked_blocks == sum(len(s.blocks) for s in self._parked), "the number of parked blocks"
+            assert all(holders[block] == 1 for block in table[num_full:]), "a block that is not full is shared"
+            assert sequence.num_published <= num_full, "a block that is not full can be found"
+            found = map(self.allocator.find, (*sequence.prompt_keys, *sequence.output_keys))
+            strangers = {block for block in found if block is not None}.intersection(table[sequence.num_published :])
+            assert not strangers, "a block is found that was not published"
 
-    def _unpark(self, sequence: Sequence) -> None:
-        if sequence in self._parked:
-            self._parked.discard(sequence)
-            self._num_parked_blocks -= len(sequence.blocks)
+    def _find(self, sequence: Sequence) -> list[int]:
+        """Returns the blocks of a waiting sequence's leading tokens, as far as they can be found.
 
-    def _cut(self, sequence: Sequence, wanted: int) -> None:
-        """Frees up to `wanted` blocks at the tail of a parked sequence."""
-        kept = max(0, len(sequence.blocks) - wanted)
-        self.allocator.free(sequence.blocks[kept:])
-        self._num_parked_blocks -= len(sequence.blocks) - kept
-        del sequence.blocks[kept:]
-        sequence.num_computed = min(sequence.num_computed, kept * self.block_size)
-        if not sequence.blocks:
-            self._parked.discard(sequence)
+        At least the last known token is left to be computed: its logits are wanted.
+        """
+        found: list[int] = []
+        for i in range(min(sequence.max_reused, sequence.num_tokens - 1) // self.block_size):
+            key = self._key(sequence, i)
+            block = None if key is None else self.allocator.find(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _key(self, sequence: Sequence, index: int) -> BlockKey | None:
+        """Returns the key of a block of the sequence; None if one of the tokens up to its end is not known."""
+        of_prompt, of_output, size = sequence.prompt_keys, sequence.output_keys, self.block_size
+        while index >= len(of_prompt) + len(of_output):
+            start = (len(of_prompt) + len(of_output)) * size
+            tokens = sequence.tokens(start, start + size)
+            if UNKNOWN in tokens:
+                return None
+            before = of_output or of_prompt
+            key = next_key(before[-1].digest if before else sequence.root, tokens)
+            (of_prompt if start + size <= sequence.num_prompt else of_output).append(key)
+        return of_prompt[index] if index < len(of_prompt) else of_output[index - len(of_prompt)]

@@ -1,6 +1,7 @@
 """A request while the engine works on it: its samples, its pending events, and the callback that receives them."""
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +9,21 @@ from typing import Final
 
 from ...core.errors import TkError
 from ...text.tokenizer import Tokenizer
-from ..requests.events import Done, Event, Failed, Finished, Request, Started, Timing, TokenLogprob, TopLogprob, Usage
+from ..requests.events import (
+    Done,
+    Event,
+    Failed,
+    Finished,
+    ModelInfo,
+    Request,
+    Started,
+    Timing,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 from .output import Ending, SampleOutput
+from .prefix_keys import cache_fingerprint, prompt_keys, root_digest
 from .scheduler import ScheduledChunk
 from .sequence import Sequence
 from .step_plan import SamplerOutput, SamplingRow
@@ -19,11 +33,35 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The properties of the served model that all requests of an engine share."""
+    """The properties of the served model that all requests of an engine share.
+
+    Attributes:
+        tokenizer: the checkpoint's tokenizer; None if it has none.
+        eos_token_ids: the token ids that end a sample unless the request ignores them.
+        max_model_len: the largest number of tokens of a sequence.
+        block_size: the number of tokens of a block.
+        fingerprint: all that keys and values depend on, beside tokens (see `cache_fingerprint`).
+        prefix_cache: whether requests may share blocks with others.
+    """
 
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
     max_model_len: int
+    block_size: int
+    fingerprint: str
+    prefix_cache: bool
+
+    @staticmethod
+    def of(info: ModelInfo, tokenizer: Tokenizer | None, prefix_cache: bool) -> "Served":
+        """Returns the properties of a described model."""
+        return Served(
+            tokenizer=tokenizer,
+            eos_token_ids=frozenset(info.eos_token_ids),
+            max_model_len=info.max_model_len,
+            block_size=info.block_size,
+            fingerprint=cache_fingerprint(info),
+            prefix_cache=prefix_cache,
+        )
 
 
 class LiveRequest:
@@ -50,6 +88,14 @@ class LiveRequest:
         max_new = served.max_model_len - num_prompt if params.max_new_tokens is None else params.max_new_tokens
         max_new = max(1, max_new)  # the scheduler then refuses a prompt without room for a token as too long
         eos_token_ids = frozenset[int]() if params.ignore_eos else served.eos_token_ids
+        is_private = request.bypass_cache or not served.prefix_cache
+        root = root_digest(
+            model=served.fingerprint,
+            principal=request.principal,
+            salt=request.salt,
+            request=arrival if is_private else -1,
+        )
+        keys = prompt_keys(root, request.prompt, served.block_size)
         self.request = request
         self.seed = seed
         self.sequences = tuple(
@@ -64,6 +110,12 @@ class LiveRequest:
                 priority=request.priority,
                 principal=request.principal,
                 deadline=request.deadline,
+                root=root,
+                prompt_keys=keys,
+                is_private=is_private,
+                max_reused=sys.maxsize
+                if index or params.prompt_logprobs is None
+                else max(0, request.logprobs_from - 1),
             )
             for index in range(params.n)
         )
@@ -76,6 +128,7 @@ class LiveRequest:
         self._next_scored = request.logprobs_from
         self._submitted = time.monotonic()
         self._scheduled: float | None = None
+        self._num_cached = 0
         self._first_token = [0.0] * params.n
         self._due: list[Event] = []
         self._started = False
@@ -94,6 +147,7 @@ class LiveRequest:
         """
         if self._scheduled is None:
             self._scheduled = time.monotonic()
+            self._num_cached = chunk.start
         num_top, sequence = self.request.params.prompt_logprobs, chunk.sequence
         if num_top is None:
             self._start()
@@ -154,7 +208,9 @@ class LiveRequest:
             return
         self._started = True
         num_prompt = len(self.request.prompt)
-        started = Started(self.request.request_id, num_prompt, 0, self.seed, tuple(self._prompt_logprobs))
+        started = Started(
+            self.request.request_id, num_prompt, self._num_cached, self.seed, tuple(self._prompt_logprobs)
+        )
         self._due.insert(0, started)
 
     def _finish(self, sequence: Sequence, ending: Ending) -> None:
@@ -165,7 +221,7 @@ class LiveRequest:
             total_seconds=now - self._submitted,
             preemptions=sequence.preemptions,
         )
-        usage = Usage(sequence.num_prompt, 0, self._outputs[sequence.index].num_tokens)
+        usage = Usage(sequence.num_prompt, self._num_cached, self._outputs[sequence.index].num_tokens)
         self._due.append(Finished(sequence.index, ending.reason, usage, timing, ending.matched))
         self._num_unfinished -= 1
         if not self._num_unfinished:

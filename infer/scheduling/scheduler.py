@@ -2,9 +2,10 @@
 
 As in vLLM's V1 scheduler, prefill and decode are not separate phases: every sequence has known tokens, of which some
 are computed, and a step computes more of them. A long prompt is computed in chunks that fit the rest of the budget.
-`WaitQueue` says who is served next. A sequence is admitted when all of its known tokens fit beside those that run. If
-blocks run out later, the running sequence of the lowest priority, the newest of them, is preempted: it waits again, and
-loses blocks from its tail as others need them. The oldest of the highest priority always runs on, so everyone ends.
+`WaitQueue` says who is served next. A sequence is admitted when all of its known tokens fit beside those that run, and
+begins after the tokens that `BlockTables` finds computed. If blocks run out later, the running sequence of the lowest
+priority, the newest of them, is preempted: it waits again, and others take its blocks from the tail as they need them.
+The oldest of the highest priority always runs on, so everyone ends. One sample of a request computes the prompt.
 """
 
 import bisect
@@ -19,6 +20,7 @@ from .block_tables import BlockTables
 from .cost import StepCost, StepSize
 from .fair_share import FairShare
 from .lazy_heap import LazyHeap
+from .sample_groups import SampleGroups
 from .sequence import Sequence, Status
 from .step_budget import StepBudget
 from .wait_queue import WaitQueue
@@ -71,6 +73,7 @@ class Scheduler:
         self._shares = FairShare()
         self.waiting = WaitQueue(self._shares)
         self._tables = BlockTables(num_blocks, block_size)
+        self._groups = SampleGroups()
         self._deadlines: LazyHeap[Sequence] = LazyHeap()
 
     @property
@@ -80,8 +83,8 @@ class Scheduler:
 
     @property
     def num_live(self) -> int:
-        """The number of sequences that are waiting or running."""
-        return len(self.waiting) + len(self.running)
+        """The number of sequences that are not finished."""
+        return len(self.waiting) + len(self.running) + len(self._groups)
 
     def add(self, sequences: Iterable[Sequence], now: float = -math.inf) -> None:
         """Queues all samples of one request, or none if it raises.
@@ -100,8 +103,9 @@ class Scheduler:
             self._check_fits(sequence)
         places = self.limits.max_running + self.limits.max_queued
         if self.num_live and self.num_live + len(new) > places:
+            num_waiting = self.num_live - len(self.running)
             raise Overloaded(
-                f"{len(self.running)} sequences are running and {len(self.waiting)} waiting; the limits are "
+                f"{len(self.running)} sequences are running and {num_waiting} waiting; the limits are "
                 f"{self.limits.max_running} and {self.limits.max_queued}. Try again later.",
                 retry_after=self._seconds_until_a_place(),
             )
@@ -109,9 +113,11 @@ class Scheduler:
             self._check_deadline(sequence, now)
         for sequence in new:
             self._shares.enter(sequence.principal, sequence.weight)
-            self.waiting.push(sequence)
             if sequence.deadline is not None:
                 self._deadlines.push(sequence, sequence.deadline)
+        if new:
+            self._groups.add(new)
+            self.waiting.push(new[0])
 
     def schedule(self) -> tuple[ScheduledChunk, ...]:
         """Chooses the next step: one token of every decoding sequence, then chunks of prompts.
@@ -128,18 +134,29 @@ class Scheduler:
         for sequence in prompts:
             if length := budget.take_prompt(sequence.num_computed, sequence.num_uncomputed):
                 chunks.append(ScheduledChunk(sequence, sequence.num_computed, length))
-        while (first := self.waiting.first()) and budget.room(first.num_computed, 1) and self._admit(first):
+        while (first := self.waiting.first()) and budget.room(0, 1) and self._admit(first):
             length = budget.take_prompt(first.num_computed, first.num_uncomputed)
+            if not length:
+                break  # the tokens before it, which are computed, make its first token cost more than there is room for
             chunks.append(ScheduledChunk(first, first.num_computed, length))
         for chunk in chunks:
             self._shares.charge(chunk.sequence.principal, chunk.sequence.weight, chunk.length)
         return tuple(chunks)
 
     def advance(self, chunk: ScheduledChunk) -> bool:
-        """Records that a chunk was computed; returns False if its sequence no longer runs."""
-        if chunk.sequence.status is not Status.RUNNING:
+        """Records that a chunk was computed, or will be before the next step; returns False if its sequence has ended.
+
+        When the prompt of a request is computed, its other samples are queued and share its blocks.
+        """
+        sequence = chunk.sequence
+        if sequence.status is not Status.RUNNING:
             return False
-        chunk.sequence.num_computed = chunk.start + chunk.length
+        sequence.num_computed = chunk.start + chunk.length
+        if chunk.start < sequence.num_prompt:
+            self._tables.publish(sequence)
+            if sequence.num_computed >= sequence.num_prompt:
+                for follower in self._groups.part(sequence):
+                    self.waiting.push(follower)
         return True
 
     def finish(self, sequence: Sequence) -> None:
@@ -150,7 +167,9 @@ class Scheduler:
             self.running.remove(sequence)
         self.waiting.discard(sequence)
         self._deadlines.discard(sequence)
-        self._tables.release(sequence)
+        if leader := self._groups.leave(sequence):
+            self.waiting.push(leader)
+        self._tables.release(sequence, keep=not sequence.is_private)
         self._shares.leave(sequence.principal)
         sequence.status = Status.FINISHED
 
@@ -178,7 +197,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Checks that the queues and the blocks are consistent; raises AssertionError otherwise."""
-        live = [*self.running, *self.waiting]
+        live = [*self.running, *self.waiting, *self._groups]
         assert len(live) == len(set(live)), "a sequence is in a queue twice"
         assert len(self.running) <= self.limits.max_running, "too many sequences run"
         assert self.running == sorted(self.running, key=lambda s: s.order), "the running are out of order"
@@ -208,16 +227,22 @@ class Scheduler:
             return
         backlog = sum(s.num_uncomputed for s in self.running) + self.waiting.backlog(sequence)
         if not self._is_in_time(sequence, backlog, now):
+            num_own = sequence.num_uncomputed - self._tables.num_cached(sequence)
             raise DeadlinePassed(
                 f"The first token of request {sequence.request_id} is not expected before its deadline, in "
-                f"{max(0.0, sequence.deadline - now):.2f} s: {backlog} tokens of others and {sequence.num_uncomputed} "
-                "of its prompt are computed before. Allow more time or try again later."
+                f"{max(0.0, sequence.deadline - now):.2f} s: {backlog} tokens of others and {num_own} of its "
+                "prompt are computed before. Allow more time or try again later."
             )
 
     def _is_in_time(self, sequence: Sequence, backlog: int, now: float) -> bool:
-        """Returns whether a sequence's first token is expected before its deadline, after `backlog` tokens of others.
+        """Returns whether a waiting sequence's first token is expected before its deadline.
 
         A sequence that has a token already is in time.
+
+        Args:
+            sequence: the sequence.
+            backlog: the number of tokens of others that are computed before its own.
+            now: a value of time.monotonic().
         """
         if sequence.deadline is None or sequence.num_new:
             return True
@@ -225,7 +250,11 @@ class Scheduler:
         if self.limits.max_step_seconds is not None:
             num_tokens = max(1, self.cost.longest(StepSize(), 0, num_tokens, self.limits.max_step_seconds))
         seconds = self.cost.seconds(StepSize().plus(0, num_tokens)) / num_tokens
-        return now + _LATENESS * seconds * (backlog + sequence.num_uncomputed) < sequence.deadline
+        num_left = (sequence.deadline - now) / (_LATENESS * seconds) if seconds else math.inf
+        num_own = sequence.num_uncomputed
+        if backlog + num_own >= num_left > 0:
+            num_own -= self._tables.num_cached(sequence)
+        return backlog + num_own < num_left and now < sequence.deadline
 
     def _seconds_until_a_place(self) -> float:
         """Returns the predicted seconds until a running sequence has all tokens that it may have."""
@@ -241,10 +270,10 @@ class Scheduler:
         chunks: list[ScheduledChunk] = []
         for sequence in [s for s in self.running if s.num_uncomputed == 1]:
             missing = self._tables.missing(sequence)
-            while missing > self._tables.available(sequence) and sequence.status is Status.RUNNING:
+            while missing > self.allocator.num_available and sequence.status is Status.RUNNING:
                 self._preempt(self.running[-1])
             if sequence.status is Status.RUNNING:
-                self._grow(sequence)
+                self._tables.grow(sequence)
                 chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1))
         return chunks
 
@@ -252,22 +281,18 @@ class Scheduler:
         """Lets a waiting sequence run, if there is a place and all of its known tokens fit; returns whether it does."""
         if len(self.running) >= self.limits.max_running:
             return False
-        spare = len(self.running)  # a free block for each running sequence, or the new one would soon be preempted
-        if self._tables.missing(sequence) + spare > self._tables.available(sequence):
+        spare = len(self.running)  # a block for each running sequence, or the new one would soon be preempted
+        if not self._tables.admit(sequence, spare):
             return False
         self.waiting.discard(sequence)
-        self._grow(sequence)
         sequence.status = Status.RUNNING
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         return True
 
-    def _grow(self, sequence: Sequence) -> None:
-        for loser in self._tables.grow(sequence):
-            self.waiting.recount(loser)
-
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._tables.park(sequence)
+        sequence.max_reused = max(sequence.max_reused, sequence.num_computed)  # these logits were computed
+        self._tables.release(sequence)
         sequence.status = Status.WAITING
         sequence.preemptions += 1
         self.waiting.push(sequence)

@@ -2,13 +2,18 @@
 
 import collections.abc
 import enum
+import sys
 from dataclasses import dataclass, field
+from typing import Final
 
 from ..requests.sampling_params import SamplingParams
+from .prefix_keys import BlockKey
+
+UNKNOWN: Final = -1  # a token that the worker has sampled, or will have before this token's step
 
 
 class Status(enum.Enum):
-    """The state of a sequence. A waiting one holds blocks only if it was preempted, and until others need them."""
+    """The state of a sequence. Only a running one holds blocks."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -31,11 +36,17 @@ class Sequence:
         principal: the name of the caller on whose share of the engine the sequence runs.
         weight: the principal's weight, above 0: twice the weight, twice the share.
         deadline: the value of time.monotonic() at which the sequence ends, or None.
+        root: the root of the chain of its blocks' keys; only sequences with equal roots share blocks.
+        prompt_keys: the keys of the prompt's full blocks, which all samples of a request share; made when first needed.
+        is_private: whether no other request has this root, so that blocks are useless after the end.
+        max_reused: how many leading tokens need not be computed if the cache has them; the logits of others are wanted.
         output: the tokens after the prompt.
         num_prompt: the number of prompt tokens.
         status: the state of the sequence.
         num_computed: the number of leading tokens whose keys and values are in the cache.
         blocks: the block table; token i lies in blocks[i // block_size].
+        num_published: the number of leading blocks that were published under their keys.
+        output_keys: the keys of the full blocks that end in the output.
         preemptions: the number of times that the scheduler took its blocks away.
     """
 
@@ -50,11 +61,17 @@ class Sequence:
     principal: str = ""
     weight: float = 1.0
     deadline: float | None = None
+    root: bytes = b""
+    prompt_keys: list[BlockKey] = field(default_factory=list)
+    is_private: bool = False
+    max_reused: int = sys.maxsize
     output: list[int] = field(default_factory=list)
     num_prompt: int = field(init=False)
     status: Status = Status.WAITING
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    num_published: int = 0
+    output_keys: list[BlockKey] = field(default_factory=list)
     preemptions: int = 0
 
     def __post_init__(self) -> None:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .batch_writer import UNKNOWN, BatchWriter
+from .batch_writer import BatchWriter
 from .live_request import LiveRequest
 from .scheduler import ScheduledChunk, Scheduler
+from .sequence import UNKNOWN
 from .sequence import Sequence as Sample
 from .step_plan import SamplingRow
 
@@ -48,7 +49,7 @@ def prepare_step(chunks: Sequence[ScheduledChunk], live: Mapping[str, LiveReques
             rows.append(WantedRow(request, sequence, 0, row))
         if chunk.is_last:
             rows.append(WantedRow(request, sequence, sequence.num_tokens))
-        if chunk.start == 0:
+        if chunk.start < sequence.num_prompt:
             request.deliver()
         first += chunk.length
     return StepInFlight(batch.write(chunks, scored).encode(), chunks, rows)

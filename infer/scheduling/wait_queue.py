@@ -82,10 +82,6 @@ class WaitQueue:
             self._priorities.discard(sequence.priority)
             del self._levels[sequence.priority]
 
-    def recount(self, sequence: Sequence) -> None:
-        """Corrects the backlog after a waiting sequence has lost computed tokens."""
-        self._count(sequence, sequence.num_uncomputed)
-
     def first(self) -> Sequence | None:
         """Returns the sequence that is served next, or None."""
         priority = self._priorities.first()

@@ -121,7 +121,15 @@ class GenerationService(pb_grpc.GenerationServicer):
             ids = await self._encode(request.text, request.no_special_tokens)
         check_length(len(ids), info.max_model_len)
         params = self._with_default_length(params, len(ids))
-        return Request(request_id, tuple(ids), params, priority=request.priority, deadline=deadline)
+        return Request(
+            request_id,
+            tuple(ids),
+            params,
+            priority=request.priority,
+            deadline=deadline,
+            salt=request.cache.salt,
+            bypass_cache=request.cache.bypass,
+        )
 
     def _with_default_length(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Sets the server's default limit if the client set none, but never below the client's min_new_tokens."""

@@ -142,7 +142,8 @@ PROMISED = {
     "diff": {"--json"},
     "serve": {"--tp", "--host", "--port", "--dtype", "--kv-dtype", "--kv-memory", "--kv-blocks", "--max-model-len"}
     | {"--threads"}
-    | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"},
+    | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"}
+    | {"--no-prefix-cache"},
     "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json", "--chat", "--tp"}
     | {"--threads", "--dtype", "--kv-dtype", "--kv-memory", "--max-model-len", "--kernels"},
     "eval": {

@@ -6,10 +6,10 @@ import torch
 
 from tk.infer.backends.backend import Backend
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.batch_writer import UNKNOWN, BatchWriter
+from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.scheduler import Limits, Scheduler
+from tk.infer.scheduling.sequence import UNKNOWN, Status
 from tk.infer.scheduling.sequence import Sequence as Sample
-from tk.infer.scheduling.sequence import Status
 from tk.infer.scheduling.step_message import StepMessage
 from tk.infer.workers.persistent_batch import PersistentBatch
 
@@ -57,10 +57,9 @@ class History:
 
     def run(self, which: Sequence[int]) -> "History":
         """Greedy decoding of those prompts together."""
-        self.policy.add(
-            Sample(str(i), 0, i, SamplingParams(), 0, prompt, len(prompt) + self.num_new + self.ahead)
-            for i, prompt in ((i, self.prompts[i]) for i in which)
-        )
+        for i in which:
+            longest = len(self.prompts[i]) + self.num_new + self.ahead
+            self.policy.add([Sample(str(i), 0, i, SamplingParams(), 0, self.prompts[i], longest)])
         flights: list[tuple[bytes, list[tuple[Sample, int]]]] = []
         while (chunks := self.policy.schedule()) or flights:
             chunks = tuple(chunk for chunk in chunks if self.writer.can_write(chunk))

@@ -15,7 +15,7 @@ def seconds(size: StepSize) -> float:
 
 def make(arrival: int, num_prompt: int, num_new: int = 4, deadline: float | None = None) -> Sequence:
     return Sequence(
-        f"r{arrival}", 0, arrival, SamplingParams(), 0, [0] * num_prompt, num_prompt + num_new, deadline=deadline
+        f"r{arrival}", 0, arrival, SamplingParams(), 0, [arrival] * num_prompt, num_prompt + num_new, deadline=deadline
     )
 
 
@@ -71,7 +71,8 @@ def test_a_prompt_moves_on_even_if_every_step_is_over_the_bound() -> None:
 
 def test_a_first_token_that_comes_too_late_is_refused_before_it_waits() -> None:
     policy = measured()
-    policy.add([make(0, 3000), make(1, 3000)])
+    policy.add([make(0, 3000)])
+    policy.add([make(1, 3000)])
     step(policy)
     needed = 1.5 * (6000 - 256 + 20) * seconds(StepSize().plus(0, 256)) / 256
     with pytest.raises(DeadlinePassed, match=r"request r2 .* 5744 tokens of others and 20 of its prompt"):
@@ -79,6 +80,20 @@ def test_a_first_token_that_comes_too_late_is_refused_before_it_waits() -> None:
     assert policy.num_live == 2
     policy.add([make(3, 20, deadline=100 + 1.1 * needed)], now=100.0)
     assert policy.num_live == 3
+
+
+def test_tokens_that_the_cache_has_take_no_time() -> None:
+    policy = measured()
+    policy.add([first := make(0, 3000)])
+    while first.status is not Status.FINISHED:
+        step(policy)
+    needed = 1.5 * 3000 * seconds(StepSize().plus(0, 256)) / 256
+    again, other = make(0, 3000, deadline=0.5 * needed), make(1, 3000, deadline=0.5 * needed)
+    policy.add([again], now=0.0)
+    assert policy.expire(0.01) == []
+    policy.finish(again)
+    with pytest.raises(DeadlinePassed, match="0 tokens of others and 3000 of its prompt"):
+        policy.add([other], now=0.0)
 
 
 def test_one_whose_time_has_become_too_short_ends_without_a_block() -> None:

@@ -1,6 +1,7 @@
 """A request at work: the rows that it asks for, the events that come of their results."""
 
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,14 @@ from tk.infer.scheduling.live_request import LiveRequest, Served
 from tk.infer.scheduling.scheduler import ScheduledChunk
 from tk.infer.scheduling.step_plan import SamplerOutput
 
-SERVED = Served(tokenizer=None, eos_token_ids=frozenset({9}), max_model_len=20)
+SERVED = Served(
+    tokenizer=None,
+    eos_token_ids=frozenset({9}),
+    max_model_len=20,
+    block_size=2,
+    fingerprint="a model",
+    prefix_cache=True,
+)
 PROMPT = (1, 2, 3)
 
 
@@ -64,11 +72,16 @@ def test_samples_share_all_but_their_index() -> None:
 
 
 def test_samples_take_no_memory_for_the_prompt() -> None:
-    request = Request("r", (5,) * 1_000_000, SamplingParams(n=16, repetition_penalty=1.2, prompt_logprobs=0))
+    params = SamplingParams(n=16, repetition_penalty=1.2, prompt_logprobs=0)
+    one, many = (Request("r", (5,) * 1_000_000, replace(params, n=n)) for n in (1, 16))
+    served = replace(SERVED, block_size=256)
     tracemalloc.start()
     try:
-        sequences = LiveRequest(request, 0, 0, SERVED, print).sequences
-        assert tracemalloc.get_traced_memory()[1] < 200_000, "a list of the tokens has 8 MB"
+        LiveRequest(one, 0, 0, served, print)
+        alone = tracemalloc.get_traced_memory()[1]
+        tracemalloc.clear_traces()
+        sequences = LiveRequest(many, 0, 0, served, print).sequences
+        assert tracemalloc.get_traced_memory()[1] - alone < 200_000, "a list of the tokens has 8 MB"
     finally:
         tracemalloc.stop()
     for token, sequence in enumerate(sequences):

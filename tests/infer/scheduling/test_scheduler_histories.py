@@ -111,7 +111,7 @@ def test_thousands_of_steps_leak_nothing_and_everything_ends(seed: int) -> None:
         assert steps < 50 * work, "the queue does not drain"
     assert all(sequence.status is Status.FINISHED for sequence in world.sequences)
     assert all(not sequence.blocks for sequence in world.sequences)
-    assert world.policy.allocator.num_free == world.num_blocks
+    assert world.policy.allocator.num_available == world.num_blocks
     assert sum(sequence.preemptions for sequence in world.sequences) > 0 or world.policy.limits.max_running == 1
     assert world.num_refused > 0
 

@@ -129,6 +129,13 @@ def test_deadline_reaches_the_engine(stub: Any, engine: FakeEngine) -> None:
     assert without.deadline is None
 
 
+def test_cache_options_reach_the_engine(stub: Any, engine: FakeEngine) -> None:
+    for cache in (None, pb.CacheOptions(salt="s"), pb.CacheOptions(bypass=True)):
+        stub.GenerateOnce(pb.GenerateRequest(text="hi", cache=cache), timeout=WAIT_SECONDS)
+    found = [(request.salt, request.bypass_cache) for request in engine.requests]
+    assert found == [("", False), ("s", False), ("", True)]
+
+
 @pytest.mark.parametrize(("default", "given", "expected"), [(10, None, 10), (10, 20, 20), (500, None, 125)])
 def test_server_default_of_new_tokens(engine: FakeEngine, default: int, given: int | None, expected: int) -> None:
     server = ServerThread(engine, default_max_new_tokens=default)
@@ -287,8 +294,6 @@ def test_a_fault_of_ours_is_internal_with_error_info(stub: Any, engine: FakeEngi
         ({"chat": {"messages": [{"role": "user", "content": "hi"}]}}, "UNIMPLEMENTED"),
         ({"text": "hi", "sampling": {"json_schema": ""}}, "UNIMPLEMENTED"),
         ({"text": "hi", "sampling": {"regex": "a*"}}, "UNIMPLEMENTED"),
-        ({"text": "hi", "cache": {"bypass": True}}, "UNIMPLEMENTED"),
-        ({"text": "hi", "cache": {"salt": "s"}}, "UNIMPLEMENTED"),
     ],
 )
 def test_requests_that_never_reach_the_engine(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.batch_writer import UNKNOWN, BatchWriter
+from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
-from tk.infer.scheduling.sequence import Sequence, Status
+from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
 from tk.infer.scheduling.step_message import StepMessage
 from tk.infer.scheduling.step_plan import SAMPLE, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.persistent_batch import PersistentBatch
@@ -88,6 +88,7 @@ class Traffic:
         prompt = [self.random.randrange(VOCAB) for _ in range(self.random.randint(1, 14))]
         longest = len(prompt) + self.random.randint(1, 28)
         sequence = Sequence(str(number), number % 3, number, params, 2**64 - 1 - number, prompt, longest)
+        sequence.root = sequence.request_id.encode()  # slots have one owner: nothing is shared
         sequence.priority, sequence.principal = choose([0, 0, 1]), choose("aab")
         sequence.deadline = number + choose([3, 40]) if self.random.random() < 0.2 else None
         self.live.append(sequence)

@@ -120,9 +120,11 @@ def test_requests_fail_before_the_dead_are_reaped(
 
 def test_killed_workers_start_again_and_give_the_same_tokens(llm: LLM, model_folder: Callable[[str], Path]) -> None:
     params = SamplingParams(seed=3, max_new_tokens=12, ignore_eos=True)
-    expected = llm.generate([1, 2, 3], params)[0].token_ids
+    prompt = [1, 2, 3] * 12
+    expected = llm.generate(prompt, params)[0].token_ids
     with LLM(model_folder("grouped"), tp=2, kv_blocks=20, max_restarts=1) as restarting:
         engine = restarting.engine
+        assert [restarting.generate(prompt, params)[0].usage.cached_tokens for _ in range(2)] == [0, 32]
         failures: list[TkError] = []
         before, back, gone_for_good = engine.worker_process_ids, threading.Event(), threading.Event()
         states: list[WorkerDied | None] = []
@@ -155,7 +157,9 @@ def test_killed_workers_start_again_and_give_the_same_tokens(llm: LLM, model_fol
         await_gone(before)
         after = engine.worker_process_ids
         assert not set(after) & set(before)
-        assert restarting.generate([1, 2, 3], params)[0].token_ids == expected
+        (again,) = restarting.generate(prompt, params)
+        assert again.token_ids == expected
+        assert again.usage.cached_tokens == 0, "the new workers' cache is empty"
         engine.check_integrity()
         assert engine.num_free_blocks == 20
         os.kill(after[0], signal.SIGKILL)

@@ -1,0 +1,189 @@
+"""Shared blocks under long random histories over a simulated cache: all that a step reads is what its sequence wrote.
+
+A cell of the cache holds a hash of the root, and of all tokens up to its own, that a step made from the cell before. A
+block that is stale, overwritten, of another root or shared too early gives another hash.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tk.core.errors import Overloaded
+from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.scheduling.batch_writer import BatchWriter
+from tk.infer.scheduling.prefix_keys import BlockKey
+from tk.infer.scheduling.scheduler import Limits, Scheduler
+from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
+from tk.infer.scheduling.step_message import StepMessage
+from tk.infer.workers.persistent_batch import PersistentBatch
+from tk.tests.infer.full_plan import Planned
+
+BLOCK = 4
+VOCAB = 5
+
+
+def chain(root: bytes, tokens: list[int]) -> list[int]:
+    """The cells of a sequence."""
+    cells = [hash(root)]
+    for token in tokens:
+        cells.append(hash((cells[-1], token)))
+    return cells[1:]
+
+
+@dataclass
+class World:
+    """A scheduler and workers that are `ahead` steps behind it, under requests whose prompts often begin alike."""
+
+    seed: int
+    ahead: int
+    cells: dict[int, int] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+    live: dict[Sequence, int] = field(default_factory=dict)  # and from where on its logits are wanted
+    flights: list[tuple[bytes, list[Planned]]] = field(default_factory=list)
+    num_arrivals: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.num_blocks = self.random.randint(8, 24)
+        slots = self.random.randint(3, 8)
+        limits = Limits(slots, 20, self.random.randint(slots, 24), self.num_blocks * BLOCK)
+        self.policy = Scheduler(limits, self.num_blocks, BLOCK)
+        self.writer, self.batch = BatchWriter(slots, lambda sequence: ()), PersistentBatch(BLOCK)
+        self.texts = [[self.random.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
+
+    def arrive(self) -> None:
+        choose, capacity = self.random, self.num_blocks * BLOCK
+        text = choose.choice(self.texts)[: choose.randint(1, min(40, capacity - 4))]
+        prompt = text + [choose.randrange(VOCAB) for _ in range(choose.choice((0, 0, 1, 3)))]
+        prompt, root = prompt[: capacity - 1], choose.choice((b"a", b"a", b"b"))
+        wanted = choose.choice((10**9, 10**9, 10**9, choose.randint(0, len(prompt))))
+        keys: list[BlockKey] = []
+        priority, longest = choose.choice((0, 0, 1)), choose.randint(len(prompt) + 1, capacity)
+        self.num_arrivals += 1
+        samples = [
+            Sequence(
+                request_id=f"r{self.num_arrivals}",
+                index=index,
+                arrival=self.num_arrivals,
+                params=SamplingParams(),
+                seed=0,
+                prompt=prompt,
+                max_tokens=min(longest, len(prompt) + 20),
+                priority=priority,
+                root=root,
+                prompt_keys=keys,
+                is_private=choose.random() < 0.1,
+                max_reused=wanted,
+            )
+            for index in range(choose.choice((1, 1, 1, 3, 5)))
+        ]
+        try:
+            self.policy.add(samples)
+        except Overloaded:
+            return
+        self.live |= dict.fromkeys(samples, wanted)
+
+    def end(self, sequence: Sequence) -> None:
+        self.policy.finish(sequence)
+        self.writer.release(sequence)
+        self.seen["preemptions"] += sequence.preemptions
+        del self.live[sequence]
+
+    def step(self) -> bool:
+        """Plans a step, and computes those that are due; returns whether there was anything to compute."""
+        policy = self.policy
+        before = {sequence: sequence.num_computed for sequence in policy.running}
+        scheduled = policy.schedule()
+        policy.check_integrity()
+        for sequence in policy.running:
+            if sequence not in before and sequence.num_computed:
+                self.seen["hits"] += 1
+                assert sequence.num_computed <= max(self.live[sequence], sequence.max_reused)
+        tables = Counter(block for sequence in policy.running for block in sequence.blocks)
+        self.seen["shared"] += any(count > 1 for count in tables.values())
+        chunks = [chunk for chunk in scheduled if self.writer.can_write(chunk)]
+        if chunks:
+            planned = [Planned.of(chunk) for chunk in chunks]
+            self.flights.append((self.writer.write(chunks).encode(), planned))
+            for chunk, plan in zip(chunks, planned, strict=True):
+                assert policy.advance(chunk)
+                if plan.samples:
+                    chunk.sequence.append(UNKNOWN)
+        policy.check_integrity()
+        was_busy = bool(self.flights)
+        while len(self.flights) > (self.ahead if chunks else 0):
+            self.compute(*self.flights.pop(0))
+        return was_busy
+
+    def compute(self, message: bytes, planned: list[Planned]) -> None:
+        plan = self.batch.plan(StepMessage.decode(message))
+        first, tokens = 0, []
+        for chunk, table in zip(planned, plan.block_tables.tolist(), strict=True):
+            sequence = chunk.sequence
+            slots = [table[i // BLOCK] * BLOCK + i % BLOCK for i in range(chunk.stop)]
+            for i in range(chunk.start, chunk.stop):
+                assert slots[i] == plan.slots[first + i - chunk.start]
+                cell = self.cells[slots[i - 1]] if i else hash(sequence.root)
+                self.cells[slots[i]] = hash((cell, int(plan.tokens[first + i - chunk.start])))
+            first += chunk.stop - chunk.start
+            found = [self.cells[slot] for slot in slots]
+            assert found == chain(sequence.root, sequence.tokens(0, chunk.stop)), "a step reads what is not its own"
+            tokens += [found[-1] % VOCAB] if chunk.samples else []
+        self.batch.feed(np.array(tokens, np.int32))
+        for chunk, token in zip([chunk for chunk in planned if chunk.samples], tokens, strict=True):
+            sequence = chunk.sequence
+            sequence.output[chunk.stop - sequence.num_prompt] = token
+            if sequence.status is not Status.FINISHED and chunk.stop + 1 == sequence.max_tokens:
+                self.end(sequence)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int) -> None:
+    world = World(seed, ahead)
+    for _ in range(1000):
+        if world.random.random() < 0.3:
+            world.arrive()
+        if world.live and world.random.random() < 0.05:
+            world.end(world.random.choice(list(world.live)))
+        world.step()
+    steps = 0
+    while world.live:
+        assert world.step(), "a sequence is live and nothing is computed"
+        steps += 1
+        assert steps < 5000, "the queue does not drain"
+    assert min(world.seen["hits"], world.seen["shared"], world.seen["preemptions"]) > 20
+    assert world.policy.allocator.num_available == world.num_blocks
+
+
+def test_sixteen_samples_compute_and_hold_the_prompt_once() -> None:
+    policy = Scheduler(Limits(16, 100, 512, 2048), 200, 32)
+    samples = [Sequence("r", i, 0, SamplingParams(), 0, range(1000), 1020) for i in range(16)]
+    policy.add(samples)
+    num_computed = 0
+    while any(sequence.num_new < 10 for sequence in samples):
+        for chunk in policy.schedule():
+            num_computed += chunk.length
+            is_last = chunk.is_last
+            policy.advance(chunk)
+            if is_last:
+                chunk.sequence.append(chunk.sequence.index)
+        policy.check_integrity()
+    assert policy.allocator.num_used == 31 + 16, "31 full blocks together and a tail each"
+    assert num_computed <= 1000 + 15 * 8 + sum(sequence.num_new for sequence in samples)
+
+
+def test_samples_whose_first_one_is_cancelled_go_on_with_the_next() -> None:
+    policy = Scheduler(Limits(4, 100, 8, 64), 16, 4)
+    samples = [Sequence("r", i, 0, SamplingParams(), 0, range(30), 32) for i in range(3)]
+    policy.add(samples)
+    assert [chunk.sequence for chunk in policy.schedule()] == samples[:1]
+    policy.finish(samples[0])
+    policy.check_integrity()
+    assert [chunk.sequence for chunk in policy.schedule()] == samples[1:2]
+    policy.finish(samples[2])
+    policy.check_integrity()
+    assert policy.num_live == 1
