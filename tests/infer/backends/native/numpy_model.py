@@ -31,7 +31,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     is_even = total.view(np.int64) % 2 == 0
     odd = np.where((error != 0) & is_even, np.nextafter(total, np.copysign(np.inf, error)), total)
     tiny = np.abs(np.clip(odd * 2.0**64, -1, 1).astype(np.float32)) < SMALLEST * np.float32(2.0**64)
-    flushed: Array = np.where(tiny, np.copysign(np.float32(0), odd), odd.astype(np.float32))
+    flushed: Array = np.where(tiny, np.copysign(0, odd), odd).astype(np.float32)
     return flushed
 
 
