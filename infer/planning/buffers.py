@@ -57,16 +57,9 @@ def _widths(program: Program) -> tuple[int, ...]:
 
 
 def _scratch_floats(program: Program) -> int:
-    attention = _QUERY_ROWS * (3 * round_up(program.head_dim, _LINE) + ATTENTION_TILE)
+    row = 4 * round_up(program.head_dim, _LINE) + ATTENTION_TILE * 3 // 2 + 6
+    attention = _QUERY_ROWS * row + ATTENTION_TILE
     return attention + _PRODUCT_ROWS * (round_up(program.hidden_size, _LINE) + _rounded_width(program) // 2)
-
-
-def _rounded_width(program: Program) -> int:
-    """Returns the values of the widest row that is rounded to bf16; slices are padded to whole blocks."""
-    shapes = [(program.hidden_size, 1)]  # of routers, heads, and the first products of experts
-    shapes += [(each.matrix.in_features, each.num_slices) for each in _products(program)]
-    shapes += [(each.inner, each.num_slices) for each in program.operations if isinstance(each, RunExperts)]
-    return max(slices * round_up(columns // slices, _ROUNDED_COLUMNS) for columns, slices in shapes)
 
 
 def _expert_floats(program: Program) -> int:

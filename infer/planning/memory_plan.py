@@ -8,7 +8,7 @@ from typing import Final
 from ...core import dtypes
 from ...core.cuda import count_gpus, free_gpu_memory
 from ...core.errors import ConfigError
-from ...core.integers import ceil_div
+from ...core.integers import ceil_div, round_up
 from ...core.layout import Layout
 from ...core.local_params import local_params
 from ...core.progress import format_bytes
@@ -22,6 +22,7 @@ from .job import threads_per_rank
 KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
 CONTROL_GROUP: Final = Path("/sys/fs/cgroup")  # the control group of a container
 SCALE_BYTES: Final = dtypes.FP32.itemsize  # the scale of an int8 vector
+HEAD_PANEL: Final = 16  # native kernels store a head of keys or values in a multiple of as many elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
             take more memory than their GPUs, or without GPUs this machine, have free.
     """
     weight_bytes = weight_bytes_per_rank(config, options.tp, dtype)
-    block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype)
+    pad_to = 1 if options.kernels == "aten" or _on_gpus(options) else HEAD_PANEL
+    block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype, pad_to)
     longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     spec = decoder_spec(config)
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
@@ -129,12 +131,17 @@ def weight_bytes_per_rank(config: ModelConfig, tp: int, dtype: str) -> int:
     return max(sum(math.prod(param.shape) for param in params) for params in ranks) * dtypes.by_name(dtype).itemsize
 
 
-def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str) -> int:
-    """Returns the bytes of keys and values of one token over all layers, on one rank."""
-    if kv_dtype == INT8:
-        vector_bytes = config.head_dim + SCALE_BYTES
-    else:
-        vector_bytes = config.head_dim * dtypes.by_name(kv_dtype).itemsize
+def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str, pad_to: int = 1) -> int:
+    """Returns the bytes of keys and values of one token over all layers, on one rank.
+
+    Args:
+        config: the model.
+        tp: the number of tensor-parallel ranks.
+        kv_dtype: the dtype of the cache.
+        pad_to: the number of elements of which a multiple stores a head.
+    """
+    head_dim = round_up(config.head_dim, pad_to)
+    vector_bytes = head_dim + SCALE_BYTES if kv_dtype == INT8 else head_dim * dtypes.by_name(kv_dtype).itemsize
     return 2 * config.num_hidden_layers * max(1, config.num_key_value_heads // tp) * vector_bytes
 
 
@@ -167,9 +174,13 @@ def _room(options: EngineOptions) -> _Room:
     Raises:
         ConfigError: a GPU cannot be opened.
     """
-    if options.kernels != "native" and count_gpus() >= options.tp:
+    if _on_gpus(options):
         return _Room(min(free_gpu_memory(options.tp)), "each GPU")
     return _Room(free_memory() // options.tp, f"this machine, for each of {options.tp} ranks,")
+
+
+def _on_gpus(options: EngineOptions) -> bool:
+    return options.kernels != "native" and count_gpus() >= options.tp
 
 
 def _num_blocks(options: EngineOptions, room_left: int, block_bytes: int, longest: int) -> int:

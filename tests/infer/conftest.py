@@ -24,6 +24,12 @@ EOS = 263
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped": {"num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": False},
     "tied": {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "head_dim": 24},
+    "long heads": {
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+        "head_dim": 520,
+    },
 }
 
 

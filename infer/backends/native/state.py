@@ -4,7 +4,7 @@ import numpy as np
 
 from ....checkpoint.read.shared_read import ALONE, Peers
 from ....core.dtypes import BF16, by_name
-from ....core.integers import round_up
+from ....core.integers import ceil_div, round_up
 from ...options import INT8, MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Gate, Head, Multiply, Route, RunExperts
@@ -20,9 +20,11 @@ from .structures import (
     BLOCK_COLUMNS,
     BLOCK_ROWS,
     EXPERT_TOKENS,
+    KEY_SPLIT,
     KEY_TILE,
     MOST_ROWS,
     PANEL,
+    SHARED_ITEMS,
     Buffer,
     Format,
     NativeModel,
@@ -71,13 +73,7 @@ class State:
             model.frequencies = self._pointer(radians)
             model.cosines = self._pointer(floats(tokens, program.head_dim // 2))
             model.sines = self._pointer(floats(tokens, program.head_dim // 2))
-        attention = ATTENTION_ROWS * (3 * round_up(program.head_dim, PANEL) + KEY_TILE)
-        width = _rounded_width(program)
-        gathered = MOST_ROWS * (self.strides[Buffer.NORMED] + width // 2)  # rows of an expert, then rounded to bf16
-        model.scratch_floats = round_up(max(attention, gathered), PANEL)
-        model.scratch = self._pointer(floats(threads, model.scratch_floats))
-        model.rounded_values = round_up(tokens, BLOCK_ROWS) * width
-        model.rounded = self._pointer(aligned(BF16.itemsize * model.rounded_values))
+        self._fill_scratch(model, threads)
 
     def _fill_cache(self, model: NativeModel) -> None:
         program, cache = self._program, self._cache
@@ -89,6 +85,22 @@ class State:
         model.layer_bytes = (cache.num_blocks + 1) * 2 * program.num_kv_heads * model.page_bytes
         self.kv_bytes = program.num_layers * model.layer_bytes
         model.cache = self._pointer(lazy(self.kv_bytes))
+
+    def _fill_scratch(self, model: NativeModel, threads: int) -> None:
+        """Points a model to the threads' scratch, to rounded rows, and to splits of attention: see c/attention.h."""
+        head, rows = round_up(self._program.head_dim, PANEL), ATTENTION_ROWS
+        softmax = rows * head + round_up(2 * rows, PANEL)
+        attention = rows * (2 * head + KEY_TILE + KEY_TILE // 2 + 2) + KEY_TILE + 2 * softmax
+        width = _rounded_width(self._program)
+        gathered = MOST_ROWS * (self.strides[Buffer.NORMED] + width // 2)  # rows of an expert, then rounded to bf16
+        model.scratch_floats = round_up(max(attention, gathered), PANEL)
+        model.scratch = self._pointer(floats(threads, model.scratch_floats))
+        model.rounded_values = round_up(self._max_tokens, BLOCK_ROWS) * width
+        model.rounded = self._pointer(aligned(BF16.itemsize * model.rounded_values))
+        splits = ceil_div(self._cache.num_blocks * self._cache.block_size, KEY_SPLIT)
+        items = SHARED_ITEMS * threads
+        model.parts = self._pointer(lazy(4 * items * splits * softmax))
+        model.parts_done = self._pointer(np.zeros(items, np.int32))
 
     def _fill_experts(self, model: NativeModel) -> None:
         experts = [each for each in self._program.operations if isinstance(each, RunExperts)]

@@ -11,6 +11,8 @@ MAX_RANKS: Final = 64
 MOST_ROWS: Final = 12  # or fewer, by instruction set
 ATTENTION_ROWS: Final = 24
 KEY_TILE: Final = 256
+KEY_SPLIT: Final = 1024
+SHARED_ITEMS: Final = 8
 EXPERT_TOKENS: Final = 64
 
 
@@ -162,6 +164,8 @@ class NativeModel(Structure):
         ("sines", c_void_p),
         ("scratch", c_void_p),
         ("scratch_floats", c_int64),
+        ("parts", c_void_p),
+        ("parts_done", c_void_p),
         ("chosen", c_void_p),
         ("chosen_weights", c_void_p),
         ("pairs", c_void_p),

@@ -24,7 +24,9 @@ def test_auto_takes_native_kernels_where_they_can_run(job: Job) -> None:
     assert load(replace(job, block_size=8)).kernels == "aten", "native kernels need blocks of 16 tokens"
 
 
-def test_a_backend_that_is_asked_for_is_taken_or_refused(job: Job) -> None:
+def test_a_backend_that_is_asked_for_is_taken_or_refused(job: Job, model_folder: Callable[[str], Path]) -> None:
     assert load(replace(job, kernels="aten")).kernels == "aten"
+    with pytest.raises(ConfigError, match="head_dim = 520 is more than 512 with int8 keys"):
+        load(replace(job, checkpoint=str(model_folder("long heads")), kernels="native", kv_dtype="int8"))
     with pytest.raises(ConfigError, match="native kernels cannot run this model: block_size = 8"):
         load(replace(job, kernels="native", block_size=8))

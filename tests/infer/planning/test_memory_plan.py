@@ -1,6 +1,8 @@
 """The memory of a rank: bytes counted by hand, the number of blocks that fit, and refusals before any process."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,17 +41,32 @@ def test_a_token_takes_keys_and_values_of_every_layer(tp: int, kv_dtype: str, si
 
 def test_kv_memory_holds_one_block_more_than_requests_can_use() -> None:
     block = 16 * kv_bytes_per_rank(CONFIG, 1, "fp32")
-    plan = plan_memory(CONFIG, EngineOptions(Path("m"), block_size=16, kv_memory=11 * block - 1), "fp32", "fp32")
+    options = EngineOptions(Path("m"), block_size=16, kv_memory=11 * block - 1, kernels="aten")
+    plan = plan_memory(CONFIG, options, "fp32", "fp32")
     assert (plan.block_bytes, plan.num_blocks, plan.kv_bytes) == (block, 9, 10 * block)
     assert plan.max_model_len == 9 * 16, "the cache is shorter than the model"
     with pytest.raises(ConfigError, match="too little: two blocks of 16 tokens"):
-        plan_memory(CONFIG, EngineOptions(Path("m"), block_size=16, kv_memory=2 * block - 1), "fp32", "fp32")
+        plan_memory(CONFIG, replace(options, kv_memory=2 * block - 1), "fp32", "fp32")
+
+
+@pytest.mark.parametrize(("kv_dtype", "vector_bytes"), [("fp32", 16 * 4), ("bf16", 16 * 2), ("int8", 16 + 4)])
+def test_native_kernels_pad_heads(monkeypatch: pytest.MonkeyPatch, kv_dtype: str, vector_bytes: int) -> None:
+    """A model with heads of 8 where a GPU is or is not: the ATen backend, and GPUs, store them as they are."""
+    for gpus, kernels, padded in ((0, "auto", True), (1, "native", True), (1, "auto", False), (0, "aten", False)):
+        monkeypatch.setattr(memory_plan, "count_gpus", partial(int, gpus))
+        monkeypatch.setattr(memory_plan, "free_gpu_memory", lambda num_gpus: [1 << 30])
+        options = EngineOptions(Path("m"), block_size=16, kv_blocks=4, kernels=kernels)
+        plan = plan_memory(CONFIG, options, "fp32", kv_dtype)
+        token = 2 * 2 * 2 * vector_bytes if padded else kv_bytes_per_rank(CONFIG, 1, kv_dtype)
+        assert (plan.kv_bytes_per_token, plan.kv_bytes) == (token, 5 * 16 * token)
 
 
 def test_without_limits_the_cache_holds_as_much_as_all_running_requests_can_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = EngineOptions(Path("m"), block_size=32, max_running=3, max_model_len=100, max_batched_tokens=3, threads=1)
+    options = EngineOptions(
+        Path("m"), block_size=32, max_running=3, max_model_len=100, max_batched_tokens=3, threads=1, kernels="aten"
+    )
     monkeypatch.setattr(memory_plan, "free_memory", lambda: 1 << 30)
     plan = plan_memory(CONFIG, options, "fp32", "fp32")
     assert plan.num_blocks == 3 * 4
@@ -101,7 +118,7 @@ def test_memory_is_as_planned(llm: LLM, llm_tp2: LLM) -> None:
     whole, half = llm.engine.memory, llm_tp2.engine.memory
     assert half.weight_bytes < 0.6 * whole.weight_bytes
     assert whole.kv_bytes == 41 * whole.block_bytes
-    assert whole.block_bytes == 2 * 2 * 4 * 8 * 4 * 16
-    assert half.kv_bytes_per_token == whole.kv_bytes_per_token == 2 * 2 * 4 * 8 * 4
+    assert whole.block_bytes == 2 * 2 * 4 * 16 * 4 * 16, "heads of 8, padded to 16"
+    assert half.kv_bytes_per_token == whole.kv_bytes_per_token == 2 * 2 * 4 * 16 * 4
     assert "40 blocks of 16 tokens" in whole.table()
     assert llm.engine.info.max_model_len == 640

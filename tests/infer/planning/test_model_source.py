@@ -21,7 +21,9 @@ from tk.tests.checkpoint.saving import LLAMA, LLAMA_CONFIG, MIXED, save_step
 
 def test_the_model_is_described_as_it_will_be_served(model_folder: Callable[[str], Path]) -> None:
     folder = model_folder("grouped")
-    source = ModelSource.open(EngineOptions(folder, kv_blocks=8, block_size=16, max_running=3, kv_dtype="int8"))
+    source = ModelSource.open(
+        EngineOptions(folder, kv_blocks=8, block_size=16, max_running=3, kv_dtype="int8", kernels="aten")
+    )
     info = source.info
     assert (info.name, info.architecture, info.vocab_size, info.eos_token_ids) == (folder.name, "llama", 264, (263,))
     assert (info.dtype, info.weight_dtype, info.kv_dtype) == ("fp32", "fp32", "int8"), "as stored, and as given"

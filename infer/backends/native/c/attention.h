@@ -5,147 +5,214 @@
 #ifndef TK_ATTENTION_H
 #define TK_ATTENTION_H
 
-#include "rows.h"
+#include "softmax.h"
 
-// The scratch of a thread: queries and two states of a softmax.
-struct softmax {
-    float largest[ATTENTION_ROWS], total[ATTENTION_ROWS];
-    float *values;  // [ATTENTION_ROWS][padded head]
-};
-
-// A head's values are panels of dims: the padding of the last is zero.
-INLINE int64_t padded_head(const struct model *m) { return (m->head_dim + PANEL - 1) / PANEL * PANEL; }
-
-// The rows of one work item.
-struct query_rows {
+// The rows of one work item, and the keys that the first or the last of them sees.
+struct item {
     const struct span *span;
-    int64_t head, first, count;  // kv head; first row of the span's length x group rows
+    int64_t head, first, rows;  // kv head; first row of the span's length x group rows
+    int64_t start, stop;
 };
 
-// One tile of keys [low, high) of a split: scores, softmax, weighted values.
-static void attend_tile(const struct model *m, const struct operation *op, const struct query_rows *rows,
-                        const float *queries, float *scores, int64_t low, int64_t high, struct softmax *state) {
-    int64_t n = m->head_dim, width = padded_head(m), size = m->block_size, group = m->heads / m->kv_heads;
-    int64_t key_panel = n / 2 * pair_bytes(m->kv_format), value_panel = size / 2 * pair_bytes(m->kv_format);
-    const int32_t *table = m->step.tables + rows->span->table;
-    for (int64_t at = low; at < high; at += size) {
-        const char *stored = page(m, op->layer, table[at / size], 0, rows->head);
-        int64_t panels = ((high - at < size ? high - at : size) + PANEL - 1) / PANEL;
-        multiply_panels(m->kv_format, queries, width, rows->count, stored, key_panel, panels, n / 2, scores + (at - low),
-                        KEY_TILE, NULL, 0);
-        const float *scales = (const float *)(stored + m->scale_offset);
-        for (int64_t r = 0; m->kv_format == INT8 && r < rows->count; r++)
-            for (int64_t i = 0; i < panels * PANEL; i++) scores[r * KEY_TILE + at - low + i] *= scales[i];
-    }
-    int64_t keys = (high - low + PANEL - 1) / PANEL * PANEL;
-    for (int64_t r = 0; r < rows->count; r++) {
-        float *s = scores + r * KEY_TILE;
-        int64_t position = rows->span->start + (rows->first + r) / group;
-        int64_t begin = op->window && position - op->window + 1 > low ? position - op->window + 1 : low;
-        int64_t end = position + 1 < high ? position + 1 : high;
-        int64_t from = begin - low < keys ? begin - low : keys, to = end > begin ? end - low : from;
-        memset(s, 0, (size_t)from * sizeof *s);
-        memset(s + to, 0, (size_t)(keys - to) * sizeof *s);
-        if (from >= to) continue;
-        float largest = state->largest[r];
-        for (int64_t i = from; i < to; i++) largest = s[i] > largest ? s[i] : largest;
-        float before[VW] = {state->largest[r] - largest}, keep[VW];
-        v_store(keep, v_exp(v_load(before)));
-        vf middle = v_set1(largest), sum = v_set1(0.0f);
-        for (int64_t i = from / VW * VW; i < to; i += VW) {
-            vf weight = v_exp(v_load(s + i) - middle);
-            if (i < from || i + VW > to) {  // lanes that the row must not see
-                float lanes[VW];
-                v_store(lanes, weight);
-                for (int64_t j = 0; j < VW; j++)
-                    if (i + j < from || i + j >= to) lanes[j] = 0.0f;
-                weight = v_load(lanes);
-            }
-            v_store(s + i, weight);
-            sum = sum + weight;
-        }
-        state->total[r] = state->total[r] * keep[0] + v_sum(sum);
-        state->largest[r] = largest;
-        float *values = state->values + r * width;
-        for (int64_t i = 0; i < width; i += VW) v_store(values + i, v_load(values + i) * v_set1(keep[0]));
-    }
-    for (int64_t at = low; at < high; at += size) {
-        const char *values = page(m, op->layer, table[at / size], 1, rows->head);
-        int64_t count = (high - at < size ? high - at : size);
-        const float *scales = (const float *)(values + m->scale_offset);
-        for (int64_t r = 0; m->kv_format == INT8 && r < rows->count; r++)
-            for (int64_t i = 0; i < count; i++) scores[r * KEY_TILE + at - low + i] *= scales[i];
-        multiply_panels(m->kv_format, scores + (at - low), KEY_TILE, rows->count, values, value_panel, width / PANEL,
-                        (count + 1) / 2, state->values, width, NULL, 1);
-    }
+INLINE struct item item_of(const struct model *m, const struct operation *op, const struct span *span, int64_t first) {
+    int64_t group = m->heads / m->kv_heads, left = span->length * group - first;
+    int64_t rows = left < ATTENTION_ROWS ? left : ATTENTION_ROWS, least = span->start + first / group;
+    return (struct item){.span = span,
+                         .first = first,
+                         .rows = rows,
+                         .start = op->window && least >= op->window ? (least - op->window + 1) / KEY_TILE * KEY_TILE : 0,
+                         .stop = span->start + (first + rows - 1) / group + 1};
 }
 
-static void clear_softmax(struct softmax *state, int64_t rows, int64_t width) {
-    for (int64_t r = 0; r < rows; r++) state->largest[r] = -3e38f, state->total[r] = 0.0f;
-    memset(state->values, 0, (size_t)(rows * width) * sizeof *state->values);
+INLINE int64_t splits_of(const struct item *item) {
+    return (item->stop - 1) / KEY_SPLIT - item->start / KEY_SPLIT + 1;
 }
 
-// Adds a split's softmax to that of the splits before it.
-static void merge_softmax(struct softmax *all, const struct softmax *part, int64_t rows, int64_t width) {
-    for (int64_t r = 0; r < rows; r++) {
-        float largest = part->largest[r] > all->largest[r] ? part->largest[r] : all->largest[r];
-        float exponents[VW] = {all->largest[r] - largest, part->largest[r] - largest}, factors[VW];
-        v_store(factors, v_exp(v_load(exponents)));
-        float keep = part->total[r] == 0.0f ? 1.0f : factors[0], add = part->total[r] == 0.0f ? 0.0f : factors[1];
-        if (all->total[r] == 0.0f) keep = 0.0f, add = part->total[r] == 0.0f ? 0.0f : 1.0f;
-        all->total[r] = all->total[r] * keep + part->total[r] * add;
-        all->largest[r] = largest;
-        for (int64_t i = r * width; i < (r + 1) * width; i += VW)
-            v_store(all->values + i, v_load(all->values + i) * v_set1(keep) + v_load(part->values + i) * v_set1(add));
-    }
+// A thread's memory.
+struct workspace {
+    float *queries;       // [ATTENTION_ROWS][padded head]; int16 for int8
+    float *scores;        // [ATTENTION_ROWS][KEY_TILE]
+    int16_t *weights;     // [ATTENTION_ROWS][KEY_TILE], for int8
+    int32_t *sums;        // [ATTENTION_ROWS][padded head], for int8
+    float *value_scales;  // [KEY_TILE], for int8
+    float *query_scales, *weight_scales;  // [ATTENTION_ROWS], for int8
+    struct softmax all, part;
+};
+static struct workspace workspace_of(const struct model *m, int32_t thread) {
+    int64_t width = padded_head(m);
+    float *at = m->scratch + thread * m->scratch_floats;
+    struct workspace w;
+    w.queries = at, at += ATTENTION_ROWS * width;
+    w.scores = at, at += ATTENTION_ROWS * KEY_TILE;
+    w.weights = (int16_t *)at, at += ATTENTION_ROWS * KEY_TILE / 2;
+    w.sums = (int32_t *)at, at += ATTENTION_ROWS * width;
+    w.value_scales = at, at += KEY_TILE;
+    w.query_scales = at, at += ATTENTION_ROWS;
+    w.weight_scales = at, at += ATTENTION_ROWS;
+    w.all = softmax_at(at, ATTENTION_ROWS), at += softmax_floats(ATTENTION_ROWS, width);
+    w.part = softmax_at(at, ATTENTION_ROWS);
+    return w;
 }
 
-static void attend_rows(const struct model *m, const struct operation *op, const struct query_rows *rows,
-                        float *scratch) {
+static void read_queries(const struct model *m, const struct item *item, struct workspace *w) {
     int64_t n = m->head_dim, width = padded_head(m), group = m->heads / m->kv_heads;
-    float *queries = scratch, *scores = queries + ATTENTION_ROWS * width;
-    struct softmax all = {.values = scores + ATTENTION_ROWS * KEY_TILE};
-    struct softmax part = {.values = all.values + ATTENTION_ROWS * width};
-    for (int64_t r = 0; r < rows->count; r++) {
-        int64_t i = rows->first + r;
-        memcpy(queries + r * width, row(m, QUERY, rows->span->first + i / group) + (rows->head * group + i % group) * n,
-               (size_t)n * sizeof *queries);
-    }
-    int64_t least = rows->span->start + rows->first / group;
-    int64_t stop = rows->span->start + (rows->first + rows->count - 1) / group + 1;
-    int64_t start = op->window && least - op->window + 1 > 0 ? (least - op->window + 1) / KEY_TILE * KEY_TILE : 0;
-    clear_softmax(&all, rows->count, width);
-    for (int64_t split = start / KEY_SPLIT * KEY_SPLIT; split < stop; split += KEY_SPLIT) {
-        clear_softmax(&part, rows->count, width);
-        int64_t end = split + KEY_SPLIT < stop ? split + KEY_SPLIT : stop;
-        for (int64_t low = start > split ? start : split; low < end; low += KEY_TILE)
-            attend_tile(m, op, rows, queries, scores, low, low + KEY_TILE < end ? low + KEY_TILE : end, &part);
-        merge_softmax(&all, &part, rows->count, width);
-    }
-    for (int64_t r = 0; r < rows->count; r++) {
-        int64_t i = rows->first + r;
-        float *to = row(m, ATTENDED, rows->span->first + i / group) + (rows->head * group + i % group) * n;
-        vf total = v_set1(all.total[r]);
-        for (int64_t c = 0; c < n; c += VW) v_store_part(to + c, v_load(all.values + r * width + c) / total, n - c);
+    for (int64_t r = 0; r < item->rows; r++) {
+        int64_t i = item->first + r;
+        const float *query = row(m, QUERY, item->span->first + i / group) + (item->head * group + i % group) * n;
+        float *to = m->kv_format == INT8 ? w->scores : w->queries + r * width;
+        memcpy(to, query, (size_t)n * sizeof *to);
+        memset(to + n, 0, (size_t)(width - n) * sizeof *to);
+        if (m->kv_format != INT8) continue;
+        w->query_scales[r] = scale_of_query(to, width);
+        round_row(to, width, w->query_scales[r], (int16_t *)w->queries + r * width);
     }
 }
 
-// Threads take the items, rows of one kv head of one sequence, as they become free.
-static void attend(struct model *m, const struct operation *op, int32_t thread) {
-    int64_t group = m->heads / m->kv_heads, item = 0;
-    int64_t mine = __atomic_fetch_add(&m->counter, 1, __ATOMIC_RELAXED);
-    float *scratch = m->scratch + thread * m->scratch_floats;
-    for (int32_t s = 0; s < m->step.spans; s++) {
-        const struct span *span = &m->step.span[s];
-        int64_t rows = span->length * group, tiles = (rows + ATTENTION_ROWS - 1) / ATTENTION_ROWS;
-        for (; mine < item + tiles * m->kv_heads; mine = __atomic_fetch_add(&m->counter, 1, __ATOMIC_RELAXED)) {
-            int64_t first = (mine - item) / m->kv_heads * ATTENTION_ROWS;
-            struct query_rows part = {span, (mine - item) % m->kv_heads, first,
-                                      rows - first < ATTENTION_ROWS ? rows - first : ATTENTION_ROWS};
-            attend_rows(m, op, &part, scratch);
-        }
-        item += tiles * m->kv_heads;
+// A tile's pages, keys or values, in order; while one is multiplied, the other kind's page that is needed a pass later
+// is fetched.
+INLINE const char *page_of(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
+                           int values) {
+    return page(m, op->layer, m->step.tables[item->span->table + key / m->block_size], values, item->head);
+}
+INLINE struct ahead fetch_page(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
+                               int values, int64_t pairs) {
+    if (key >= item->stop) return (struct ahead){(const char *)m->step.tables, 0};
+    return (struct ahead){page_of(m, op, item, key, values), (m->page_bytes + pairs - 1) / pairs};
+}
+
+static void score_tile_of_keys(const struct model *m, const struct operation *op, const struct item *item,
+                               struct workspace *w, int64_t low, int64_t high) {
+    int64_t n = m->head_dim, size = m->block_size;
+    for (int64_t at = low; at < high; at += size) {
+        const char *keys = page_of(m, op, item, at, 0);
+        int64_t panels = ((high - at < size ? high - at : size) + PANEL - 1) / PANEL;
+        struct product p = {w->queries, padded_head(m), item->rows, keys, n / 2 * pair_bytes(m->kv_format),
+                            panels, n / 2, fetch_page(m, op, item, at, 1, panels * (n / 2))};
+        if (m->kv_format == INT8)
+            score_page(&p, w->query_scales, (const float *)(keys + m->scale_offset), w->scores + at - low);
+        else
+            multiply_page(m->kv_format, &p, w->scores + at - low, KEY_TILE, 0);
     }
+}
+
+static void add_tile_of_values(const struct model *m, const struct operation *op, const struct item *item,
+                               struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
+    int64_t width = padded_head(m), size = m->block_size, int8 = m->kv_format == INT8;
+    if (int8) memset(w->sums, 0, (size_t)(item->rows * width) * sizeof *w->sums);
+    for (int64_t at = low; at < high; at += size) {
+        int64_t pairs = ((high - at < size ? high - at : size) + 1) / 2, panels = width / PANEL;
+        struct product p = {w->scores + at - low, KEY_TILE, item->rows, page_of(m, op, item, at, 1),
+                            size / 2 * pair_bytes(m->kv_format), panels, pairs,
+                            fetch_page(m, op, item, at + KEY_TILE, 0, panels * pairs)};
+        if (int8) p.x = w->weights + at - low, sum_page(&p, w->sums, width);
+        else multiply_page(m->kv_format, &p, state->values, width, 1);
+    }
+    for (int64_t r = 0; int8 && r < item->rows; r++) add_sums(state, r, width, w->sums, w->weight_scales[r]);
+}
+
+// The keys [low, high) of a tile: scores, softmax, weighted values.
+static void attend_tile(const struct model *m, const struct operation *op, const struct item *item,
+                        struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
+    int64_t group = m->heads / m->kv_heads, keys = (high - low + PANEL - 1) / PANEL * PANEL, size = m->block_size;
+    score_tile_of_keys(m, op, item, w, low, high);
+    for (int64_t at = low; m->kv_format == INT8 && at < high; at += size)
+        memcpy(w->value_scales + at - low, page_of(m, op, item, at, 1) + m->scale_offset, (size_t)size * sizeof(float));
+    for (int64_t r = 0; r < item->rows; r++) {
+        float *s = w->scores + r * KEY_TILE;
+        int64_t position = item->span->start + (item->first + r) / group, end = position + 1 < high ? position + 1 : high;
+        int64_t begin = op->window && position - op->window + 1 > low ? position - op->window + 1 : low;
+        if (begin >= end) begin = end = low;
+        const float *scales = m->kv_format == INT8 ? w->value_scales : NULL;
+        w->weight_scales[r] = weigh(s, keys, begin - low, end - low, scales, state, r, padded_head(m));
+        if (scales) round_row(s, keys, w->weight_scales[r], w->weights + r * KEY_TILE);
+    }
+    add_tile_of_values(m, op, item, w, low, high, state);
+}
+
+// The keys of a split that the rows of an item see.
+static void attend_split(const struct model *m, const struct operation *op, const struct item *item, int64_t split,
+                         struct workspace *w, struct softmax *state) {
+    int64_t from = split * KEY_SPLIT, end = from + KEY_SPLIT < item->stop ? from + KEY_SPLIT : item->stop;
+    clear_softmax(state, item->rows, padded_head(m));
+    for (int64_t low = item->start > from ? item->start : from; low < end; low += KEY_TILE)
+        attend_tile(m, op, item, w, low, low + KEY_TILE < end ? low + KEY_TILE : end, state);
+}
+
+static void write_attended(const struct model *m, const struct item *item, const struct softmax *all) {
+    int64_t n = m->head_dim, width = padded_head(m), group = m->heads / m->kv_heads;
+    for (int64_t r = 0; r < item->rows; r++) {
+        int64_t i = item->first + r;
+        float *to = row(m, ATTENDED, item->span->first + i / group) + (item->head * group + i % group) * n;
+        vf total = v_set1(all->total[r]);
+        for (int64_t c = 0; c < n; c += VW) v_store_part(to + c, v_load(all->values + r * width + c) / total, n - c);
+    }
+}
+
+static void attend_item(const struct model *m, const struct operation *op, const struct item *item,
+                        struct workspace *w) {
+    int64_t width = padded_head(m), first = item->start / KEY_SPLIT;
+    read_queries(m, item, w);
+    clear_softmax(&w->all, item->rows, width);
+    for (int64_t split = first; split < first + splits_of(item); split++) {
+        attend_split(m, op, item, split, w, &w->part);
+        merge_softmax(&w->all, &w->part, item->rows, width);
+    }
+    write_attended(m, item, &w->all);
+}
+
+// One split of an item whose splits are shared; the thread that computes the last of them merges all.
+static void attend_part(const struct model *m, const struct operation *op, const struct item *item, int64_t part,
+                        float *parts, int32_t *done, struct workspace *w) {
+    int64_t width = padded_head(m), floats = softmax_floats(item->rows, width), splits = splits_of(item);
+    struct softmax own = softmax_at(parts + part * floats, item->rows);
+    read_queries(m, item, w);
+    attend_split(m, op, item, item->start / KEY_SPLIT + part, w, &own);
+    if (__atomic_add_fetch(done, 1, __ATOMIC_ACQ_REL) < splits) return;
+    *done = 0;
+    clear_softmax(&w->all, item->rows, width);
+    for (int64_t i = 0; i < splits; i++) {
+        struct softmax each = softmax_at(parts + i * floats, item->rows);
+        merge_softmax(&w->all, &each, item->rows, width);
+    }
+    write_attended(m, item, &w->all);
+}
+
+// The time of an item, in that of a pass over one key with one row: reads cost as much as two rows.
+INLINE int64_t cost_of(const struct item *item) { return (item->stop - item->start) * (item->rows + 2); }
+
+static int64_t cost_of_step(const struct model *m, const struct operation *op) {
+    int64_t cost = 0, group = m->heads / m->kv_heads;
+    for (int32_t s = 0; s < m->step.spans; s++)
+        for (int64_t first = 0; first < m->step.span[s].length * group; first += ATTENTION_ROWS) {
+            struct item item = item_of(m, op, &m->step.span[s], first);
+            cost += cost_of(&item);
+        }
+    return cost * m->kv_heads;
+}
+
+// Threads take the items, rows of one kv head of one sequence, as they become free. An item with more than a
+// SHARED_ITEMS-th of a thread's work is shared split by split: there are fewer than SHARED_ITEMS times the threads.
+static void attend(struct model *m, const struct operation *op, int32_t thread) {
+    int64_t group = m->heads / m->kv_heads, unit = 0, width = padded_head(m), limit = cost_of_step(m, op);
+    struct workspace w = workspace_of(m, thread);
+    float *parts = m->parts;
+    int32_t *done = m->parts_done;
+    int64_t mine = __atomic_fetch_add(&m->counter, 1, __ATOMIC_RELAXED);
+    for (int32_t s = 0; s < m->step.spans; s++)
+        for (int64_t first = 0; first < m->step.span[s].length * group; first += ATTENTION_ROWS) {
+            struct item item = item_of(m, op, &m->step.span[s], first);
+            int shared = m->threads > 1 && splits_of(&item) > 1 && cost_of(&item) * SHARED_ITEMS * m->threads > limit;
+            int64_t splits = shared ? splits_of(&item) : 1, floats = splits * softmax_floats(item.rows, width);
+            for (; mine < unit + splits * m->kv_heads; mine = __atomic_fetch_add(&m->counter, 1, __ATOMIC_RELAXED)) {
+                item.head = (mine - unit) / splits;
+                if (shared)
+                    attend_part(m, op, &item, (mine - unit) % splits, parts + item.head * floats, done + item.head, &w);
+                else
+                    attend_item(m, op, &item, &w);
+            }
+            unit += splits * m->kv_heads;
+            if (shared) parts += m->kv_heads * floats, done += m->kv_heads;
+        }
 }
 
 #endif

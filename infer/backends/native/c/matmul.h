@@ -1,4 +1,4 @@
-// Products of rows of fp32 with packed panels: the linear layers, the scores of attention and its weighted values.
+// Products of rows of fp32 with packed panels: the linear layers, and attention to keys and values that are floats.
 //
 // An element is one chain of fused products over the columns in order, whatever the number of rows, panels and threads:
 // so a row's bits do not depend on the rest of the batch. The slices of a weight are such chains, added as a tree.
@@ -31,15 +31,12 @@ INLINE vf load_half(int format, const char *w, int n, int half) {
         return half ? v_high_halves(both) : (vf)(both << 16);
     }
 #if defined(TK_AVX512)
-    if (format == FP16) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)w + at)));
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(w + at))));
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)w + at)));
 #elif defined(TK_AVX2)
-    if (format == FP16) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)w + at)));
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(w + at))));
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)w + at)));
 #else
     float wide[VW];
-    for (int i = 0; i < VW; i++)
-        wide[i] = format == FP16 ? fp16_to_float(((const uint16_t *)w)[at + i]) : (float)((const int8_t *)w)[at + i];
+    for (int i = 0; i < VW; i++) wide[i] = fp16_to_float(((const uint16_t *)w)[at + i]);
     return v_load(wide);
 #endif
 }
@@ -50,17 +47,18 @@ struct ahead {
     int64_t bytes;
 };
 
-// out[r][p * PANEL + c] (+)= sum over k of x[r][k] w[p][k][c] (+ bias), for `rows` rows and `panels` panels, constants.
-INLINE void tile(const int rows, const int panels, const int format, const float *x, int64_t x_stride, const char *w,
-                 int64_t panel_bytes, int64_t pairs, float *out, int64_t out_stride, const float *bias, int add,
-                 struct ahead ahead) {
+// out[r][p * PANEL + c] (+)= sum over k of x[r][k] w[p][k][c] (+ bias), for `rows` rows and `panels` panels, constants
+// as are `format` and `fetch`, which says whether it fetches ahead.
+INLINE void tile(const int rows, const int panels, const int format, const int fetch, const float *x,
+                 int64_t x_stride, const char *w, int64_t panel_bytes, int64_t pairs, float *out, int64_t out_stride,
+                 const float *bias, int add, struct ahead ahead) {
     vf sums[MOST_ROWS * VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows * panels * VECTORS; i++) sums[i] = v_set1(0.0f);
     // Few rows wait for memory. The last lines of these panels are followed by the first of the next ones.
     int64_t turn = pairs - AHEAD, near = AHEAD * pair_bytes(format), next = panels * panel_bytes - turn * pair_bytes(format);
     for (int64_t k = 0; k < pairs; k++) {
-        if (panels == 1) __builtin_prefetch(ahead.from + k * ahead.bytes);
+        if (fetch) __builtin_prefetch(ahead.from + k * ahead.bytes);
 #pragma GCC unroll 4
         for (int p = 0; p < panels; p++) {
             const char *line = w + p * panel_bytes + k * pair_bytes(format);
@@ -103,7 +101,7 @@ typedef void (*tile_function)(const float *x, int64_t x_stride, const char *w, i
 #define TILE(rows, panels, format, name)                                                                             \
     static void name(const float *x, int64_t x_stride, const char *w, int64_t panel_bytes, int64_t pairs, float *out, \
                      int64_t out_stride, const float *bias, int add, struct ahead ahead) {                           \
-        tile(rows, panels, format, x, x_stride, w, panel_bytes, pairs, out, out_stride, bias, add, ahead);           \
+        tile(rows, panels, format, panels == 1, x, x_stride, w, panel_bytes, pairs, out, out_stride, bias, add, ahead); \
     }
 #define TILES(format)                   \
     TILE(1, 4, format, tile_##format##_1_4) \
@@ -135,15 +133,12 @@ typedef void (*tile_function)(const float *x, int64_t x_stride, const char *w, i
 TILES(FP32) MORE_TILES(FP32)
 TILES(BF16) MORE_TILES(BF16)
 TILES(FP16) MORE_TILES(FP16)
-TILES(INT8) MORE_TILES(INT8)
-static const tile_function NARROW_TILES[4][MOST_ROWS] = {{NARROW(FP32) MORE_NARROW(FP32)},
+static const tile_function NARROW_TILES[3][MOST_ROWS] = {{NARROW(FP32) MORE_NARROW(FP32)},
                                                         {NARROW(BF16) MORE_NARROW(BF16)},
-                                                        {NARROW(FP16) MORE_NARROW(FP16)},
-                                                        {NARROW(INT8) MORE_NARROW(INT8)}};
-static const tile_function WIDE_TILES[4][2] = {{tile_FP32_1_4, tile_FP32_2_2},
+                                                        {NARROW(FP16) MORE_NARROW(FP16)}};
+static const tile_function WIDE_TILES[3][2] = {{tile_FP32_1_4, tile_FP32_2_2},
                                                {tile_BF16_1_4, tile_BF16_2_2},
-                                               {tile_FP16_1_4, tile_FP16_2_2},
-                                               {tile_INT8_1_4, tile_INT8_2_2}};
+                                               {tile_FP16_1_4, tile_FP16_2_2}};
 
 // Cuts the rows that are left into tiles of nearly equal size: a tile of one or two rows is slow.
 INLINE int64_t rows_of_tile(int64_t left) {

@@ -15,9 +15,10 @@
 #define ATTENTION_ROWS 24 // query rows of one kv head that share the reads of its keys
 #define KEY_TILE 256      // keys per softmax update
 #define KEY_SPLIT 1024    // keys that are summed on their own before they are merged, in order
+#define SHARED_ITEMS 8    // an item of attention with more than this part of a thread's work is shared split by split
 #define EXPERT_TOKENS 64  // tokens that pass the experts together
 
-enum format { FP32, BF16, FP16, INT8 };  // INT8: keys and values only, with one fp32 scale per token and head
+enum format { FP32, BF16, FP16, INT8 };  // INT8: keys and values only, see pages.h
 
 enum kind { EMBED, NORM, MULTIPLY, APPEND, ATTEND, GATE, ROUTE, EXPERTS, REDUCE, HEAD };
 enum buffer { HIDDEN, NORMED, QKV, QUERY, ATTENDED, INNER, GATED, PARTIAL, SCORES, LOGITS, NUM_BUFFERS };
@@ -98,6 +99,8 @@ struct model {
     float *cosines, *sines;        // [tokens][head_dim / 2]
     float *scratch;                // per thread
     int64_t scratch_floats;
+    float *parts;                  // ATTEND: the splits of items that threads share, see attention.h
+    int32_t *parts_done;           // how many splits of each such item are computed; zero between operations
     int32_t *chosen;               // ROUTE: [tokens][top_k], ascending in each row
     float *chosen_weights;
     int32_t *pairs;                // EXPERTS: see experts.h

@@ -125,7 +125,7 @@ INLINE char *page(const struct model *m, int32_t layer, int64_t block, int value
 INLINE void store_value(int format, char *panel, int64_t line, int64_t column, float value, float inverse) {
     int64_t within = column % PANEL;
     char *pair = panel + line / 2 * pair_bytes(format);
-    int64_t at = format == BF16 ? 2 * within + line % 2 : line % 2 * PANEL + within;
+    int64_t at = format == BF16 || format == INT8 ? 2 * within + line % 2 : line % 2 * PANEL + within;
     if (format == FP32) ((float *)pair)[at] = value;
     else if (format == BF16) ((uint16_t *)pair)[at] = float_to_bf16(value);
     else if (format == FP16) ((uint16_t *)pair)[at] = float_to_fp16(value);

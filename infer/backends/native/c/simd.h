@@ -95,6 +95,16 @@ INLINE vf v_min(vf bound, vf x) {
 #endif
 }
 
+INLINE vf v_abs(vf v) { return (vf)((vi)v & vi_set1(0x7fffffff)); }
+
+// The largest lane of a vector without NaN.
+INLINE float v_largest(vf v) {
+    float x[VW];
+    v_store(x, v);
+    for (int i = 1; i < VW; i++) x[0] = x[i] > x[0] ? x[i] : x[0];
+    return x[0];
+}
+
 // Sums the lanes in one fixed order: each half is added to the other until one is left.
 INLINE float v_sum(vf v) {
     float x[VW];
@@ -121,6 +131,49 @@ INLINE vf v_exp(vf x) {
     p = v_fma(p, r, v_set1(5.0000001201e-1f));
     vf y = v_fma(p * r, r, r) + v_set1(1.0f);
     return y * (vf)(((vi)shifted << 23) + vi_set1(0x3f800000));
+}
+
+INLINE vi vi_load(const int32_t *p) { vi v; memcpy(&v, p, sizeof v); return v; }
+INLINE void vi_store(int32_t *p, vi v) { memcpy(p, &v, sizeof v); }
+INLINE vf vi_to_float(vi v) { return __builtin_convertvector(v, vf); }
+
+// Rounds to the nearest int16, even if two are as near; the lanes are within their range.
+INLINE void v_store_int16(int16_t *p, vf v) {
+#if defined(TK_AVX2)
+    __m256i rounded = _mm256_cvtps_epi32(v);
+    __m128i narrow = _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+    _mm_storeu_si128((__m128i *)p, narrow);
+#else
+    typedef int16_t narrow __attribute__((vector_size(2 * VW)));
+    narrow low = __builtin_convertvector((vi)(v + v_set1(12582912.0f)), narrow);  // see v_exp
+    memcpy(p, &low, sizeof low);
+#endif
+}
+
+// Widens 2 VW int8 to int16: VW pairs.
+INLINE vi v_widen_pairs(const char *p) {
+#if defined(TK_AVX512)
+    return (vi)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(TK_AVX2)
+    return (vi)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+#else
+    typedef int8_t stored __attribute__((vector_size(2 * VW)));
+    typedef int16_t wide __attribute__((vector_size(4 * VW)));
+    stored values;
+    memcpy(&values, p, sizeof values);
+    return (vi) __builtin_convertvector(values, wide);
+#endif
+}
+
+// Multiplies int16 and adds the two products of each pair.
+INLINE vi v_dot_pairs(vi a, vi b) {
+#if defined(TK_AVX512)
+    return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(TK_AVX2)
+    return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
 }
 
 INLINE float bf16_to_float(uint16_t h) { uint32_t u = (uint32_t)h << 16; float f; memcpy(&f, &u, 4); return f; }

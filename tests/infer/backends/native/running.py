@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tk.infer.backends.backend import Backend
 from tk.infer.backends.native.library import instruction_sets
 from tk.infer.backends.native.model_runner import NativeRunner
 from tk.infer.planning.job import Job
@@ -14,6 +15,7 @@ from tk.infer.workers.worker import load
 from tk.tests.infer.history import BLOCK_SIZE
 
 BEST = (instruction_sets() or ("",))[-1]
+NUM_BLOCKS = 320
 
 
 def runner(
@@ -24,17 +26,17 @@ def runner(
     instruction_set: str = BEST,
     place: tuple[int, int, str] = (1, 0, ""),
 ) -> NativeRunner:
-    """Returns a runner of a model with 100 blocks; `place` is tp, rank and the file of the rendezvous."""
-    job = Job(str(folder), "native", dtype, kv_dtype, 100, 0, BLOCK_SIZE, 512, *place, threads, instruction_set)
+    """Returns a runner of a model with NUM_BLOCKS blocks; `place` is tp, rank and the file of the rendezvous."""
+    job = Job(str(folder), "native", dtype, kv_dtype, NUM_BLOCKS, 0, BLOCK_SIZE, 512, *place, threads, instruction_set)
     made = load(job)
     assert isinstance(made, NativeRunner)
     assert made.kernels == f"native {instruction_set}"
     return made
 
 
-def logits(made: NativeRunner, tokens: Sequence[int], cuts: Sequence[int]) -> Array:
+def logits(made: Backend, tokens: Sequence[int], cuts: Sequence[int], first_block: int = 1) -> Array:
     """Returns the logits of every token of one sequence, whose prefill is cut at these positions."""
-    table, found = np.arange(1, 40, dtype=np.int32), []
+    table, found = np.arange(first_block, first_block + len(tokens) // BLOCK_SIZE + 1, dtype=np.int32), []
     for start, stop in zip((0, *cuts), (*cuts, len(tokens)), strict=True):
         position = np.arange(start, stop, dtype=np.int32)
         plan = StepPlan(

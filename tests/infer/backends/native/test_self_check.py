@@ -9,22 +9,13 @@ import numpy as np
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.infer.backends.native import library, prepare
+from tk.infer.backends.native import prepare
 from tk.infer.backends.native.library import Kernels, instruction_sets, load_kernels
 from tk.infer.backends.native.self_check import why_not
-from tk.tests.infer.backends.native.products import portable
 from tk.tests.infer.backends.native.running import logits, runner
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
-
-
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a unit with vectors of 16 floats: the code of AVX-512 without its instructions."""
-    monkeypatch.setattr(library, "SOURCE", portable())
-    monkeypatch.setattr(prepare, "instruction_sets", lambda: ("baseline", "wide"))
-    return "wide"
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3_moe", "gpt2"])

@@ -19,7 +19,17 @@ PAIRS = {
     "model": structures.NativeModel,
 }
 RENAMED = {"inputs": "in", "outputs": "out"}
-CONSTANTS = ("PANEL", "BLOCK_ROWS", "BLOCK_COLUMNS", "MAX_RANKS", "ATTENTION_ROWS", "KEY_TILE", "EXPERT_TOKENS")
+CONSTANTS = (
+    "PANEL",
+    "BLOCK_ROWS",
+    "BLOCK_COLUMNS",
+    "MAX_RANKS",
+    "ATTENTION_ROWS",
+    "KEY_TILE",
+    "KEY_SPLIT",
+    "SHARED_ITEMS",
+    "EXPERT_TOKENS",
+)
 
 
 def _members() -> list[tuple[str, str, int]]:

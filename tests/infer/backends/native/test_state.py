@@ -1,0 +1,26 @@
+"""The cache takes the memory that the plan counts."""
+
+from pathlib import Path
+
+import pytest
+
+from tk.checkpoint import Checkpoint
+from tk.infer.backends.native.library import instruction_sets
+from tk.infer.options import EngineOptions
+from tk.infer.planning.memory_plan import plan_memory
+from tk.model.stored_config import stored_config
+from tk.tests.infer.backends.native.running import NUM_BLOCKS, runner
+from tk.tests.infer.history import BLOCK_SIZE
+from tk.tests.model.architectures import ENTRIES
+
+
+@pytest.mark.skipif(not instruction_sets(), reason="no compiler")
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3"])  # heads of 8 and of 24
+def test_the_cache_takes_what_the_plan_counts(tmp_path: Path, name: str, kv_dtype: str) -> None:
+    ENTRIES[name].make(tmp_path)
+    options = EngineOptions(tmp_path, kernels="native", block_size=BLOCK_SIZE, kv_blocks=NUM_BLOCKS)
+    plan = plan_memory(stored_config(Checkpoint.open(tmp_path)), options, "fp32", kv_dtype)
+    made = runner(tmp_path, "fp32", kv_dtype)
+    assert made.kv_bytes == plan.kv_bytes
+    made.close()
