@@ -98,8 +98,8 @@ class State:
         model.rounded_values = round_up(self._max_tokens, BLOCK_ROWS) * width
         model.rounded = self._pointer(aligned(BF16.itemsize * model.rounded_values))
         splits = ceil_div(self._cache.num_blocks * self._cache.block_size, KEY_SPLIT)
-        items = SHARED_ITEMS * threads
-        model.parts = self._pointer(lazy(4 * items * splits * softmax))
+        items = SHARED_ITEMS * threads if threads > 1 and splits > 1 else 0
+        model.parts = self._pointer(lazy(4 * items * splits * softmax))  # a step with one row of each commits little
         model.parts_done = self._pointer(np.zeros(items, np.int32))
 
     def _fill_experts(self, model: NativeModel) -> None:
