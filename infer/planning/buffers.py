@@ -62,6 +62,14 @@ def _scratch_floats(program: Program) -> int:
     return attention + _PRODUCT_ROWS * (round_up(program.hidden_size, _LINE) + _rounded_width(program) // 2)
 
 
+def _rounded_width(program: Program) -> int:
+    """Returns the values of the widest row that is rounded to bf16; slices are padded to whole blocks."""
+    shapes = [(program.hidden_size, 1)]  # of routers, heads, and the first products of experts
+    shapes += [(each.matrix.in_features, each.num_slices) for each in _products(program)]
+    shapes += [(each.inner, each.num_slices) for each in program.operations if isinstance(each, RunExperts)]
+    return max(slices * round_up(columns // slices, _ROUNDED_COLUMNS) for columns, slices in shapes)
+
+
 def _expert_floats(program: Program) -> int:
     experts = [each for each in program.operations if isinstance(each, RunExperts)]
     if not experts:
