@@ -49,7 +49,7 @@ def test_every_row_is_computed_from_the_demos_files(out: Path, monkeypatch: pyte
         "resharded": f"{format_bytes((out / 'tp1' / 'config.json').stat().st_size)} at tp 1, in 1.5 s",
         "first token": "500 ms",
         "decode": "30 tokens/s over 3 streams",  # 10 + 30 + 20 tokens after the first ones, 2 seconds
-        "KV cache": "96 bytes per token in int8, 128 in bf16 (75%)",  # 2 x 2 layers x 2 kv heads x (8 + 4), x 16
+        "KV cache": "160 bytes per token in int8, 256 in bf16 (62%)",  # 2 x 2 layers x 2 kv heads x (16 + 4), x 32
     }
     assert {name: rows[name].strip() for name in expected} == expected
     assert list(rows)[-1] == "whole demo"

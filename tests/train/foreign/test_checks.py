@@ -81,7 +81,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "sparse gradients": (lambda: nn.Embedding(3, 2, sparse=True), "sparse=False"),
     "sparse bag": (lambda: nn.Sequential(nn.EmbeddingBag(3, 2, sparse=True)), "0 gives sparse gradients"),
     "data parallel": (lambda: nn.DataParallel(nn.Linear(2, 2)), "wrapped in DataParallel"),
-    "compiled": (lambda: nn.ModuleDict({"_orig_mod": nn.Linear(2, 2)}), "torch.compile returned"),
+    "compiled": (
+        lambda: nn.ModuleDict({"_orig_mod": nn.Linear(2, 2)}),
+        "the module itself is a result of torch.compile",
+    ),
     "extra state": (lambda: nn.Sequential(Extra(2, 2)), r"0 \(Extra\) has get_extra_state.*register_buffer"),
     "state_dict hooks": (_renamed_in_state_dict, "state_dict has kernel"),
     "statistics in fp32": (
