@@ -1,7 +1,7 @@
 """The block tables of sequences: they grow as tokens come, and begin with blocks that hold the same tokens already.
 
 Every full block whose tokens are computed is published under its key. A sequence that is admitted shares the published
-blocks of its leading tokens, whoever computed them, and whether they are still used. Only full blocks are shared and
+blocks of its leading tokens, whichever sequence computed them, and whether they are still used. Only full blocks are shared and
 nobody writes to them again, so nothing is ever copied: what follows the last shared block is computed. A preempted
 sequence gives its blocks up like one that ended, and finds those that nobody took when it is admitted again.
 
