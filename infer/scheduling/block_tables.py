@@ -1,9 +1,9 @@
 """The block tables of sequences: they grow as tokens come, and begin with blocks that hold the same tokens already.
 
 Every full block whose tokens are computed is published under its key. A sequence that is admitted shares the published
-blocks of its leading tokens, whichever sequence computed them, and whether they are still used. Only full blocks are shared and
-nobody writes to them again, so nothing is ever copied: what follows the last shared block is computed. A preempted
-sequence gives its blocks up like one that ended, and finds those that nobody took when it is admitted again.
+blocks of its leading tokens, whichever sequence computed them, in use or not. Only full blocks are shared, and no
+sequence writes to them again, so nothing is ever copied: the tokens after the last shared block are computed.
+A preempted sequence gives its blocks up like one that ended, and finds those left when it is admitted again.
 
 Workers carry out steps in order. So a block whose tokens a step in flight computes can be shared by the next step, and
 a block that it reads can be given away: the step that overwrites it comes later.
