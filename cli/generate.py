@@ -47,6 +47,7 @@ _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
     help="Sample from the most probable tokens with this total probability.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of sampling; the same seed gives the same text.")
+@click.option("--no-prefix-cache", "bypass", is_flag=True, help="Compute the whole PROMPT, whatever is cached.")
 @click.option("--chat", is_flag=True, help="Take PROMPT as a user's message, in the chat template of CKPT.")
 @tp_option
 @threads_option
@@ -56,16 +57,18 @@ _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 @max_model_len_option
 @kernels_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, which describes the model too.")
-def generate(source: str, prompt: str | None, chat: bool, as_json: bool, **options: Any) -> None:
+def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json: bool, **options: Any) -> None:
     """Continue PROMPT, or the text on stdin, and stream the continuation to stdout.
 
     The model is the one that a server at HOST:PORT serves, or CKPT: a step folder, a run folder or a Hugging Face
     folder. --chat and the options from --tp on are for a CKPT; a server has its own.
     """
+    from ..infer.requests.events import CacheOptions
     from ..infer.requests.sampling_params import SamplingParams
 
     params = SamplingParams(**{name: options.pop(name) for name in _SAMPLING})
     loading = {name: value for name, value in options.items() if value is not None}
+    cache = CacheOptions(bypass=bypass)
     text = _read_stdin() if prompt is None else prompt
     address = not Path(source).exists() and _ADDRESS.fullmatch(source) is not None
     if address:
@@ -73,10 +76,10 @@ def generate(source: str, prompt: str | None, chat: bool, as_json: bool, **optio
     given = _chat_tokens(Path(source), text) if chat else text
     with _opened(source, address, loading) as model:
         if as_json:
-            [completion] = model.generate([given], params)
+            [completion] = model.generate([given], params, cache)
             print_json(_document(text, completion, model.model_info()))
             return
-        for delta in model.stream(given, params):
+        for delta in model.stream(given, params, cache):
             click.echo(delta.text, nl=False)
         click.echo()
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .api.llm import LLM as LLM
     from .requests.completion import Choice as Choice
     from .requests.completion import Completion as Completion
+    from .requests.events import CacheOptions as CacheOptions
     from .requests.sampling_params import SamplingParams as SamplingParams
     from .requests.score import Score as Score
 else:
@@ -17,6 +18,7 @@ else:
         __name__,
         {
             "AsyncLLM": ".api.async_llm",
+            "CacheOptions": ".requests.events",
             "Choice": ".requests.completion",
             "Client": ".api.client",
             "Completion": ".requests.completion",

@@ -13,7 +13,7 @@ from ...core.errors import Cancelled, ConfigError
 from ..engine import Engine
 from ..options import EngineOptions
 from ..requests.completion import Completion, CompletionBuilder
-from ..requests.events import Delta, ModelInfo, Request
+from ..requests.events import CacheOptions, Delta, ModelInfo, Request
 from ..requests.prompts import as_params, as_prompt, as_prompts, is_one_prompt, make_request
 from ..requests.sampling_params import SamplingParams
 from ..requests.score import Score, score_of, score_request, split_tokens
@@ -80,16 +80,17 @@ class AsyncLLM:
         self,
         prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        cache: CacheOptions | None = None,
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; arguments and errors are those of `LLM.generate`."""
         given = as_prompts(prompts)
         chosen = as_params(params, len(given))
-        make = partial(make_request, self.engine.tokenizer)
+        make = partial(make_request, self.engine.tokenizer, cache=cache)
         requests = await asyncio.to_thread(lambda: list(map(make, given, chosen)))
         return await self._complete(requests)
 
     async def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, cache: CacheOptions | None = None
     ) -> AsyncGenerator[Delta, None]:
         """Yields the Deltas of one prompt; a slow reader gets several tokens in one.
 
@@ -101,7 +102,7 @@ class AsyncLLM:
             WorkerDied: a worker has died.
             Cancelled: the model was closed.
         """
-        make = partial(make_request, self.engine.tokenizer, as_prompt(prompt), params or SamplingParams())
+        make = partial(make_request, self.engine.tokenizer, as_prompt(prompt), params or SamplingParams(), cache)
         request = await asyncio.to_thread(make)
         with self._running([request]) as [events]:
             async for event in events:

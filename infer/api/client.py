@@ -14,11 +14,11 @@ from ...core.errors import InvalidRequest, Overloaded
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from ..requests.completion import Completion
-from ..requests.events import Delta, ModelInfo
+from ..requests.events import CacheOptions, Delta, ModelInfo
 from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts
 from ..requests.sampling_params import SamplingParams
 from .remote_errors import Unavailable, error_from_rpc
-from .wire import completion_from_wire, event_from_wire, model_info_from_wire, params_to_request
+from .wire import cache_to_request, completion_from_wire, event_from_wire, model_info_from_wire, params_to_request
 
 MAX_RESPONSE_BYTES: Final = 16 << 20
 MAX_IN_FLIGHT: Final = 64
@@ -56,15 +56,18 @@ class Client:
         self,
         prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        cache: CacheOptions | None = None,
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; the server computes many at a time.
 
         Args:
             prompts: a sequence of prompts, each a str or a list of token ids; a bare str or flat list is one prompt.
             params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
+            cache: the use of the prefix cache; None = the defaults.
         """
         given = as_prompts(prompts)
-        requests = [_request(prompt, one) for prompt, one in zip(given, as_params(params, len(given)), strict=True)]
+        chosen = as_params(params, len(given))
+        requests = [_request(prompt, one, cache) for prompt, one in zip(given, chosen, strict=True)]
         calls: deque[tuple[pb.GenerateRequest, Any]] = deque()
         completions: list[Completion] = []
         try:
@@ -79,9 +82,11 @@ class Client:
                 call.cancel()
         return completions
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, cache: CacheOptions | None = None
+    ) -> Iterator[Delta]:
         """Yields the Deltas of one prompt as the server sends them; leaving the iterator early ends the request."""
-        request = _request(as_prompt(prompt), params or SamplingParams())
+        request = _request(as_prompt(prompt), params or SamplingParams(), cache)
         return self._stream(request)
 
     def model_info(self) -> ModelInfo:
@@ -160,7 +165,7 @@ class Client:
         time.sleep(min(max(error.retry_after or 0.0, growing), LONGEST_RETRY_SECONDS))
 
 
-def _request(prompt: Prompt, params: SamplingParams) -> pb.GenerateRequest:
+def _request(prompt: Prompt, params: SamplingParams, cache: CacheOptions | None) -> pb.GenerateRequest:
     """Builds the request for a prompt.
 
     Raises:
@@ -170,6 +175,7 @@ def _request(prompt: Prompt, params: SamplingParams) -> pb.GenerateRequest:
     request = pb.GenerateRequest()
     with _sendable():
         params_to_request(params, request)
+        cache_to_request(cache or CacheOptions(), request)
         if isinstance(prompt, str):
             request.text = prompt
         else:

@@ -9,7 +9,7 @@ from typing import Any, Self, overload
 from ..engine import Engine
 from ..options import EngineOptions
 from ..requests.completion import Completion, CompletionBuilder
-from ..requests.events import Delta, Done, Event, Failed, ModelInfo, Request
+from ..requests.events import CacheOptions, Delta, Done, Event, Failed, ModelInfo, Request
 from ..requests.prompts import as_params, as_prompt, as_prompts, is_one_prompt, make_request
 from ..requests.sampling_params import SamplingParams
 from ..requests.score import Score, score_of, score_request, split_tokens
@@ -51,12 +51,14 @@ class LLM:
         self,
         prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        cache: CacheOptions | None = None,
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; the engine computes them together.
 
         Args:
             prompts: a sequence of prompts, each a str or a list of token ids; a bare str or flat list is one prompt.
             params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
+            cache: the use of the prefix cache; None = the defaults.
 
         Raises:
             InvalidRequest: a prompt or a value cannot be served; all requests of the call are then ended.
@@ -64,17 +66,19 @@ class LLM:
         """
         given, tokenizer = as_prompts(prompts), self._engine.tokenizer
         chosen = as_params(params, len(given))
-        requests = [make_request(tokenizer, one, how) for one, how in zip(given, chosen, strict=True)]
+        requests = [make_request(tokenizer, one, how, cache) for one, how in zip(given, chosen, strict=True)]
         return self._complete(requests)
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, cache: CacheOptions | None = None
+    ) -> Iterator[Delta]:
         """Yields the Deltas of one prompt as they are computed; leaving the iterator early ends the request.
 
         Raises:
             InvalidRequest: the prompt or a value cannot be served.
             WorkerDied: a worker has died.
         """
-        return self._stream(make_request(self._engine.tokenizer, as_prompt(prompt), params or SamplingParams()))
+        return self._stream(make_request(self._engine.tokenizer, as_prompt(prompt), params or SamplingParams(), cache))
 
     @overload
     def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text

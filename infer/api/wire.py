@@ -10,7 +10,18 @@ from typing import Any, Final
 
 from ...proto.v1 import generation_pb2 as pb
 from ..requests.completion import Choice, Completion
-from ..requests.events import Delta, Finished, FinishReason, ModelInfo, Started, Timing, TokenLogprob, TopLogprob, Usage
+from ..requests.events import (
+    CacheOptions,
+    Delta,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    Started,
+    Timing,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 from ..requests.sampling_params import SamplingParams
 
 # The places of SamplingParams' fields in a GenerateRequest: fields with presence, and plain ones (unset = zero).
@@ -64,6 +75,17 @@ def params_to_request(params: SamplingParams, request: pb.GenerateRequest) -> No
     request.sampling.logit_bias.update(params.logit_bias)
     request.stopping.stop.extend(params.stop)
     request.stopping.stop_token_ids.extend(params.stop_token_ids)
+
+
+def cache_from_request(request: pb.GenerateRequest) -> CacheOptions:
+    """Returns the use of the prefix cache that a request asks for."""
+    return CacheOptions(request.cache.bypass, request.cache.salt)
+
+
+def cache_to_request(cache: CacheOptions, request: pb.GenerateRequest) -> None:
+    """Writes the use of the prefix cache into a request; the default stays unset."""
+    if cache != CacheOptions():
+        request.cache.CopyFrom(pb.CacheOptions(bypass=cache.bypass, salt=cache.salt))
 
 
 def event_to_wire(event: Started | Delta | Finished) -> pb.GenerateResponse:

@@ -21,6 +21,19 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True)
+class CacheOptions:
+    """The use of the prefix cache by one request; no option changes an answer.
+
+    Attributes:
+        bypass: whether the request neither reads nor fills the cache.
+        salt: only requests of the same salt share cached prefixes.
+    """
+
+    bypass: bool = False
+    salt: str = ""
+
+
+@dataclass(frozen=True)
 class Request:
     """A prompt to continue.
 
@@ -34,8 +47,7 @@ class Request:
             not computed.
         principal: the name of the caller; principals with waiting requests of one priority get equal shares of tokens.
             They share no cached prefixes.
-        salt: only requests of the same salt share cached prefixes.
-        bypass_cache: whether the request neither reads nor fills the prefix cache.
+        cache: the use of the prefix cache.
     """
 
     request_id: str
@@ -45,8 +57,7 @@ class Request:
     deadline: float | None = None
     logprobs_from: int = 0
     principal: str = ""
-    salt: str = ""
-    bypass_cache: bool = False
+    cache: CacheOptions = field(default_factory=CacheOptions)
 
 
 @dataclass(frozen=True)

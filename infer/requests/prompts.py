@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any, Protocol
 
 from ...core.errors import InvalidRequest, PromptTooLong
-from .events import Request
+from .events import CacheOptions, Request
 from .sampling_params import SamplingParams
 
 Prompt = str | tuple[int, ...]
@@ -97,13 +97,16 @@ def prompt_tokens(tokenizer: Encoder | None, prompt: Prompt, special_tokens: boo
     return tuple(tokenizer.encode(prompt, special_tokens=special_tokens))
 
 
-def make_request(tokenizer: Encoder | None, prompt: Prompt, params: SamplingParams) -> Request:
+def make_request(
+    tokenizer: Encoder | None, prompt: Prompt, params: SamplingParams, cache: CacheOptions | None = None
+) -> Request:
     """Returns a request with an id of its own.
 
     Raises:
         InvalidRequest: see `prompt_tokens`.
     """
-    return Request(uuid.uuid4().hex, prompt_tokens(tokenizer, prompt), params)
+    tokens = prompt_tokens(tokenizer, prompt)
+    return Request(uuid.uuid4().hex, tokens, params, cache=cache or CacheOptions())
 
 
 def _is_sequence(value: Any) -> bool:

@@ -43,6 +43,15 @@ class BlockTables:
         """Returns how many leading tokens of a waiting sequence need not be computed if it is admitted now."""
         return len(self._find(sequence)) * self.block_size
 
+    def is_coming(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+        """Returns whether a running sequence has yet to compute a block that a waiting one would share next."""
+        place = len(self._find(sequence))
+        key = self._key(sequence, place) if place < self._num_reusable(sequence) else None
+        return key is not None and any(
+            other.num_published <= place < other.num_prompt // self.block_size and self._key(other, place) == key
+            for other in running
+        )
+
     def admit(self, sequence: Sequence, spare: int) -> bool:
         """Gives a sequence without blocks all that its known tokens need, shared ones first.
 
@@ -101,18 +110,19 @@ class BlockTables:
             assert not strangers, "a block is found that was not published"
 
     def _find(self, sequence: Sequence) -> list[int]:
-        """Returns the blocks of a waiting sequence's leading tokens, as far as they can be found.
-
-        At least the last known token is left to be computed: its logits are wanted.
-        """
+        """Returns the blocks of a waiting sequence's leading tokens, as far as they can be found."""
         found: list[int] = []
-        for i in range(min(sequence.max_reused, sequence.num_tokens - 1) // self.block_size):
+        for i in range(self._num_reusable(sequence)):
             key = self._key(sequence, i)
             block = None if key is None else self.allocator.find(key)
             if block is None:
                 break
             found.append(block)
         return found
+
+    def _num_reusable(self, sequence: Sequence) -> int:
+        """Returns how many leading blocks may be shared: the logits of the last token are wanted."""
+        return min(sequence.max_reused, sequence.num_tokens - 1) // self.block_size
 
     def _key(self, sequence: Sequence, index: int) -> BlockKey | None:
         """Returns the key of a block of the sequence; None if one of the tokens up to its end is not known."""

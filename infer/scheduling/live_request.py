@@ -88,11 +88,11 @@ class LiveRequest:
         max_new = served.max_model_len - num_prompt if params.max_new_tokens is None else params.max_new_tokens
         max_new = max(1, max_new)  # the scheduler then refuses a prompt without room for a token as too long
         eos_token_ids = frozenset[int]() if params.ignore_eos else served.eos_token_ids
-        is_private = request.bypass_cache or not served.prefix_cache
+        is_private = request.cache.bypass or not served.prefix_cache
         root = root_digest(
             model=served.fingerprint,
             principal=request.principal,
-            salt=request.salt,
+            salt=request.cache.salt,
             request=arrival if is_private else -1,
         )
         keys = prompt_keys(root, request.prompt, served.block_size)

@@ -278,8 +278,11 @@ class Scheduler:
         return chunks
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Lets a waiting sequence run, if there is a place and all of its known tokens fit; returns whether it does."""
-        if len(self.running) >= self.limits.max_running:
+        """Lets a waiting sequence run, if there is a place and all of its known tokens fit; returns whether it does.
+
+        One that begins as a running prompt does waits until that prompt's blocks are computed, and shares them.
+        """
+        if len(self.running) >= self.limits.max_running or self._tables.is_coming(sequence, self.running):
             return False
         spare = len(self.running)  # a block for each running sequence, or the new one would soon be preempted
         if not self._tables.admit(sequence, spare):

@@ -10,7 +10,7 @@ import grpc
 
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
-from ..api.wire import completion_to_wire, event_to_wire, model_info_to_wire, params_from_request
+from ..api.wire import cache_from_request, completion_to_wire, event_to_wire, model_info_to_wire, params_from_request
 from ..requests.completion import CompletionBuilder
 from ..requests.events import Request
 from ..requests.prompts import check_length
@@ -127,8 +127,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             params,
             priority=request.priority,
             deadline=deadline,
-            salt=request.cache.salt,
-            bypass_cache=request.cache.bypass,
+            cache=cache_from_request(request),
         )
 
     def _with_default_length(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:

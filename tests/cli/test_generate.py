@@ -26,6 +26,12 @@ def test_options_are_the_wires_and_text_goes_to_stdout(
     assert request.params == SamplingParams(max_new_tokens=9, temperature=0.5, top_k=3, top_p=0.25, seed=7)
 
 
+def test_a_prompt_can_be_computed_whole(server: ServerThread, engine: FakeEngine) -> None:
+    for more in ([], ["--no-prefix-cache"], ["--no-prefix-cache", "--json"]):
+        assert main(["generate", server.target, "hi", *more]) == 0
+    assert [request.cache.bypass for request in engine.requests] == [False, True, True]
+
+
 def test_without_options_the_defaults_are_those_of_the_wire(server: ServerThread, engine: FakeEngine) -> None:
     assert main(["generate", server.target, "hi"]) == 0
     assert engine.requests[0].params == SamplingParams()

@@ -11,7 +11,7 @@ import pytest
 from tk.infer import LLM, SamplingParams
 from tk.infer.backends.backend import Backend
 from tk.infer.requests.completion import Completion, CompletionBuilder
-from tk.infer.requests.events import Request
+from tk.infer.requests.events import CacheOptions, Request
 from tk.infer.scheduling.sequence import Sequence as Sample
 from tk.tests.infer.full_plan import Planned, full_plan
 from tk.tests.infer.history import BLOCK_SIZE, History
@@ -19,6 +19,7 @@ from tk.tests.infer.test_engine import Sink
 
 PREFIX = tuple(int(token) for token in np.random.default_rng(5).integers(0, 260, 150))
 PROMPTS = (PREFIX, PREFIX[:-1], (*PREFIX[:100], 7, 8, 9), PREFIX[:32])
+BYPASS, OTHER = CacheOptions(bypass=True), CacheOptions(salt="logprobs")
 PARAMS = SamplingParams(seed=3, max_new_tokens=6, logprobs=2, ignore_eos=True)
 
 
@@ -69,7 +70,7 @@ def test_answers_are_the_same_bits_with_and_without_hits(
     with LLM(
         model_folder("grouped"), kv_blocks=60, block_size=16, max_batched_tokens=48, max_running=8, **options
     ) as llm:
-        alone = answers(llm, PROMPTS, PARAMS, bypass_cache=True)
+        alone = answers(llm, PROMPTS, PARAMS, cache=BYPASS)
         assert cached(alone) == [0, 0, 0, 0]
         assert cached(answers(llm, PROMPTS, PARAMS)) == [0, 144, 96, 16]
         again = answers(llm, PROMPTS, PARAMS)
@@ -78,7 +79,7 @@ def test_answers_are_the_same_bits_with_and_without_hits(
         longer = answers(llm, ((*PREFIX, *alone[0].token_ids, 5, 6, 7, 8, 9),), PARAMS)
         assert cached(longer) == [144], "the block that the output began to fill was not full"
         many = replace(PARAMS, n=5)
-        shared, bypassed = answers(llm, PROMPTS, many), answers(llm, PROMPTS, many, bypass_cache=True)
+        shared, bypassed = answers(llm, PROMPTS, many), answers(llm, PROMPTS, many, cache=BYPASS)
         assert said(shared) == said(bypassed)
         assert [completion.choices[0] for completion in shared] == [completion.choices[0] for completion in alone]
         assert llm.engine.num_free_blocks == 60
@@ -86,23 +87,34 @@ def test_answers_are_the_same_bits_with_and_without_hits(
 
 def test_prompt_logprobs_are_computed_and_scores_begin_after_the_prompt(llm: LLM) -> None:
     params = replace(PARAMS, prompt_logprobs=1)
-    whole = answers(llm, (PREFIX, PREFIX), params, salt="logprobs")
+    whole = answers(llm, (PREFIX, PREFIX), params, cache=OTHER)
     assert cached(whole) == [0, 0]
     assert said(whole[:1]) == said(whole[1:])
     assert len(whole[0].prompt_logprobs) == len(PREFIX)
-    part = answers(llm, (PREFIX,), params, salt="logprobs", logprobs_from=100)
+    part = answers(llm, (PREFIX,), params, cache=OTHER, logprobs_from=100)
     assert cached(part) == [96]
     assert part[0].prompt_logprobs == whole[0].prompt_logprobs[100:]
-    assert cached(answers(llm, (PREFIX,), params, salt="logprobs", logprobs_from=97)) == [96]
-    assert cached(answers(llm, (PREFIX,), params, salt="logprobs", logprobs_from=96)) == [80]
+    assert cached(answers(llm, (PREFIX,), params, cache=OTHER, logprobs_from=97)) == [96]
+    assert cached(answers(llm, (PREFIX,), params, cache=OTHER, logprobs_from=96)) == [80]
 
 
 def test_salts_and_principals_are_never_crossed(llm: LLM) -> None:
     prompt = ((9, *PREFIX),)
-    for options in ({"salt": "a"}, {"salt": "b"}, {"principal": "a"}, {"principal": "b", "salt": "a"}, {}):
-        assert cached(answers(llm, prompt, PARAMS, **options)) == [0], options
-        assert cached(answers(llm, prompt, PARAMS, **options)) == [144], options
-        assert cached(answers(llm, prompt, PARAMS, **options, bypass_cache=True)) == [0], options
+    for principal, salt in (("", "a"), ("", "b"), ("a", ""), ("b", "a"), ("", "")):
+        cache, bypass = CacheOptions(salt=salt), CacheOptions(bypass=True, salt=salt)
+        assert cached(answers(llm, prompt, PARAMS, principal=principal, cache=cache)) == [0]
+        assert cached(answers(llm, prompt, PARAMS, principal=principal, cache=cache)) == [144]
+        assert cached(answers(llm, prompt, PARAMS, principal=principal, cache=bypass)) == [0]
+
+
+def test_prompts_that_come_together_are_computed_once(llm: LLM) -> None:
+    salted = CacheOptions(salt="together")
+    prompts = [PREFIX, PREFIX, PREFIX[:100], (*PREFIX, 5), PREFIX]
+    alone = [llm.generate(prompt, PARAMS, CacheOptions(bypass=True))[0] for prompt in prompts]
+    together = llm.generate(prompts, PARAMS, salted)
+    assert cached(together) == [0, 144, 96, 144, 144]
+    assert said(together) == said(alone)
+    assert cached(llm.generate(prompts, PARAMS, salted)) == [144, 144, 96, 144, 144]
 
 
 def test_without_a_prefix_cache_only_the_samples_of_a_request_share(model_folder: Callable[[str], Path]) -> None:

@@ -13,7 +13,7 @@ from tk.core.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded
 from tk.infer.api import client as client_module
 from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import RemoteError, Unavailable
-from tk.infer.requests.events import Delta, Done, Event, FinishReason, Request, TokenLogprob, TopLogprob
+from tk.infer.requests.events import CacheOptions, Delta, Done, Event, FinishReason, Request, TokenLogprob, TopLogprob
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.tests.infer.server.fake_engine import INFO, FakeEngine, ServerThread, delta, finished, started
 
@@ -65,6 +65,14 @@ def test_params_are_one_for_all_or_one_each(client: Client, engine: FakeEngine) 
     assert {request.prompt[0]: request.params for request in engine.requests} == {1: each[0], 2: each[1]}
     with pytest.raises(InvalidRequest, match="2 SamplingParams for 1 prompts"):
         client.generate("hi", each)
+
+
+def test_the_use_of_the_cache_reaches_the_engine(client: Client, engine: FakeEngine) -> None:
+    chosen = CacheOptions(salt="s")
+    client.generate(["a", "b"], cache=chosen)
+    list(client.stream("c", cache=chosen))
+    client.generate("d")
+    assert [request.cache for request in engine.requests] == [chosen, chosen, chosen, CacheOptions()]
 
 
 def test_a_completion_has_all_that_the_server_knows(client: Client, engine: FakeEngine) -> None:

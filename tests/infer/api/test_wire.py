@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tk.infer.api.wire import (
+    cache_from_request,
+    cache_to_request,
     completion_from_wire,
     completion_to_wire,
     event_from_wire,
@@ -18,6 +20,7 @@ from tk.infer.api.wire import (
 )
 from tk.infer.requests.completion import Choice, Completion
 from tk.infer.requests.events import (
+    CacheOptions,
     Delta,
     Finished,
     FinishReason,
@@ -100,6 +103,13 @@ def test_params_come_back_as_they_were() -> None:
     assert params_from_request(pb.GenerateRequest()) == default, "fields that are unset have the defaults"
     with pytest.raises(ValueError, match="out of range"):
         params_to_request(SamplingParams(seed=-1), pb.GenerateRequest())
+
+
+def test_the_use_of_the_cache_comes_back_as_it_was() -> None:
+    for cache in (CacheOptions(), CacheOptions(bypass=True), CacheOptions(salt="s"), CacheOptions(True, "s")):
+        request = pb.GenerateRequest()
+        cache_to_request(cache, request)
+        assert cache_from_request(pb.GenerateRequest.FromString(request.SerializeToString())) == cache
 
 
 def test_numbers_are_those_promised() -> None:

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import grpc
@@ -21,8 +22,10 @@ from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import Unavailable
 from tk.infer.backends.native.library import instruction_sets
 from tk.infer.options import KERNELS, KV_DTYPES
-from tk.infer.requests.events import FinishReason
+from tk.infer.requests.events import CacheOptions, FinishReason
 from tk.infer.requests.sampling_params import SamplingParams
+from tk.proto.v1 import generation_pb2 as pb
+from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.server.serving import Serving
 from tk.tests.infer.server.tiny_model import MAX_LENGTH, write_tiny_model
 
@@ -75,6 +78,24 @@ def test_model_info_is_as_requested(shared: Serving) -> None:
     assert (info.dtype, info.kv_dtype, info.num_blocks) == ("fp32", "fp32", 64)
     assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (MAX_LENGTH, 264, (256,))
     assert len(info.manifest_sha256) == 64
+
+
+def test_a_started_stream_says_how_many_tokens_were_cached(shared: Serving) -> None:
+    def cached(salt: str, bypass: bool = False) -> tuple[int, int, int]:
+        request = pb.GenerateRequest(tokens={"ids": range(100)}, cache={"salt": salt, "bypass": bypass})
+        request.stopping.max_new_tokens = 2
+        first, *_, last = stub.Generate(request, timeout=WAIT_SECONDS)
+        usage = stub.GenerateOnce(request, timeout=WAIT_SECONDS).usage
+        return first.started.cached_tokens, last.finished.usage.cached_tokens, usage.cached_tokens
+
+    with grpc.insecure_channel(shared.target) as channel:
+        stub: Any = GenerationStub(channel)
+        assert [cached("a"), cached("a"), cached("b"), cached("b")] == [(0, 0, 96), (96, 96, 96)] * 2
+        assert cached("a", bypass=True) == (0, 0, 0)
+    with Client(shared.target) as client:
+        for salt, expected in (("a", 96), ("c", 0)):
+            [found] = client.generate(list(range(100)), GREEDY, CacheOptions(salt=salt))
+            assert (found.usage.prompt_tokens, found.usage.cached_tokens) == (100, expected)
 
 
 @pytest.mark.skipif(not instruction_sets(), reason="no compiler")

@@ -132,7 +132,7 @@ def test_deadline_reaches_the_engine(stub: Any, engine: FakeEngine) -> None:
 def test_cache_options_reach_the_engine(stub: Any, engine: FakeEngine) -> None:
     for cache in (None, pb.CacheOptions(salt="s"), pb.CacheOptions(bypass=True)):
         stub.GenerateOnce(pb.GenerateRequest(text="hi", cache=cache), timeout=WAIT_SECONDS)
-    found = [(request.salt, request.bypass_cache) for request in engine.requests]
+    found = [(request.cache.salt, request.cache.bypass) for request in engine.requests]
     assert found == [("", False), ("s", False), ("", True)]
 
 

@@ -190,7 +190,7 @@ def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
     scheduler = Scheduler(Limits(8, 99, 40000, 40000), num_blocks=9000, block_size=16)
     writer, batch = BatchWriter(8, lambda sequence: ()), PersistentBatch(16)
     for number in range(8):
-        scheduler.add([Sequence(str(number), 0, number, params, 0, range(4999), 5100)])
+        scheduler.add([Sequence(str(number), 0, number, params, 0, range(number, number + 4999), 5100)])
     lengths = []
     for _ in range(3):
         chunks = scheduler.schedule()
