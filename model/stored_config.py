@@ -4,6 +4,7 @@ import logging
 
 from ..checkpoint.convert.tensor_values import equal_tensors
 from ..checkpoint.read.reader import Checkpoint
+from ..core.errors import ShapeMismatch
 from .config import ModelConfig
 from .registry import tensor_table
 
@@ -18,6 +19,8 @@ def stored_config(checkpoint: Checkpoint) -> ModelConfig:
 
     Raises:
         ManifestError: config.json describes a model that is not supported.
+        ShapeMismatch: the checkpoint holds a tensor that this model does not have, a layer more for example: the model
+            would be another one without it.
         CheckpointError: config.json does not exist, or the two tensors cannot be read.
     """
     where = str(checkpoint.path / "config.json")
@@ -28,10 +31,22 @@ def stored_config(checkpoint: Checkpoint) -> ModelConfig:
                 "%s has tie_word_embeddings = true, but the checkpoint stores %s with other values than %s: the two "
                 "are not tied.", where, spec.name, spec.alias,
             )  # fmt: skip
-            return config.model_copy(update={"tie_word_embeddings": False})
+            config = config.model_copy(update={"tie_word_embeddings": False})
+    _check_all_known(config, checkpoint, where)
     return config
 
 
 def stores_both(checkpoint: Checkpoint, name: str, alias: str) -> bool:
     """Returns whether a checkpoint stores both a tied tensor and its original."""
     return all(tensor in checkpoint.tensors and tensor not in checkpoint.aliases for tensor in (name, alias))
+
+
+def _check_all_known(config: ModelConfig, checkpoint: Checkpoint, where: str) -> None:
+    known = {name for spec in tensor_table(config) for name in (spec.name, spec.alias)}
+    unknown = sorted(checkpoint.tensors.keys() - known)
+    if unknown:
+        raise ShapeMismatch(
+            f"{where} describes a model without {unknown[0]}, which the checkpoint holds ({len(unknown)} such "
+            "tensors in all). Correct config.json, its number of layers for example, or remove these tensors from the "
+            "weights."
+        )

@@ -112,3 +112,17 @@ def test_a_missing_head_is_tied_only_if_config_json_ties_it(tmp_path: Path) -> N
     assert HEAD not in Checkpoint.open(tmp_path / "tied").tensors
     with pytest.raises(ShapeMismatch, match=r"has no tensor lm_head\.weight, which its config\.json requires"):
         ours(tmp_path / "tied", stored_config(Checkpoint.open(tmp_path / "tied")))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2", "mixtral"])
+def test_a_model_of_fewer_layers_than_are_stored_is_refused(name: str, tmp_path: Path) -> None:
+    ENTRIES[name].make(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    layers = "n_layer" if "n_layer" in config else "num_hidden_layers"
+    assert config[layers] > 1
+    path.write_text(json.dumps(config | {layers: 1, "layer_types": None}))
+    with pytest.raises(ShapeMismatch, match=r"config\.json describes a model without .*1\..*in all.*Correct config"):
+        stored_config(Checkpoint.open(tmp_path))
+    with pytest.raises(ShapeMismatch, match="describes a model without"):
+        shape_of_a_run(tmp_path, tmp_path / "runs")
