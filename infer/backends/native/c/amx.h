@@ -69,12 +69,23 @@ static void begin_products(int64_t height) {
 }
 INLINE void end_products(void) { tile_release(); }
 
-// One block of rows by four panels.
-static void sum_block(const struct group *g, int64_t steps) {
+INLINE void zero_sums(void) {
     tile_zero(0);
     tile_zero(1);
     tile_zero(2);
     tile_zero(3);
+}
+// Stores tiles 0 and 1 side by side, and tiles 2 and 3.
+INLINE void store_sums(float *first, float *second) {
+    tile_store(0, first, SUMS_BYTES);
+    tile_store(1, first + PANEL, SUMS_BYTES);
+    tile_store(2, second, SUMS_BYTES);
+    tile_store(3, second + PANEL, SUMS_BYTES);
+}
+
+// One block of rows by four panels.
+static void sum_block(const struct group *g, int64_t steps) {
+    zero_sums();
     for (int64_t k = 0; k < steps; k++) {
         int64_t at = k * BLOCK_COLUMNS / 2 * PAIR_BYTES;
         tile_load(4, g->rows + k * g->step_values, LINE);
@@ -87,20 +98,14 @@ static void sum_block(const struct group *g, int64_t steps) {
         tile_load(5, g->panels[3] + at, LINE);
         tile_multiply(3, 4, 5);
     }
-    tile_store(0, g->sums, SUMS_BYTES);
-    tile_store(1, g->sums + PANEL, SUMS_BYTES);
-    tile_store(2, g->sums + 2 * PANEL, SUMS_BYTES);
-    tile_store(3, g->sums + 3 * PANEL, SUMS_BYTES);
+    store_sums(g->sums, g->sums + 2 * PANEL);
 }
 
 // Two blocks of 16 rows by panels `first` and `first` + 1: a load feeds two products.
 static void sum_two_blocks(const struct group *g, int64_t steps, int first) {
     const uint16_t *below = g->rows + g->block_values;
     float *sums = g->sums + first * PANEL;
-    tile_zero(0);
-    tile_zero(1);
-    tile_zero(2);
-    tile_zero(3);
+    zero_sums();
     for (int64_t k = 0; k < steps; k++) {
         int64_t at = k * BLOCK_COLUMNS / 2 * PAIR_BYTES;
         tile_load(4, g->rows + k * g->step_values, LINE);
@@ -112,10 +117,7 @@ static void sum_two_blocks(const struct group *g, int64_t steps, int first) {
         tile_multiply(2, 5, 6);
         tile_multiply(3, 5, 7);
     }
-    tile_store(0, sums, SUMS_BYTES);
-    tile_store(1, sums + PANEL, SUMS_BYTES);
-    tile_store(2, sums + BLOCK_ROWS * GROUP_COLUMNS, SUMS_BYTES);
-    tile_store(3, sums + BLOCK_ROWS * GROUP_COLUMNS + PANEL, SUMS_BYTES);
+    store_sums(sums, sums + BLOCK_ROWS * GROUP_COLUMNS);
 }
 
 static void sum_group(const struct group *g) {

@@ -10,18 +10,39 @@
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
 
-// Multiplies rows by this thread's panels of an operation's weight.
+#define TAKEN_ROWS 24  // a thread takes about as many rows times panels at once, but no more than TAKEN_PANELS panels
+#define TAKEN_PANELS 4 // which a tile of one row multiplies side by side
+
+// The panels that a thread takes at once. Many rounded rows pass all of them together: they are taken by eighths of a share.
+static int64_t panels_to_take(const struct model *m, int64_t rows, int64_t panels, int are_rounded) {
+    if (!are_rounded) return rows * TAKEN_PANELS <= TAKEN_ROWS ? TAKEN_PANELS : rows < TAKEN_ROWS ? TAKEN_ROWS / rows : 1;
+    int64_t eighth = panels / (8 * m->threads) / GROUP_PANELS * GROUP_PANELS;
+    return rows <= GROUP_ROWS || eighth < GROUP_PANELS ? GROUP_PANELS : eighth;
+}
+
+// Multiplies rows by the weight of an operation. Threads take panels, of gate and up each a pair, as they become free,
+// one block of rows after the other, and apply the activation to what they have multiplied.
 static void product(const struct model *m, const struct operation *op, const float *x, int64_t x_stride, int64_t rows,
                     float *out, int64_t out_stride, int32_t thread) {
+    if (!rows) return;
     const struct matrix *w = &op->matrix;
     const uint16_t *rounded = rounded_for(m, w, x, x_stride, rows, thread);
-    struct groups groups = groups_of(m, op);
-    struct share mine = share_of(m, groups.units, thread);
-    for (int64_t g = 0, at = 0; g < groups.count; at += groups.panels[g++]) {
-        int64_t unit = groups.panels[g] / groups.units, first = at + mine.first * unit, last = at + mine.last * unit;
-        if (rounded) multiply_rounded(w, rounded, rows, first, last, out, out_stride, op->add);
-        else multiply(w, x, x_stride, rows, out, out_stride, op->add, first, last);
-    }
+    const struct operation *gate = gates(op) ? op + 1 : NULL;
+    int64_t groups = gate && gate->variant == 0 ? 2 : 1, units = (w->out + PANEL - 1) / PANEL / groups;
+    int64_t block = rounded ? rows : least(rows, rows_together(w->in, rows));
+    int64_t most = panels_to_take(m, rows, units, rounded != NULL);
+    struct division division = tk_divide(m->pool, thread, (rows + block - 1) / block * units);
+    for (int64_t first, last, next; tk_take(&division, most, &first, &last);)
+        for (; first < last; first = next) {
+            int64_t r = first / units * block, count = least(block, rows - r), low = first % units;
+            next = least(last, first - low + units);
+            for (int64_t g = 0; g < groups; g++) {
+                int64_t from = g * units + low, to = from + next - first;
+                if (rounded) multiply_rounded(w, rounded, rows, from, to, out, out_stride, op->add);
+                else multiply(w, x + r * x_stride, x_stride, count, out + r * out_stride, out_stride, op->add, from, to);
+            }
+            if (gate) gate_panels(m, gate, r, r + count, low, low + next - first);
+        }
 }
 
 static void multiply_rows(const struct model *m, const struct operation *op, int32_t thread) {
@@ -42,7 +63,9 @@ static void run_operation(struct model *m, const struct operation *op, int32_t t
         case MULTIPLY: multiply_rows(m, op, thread); break;
         case APPEND: append(m, op, thread); break;
         case ATTEND: attend(m, op, thread); break;
-        case GATE: gate(m, op, thread); break;
+        case GATE:
+            if (!gates(op - 1)) gate(m, op, thread);
+            break;
         case ROUTE:
             multiply_rows(m, op, thread);
             tk_barrier(m->pool);

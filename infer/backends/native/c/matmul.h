@@ -146,6 +146,13 @@ INLINE int64_t rows_of_tile(int64_t left) {
     return (left + tiles - 1) / tiles;
 }
 
+// The rows that pass all panels together: all, or nearly equal parts.
+INLINE int64_t rows_together(int64_t in, int64_t rows) {
+    int64_t most = ROW_BYTES / (4 * in) < 4 * MOST_ROWS ? 4 * MOST_ROWS : ROW_BYTES / (4 * in);
+    int64_t parts = (rows + most - 1) / most;
+    return parts > 1 ? (rows + parts - 1) / parts : most;
+}
+
 // Multiplies any number of rows by consecutive panels, without slices.
 static void multiply_panels(int format, const float *x, int64_t x_stride, int64_t rows, const char *w,
                             int64_t panel_bytes, int64_t panels, int64_t pairs, float *out, int64_t out_stride,
@@ -158,9 +165,9 @@ static void multiply_panels(int format, const float *x, int64_t x_stride, int64_
         if (wide > 1)
             WIDE_TILES[format][rows - 1](x, x_stride, panel, panel_bytes, pairs, to, out_stride, panel_bias, add,
                                          (struct ahead){panel, 0});
-        // The tiles of a panel fetch the next one, a part each: its reads overlap with sums.
+        // The tiles of a panel fetch the one behind it, a part each: its reads overlap with sums.
         int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, part = panel_bytes / tiles;
-        struct ahead ahead = {panel + panel_bytes, p + 1 < panels ? part / pairs : 0};
+        struct ahead ahead = {panel + panel_bytes, part / pairs};
         for (int64_t r = 0, count; wide == 1 && r < rows; r += count, ahead.from += part) {
             count = rows_of_tile(rows - r);
             NARROW_TILES[format][count - 1](x + r * x_stride, x_stride, panel, panel_bytes, pairs,
@@ -205,8 +212,7 @@ static void multiply(const struct matrix *m, const float *x, int64_t x_stride, i
         multiply_slices(m, x, x_stride, rows, first, last - first, out, out_stride, m->bias, add);
         return;
     }
-    int64_t block = ROW_BYTES / (4 * m->in) / MOST_ROWS * MOST_ROWS;
-    if (block < 4 * MOST_ROWS) block = 4 * MOST_ROWS;
+    int64_t block = rows_together(m->in, rows);
     for (int64_t r = 0; r < rows; r += block)
         multiply_panels(m->format, x + r * x_stride, x_stride, rows - r < block ? rows - r : block,
                         (const char *)m->data + first * m->panel_bytes, m->panel_bytes, last - first,

@@ -194,13 +194,17 @@ static void gate_row(const float *inner, float *gated, int64_t columns, int64_t 
         v_store_part(gated + c, activate(gelu, v_load_part(inner + c, last - c), v_load_part(up + c, last - c)), last - c);
 }
 
-// Threads share the panels of the product before it, for every token.
+// Gates panels of columns of some tokens.
+static void gate_panels(const struct model *m, const struct operation *op, int64_t token, int64_t stop, int64_t panel,
+                        int64_t last) {
+    int64_t columns = op->matrix.in, end = last * PANEL < columns ? last * PANEL : columns;
+    for (; token < stop; token++)
+        gate_row(row(m, INNER, token), row(m, GATED, token), columns, panel * PANEL, end, op->variant);
+}
+
 static void gate(const struct model *m, const struct operation *op, int32_t thread) {
-    int64_t columns = op->matrix.in;
-    struct share mine = share_of(m, (columns + PANEL - 1) / PANEL, thread);
-    int64_t first = mine.first * PANEL, last = mine.last * PANEL < columns ? mine.last * PANEL : columns;
-    for (int64_t t = 0; t < m->step.tokens; t++)
-        gate_row(row(m, INNER, t), row(m, GATED, t), columns, first, last, op->variant);
+    struct share mine = share_of(m, m->step.tokens, thread);
+    gate_panels(m, op, mine.first, mine.last, 0, (op->matrix.in + PANEL - 1) / PANEL);
 }
 
 #endif

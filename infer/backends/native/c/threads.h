@@ -15,6 +15,19 @@ void tk_pool_run(struct pool *pool, void (*work)(void *argument, int32_t thread)
 // Waits until every thread of the pool has called it.
 void tk_barrier(struct pool *pool);
 
+// Items that the threads of a pool take: each has an equal share, takes from its front and, when it is empty, from the
+// ends of the others' shares. So a thread whose core is slow, or taken away, holds up the others less.
+struct division {
+    struct pool *pool;
+    int32_t thread;
+    uint32_t number;  // of this division: every thread divides the same items in the same order
+    int64_t count;    // less than 2^24
+};
+struct division tk_divide(struct pool *pool, int32_t thread, int64_t count);
+// Takes up to `most` items, [*first, *last); returns 0 when none are left. Other threads may still compute theirs: a
+// barrier must follow before what they write is read.
+int tk_take(const struct division *division, int64_t most, int64_t *first, int64_t *last);
+
 // A word to wait on, and the number of threads that sleep on it: a writer calls the kernel only if there is one.
 struct turnstile {
     uint32_t word, sleepers;
