@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...core.errors import CheckpointError, ShardCorrupt, ShardMissing
 from . import lookup
@@ -19,6 +19,14 @@ from .storage_errors import error_context
 
 _RWF_DONTCACHE: Final = 0x80  # of Linux 6.14's uapi/linux/fs.h
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)  # Linux
+
+
+class FileState(NamedTuple):
+    """The inode of a file, its size in bytes, the time of its last write in ns: one of them changes if it is replaced."""
+
+    inode: int
+    size: int
+    modified: int
 
 
 def open_read(path: Path) -> int:
@@ -93,8 +101,14 @@ def _closing_on_error(fd: int) -> Iterator[None]:
 
 def file_size(fd: int) -> int:
     """Returns the number of bytes in an open file."""
+    return file_state(fd).size
+
+
+def file_state(fd: int) -> FileState:
+    """Returns the state of an open file."""
     with error_context(fd, "looked at"):
-        return os.fstat(fd).st_size
+        found = os.fstat(fd)
+    return FileState(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def pread(fd: int, buffer: memoryview, offset: int, once: bool = False) -> int:

@@ -38,12 +38,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The content of a file's header; `sha256` is over the length and the JSON together."""
+    """The content of a file's header; `sha256` is over the length and the JSON together.
+
+    `state` is that of the file when the header was read.
+    """
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
     data_start: int
     sha256: str
+    state: storage.FileState
 
     @property
     def size(self) -> int:
@@ -59,7 +63,8 @@ def read_header(path: Path) -> Header:
         ShardMissing: the file does not exist.
     """
     with storage.reading(path) as fd:
-        size = storage.file_size(fd)
+        state = storage.file_state(fd)
+        size = state.size
         raw = bytearray(8)
         if storage.pread(fd, memoryview(raw), 0) != 8:
             raise ManifestError(f"{path} has {size} bytes; a safetensors file has 8 at least.")
@@ -75,7 +80,7 @@ def read_header(path: Path) -> Header:
         text = bytearray(length)
         storage.read_exact(fd, memoryview(text), 8, path)
     entries, metadata = _parse_header(bytes(text), size - 8 - length, 8 + length, str(path))
-    return Header(entries, metadata, 8 + length, hashlib.sha256(raw + text).hexdigest())
+    return Header(entries, metadata, 8 + length, hashlib.sha256(raw + text).hexdigest(), state)
 
 
 def _parse_header(text: bytes, data_size: int, start: int, what: str) -> tuple[dict[str, Entry], dict[str, str]]:

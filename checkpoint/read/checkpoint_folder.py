@@ -38,6 +38,10 @@ class CheckpointFolder(Protocol):
         """The checkpoint's identity, a SHA-256."""
 
     @property
+    def fingerprint(self) -> str:
+        """A SHA-256 that another open of the same path finds too, unless a file was replaced or changed meanwhile."""
+
+    @property
     def chunks(self) -> ChunkIndex:
         """The chunks of each (tensor, slot)."""
 
@@ -56,7 +60,11 @@ class CheckpointFolder(Protocol):
         """Returns the path of a data file. Raises CheckpointError for a name or a link that leads elsewhere."""
 
     def open_data(self, file: str) -> int:
-        """Opens a data file and returns its descriptor; ShardCorrupt if its header has changed since it was written."""
+        """Opens a data file and returns its descriptor.
+
+        Raises:
+            CheckpointError: the file is not that of which the metadata tells; ShardCorrupt if it has another header.
+        """
 
     def file_sizes(self) -> Mapping[str, int]:
         """Returns the size in bytes of each data file, by name."""

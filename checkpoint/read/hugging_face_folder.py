@@ -1,5 +1,7 @@
 """A Hugging Face folder of safetensors files as a checkpoint: its tables are made from the files' headers."""
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -7,7 +9,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, Literal
 
 from ...core import dtypes
-from ...core.errors import ShardMissing
+from ...core.errors import CheckpointError, ShardMissing
 from ...core.geometry import Box
 from ...core.layout import Layout
 from ..files import lookup, storage
@@ -48,6 +50,8 @@ class HuggingFaceFolder:
     def __init__(self, path: Path, weights: WeightFiles, config: Mapping[str, object]) -> None:
         tensors, self.chunks = _tables(path, weights, _model_type(config))
         self.path, self.digest = path, weights.digest
+        self._states = {name: header.state for name, header in weights.headers.items()}
+        self.fingerprint = hashlib.sha256(json.dumps([weights.digest, config, self._states]).encode()).hexdigest()
         self.manifest = Manifest(0, Layout(), tensors, _tied_head(config, tensors))
         self.parts: Mapping[str, Part] = {}
         self._files = {chunk.file for chunks in self.chunks.values() for chunk in chunks}
@@ -68,7 +72,18 @@ class HuggingFaceFolder:
 
     def open_data(self, file: str) -> int:
         """See CheckpointFolder."""
-        return storage.open_read(self.data_path(file))
+        path = self.data_path(file)
+        fd = storage.open_read(path)
+        try:
+            if storage.file_state(fd) != self._states[file]:
+                raise CheckpointError(
+                    f"{path} was replaced or changed after its header was read, so its tensors may lie elsewhere now. Run "
+                    "the command again when no program writes there."
+                )
+        except BaseException:
+            storage.close(fd)
+            raise
+        return fd
 
     def file_sizes(self) -> Mapping[str, int]:
         """See CheckpointFolder."""

@@ -32,6 +32,7 @@ class StepFolder:
 
     def __init__(self, path: Path, manifest: Manifest, digest: str) -> None:
         self.path, self.manifest, self.digest = path, manifest, digest
+        self.fingerprint = digest  # the manifest has a checksum of every byte
         self.parts = StoredParts(path, manifest)
         self.chunks = StoredChunks(manifest, self.parts)
 

@@ -17,6 +17,7 @@ class Job:
         store: the file through which the ranks find each other.
         threads: the number of threads of a rank, on backends with threads of their own.
         instruction_set: the instruction set of native kernels; "" for the best that the machine can run.
+        fingerprint: that of the checkpoint which the engine opened; "" for any.
     """
 
     checkpoint: str
@@ -32,6 +33,7 @@ class Job:
     store: str = ""
     threads: int = 1
     instruction_set: str = ""
+    fingerprint: str = ""
 
 
 def threads_per_rank(tp: int, wanted: int | None = None) -> int:

@@ -84,6 +84,7 @@ class ModelSource:
             max_batched_tokens=self.options.max_batched_tokens,
             tp=self.options.tp,
             threads=threads_per_rank(self.options.tp, self.options.threads),
+            fingerprint=self.checkpoint.folder.fingerprint,
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...checkpoint import Checkpoint
 from ...core.dtypes import by_name
-from ...core.errors import TkError, WorkerDied
+from ...core.errors import CheckpointError, TkError, WorkerDied
 from ...model.registry import decoder_spec
 from ...model.stored_config import stored_config
 from ..backends.backend import Backend
@@ -37,6 +37,11 @@ def load(job: Job) -> Backend:
         ConfigError, ParallelError: the job does not fit the model or the machine.
     """
     checkpoint = Checkpoint.open(Path(job.checkpoint))
+    if job.fingerprint not in ("", checkpoint.folder.fingerprint):
+        raise CheckpointError(
+            f"{checkpoint.path} was replaced or changed after the engine opened it, so its workers would serve another "
+            "model under the old one's name. Start the command again."
+        )
     spec = decoder_spec(stored_config(checkpoint))
     program = lower(spec, job.tp, job.rank, serving_slices(spec, job.tp, job.dtype))
     return prepare(job, program, partial(load_params, program, spec.table, checkpoint, by_name(job.dtype)))

@@ -58,6 +58,20 @@ def test_every_chunk_lies_in_a_data_file_that_opens(folder: Path) -> None:
     Checkpoint(found).read("model.norm.weight")
 
 
+def test_a_fingerprint_lasts_until_a_file_is_replaced(folder: Path, step: Path, tmp_path: Path) -> None:
+    before = opened(folder)
+    assert opened(folder).fingerprint == before.fingerprint
+    other = tmp_path / "other"
+    prepare_export(Checkpoint.open(step), other, plain=before.kind == "huggingface").run()
+    if before.kind == "tk":
+        assert opened(other).fingerprint == before.fingerprint, "the manifest has a checksum of every byte"
+    else:
+        [data] = folder.glob("*.safetensors")
+        (other / data.name).replace(data)  # the same header
+        assert opened(folder).digest == before.digest
+        assert opened(folder).fingerprint != before.fingerprint
+
+
 def test_side_files_are_read_by_name(folder: Path) -> None:
     found = opened(folder)
     assert found.read_side_files(["config.json", "tokenizer.json"]) == {"config.json": b"{}"}

@@ -49,6 +49,24 @@ def test_names_of_other_architectures_come_back_as_they_were(tmp_path: Path, mod
         assert all(torch.equal(found[name], wanted[name]) for name in names)
 
 
+@pytest.mark.parametrize("how", ["replaced", "rewritten"])
+def test_a_file_that_changes_after_its_header_was_read_is_refused(tmp_path: Path, how: str) -> None:
+    folder = folder_of(tmp_path / "source", ("a.weight", "b.weight"), "t5")
+    checkpoint = Checkpoint.open(folder)
+    assert checkpoint.read("b.weight").numpy().max() == 1.0
+    path = folder / "model.safetensors"
+    if how == "replaced":
+        save_file({name: torch.full((2, 3), 9.0) for name in ("b.weight", "a.weight")}, tmp_path / "new")
+        os.replace(tmp_path / "new", path)
+    else:
+        data = bytearray(path.read_bytes())
+        data[-4:] = b"abcd"
+        path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors was replaced or changed after its header was read"):
+        checkpoint.read("b.weight")
+    assert Checkpoint.open(folder).read("b.weight").numpy().max() > 1.0
+
+
 def test_the_base_models_prefix_stands_before_names_of_our_architectures_only(tmp_path: Path) -> None:
     found = {
         model_type: set(Checkpoint.open(folder_of(tmp_path / model_type, names, model_type)).tensors)

@@ -48,6 +48,7 @@ def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path], monkey
         max_batched_tokens=96,
         tp=1,
         threads=3,
+        fingerprint=source.checkpoint.folder.fingerprint,
     )
 
 

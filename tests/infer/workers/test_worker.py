@@ -1,5 +1,6 @@
 """A worker over a socket, on a thread of this process: it loads, says so, computes steps, and reports errors."""
 
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tk.checkpoint import Checkpoint
 from tk.core.errors import CheckpointError, TkError
 from tk.infer.planning.job import Job
 from tk.infer.requests.sampling_params import SamplingParams
@@ -65,6 +67,19 @@ def test_it_loads_and_computes_as_transformers_does(
     result = answer(connection)
     assert result.op == "result"
     assert SamplerOutput.decode(result.body).token_ids.tolist() == [6, int(logits[2].argmax())]
+
+
+def test_weights_that_changed_since_the_engine_opened_them_are_refused(
+    connection: socket.socket, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model_folder("grouped"), tmp_path / "model")
+    opened = Checkpoint.open(folder).folder.fingerprint
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes())
+    send(connection, Frame("start", job(folder) | {"fingerprint": opened}))
+    error = error_from(answer(connection))
+    assert isinstance(error, CheckpointError)
+    assert "was replaced or changed after the engine opened it" in str(error)
 
 
 def test_an_error_keeps_its_class(connection: socket.socket, tmp_path: Path) -> None:
