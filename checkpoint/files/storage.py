@@ -22,7 +22,7 @@ _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)  # Linux
 
 
 class FileState(NamedTuple):
-    """The inode of a file, its size in bytes, the time of its last write in ns: one of them changes if it is replaced."""
+    """The inode of a file, its bytes, and the ns of its last write: one of them changes if it is replaced."""
 
     inode: int
     size: int

@@ -77,7 +77,7 @@ class HuggingFaceFolder:
         try:
             if storage.file_state(fd) != self._states[file]:
                 raise CheckpointError(
-                    f"{path} was replaced or changed after its header was read, so its tensors may lie elsewhere now. Run "
+                    f"{path} was replaced or changed after its header was read, so its tensors may lie elsewhere. Run "
                     "the command again when no program writes there."
                 )
         except BaseException:
