@@ -5,7 +5,8 @@ from typing import Final
 import click
 
 from ..core.dtypes import COMPUTE_NAMES
-from ..infer.options import KERNELS, KV_DTYPES
+from ..infer.kv_formats import KV_DTYPES
+from ..infer.options import KERNELS
 from .common import ByteSize
 
 DTYPES: Final = click.Choice(["auto", *COMPUTE_NAMES])

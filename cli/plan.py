@@ -44,7 +44,7 @@ def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json
 
 def _serving(path: Path, as_json: bool) -> None:
     from ..checkpoint import Checkpoint
-    from ..infer.options import KV_DTYPES
+    from ..infer.kv_formats import KV_DTYPES
     from ..model.stored_config import stored_config
 
     checkpoint = Checkpoint.open(path)

@@ -6,9 +6,8 @@ from typing import Final
 
 from ..core.dtypes import COMPUTE_NAMES
 from ..core.errors import ConfigError
+from .kv_formats import KV_DTYPES
 
-INT8: Final = "int8"  # a dtype of the KV cache: symmetric, with a scale per vector
-KV_DTYPES: Final = (*COMPUTE_NAMES, INT8)
 KERNELS: Final = ("auto", "native", "aten")
 ATTENTION_TILE: Final = 256  # tokens; keys and values are read in tiles of this size, independently of the batch
 MAX_HEAD_ROWS: Final = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large

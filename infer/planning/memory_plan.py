@@ -14,14 +14,14 @@ from ...core.local_params import local_params
 from ...core.progress import format_bytes
 from ...model.config import ModelConfig
 from ...model.registry import decoder_spec, tensor_table
-from ..options import INT8, EngineOptions
+from ..kv_formats import kv_format
+from ..options import EngineOptions
 from ..program.lower import lower, serving_slices
 from .buffers import buffer_bytes
 from .job import threads_per_rank
 
 KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
 CONTROL_GROUP: Final = Path("/sys/fs/cgroup")  # the control group of a container
-SCALE_BYTES: Final = dtypes.FP32.itemsize  # the scale of an int8 vector
 HEAD_PANEL: Final = 16  # native kernels store a head of keys or values in a multiple of as many elements
 
 
@@ -140,9 +140,8 @@ def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str, pad_to: int =
         kv_dtype: the dtype of the cache.
         pad_to: the number of elements of which a multiple stores a head.
     """
-    head_dim = round_up(config.head_dim, pad_to)
-    vector_bytes = head_dim + SCALE_BYTES if kv_dtype == INT8 else head_dim * dtypes.by_name(kv_dtype).itemsize
-    return 2 * config.num_hidden_layers * max(1, config.num_key_value_heads // tp) * vector_bytes
+    vectors_bytes = kv_format(kv_dtype).num_bytes(round_up(config.head_dim, pad_to))
+    return config.num_hidden_layers * max(1, config.num_key_value_heads // tp) * vectors_bytes
 
 
 def free_memory(group: Path = CONTROL_GROUP) -> int:

@@ -112,13 +112,13 @@ class PagedAttention:
             q_THE: the queries, normed and rotated.
         """
         plan = self._plans.get(window) or self._plans.setdefault(window, self._plan(window))
-        q_TKGE = (q_THE.float() * self.head_dim**-0.5).unflatten(1, (self.num_kv_heads, self.group))
+        q_TKGE = (self.cache.rotate(q_THE).float() * self.head_dim**-0.5).unflatten(1, (self.num_kv_heads, self.group))
         out_TKGE = torch.zeros(q_TKGE.shape)
         if plan.decode is not None:
             self._run_decode(layer, plan.decode, q_TKGE, out_TKGE)
         for span in plan.prefills:
             self._run_prefill(layer, span, plan.window, q_TKGE, out_TKGE)
-        return out_TKGE.flatten(1, 2).to(q_THE.dtype)
+        return self.cache.rotate(out_TKGE).flatten(1, 2).to(q_THE.dtype)
 
     def _plan(self, window: int | None) -> _Plan:
         single = sorted((span for span in self.spans if span.stop - span.start == 1), key=lambda span: -span.stop)

@@ -7,7 +7,7 @@ from ....checkpoint.read.shared_read import ALONE, Peers
 from ....core.dtypes import BF16, by_name
 from ....core.errors import ConfigError
 from ....core.process import freed_memory_returned
-from ...options import INT8
+from ...kv_formats import kv_format
 from ...planning.job import Job
 from ...program.lower import Program
 from ...program.weights import LoadParams
@@ -32,8 +32,8 @@ def why_not(job: Job, program: Program) -> str:
     ):
         if value % unit:
             return f"{name} = {value} is not a multiple of {unit}"
-    if job.kv_dtype == INT8 and program.head_dim > MAX_INT8_HEAD:
-        return f"head_dim = {program.head_dim} is more than {MAX_INT8_HEAD} with int8 keys and values"
+    if kv_format(job.kv_dtype).is_rotated and program.head_dim > MAX_INT8_HEAD:
+        return f"head_dim = {program.head_dim} is more than {MAX_INT8_HEAD} with {job.kv_dtype} keys and values"
     if program.tp > MAX_RANKS:
         return f"tp = {program.tp} is more than {MAX_RANKS}"
     return "" if instruction_sets() else "this machine has no library of kernels"

@@ -3,9 +3,10 @@
 import numpy as np
 
 from ....checkpoint.read.shared_read import ALONE, Peers
-from ....core.dtypes import BF16, by_name
+from ....core.dtypes import BF16
 from ....core.integers import ceil_div, round_up
-from ...options import INT8, MAX_HEAD_ROWS
+from ...kv_formats import hadamard_size, kv_format
+from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Gate, Head, Multiply, Route, RunExperts
 from ...program.rotation import frequencies
@@ -14,7 +15,7 @@ from ...scheduling.step_plan import Array
 from ..backend import CacheShape
 from .link import SharedMemory
 from .memory import aligned, floats, lazy
-from .packing import format_of, pair_bytes, stacks
+from .packing import pair_bytes, stacks
 from .structures import (
     ATTENTION_ROWS,
     BLOCK_COLUMNS,
@@ -77,8 +78,10 @@ class State:
 
     def _fill_cache(self, model: NativeModel) -> None:
         program, cache = self._program, self._cache
-        format_ = Format.INT8 if cache.dtype == INT8 else format_of(by_name(cache.dtype))
+        kind = kv_format(cache.dtype)
+        format_ = Format[kind.keys.name.upper()]
         model.kv_format, model.block_size = format_, cache.block_size
+        model.hadamard = hadamard_size(program.head_dim) if kind.is_rotated else 1
         values_bytes = round_up(program.head_dim, PANEL) * cache.block_size * pair_bytes(format_) // (2 * PANEL)
         model.scale_offset = values_bytes
         model.page_bytes = values_bytes + (4 * cache.block_size if format_ == Format.INT8 else 0)

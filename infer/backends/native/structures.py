@@ -22,7 +22,8 @@ class Format(IntEnum):
     FP32 = 0
     BF16 = 1
     FP16 = 2
-    INT8 = 3
+    FP8 = 3
+    INT8 = 4
 
 
 class OperationKind(IntEnum):
@@ -152,6 +153,7 @@ class NativeModel(Structure):
         ("block_size", c_int32),
         ("kv_format", c_int32),
         ("weight_format", c_int32),
+        ("hadamard", c_int32),
         ("hidden_size", c_int64),
         ("frequencies", c_void_p),
         ("cache", c_void_p),

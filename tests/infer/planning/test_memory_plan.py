@@ -32,6 +32,7 @@ def test_weights_are_those_of_the_rank_with_most() -> None:
         (1, "fp32", 2 * 2 * 2 * 8 * 4),
         (2, "bf16", 2 * 2 * 1 * 8 * 2),
         (4, "fp32", 2 * 2 * 1 * 8 * 4),  # two ranks hold each kv head
+        (1, "fp8", 2 * 2 * 2 * 8),
         (1, "int8", 2 * 2 * 2 * (8 + 4)),  # each vector has an fp32 scale
     ],
 )

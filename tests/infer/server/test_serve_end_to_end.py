@@ -21,7 +21,8 @@ from tk.core.dtypes import COMPUTE_NAMES
 from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import Unavailable
 from tk.infer.backends.native.library import instruction_sets
-from tk.infer.options import KERNELS, KV_DTYPES
+from tk.infer.kv_formats import KV_DTYPES
+from tk.infer.options import KERNELS
 from tk.infer.requests.events import CacheOptions, FinishReason
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb

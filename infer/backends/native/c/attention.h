@@ -145,6 +145,7 @@ static void write_attended(const struct model *m, const struct item *item, const
         float *to = row(m, ATTENDED, item->span->first + i / group) + (item->head * group + i % group) * n;
         vf total = v_set1(all->total[r]);
         for (int64_t c = 0; c < n; c += VW) v_store_part(to + c, v_load(all->values + r * width + c) / total, n - c);
+        hadamard(m, to);
     }
 }
 

@@ -18,13 +18,14 @@
 #endif
 
 INLINE int64_t pair_bytes(int format) {
-    return format == FP32 ? 8 * PANEL : format == INT8 ? 2 * PANEL : 4 * PANEL;
+    return format == FP32 ? 8 * PANEL : format == FP8 || format == INT8 ? 2 * PANEL : 4 * PANEL;
 }
 
 // Widens vector n of the even (half 0) or odd column of the pair at w.
 INLINE vf load_half(int format, const char *w, int n, int half) {
     int at = half * PANEL + n * VW;
     if (format == FP32) return v_load((const float *)w + at);
+    if (format == FP8) return v_widen_fp8((const uint8_t *)w + at);
     if (format == BF16) {
         vi both;
         memcpy(&both, w + n * 4 * VW, sizeof both);

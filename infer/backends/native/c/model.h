@@ -18,7 +18,7 @@
 #define SHARED_ITEMS 8    // an item of attention with more than this part of a thread's work is shared split by split
 #define EXPERT_TOKENS 64  // tokens that pass the experts together
 
-enum format { FP32, BF16, FP16, INT8 };  // INT8: keys and values only, see pages.h
+enum format { FP32, BF16, FP16, FP8, INT8 };  // FP8 and INT8: keys and values only, see pages.h
 
 enum kind { EMBED, NORM, MULTIPLY, APPEND, ATTEND, GATE, ROUTE, EXPERTS, REDUCE, HEAD };
 enum buffer { HIDDEN, NORMED, QKV, QUERY, ATTENDED, INNER, GATED, PARTIAL, SCORES, LOGITS, NUM_BUFFERS };
@@ -90,6 +90,7 @@ struct model {
     int32_t tp, rank, threads, num_layers;
     int32_t heads, kv_heads, head_dim, block_size;
     int32_t kv_format, weight_format;
+    int32_t hadamard;              // keys, values and queries are rotated in blocks of so many dims; 1: they are not
     int64_t hidden_size;
     const float *frequencies;      // [head_dim / 2] radians per position, or NULL without rotation
     char *cache;

@@ -204,6 +204,48 @@ INLINE float fp16_to_float(uint16_t h) {
 #endif
 }
 
+// fp8 (e4m3: no infinity, one NaN of each sign) has the exponents of fp16 less 8, so its bits are widened as fp16.
+#define FP8_SCALE 256.0f
+INLINE float fp8_to_float(uint8_t b) {
+    uint16_t half = (uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7);
+    return fp16_to_float((b & 0x7f) == 0x7f ? 0x7fff : half) * FP8_SCALE;
+}
+INLINE vf v_widen_fp8(const uint8_t *p) {
+#if defined(TK_AVX512)
+    __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    half = _mm256_and_si256(half, _mm256_set1_epi16((int16_t)0xbf80));
+    __m256i size = _mm256_or_si256(half, _mm256_set1_epi16((int16_t)0x8000));
+    __m256i nan = _mm256_cmpeq_epi16(size, _mm256_set1_epi16((int16_t)0xbf80));
+    return _mm512_cvtph_ps(_mm256_or_si256(half, nan)) * v_set1(FP8_SCALE);
+#elif defined(TK_AVX2)
+    __m128i half = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+    half = _mm_and_si128(half, _mm_set1_epi16((int16_t)0xbf80));
+    __m128i nan = _mm_cmpeq_epi16(_mm_or_si128(half, _mm_set1_epi16((int16_t)0x8000)), _mm_set1_epi16((int16_t)0xbf80));
+    return _mm256_cvtph_ps(_mm_or_si128(half, nan)) * v_set1(FP8_SCALE);
+#else
+    float wide[VW];
+    for (int i = 0; i < VW; i++) wide[i] = fp8_to_float(p[i]);
+    return v_load(wide);
+#endif
+}
+
+// Rounds to nearest even; larger values than 448 become it.
+INLINE uint8_t float_to_fp8(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    uint32_t sign = u >> 24 & 0x80, size = u & 0x7fffffff;
+    if (size > 0x7f800000) return (uint8_t)(sign | 0x7f);
+    if (size > 0x43e00000) size = 0x43e00000;
+    if (size < 0x3c800000) {  // subnormal: adding 2^14 puts the rounded mantissa into the low bits
+        float a;
+        memcpy(&a, &size, 4);
+        a += 16384.0f;
+        memcpy(&size, &a, 4);
+        return (uint8_t)(sign | (size - 0x46800000));
+    }
+    return (uint8_t)(sign | ((size - 0x3c000000 + 0x7ffff + ((size >> 20) & 1)) >> 20));
+}
+
 // Rounds to nearest even; values that are too large become infinity.
 INLINE uint16_t float_to_fp16(float f) {
 #if defined(TK_AVX512) || defined(TK_AVX2)

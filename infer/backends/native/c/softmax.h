@@ -4,7 +4,6 @@
 #define TK_SOFTMAX_H
 
 #include "pages.h"
-#include "rows.h"
 
 #define LEAST_SCORE -3e38f
 

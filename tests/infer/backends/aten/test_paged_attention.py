@@ -8,8 +8,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tk.infer.backends.aten import paged_attention
-from tk.infer.backends.aten.kv_cache import KVCache, page_dtype, quantize
+from tk.infer.backends.aten.hadamard import hadamard
+from tk.infer.backends.aten.kv_cache import KVCache
+from tk.infer.backends.aten.pages import make_pages
 from tk.infer.backends.aten.paged_attention import PagedAttention
+from tk.infer.kv_formats import VectorFormat, kv_format
 from tk.infer.scheduling.step_plan import Array, TokenSpan
 
 BLOCK, NUM_BLOCKS = 32, 64
@@ -71,6 +74,14 @@ def exact(case: Case, k: torch.Tensor, v: torch.Tensor, window: int = LENGTH) ->
     return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
 
 
+def stored(x: torch.Tensor, format_: VectorFormat, is_rotated: bool) -> torch.Tensor:
+    """Vectors [T, K, E] as they come back from pages of a format."""
+    pages = make_pages((len(x), x.shape[1], 1, x.shape[2]), format_)
+    pages.write(torch.arange(x.shape[0] * x.shape[1]), (hadamard(x) if is_rotated else x).flatten(0, 1))
+    back = pages.read(torch.arange(x.shape[0] * x.shape[1])).view(x.shape)
+    return hadamard(back) if is_rotated else back
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 3, 40), (20, 1, 8)])
 def test_equals_torch(heads: int, kv_heads: int, head_dim: int) -> None:
     case = Case(heads, kv_heads, head_dim, "fp32", torch.float32)
@@ -88,18 +99,15 @@ def test_a_window_equals_torch_and_changes_no_bits_by_company_or_cut(window: int
     assert torch.equal(case.run([300, *[1] * 20, 280], num_others=2, window=window), alone)
 
 
-@pytest.mark.parametrize("kv_dtype", ["bf16", "fp16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp16", "fp8", "int8"])
 def test_it_reads_the_keys_of_the_current_chunk_too(kv_dtype: str) -> None:
     case = Case(4, 2, 16, kv_dtype, torch.float32)
-    if kv_dtype == "int8":
-        (k, k_scale), (v, v_scale) = quantize(case.k), quantize(case.v)
-        expected = exact(case, k * k_scale[..., None], v * v_scale[..., None])
-    else:
-        expected = exact(case, case.k.to(page_dtype(kv_dtype)), case.v.to(page_dtype(kv_dtype)))
-    torch.testing.assert_close(case.run([LENGTH]).double(), expected, rtol=1e-5, atol=1e-5)
+    format_ = kv_format(kv_dtype)
+    k, v = (stored(x, kind, format_.is_rotated) for x, kind in ((case.k, format_.keys), (case.v, format_.values)))
+    torch.testing.assert_close(case.run([LENGTH]).double(), exact(case, k, v), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp8", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(4, 2, 16), pytest.param(20, 1, 24, marks=pytest.mark.matrix)]
@@ -123,17 +131,7 @@ def test_nothing_of_an_earlier_owner_is_seen(kv_dtype: str) -> None:
     assert torch.equal(case.run(cuts, num_others=2, garbage=True), case.run(cuts, num_others=2))
 
 
-def test_int8_is_off_by_half_a_step_at_most() -> None:
-    x = torch.randn(50, 3, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 50)[:, None, None]
-    x[7] = 0
-    values, scales = quantize(x)
-    error = (values * scales[..., None] - x).abs()
-    assert (error <= scales[..., None] * 0.5001).all()
-    torch.testing.assert_close(scales[8:], x[8:].abs().amax(-1) / 127)
-    assert not values[7].any()
-
-
 def test_bytes_of_the_cache() -> None:
-    whole = {name: KVCache(2, 9, 3, 32, 16, name).num_bytes for name in ("fp32", "bf16", "int8")}
+    whole = {name: KVCache(2, 9, 3, 32, 16, name).num_bytes for name in ("fp32", "bf16", "fp8", "int8")}
     vectors = 2 * 2 * 10 * 3 * 32
-    assert whole == {"fp32": vectors * 64, "bf16": vectors * 32, "int8": vectors * (16 + 4)}
+    assert whole == {"fp32": vectors * 64, "bf16": vectors * 32, "fp8": vectors * 16, "int8": vectors * (16 + 4)}

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
+from tk.infer.backends.backend import Backend
 from tk.infer.backends.native.library import instruction_sets
-from tk.infer.backends.native.model_runner import NativeRunner
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import Array, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.worker import load
@@ -27,6 +27,7 @@ CASES = [
     ("fp32", "fp32", None),
     ("bf16", "int8", None),
     ("bf16", "bf16", 1100),
+    ("bf16", "fp8", None),
     pytest.param("bf16", "int8", 1100, marks=pytest.mark.matrix),
     pytest.param("fp32", "fp16", None, marks=pytest.mark.matrix),
 ]
@@ -75,13 +76,13 @@ def test_bits_do_not_depend_on_threads_and_cuts(
     check_cuts(tmp_path, dtype, kv_dtype, instruction_set)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "fp8", "int8"])
 def test_bits_of_wide_vectors_do_not_depend_on_threads_and_cuts(tmp_path: Path, wide: str, kv_dtype: str) -> None:
     make(tmp_path)
     check_cuts(tmp_path, "fp32", kv_dtype, wide)
 
 
-def decode(made: NativeRunner, sequences: Sequence[tuple[int, int]]) -> Array:
+def decode(made: Backend, sequences: Sequence[tuple[int, int]]) -> Array:
     """Returns the logits of one more token for each (length so far, first block)."""
     tables = np.zeros((len(sequences), LENGTH // BLOCK_SIZE + 1), np.int32)
     for table, (length, first) in zip(tables, sequences, strict=True):

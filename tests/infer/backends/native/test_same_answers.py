@@ -9,7 +9,7 @@ import torch
 
 from tk.core.dtypes import COMPUTE_NAMES
 from tk.infer.backends.native.library import instruction_sets
-from tk.infer.options import KV_DTYPES
+from tk.infer.kv_formats import KV_DTYPES
 from tk.tests.infer.backends.native.running import BEST, logits, runner
 from tk.tests.infer.history import History
 from tk.tests.model.architectures import ENTRIES, VOCAB
@@ -21,7 +21,7 @@ PROMPTS = tuple(
 )
 ROWS = (*range(1, 18), 31, 32, 33, 511, 512)
 DTYPES = tuple(product(COMPUTE_NAMES, KV_DTYPES))
-SELECTED = {("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "int8"), ("fp16", "fp16")}
+SELECTED = {("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "int8"), ("fp16", "fp16"), ("bf16", "fp8")}
 COMBINATIONS = [
     pytest.param(dtype, kv_dtype, 1 + i % 4, marks=() if (dtype, kv_dtype) in SELECTED else pytest.mark.matrix)
     for i, (dtype, kv_dtype) in enumerate(DTYPES)

@@ -6,6 +6,7 @@ import pytest
 
 from tk.checkpoint import Checkpoint
 from tk.infer.backends.native.library import instruction_sets
+from tk.infer.kv_formats import KV_DTYPES
 from tk.infer.options import EngineOptions
 from tk.infer.planning.memory_plan import plan_memory
 from tk.model.stored_config import stored_config
@@ -15,7 +16,7 @@ from tk.tests.model.architectures import ENTRIES
 
 
 @pytest.mark.skipif(not instruction_sets(), reason="no compiler")
-@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("name", ["llama3", "qwen3"])  # heads of 8 and of 24
 def test_the_cache_takes_what_the_plan_counts(tmp_path: Path, name: str, kv_dtype: str) -> None:
     ENTRIES[name].make(tmp_path)

@@ -1,0 +1,73 @@
+"""The pages of the cache on torch: the keys or the values of one layer, in one of the formats."""
+
+from typing import Final
+
+import torch
+
+from ....core.dtypes import FP8_E4M3
+from ....parallel.torch_dtypes import torch_dtype
+from ...kv_formats import FP8, INT8, VectorFormat
+
+_LARGEST: Final = 127.0  # the largest int8 value of a symmetric range
+_LARGEST_FP8: Final = 448.0  # larger values are stored as this one
+_TINY: Final = 1e-30  # the least scale, so that a vector of zeros is not divided by zero
+
+
+def round_to(x: torch.Tensor, format_: VectorFormat) -> torch.Tensor:
+    """Rounds to a format of floats; returns torch's dtype of that format."""
+    if format_ == FP8:
+        return x.clamp(-_LARGEST_FP8, _LARGEST_FP8).to(torch_dtype(FP8_E4M3))
+    return x.to(torch_dtype(format_.name))
+
+
+def quantize(x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes fp32 [..., E] to int8 [..., E] and fp32 scales [...], so that |x - q * scale| <= scale / 2."""
+    scale_N = (x_NE.abs().amax(dim=-1) / _LARGEST).clamp_min(_TINY)
+    return torch.round(x_NE / scale_N.unsqueeze(-1)).clamp_(-_LARGEST, _LARGEST).to(torch.int8), scale_N
+
+
+class FloatPages:
+    """Floats: [blocks, kv heads, block_size, E]."""
+
+    def __init__(self, shape: tuple[int, int, int, int], format_: VectorFormat) -> None:
+        self._format = format_
+        self._data = torch.zeros(shape, dtype=round_to(torch.zeros(1), format_).dtype)
+        # torch neither gathers nor scatters 8-bit floats
+        self._stored = self._data.view(torch.uint8) if format_ == FP8 else self._data
+        self.parts: tuple[torch.Tensor, ...] = (self._stored,)
+
+    def write(self, lines: torch.Tensor, x_NE: torch.Tensor) -> None:
+        """Stores vectors at lines, the flat indexes of (block, head, offset)."""
+        values = round_to(x_NE, self._format).view(self._stored.dtype)
+        self._stored.view(-1, self._stored.shape[-1]).index_copy_(0, lines, values)
+
+    def read(self, pages: torch.Tensor) -> torch.Tensor:
+        """Returns P pages as fp32 [P, block_size, E]; `pages` are flat indexes of (block, head)."""
+        return self._stored.flatten(0, 1).index_select(0, pages).view(self._data.dtype).float()
+
+
+class Int8Pages:
+    """int8: [blocks, kv heads, block_size, E], with one symmetric fp32 scale for each vector."""
+
+    def __init__(self, shape: tuple[int, int, int, int]) -> None:
+        self._data, self._scales = torch.zeros(shape, dtype=torch.int8), torch.zeros(shape[:3])
+        self.parts: tuple[torch.Tensor, ...] = (self._data, self._scales)
+
+    def write(self, lines: torch.Tensor, x_NE: torch.Tensor) -> None:
+        """See `FloatPages.write`."""
+        values, scale_N = quantize(x_NE.float())
+        self._scales.view(-1).index_copy_(0, lines, scale_N)
+        self._data.view(-1, self._data.shape[-1]).index_copy_(0, lines, values)
+
+    def read(self, pages: torch.Tensor) -> torch.Tensor:
+        """See `FloatPages.read`."""
+        x_PBE = self._data.flatten(0, 1).index_select(0, pages).float()
+        return x_PBE.mul_(self._scales.flatten(0, 1).index_select(0, pages).unsqueeze(-1))
+
+
+Pages = FloatPages | Int8Pages
+
+
+def make_pages(shape: tuple[int, int, int, int], format_: VectorFormat) -> Pages:
+    """Returns zeroed pages: [blocks, kv heads, block_size, E]."""
+    return Int8Pages(shape) if format_ == INT8 else FloatPages(shape, format_)

@@ -1,0 +1,106 @@
+"""What is stored of a token: that of numpy, on both backends, which compute the same from the same bytes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tk.core.casts import widen
+from tk.core.dtypes import FP8_E4M3
+from tk.infer.backends.aten.model_runner import ModelRunner
+from tk.infer.backends.native.library import instruction_sets
+from tk.infer.kv_formats import KV_DTYPES
+from tk.infer.planning.job import Job
+from tk.infer.scheduling.step_plan import Array
+from tk.infer.workers.worker import load
+from tk.tests.infer.backends.native.running import BEST, NUM_BLOCKS, logits, runner
+from tk.tests.infer.backends.native.test_attention import TOKENS, decode, make
+from tk.tests.infer.backends.stored import Parts, hadamard, in_aten, in_native
+from tk.tests.infer.history import BLOCK_SIZE
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
+LENGTH = 100
+USED = slice(1, 1 + LENGTH // BLOCK_SIZE)  # blocks that are full
+CLOSE = 1e-3  # to a rounding border, in steps
+SHAPES = [(6, 16), (1, 64), (2, 80), (3, 24)]  # query heads, head dim: with one kv head for three query heads
+
+
+def aten(folder: Path, kv_dtype: str) -> ModelRunner:
+    made = load(Job(str(folder), "aten", "fp32", kv_dtype, NUM_BLOCKS, 0, BLOCK_SIZE, 512))
+    assert isinstance(made, ModelRunner)
+    return made
+
+
+def stored(folder: Path, kv_dtype: str, instruction_set: str) -> tuple[Parts, Parts]:
+    """Returns the keys and the values that native kernels store of LENGTH tokens."""
+    made = runner(folder, "fp32", kv_dtype, 2, instruction_set)
+    logits(made, TOKENS[:LENGTH], (30, 31, 32, 57))
+    found = in_native(made)
+    made.close()
+    return found
+
+
+def stored_by_aten(folder: Path, kv_dtype: str) -> list[Parts]:
+    made = aten(folder, kv_dtype)
+    logits(made, TOKENS[:LENGTH], ())
+    return [tuple(part.numpy() for part in parts) for parts in in_aten(made)]
+
+
+def check_codes(kv_dtype: str, exact: Array, parts: Parts) -> None:
+    """Compares what is stored of exact vectors [blocks, kv heads, block_size, E] with numpy's."""
+    elements = parts[0][USED]
+    if kv_dtype == "fp8":
+        values = widen(elements, FP8_E4M3)
+        known = np.unique(widen(np.arange(255, dtype=np.uint8), FP8_E4M3)[np.arange(255) != 127])
+        steps = np.diff(known)[np.clip(np.searchsorted(known, exact) - 1, 0, len(known) - 2)]
+        assert (np.abs(values - exact) <= (0.5 + CLOSE) * steps).all()
+    else:
+        scales = parts[1][USED][..., None].astype(np.float64)
+        rotated = hadamard(exact)
+        np.testing.assert_allclose(scales, np.abs(rotated).max(-1, keepdims=True) / 127, rtol=1e-4)
+        assert (np.abs(elements - rotated / scales) <= 0.5 + CLOSE).all()
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+@pytest.mark.parametrize(("heads", "head_dim"), SHAPES)
+def test_codes_are_those_of_numpy(
+    tmp_path: Path, heads: int, head_dim: int, kv_dtype: str, instruction_set: str
+) -> None:
+    make(tmp_path, None, heads, head_dim)
+    exact = stored(tmp_path, "fp32", instruction_set)
+    found = (stored(tmp_path, kv_dtype, instruction_set), stored_by_aten(tmp_path, kv_dtype))
+    for backend in found:
+        for vectors, parts in zip(exact, backend, strict=True):
+            check_codes(kv_dtype, vectors[0][USED], parts)
+
+
+def test_fp8_is_that_of_torch(tmp_path: Path) -> None:
+    """Keys and values of 1e-4 to 1e4, which are more than the format holds, have torch's bits."""
+    model = make(tmp_path, None, 6, 16)
+    with torch.no_grad():
+        attention = model.model.layers[0].self_attn
+        for weight in (attention.k_proj.weight, attention.v_proj.weight):
+            weight *= torch.logspace(-4, 4, len(weight))[:, None]
+    model.save_pretrained(tmp_path)
+    for instruction_set in instruction_sets():
+        exact, rounded = (stored(tmp_path, name, instruction_set) for name in ("fp32", "fp8"))
+        for vectors, parts in zip(exact, rounded, strict=True):
+            expected = torch.from_numpy(vectors[0].copy()).clamp(-448, 448).to(torch.float8_e4m3fn)
+            assert np.array_equal(parts[0], expected.view(torch.uint8).numpy())
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(("heads", "head_dim"), [(6, 16), (1, 64), pytest.param(3, 24, marks=pytest.mark.matrix)])
+def test_backends_agree_on_the_same_stored_bytes(tmp_path: Path, heads: int, head_dim: int, kv_dtype: str) -> None:
+    make(tmp_path, None, heads, head_dim)
+    native, oracle = runner(tmp_path, "fp32", kv_dtype, 1, BEST), aten(tmp_path, kv_dtype)
+    logits(native, TOKENS[:600], (500,))
+    for mine, others in zip(in_native(native), in_aten(oracle), strict=True):
+        for part, other in zip(mine, others, strict=True):
+            other.copy_(torch.from_numpy(np.ascontiguousarray(part)).view(other.dtype))
+    for length in (600, 601):
+        found, expected = (decode(made, [(length, 1)]) for made in (native, oracle))
+        assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    native.close()
