@@ -1,8 +1,8 @@
 """The formats of the KV cache, by their names as `--kv-dtype`: how the keys and values of a head are stored.
 
-Integers are those of rotated vectors: a Hadamard transform spreads outliers over all elements of a head, and since it is
-orthogonal, attention to rotated keys with rotated queries has the same scores. It is applied to every token, never
-folded into weights, and turned back in the output of attention (QuaRot, arXiv 2404.00456).
+Integers are those of rotated vectors: a Hadamard transform spreads outliers over all elements of a head. It is
+orthogonal, so rotated queries and keys have the same scores. It is applied to every token, never folded into weights,
+and turned back in the output of attention (QuaRot, arXiv 2404.00456).
 """
 
 from dataclasses import dataclass

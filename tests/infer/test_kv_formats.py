@@ -8,7 +8,7 @@ from tk.infer.kv_formats import KV_DTYPES, KV_FORMATS, hadamard_size, kv_format
 
 
 def test_the_names_are_those_of_the_command_line() -> None:
-    assert KV_DTYPES == (*COMPUTE_NAMES, "fp8", "int8")
+    assert (*COMPUTE_NAMES, "fp8", "int8") == KV_DTYPES
     assert tuple(kv_format(name) for name in KV_DTYPES) == KV_FORMATS
     with pytest.raises(ConfigError, match="Unknown KV dtype 'int3'; use one of fp32, "):
         kv_format("int3")

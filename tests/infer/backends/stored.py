@@ -11,7 +11,7 @@ from tk.infer.backends.aten.model_runner import ModelRunner
 from tk.infer.backends.native.model_runner import NativeRunner
 from tk.infer.backends.native.packing import pair_bytes
 from tk.infer.backends.native.structures import PANEL, Format
-from tk.infer.kv_formats import VectorFormat, hadamard_size
+from tk.infer.kv_formats import hadamard_size
 from tk.infer.scheduling.step_plan import Array
 
 NUMPY: Final = {"fp32": "<f4", "bf16": "<u2", "fp16": "<f2", "fp8": "u1", "int8": "i1"}
@@ -39,7 +39,9 @@ def in_aten(made: ModelRunner, layer: int = 0) -> tuple[list[torch.Tensor], list
 def in_native(made: NativeRunner, layer: int = 0) -> tuple[Parts, Parts]:
     """Returns copies of the parts of the keys and of the values of a layer."""
     model = made._model
-    bytes_ = np.ctypeslib.as_array(cast(model.cache + layer * model.layer_bytes, POINTER(c_uint8)), (model.layer_bytes,))
+    bytes_ = np.ctypeslib.as_array(
+        cast(model.cache + layer * model.layer_bytes, POINTER(c_uint8)), (model.layer_bytes,)
+    )
     pages = bytes_.reshape(-1, 2, model.kv_heads, model.page_bytes)
     format_ = Format(model.kv_format)
     return _parts(made, pages[:, 0], format_, False), _parts(made, pages[:, 1], format_, True)

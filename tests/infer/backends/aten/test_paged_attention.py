@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from tk.infer.backends.aten import paged_attention
 from tk.infer.backends.aten.hadamard import hadamard
 from tk.infer.backends.aten.kv_cache import KVCache
-from tk.infer.backends.aten.pages import make_pages
 from tk.infer.backends.aten.paged_attention import PagedAttention
+from tk.infer.backends.aten.pages import make_pages
 from tk.infer.kv_formats import VectorFormat, kv_format
 from tk.infer.scheduling.step_plan import Array, TokenSpan
 

@@ -10,7 +10,7 @@ from tk.core.casts import widen
 from tk.core.dtypes import FP8_E4M3
 from tk.infer.backends.aten.model_runner import ModelRunner
 from tk.infer.backends.native.library import instruction_sets
-from tk.infer.kv_formats import KV_DTYPES
+from tk.infer.kv_formats import KV_DTYPES, kv_format
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import Array
 from tk.infer.workers.worker import load
@@ -102,5 +102,6 @@ def test_backends_agree_on_the_same_stored_bytes(tmp_path: Path, heads: int, hea
             other.copy_(torch.from_numpy(np.ascontiguousarray(part)).view(other.dtype))
     for length in (600, 601):
         found, expected = (decode(made, [(length, 1)]) for made in (native, oracle))
-        assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+        error = 2e-4 if kv_format(kv_dtype).is_rotated else 1e-5  # queries and weights are rounded to int16
+        assert np.linalg.norm(found - expected) <= error * np.linalg.norm(expected)
     native.close()
