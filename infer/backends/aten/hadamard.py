@@ -15,4 +15,5 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
     for half in (1 << i for i in range(size.bit_length() - 1)):
         first, second = out.unflatten(-1, (-1, 2, half)).unbind(-2)
         out = torch.stack((first + second, first - second), dim=-2).flatten(-3)
-    return out * size**-0.5
+    result: torch.Tensor = out * size**-0.5
+    return result

@@ -1,7 +1,6 @@
 """The cache of either backend as plain arrays, and its formats in numpy, in fp64."""
 
 from ctypes import POINTER, c_uint8, cast
-from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -23,16 +22,18 @@ Parts = tuple[Array, ...]  # elements [blocks, kv heads, block_size, E] first, b
 def hadamard(x: Array) -> Array:
     """Transforms [..., E] in blocks, as a product with Sylvester's matrix."""
     size = hadamard_size(x.shape[-1])
-    matrix = reduce(np.kron, [np.array([[1.0, 1.0], [1.0, -1.0]])] * (size.bit_length() - 1), np.ones((1, 1)))
-    blocks = x.astype(np.float64).reshape(*x.shape[:-1], -1, size) @ matrix / np.sqrt(size)
+    matrix: Array = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    blocks: Array = x.astype(np.float64).reshape(*x.shape[:-1], -1, size) @ matrix / np.sqrt(size)
     return blocks.reshape(x.shape)
 
 
 def in_aten(made: ModelRunner, layer: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Returns the parts of the keys and of the values of a layer; what is written to them is stored."""
-    keys, values = made._cache._keys[layer].parts, made._cache._values[layer].parts
     bits = {torch.bfloat16: torch.int16}
-    keys, values = ([part.view(bits.get(part.dtype, part.dtype)) for part in parts] for parts in (keys, values))
+    pages = made._cache._keys[layer], made._cache._values[layer]
+    keys, values = ([part.view(bits.get(part.dtype, part.dtype)) for part in each.parts] for each in pages)
     return keys, values
 
 
