@@ -26,17 +26,18 @@ FLOORS = {
 SUB_FLOORS = {
     "checkpoint": {"files": 0, "format": 1, "read": 2, "run": 3, "save": 4, "convert": 5},
     "infer": {
-        "options": 0,
-        "requests": 1,
-        "program": 2,
-        "planning": 3,
-        "scheduling": 3,
-        "sampling": 4,
-        "backends": 5,
-        "workers": 6,
-        "engine": 7,
-        "api": 8,
-        "server": 9,
+        "kv_formats": 0,
+        "options": 1,
+        "requests": 2,
+        "program": 3,
+        "planning": 4,
+        "scheduling": 4,
+        "sampling": 5,
+        "backends": 6,
+        "workers": 7,
+        "engine": 8,
+        "api": 9,
+        "server": 10,
     },
     "train": {
         "config": 0,
@@ -55,8 +56,8 @@ SUB_FLOORS = {
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
-    "infer.backends.aten": "experts interpreter kv_cache model_runner paged_attention prepare prepared_weights "
-    "row_tiles",
+    "infer.backends.aten": "experts hadamard interpreter kv_cache model_runner paged_attention pages prepare "
+    "prepared_weights row_tiles",
     "model": "activation attention balance decoder experts init loading mlp norm peers placement recompute rope",
     "parallel": "collectives cross_entropy functions host layers linear link_factory local_link mesh point_to_point "
     "products row_blocks torch_dtypes wide_sums",
