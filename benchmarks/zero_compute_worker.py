@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 
+from tk.infer.backends.backend import Masks, no_masks
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import Array, SamplerOutput, StepPlan
 from tk.infer.workers.worker import work
@@ -22,7 +23,7 @@ class ZeroCompute:
     def __init__(self, rank: int) -> None:
         self.samples = rank == 0
 
-    def step(self, plan: StepPlan) -> SamplerOutput | None:
+    def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput | None:
         """Returns the tokens on rank 0, else None."""
         num_rows = len(plan.rows)
         zeros, floats = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.float32)

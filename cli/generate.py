@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ..infer.requests.events import ModelInfo
 
 _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):\d{1,5}")
-_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "json_schema", "regex", "grammar")
+_TEXT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(epilog='Example: tk generate runs/demo "def main(" --max-new-tokens 50')
@@ -49,6 +50,9 @@ _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of sampling; the same seed gives the same text.")
 @click.option("--no-prefix-cache", "bypass", is_flag=True, help="Compute the whole PROMPT, whatever is cached.")
 @click.option("--chat", is_flag=True, help="Take PROMPT as a user's message, in the chat template of CKPT.")
+@click.option("--json-schema", type=_TEXT_FILE, help="Write JSON that the JSON Schema in this file accepts.")
+@click.option("--regex", help="Write a text that this regular expression matches as a whole.")
+@click.option("--grammar", type=_TEXT_FILE, help="Write a text of the grammar in this file, in Lark's syntax.")
 @tp_option
 @threads_option
 @dtype_option
@@ -66,7 +70,7 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
     from ..infer.requests.events import CacheOptions
     from ..infer.requests.sampling_params import SamplingParams
 
-    params = SamplingParams(**{name: options.pop(name) for name in _SAMPLING})
+    params = SamplingParams(**{name: _text_of(options.pop(name)) for name in _SAMPLING})
     loading = {name: value for name, value in options.items() if value is not None}
     cache = CacheOptions(bypass=bypass)
     text = _read_stdin() if prompt is None else prompt
@@ -82,6 +86,20 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
         for delta in model.stream(given, params, cache):
             click.echo(delta.text, nl=False)
         click.echo()
+
+
+def _text_of(value: Any) -> Any:
+    """Returns the text of a file, and any other value as it is.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not UTF-8.
+    """
+    if not isinstance(value, Path):
+        return value
+    try:
+        return value.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read {value}: {error}.") from error
 
 
 def _read_stdin() -> str:

@@ -26,6 +26,7 @@ _FEW_FILES: Final = 4096
 _FAST_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
 _EXTRAS: Final = (
     ("tensorboard", "[metrics] tensorboard = true", "pip install 'tk-toolkit[tensorboard]'"),
+    ("llguidance", "constrained output", "pip install 'tk-toolkit[structured]'"),
     ("resvg_py", "tk plot -o FILE.png", "pip install 'tk-toolkit[plot]'"),
 )
 

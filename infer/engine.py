@@ -15,17 +15,19 @@ from dataclasses import replace
 from typing import Final, Self
 
 from ..core.errors import Cancelled, DeadlinePassed, InvalidRequest, TkError, WorkerDied
+from .constraints.compiler import Grammars
 from .options import EngineOptions
 from .planning.job import threads_per_rank
 from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
 from .requests.events import Event, ModelInfo, Request
-from .requests.servable import check_servable
+from .requests.servable import check_servable, with_grammar
 from .scheduling.batch_writer import BatchWriter
 from .scheduling.live_request import LiveRequest, Served
 from .scheduling.scheduler import Limits, Scheduler
 from .scheduling.sequence import Status
 from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step
+from .workers.masks import send_masks
 from .workers.processes import WorkerProcesses
 from .workers.restarts import Availability, Watcher, turn_with_restarts
 from .workers.step_timing import measure_steps
@@ -43,31 +45,25 @@ class Engine:
         options: the options of `Engine.start`.
         info: the description of the model.
         tokenizer: the checkpoint's tokenizer; None if the checkpoint has no tokenizer.json.
+        grammars: the grammars of constraints over its vocabulary.
         memory: the number of bytes on each rank.
     """
 
     def __init__(self, options: EngineOptions, source: ModelSource, processes: WorkerProcesses) -> None:
-        memory = source.memory
         self.options = options
         self.info: ModelInfo = source.info
         self.tokenizer = source.tokenizer
-        self.memory = memory
+        self.grammars = Grammars(source.tokenizer, source.info.vocab_size, source.info.eos_token_ids)
+        self.memory = memory = source.memory
         self._source = source
         self._served = Served.of(source.info, source.tokenizer, options.prefix_cache)
-        limits = Limits(
-            options.max_running,
-            options.max_queued,
-            options.max_batched_tokens,
-            memory.max_model_len,
-            None if options.max_step_ms is None else options.max_step_ms / 1000,
-        )
         self._workers = WorkerGroup(processes)
         self._batch = BatchWriter(options.max_running, lambda sequence: self._live[sequence.request_id].stopping)
         self._in_flight: StepInFlight | None = None
         self._begun = 0.0  # when the workers began to compute it
         self._arrivals = itertools.count()
         self._lock = threading.Lock()  # guards all below
-        self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size)
+        self._scheduler = Scheduler(Limits.of(options, memory.max_model_len), memory.num_blocks, memory.block_size)
         self._live: dict[str, LiveRequest] = {}
         self._cancelled: list[LiveRequest] = []
         self._after_events: list[Callable[[], object]] = []
@@ -78,10 +74,7 @@ class Engine:
 
     @classmethod
     def start(
-        cls,
-        options: EngineOptions,
-        on_plan: OnPlan = lambda info, memory: None,
-        processes: WorkerProcesses | None = None,
+        cls, options: EngineOptions, on_plan: OnPlan = lambda info, plan: None, processes: WorkerProcesses | None = None
     ) -> Self:
         """Plans memory, starts the workers, and returns when they have loaded the model.
 
@@ -101,10 +94,7 @@ class Engine:
 
     @classmethod
     def begin(
-        cls,
-        options: EngineOptions,
-        on_plan: OnPlan = lambda info, memory: None,
-        processes: WorkerProcesses | None = None,
+        cls, options: EngineOptions, on_plan: OnPlan = lambda info, plan: None, processes: WorkerProcesses | None = None
     ) -> Self:
         """Does the first half of `start`: returns while the workers load the model. `wait_ready` must follow."""
         try:
@@ -162,6 +152,7 @@ class Engine:
             Cancelled: the engine is closed.
         """
         check_servable(request, self.info, self.tokenizer is not None)
+        request = with_grammar(request, self.grammars)
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
         live = LiveRequest(request, next(self._arrivals), seed, self._served, on_event)
         with self._lock:
@@ -283,6 +274,8 @@ class Engine:
                 self._begun = time.monotonic()
             self._workers.send(step.message, self.options.step_timeout)
             self._in_flight = step
+            if before is None:
+                self._send_masks()
         self._events_sent()
         if before is not None:
             self._take(before)
@@ -311,11 +304,16 @@ class Engine:
             elif request.take(sequence, row.position, result, index):
                 with self._lock:
                     self._scheduler.finish(sequence)
+        self._send_masks()
         for request in touched:
             if request.is_over:
                 self._forget(request)
             request.deliver()
         self._events_sent()
+
+    def _send_masks(self) -> None:
+        for request, error in send_masks(self._in_flight, self._workers, self.options.step_timeout):
+            self._fail(request, error)
 
     def _end_unwanted(self) -> None:
         """Ends requests that were aborted or whose deadline has passed."""

@@ -14,9 +14,10 @@ from ..engine import Engine
 from ..options import EngineOptions
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import CacheOptions, Delta, ModelInfo, Request
-from ..requests.prompts import as_params, as_prompt, as_prompts, is_one_prompt, make_request
+from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts, is_one_prompt, make_request
 from ..requests.sampling_params import SamplingParams
 from ..requests.score import Score, score_of, score_request, split_tokens
+from ..requests.servable import with_grammar
 from ..requests.streams import EventStream, Wakeups
 
 
@@ -85,7 +86,7 @@ class AsyncLLM:
         """Returns one Completion per prompt, in order; arguments and errors are those of `LLM.generate`."""
         given = as_prompts(prompts)
         chosen = as_params(params, len(given))
-        make = partial(make_request, self.engine.tokenizer, cache=cache)
+        make = partial(_constrained, self.engine, cache)
         requests = await asyncio.to_thread(lambda: list(map(make, given, chosen)))
         return await self._complete(requests)
 
@@ -102,7 +103,7 @@ class AsyncLLM:
             WorkerDied: a worker has died.
             Cancelled: the model was closed.
         """
-        make = partial(make_request, self.engine.tokenizer, as_prompt(prompt), params or SamplingParams(), cache)
+        make = partial(_constrained, self.engine, cache, as_prompt(prompt), params or SamplingParams())
         request = await asyncio.to_thread(make)
         with self._running([request]) as [events]:
             async for event in events:
@@ -164,6 +165,11 @@ class AsyncLLM:
                 stream.leave()
                 if not stream.ended:
                     self.engine.abort(request.request_id)
+
+
+def _constrained(engine: Engine, cache: CacheOptions | None, prompt: Prompt, params: SamplingParams) -> Request:
+    """Returns the request for a prompt, whose grammar is built."""
+    return with_grammar(make_request(engine.tokenizer, prompt, params, cache), engine.grammars)
 
 
 async def _collect(events: EventStream) -> Completion:

@@ -1,9 +1,17 @@
 """The interface of a backend: it prepares a program once and then runs whole steps."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..scheduling.step_plan import Array, SamplerOutput, StepPlan
+
+Masks = Callable[[], Array]  # waits for the masks of a step's rows: see `sampler.run_sampler`
+
+
+def no_masks() -> Array:
+    """Fails: the masks of a step that has none."""
+    raise AssertionError("a step without masks waits for them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +42,14 @@ class Backend(Protocol):
     kv_bytes: int
     samples: bool
 
-    def step(self, plan: StepPlan) -> SamplerOutput | None:
+    def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput | None:
         """Computes a step, stores its keys and values; returns the sampler's output, None on ranks that do not sample.
 
         Rank 0 always samples; ranks that do agree to the bit.
+
+        Args:
+            plan: the plan of the step.
+            masks: is called once before rows are sampled of which one has a mask, on ranks that sample.
         """
 
     def logits(self, plan: StepPlan) -> Array:

@@ -8,6 +8,7 @@ import enum
 from dataclasses import dataclass, field
 
 from ...core.errors import TkError
+from ..constraints.grammar import Grammar
 from .sampling_params import SamplingParams
 
 
@@ -48,6 +49,7 @@ class Request:
         principal: the name of the caller; principals with waiting requests of one priority get equal shares of tokens.
             They share no cached prefixes.
         cache: the use of the prefix cache.
+        grammar: the grammar of `params.constraint`; None = none, or `Engine.submit` builds it.
     """
 
     request_id: str
@@ -58,6 +60,7 @@ class Request:
     logprobs_from: int = 0
     principal: str = ""
     cache: CacheOptions = field(default_factory=CacheOptions)
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)

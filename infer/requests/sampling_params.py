@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from ...core.errors import InvalidRequest
+from ..constraints.grammar import Constraint, Kind
 
 MAX_SAMPLES = 16
 MAX_TOP_LOGPROBS = 20
@@ -12,6 +14,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
+_CONSTRAINTS: Final[tuple[Kind, ...]] = ("json_schema", "regex", "grammar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,9 @@ class SamplingParams:
         logit_bias: token id -> the value to add to its logit.
         seed: the seed of the counter-based noise; None = the engine draws one.
         n: the number of samples of the prompt.
+        json_schema: a JSON Schema as JSON: the text is a document that it accepts, without free whitespace.
+        regex: a regular expression that the whole text matches.
+        grammar: a grammar in Lark's syntax, whose `start` the text is. At most one of these three may be set.
         max_new_tokens: the largest number of new tokens; None = up to the model's length.
         min_new_tokens: the number of tokens before which EOS and stop tokens are masked and stop strings ignored.
         stop: the strings that end the text; they are cut from it unless include_stop is set.
@@ -50,6 +56,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     n: int = 1
+    json_schema: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -59,6 +68,14 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     keep_special_tokens: bool = False
     include_stop: bool = False
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The constraint of the text, if there is one."""
+        for kind in _CONSTRAINTS:
+            if (text := getattr(self, kind)) is not None:
+                return Constraint(kind, text)
+        return None
 
     def validate(self, vocab_size: int) -> None:
         """Checks all values for a model of that vocabulary.
@@ -87,6 +104,7 @@ class SamplingParams:
             raise _bad("sampling.seed", self.seed, "an unsigned 64-bit integer")
         self._validate_bias(vocab_size)
         self._validate_stopping(vocab_size)
+        self._validate_constraint()
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
@@ -100,6 +118,14 @@ class SamplingParams:
                 raise _bad("sampling.logit_bias", f"token id {token}", f"ids below the vocabulary's {vocab_size}")
             if not math.isfinite(bias):
                 raise _bad("sampling.logit_bias", bias, "finite values")
+
+    def _validate_constraint(self) -> None:
+        given = [kind for kind in _CONSTRAINTS if getattr(self, kind) is not None]
+        for kind in given[1:]:
+            raise _bad(f"sampling.{kind}", f"set beside {given[0]}", "the only one of json_schema, regex and grammar")
+        for name in ("min_new_tokens", "ignore_eos"):
+            if given and getattr(self, name):
+                raise _bad(f"stopping.{name}", getattr(self, name), f"unset beside {given[0]}, which says where to end")
 
     def _validate_stopping(self, vocab_size: int) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:

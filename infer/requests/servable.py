@@ -1,8 +1,10 @@
 """The checks of a request against the served model, before the engine queues it."""
 
+from dataclasses import replace
 from typing import Final
 
 from ...core.errors import InvalidRequest
+from ..constraints.compiler import Grammars
 from .events import ModelInfo, Request
 from .prompts import check_length
 
@@ -34,3 +36,15 @@ def check_servable(request: Request, info: ModelInfo, has_tokenizer: bool) -> No
             "Stop strings need text, and the checkpoint has no tokenizer.json; use stop_token_ids.",
             field="stopping.stop",
         )
+
+
+def with_grammar(request: Request, grammars: Grammars) -> Request:
+    """Returns a request with the grammar of its constraint, if it has one; not for an event loop (see `compile`).
+
+    Raises:
+        InvalidRequest: see `Grammars.compile`.
+    """
+    constraint = request.params.constraint
+    if constraint is None or request.grammar is not None:
+        return request
+    return replace(request, grammar=grammars.compile(constraint))

@@ -10,7 +10,7 @@ from ..scheduling.step_plan import Array, SamplerOutput, SamplingRows
 
 _NUMBERS: Final = ("vocab", "row_stride", "mask_stride", "top_width")
 _OPTIONS: Final[dict[str, type[np.generic]]] = {
-    **dict.fromkeys(("target", "num_top", "top_k", "sample_index", "new_number"), np.int32),
+    **dict.fromkeys(("target", "num_top", "top_k", "sample_index", "new_number", "mask"), np.int32),
     **dict.fromkeys(("temperature", "top_p", "min_p"), np.float32),
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), np.float32),
     "seed": np.uint64,
@@ -65,7 +65,12 @@ class SamplingBlock:
         self.batch = SamplingBatch(vocab=vocab, top_width=top_width, **pointers)
 
     def fill(self, rows: SamplingRows, masks: Array | None = None) -> None:
-        """Copies the options of rows; bias, counts and masks are read where they are, until the next call."""
+        """Copies the options of rows; bias, counts and masks are read where they are, until the next call.
+
+        Args:
+            rows: the rows.
+            masks: see `sampler.run_sampler`; None = the rows have none.
+        """
         num_rows = len(rows)
         for name, column in self._options.items():
             column[:num_rows] = getattr(rows, name)

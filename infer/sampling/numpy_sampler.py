@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..scheduling.step_plan import NO_LOGPROBS, SAMPLE, Array, SamplerOutput, SamplingRows
+from ..scheduling.step_plan import NO_LOGPROBS, NO_MASK, SAMPLE, Array, SamplerOutput, SamplingRows
 from .block import most_alternatives
 from .exact_math import log, weights
 from .philox import gumbel, uniform
@@ -48,8 +48,8 @@ def _adjust(logits_V: Array, rows: SamplingRows, i: int, masks: Array | None) ->
     Repetition divides positive and multiplies negative logits (CTRL, arXiv 1909.05858), the others subtract.
     """
     result_V = logits_V.copy()
-    if masks is not None:
-        allowed_V = np.unpackbits(masks[i].view(np.uint8), bitorder="little")[: len(result_V)]
+    if masks is not None and rows.mask[i] != NO_MASK:
+        allowed_V = np.unpackbits(masks[rows.mask[i]].view(np.uint8), bitorder="little")[: len(result_V)]
         result_V[allowed_V == 0] = -np.inf
     biased, counted = (slice(*np.searchsorted(column, (i, i + 1))) for column in (rows.bias_row, rows.count_row))
     np.add.at(result_V, rows.bias_token[biased], rows.bias_value[biased])

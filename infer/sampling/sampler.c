@@ -12,8 +12,9 @@
 typedef struct {
     int64_t vocab, row_stride, mask_stride, top_width; /* in elements */
     const float *logits;
-    const uint32_t *masks; /* NULL: all tokens are allowed */
+    const uint32_t *masks; /* NULL: no row has one */
     const int32_t *target, *num_top, *top_k, *sample_index, *new_number;
+    const int32_t *mask; /* the number of a row's mask, negative: all tokens are allowed */
     const float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
     const uint64_t *seed;
     const int64_t *bias_start, *count_start; /* entries [bias_start[i], bias_start[i + 1]) are row i's */
@@ -32,18 +33,31 @@ static inline float clamped(float x)
     return x != x ? -INFINITY : x < FLT_MAX ? x : FLT_MAX;
 }
 
+/* Writes the logits of the tokens that a mask allows to x, and -inf for all others; bit id % 32 of word id / 32 allows. */
+static void mask_logits(const float *logits, const uint32_t *mask, int64_t vocab, float *x)
+{
+    for (int64_t first = 0; first < vocab; first += 32) {
+        const uint32_t allowed = mask[first / 32];
+        const int64_t n = vocab - first < 32 ? vocab - first : 32;
+        if (allowed == UINT32_MAX)
+            memcpy(x + first, logits + first, (size_t)n * sizeof *x);
+        else
+            for (int64_t i = 0; i < n; i++)
+                x[first + i] = allowed >> i & 1 ? logits[first + i] : -INFINITY;
+    }
+}
+
 /* Writes the logits after mask, bias and penalties to x; returns 0, with x as it was, if nothing changes them. */
 static int adjust(const sampling_batch *b, int64_t i, const float *logits, float *x)
 {
     const int64_t bias_stop = b->bias_start[i + 1], count_stop = b->count_start[i + 1];
-    if (!b->masks && b->bias_start[i] == bias_stop && b->count_start[i] == count_stop)
+    const int is_masked = b->masks && b->mask[i] >= 0;
+    if (!is_masked && b->bias_start[i] == bias_stop && b->count_start[i] == count_stop)
         return 0;
-    memcpy(x, logits, (size_t)b->vocab * sizeof *x);
-    if (b->masks) {
-        const uint32_t *mask = b->masks + i * b->mask_stride;
-        for (int64_t id = 0; id < b->vocab; id++)
-            x[id] = mask[id / 32] >> (id % 32) & 1 ? x[id] : -INFINITY;
-    }
+    if (is_masked)
+        mask_logits(logits, b->masks + b->mask[i] * b->mask_stride, b->vocab, x);
+    else
+        memcpy(x, logits, (size_t)b->vocab * sizeof *x);
     for (int64_t e = b->bias_start[i]; e < bias_stop; e++)
         x[b->bias_token[e]] += b->bias_value[e];
     const float repetition = b->repetition_penalty[i];

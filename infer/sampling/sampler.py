@@ -27,7 +27,8 @@ def run_sampler(
     Args:
         logits_RV: the raw logits in fp32, without padding of the vocabulary; consecutive in each row.
         rows: the options of the rows.
-        masks: uint32 [R, ceil(V / 32)], bit id % 32 of word id // 32 of a row allows the token; None = all tokens.
+        masks: uint32 [M, ceil(V / 32)]: the masks that `rows.mask` numbers; bit id % 32 of word id // 32 allows that
+            token; None = no row has a mask.
         sample: the implementation (see `best_sampler`).
     """
     return sample(logits_RV, rows, masks)

@@ -11,7 +11,7 @@ from .scheduler import ScheduledChunk
 from .sequence import UNKNOWN, Status
 from .sequence import Sequence as Sample
 from .step_message import OPENED, StepMessage
-from .step_plan import NO_LOGPROBS, Array, SamplingRow
+from .step_plan import NO_LOGPROBS, NO_MASK, Array, SamplingRow
 from .token_counts import TokenCounts
 
 
@@ -65,6 +65,7 @@ class BatchWriter:
         """
         spans, tokens, blocks = array("i"), array("i"), array("i")
         opened: list[tuple[int, Sample]] = []
+        num_masks = 0
         for chunk in chunks:
             sequence, start, length = chunk.sequence, chunk.start, chunk.length
             slot = self._slots.get(sequence)
@@ -84,10 +85,14 @@ class BatchWriter:
                 blocks.extend(sequence.blocks[slot.num_blocks :])
                 slot.num_blocks += num_added
             new_number = len(output) if stop == num_prompt + len(output) else -1
-            spans.extend((slot.number, start, length, given, new_number, num_added))
+            is_masked = new_number >= 0 and sequence.matcher is not None
+            spans.extend(
+                (slot.number, start, length, given, new_number, num_added, num_masks if is_masked else NO_MASK)
+            )
+            num_masks += is_masked
         rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
         return StepMessage(
-            _ints(spans).reshape(-1, 6),
+            _ints(spans).reshape(-1, 7),
             _ints(tokens),
             _ints(blocks),
             *self._options(opened),

@@ -116,13 +116,17 @@ class LiveRequest:
                 max_reused=sys.maxsize
                 if index or params.prompt_logprobs is None
                 else max(0, request.logprobs_from - 1),
+                matcher=None if request.grammar is None else request.grammar.start(),
             )
             for index in range(params.n)
         )
         self._on_event = on_event
         self._tokenizer = served.tokenizer
         self.stopping = eos_token_ids.union(params.stop_token_ids)
-        self._outputs = [SampleOutput(i, params, served.tokenizer, eos_token_ids, max_new) for i in range(params.n)]
+        self._outputs = [
+            SampleOutput(each.index, params, served.tokenizer, eos_token_ids, max_new, each.matcher)
+            for each in self.sequences
+        ]
         self._num_unfinished = params.n
         self._prompt_logprobs: list[TokenLogprob] = []
         self._next_scored = request.logprobs_from

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...text.tokenizer import DetokenizerStream, Tokenizer
+from ..constraints.grammar import Matcher
 from ..requests.events import Delta, FinishReason, TokenLogprob
 from ..requests.sampling_params import SamplingParams
 
@@ -79,6 +80,7 @@ class SampleOutput:
         tokenizer: the checkpoint's tokenizer; None = the checkpoint has none, and all texts are empty.
         eos_token_ids: the EOS tokens that end this sample.
         max_new_tokens: the largest number of new tokens of this sample.
+        matcher: the state of the constraint, which this object moves on; None without one.
     """
 
     def __init__(
@@ -88,12 +90,14 @@ class SampleOutput:
         tokenizer: Tokenizer | None,
         eos_token_ids: Collection[int],
         max_new_tokens: int,
+        matcher: Matcher | None = None,
     ) -> None:
         self.index = index
         self.num_tokens = 0
         self._params = params
         self._eos_token_ids = eos_token_ids
         self._max_new_tokens = max_new_tokens
+        self._matcher = matcher
         self._stream = DetokenizerStream(tokenizer, params.keep_special_tokens) if tokenizer else _NO_TEXT
         self._stop = StopStrings(params.stop, params.include_stop)
 
@@ -118,6 +122,10 @@ class SampleOutput:
             return Ending(FinishReason.EOS)
         if token in self._params.stop_token_ids:
             return Ending(FinishReason.STOP_TOKEN, token)
+        if self._matcher is not None:
+            self._matcher.take(token)
+            if self._matcher.is_complete:
+                return Ending(FinishReason.EOS)  # which alone could follow
         if self.num_tokens >= self._max_new_tokens:
             return Ending(FinishReason.LENGTH)
         return None

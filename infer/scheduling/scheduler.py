@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...core.errors import DeadlinePassed, Overloaded, PromptTooLong
+from ..options import EngineOptions
 from .block_allocator import BlockAllocator
 from .block_tables import BlockTables
 from .cost import StepCost, StepSize
@@ -53,6 +54,12 @@ class Limits:
     max_batched_tokens: int
     max_model_len: int
     max_step_seconds: float | None = None
+
+    @staticmethod
+    def of(options: EngineOptions, max_model_len: int) -> "Limits":
+        """Returns the limits of an engine whose sequences have at most `max_model_len` tokens."""
+        seconds = None if options.max_step_ms is None else options.max_step_ms / 1000
+        return Limits(options.max_running, options.max_queued, options.max_batched_tokens, max_model_len, seconds)
 
 
 class Scheduler:

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Final
 
+from ..constraints.grammar import Matcher
 from ..requests.sampling_params import SamplingParams
 from .prefix_keys import BlockKey
 
@@ -48,6 +49,7 @@ class Sequence:
         num_published: the number of leading blocks that were published under their keys.
         output_keys: the keys of the full blocks that end in the output.
         preemptions: the number of times that the scheduler took its blocks away.
+        matcher: the state of its constraint after its known tokens; None without one.
     """
 
     request_id: str
@@ -73,6 +75,7 @@ class Sequence:
     num_published: int = 0
     output_keys: list[BlockKey] = field(default_factory=list)
     preemptions: int = 0
+    matcher: Matcher | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.prompt)

@@ -3,12 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from ...core.errors import TkError
+from ..constraints.grammar import ALL_TOKENS
 from .batch_writer import BatchWriter
 from .live_request import LiveRequest
 from .scheduler import ScheduledChunk, Scheduler
-from .sequence import UNKNOWN
+from .sequence import UNKNOWN, Status
 from .sequence import Sequence as Sample
-from .step_plan import SamplingRow
+from .step_plan import Array, SamplingRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,29 @@ class StepInFlight:
     message: bytes
     chunks: Sequence[ScheduledChunk]
     rows: Sequence[WantedRow]
+
+    def masks(self) -> tuple[Array, list[tuple[LiveRequest, TkError]]] | None:
+        """Makes the masks of its rows, in their order, when all tokens before the step are known; None without any.
+
+        Returns:
+            uint32 [M, W], and the requests whose constraints failed. A row of an ended sample gets a mask of all
+            tokens.
+        """
+        rows = [row for row in self.rows if row.scored is None and row.sequence.matcher is not None]
+        if not rows:
+            return None
+        masks: list[Array] = []
+        failed: list[tuple[LiveRequest, TkError]] = []
+        for row in rows:
+            matcher = row.sequence.matcher
+            assert matcher is not None, "it is one of those with a constraint"
+            mask = np.full(matcher.num_words, ALL_TOKENS)
+            if row.sequence.status is not Status.FINISHED:
+                matcher.write_mask(mask)
+                if (error := matcher.error) is not None:
+                    failed.append((row.request, error))
+            masks.append(mask)
+        return np.stack(masks), failed
 
 
 def prepare_step(chunks: Sequence[ScheduledChunk], live: Mapping[str, LiveRequest], batch: BatchWriter) -> StepInFlight:

@@ -17,6 +17,7 @@ Array = npt.NDArray[Any]
 
 SAMPLE: Final = -1  # the target of a row whose token the sampler chooses
 NO_LOGPROBS: Final = -1
+NO_MASK: Final = -1
 _NOTHING: Final = (np.empty(0, np.int32), np.empty(0, np.int32))
 
 
@@ -34,6 +35,7 @@ class SamplingRow:
         sample_index, new_number: the counter of the noise: the number of the sample and of its new token.
         bias: token id -> the value to add to its logit; -inf bans the token.
         counts: the tokens under penalties, as they are when the row is packed.
+        mask: the number of its mask among the step's masks, or NO_MASK: all tokens are allowed.
     """
 
     token: int
@@ -51,6 +53,7 @@ class SamplingRow:
     new_number: int = 0
     bias: Mapping[int, float] | None = None
     counts: TokenCounts | None = None
+    mask: int = NO_MASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class SamplingRows:
     seed: Array  # uint64 [R]
     sample_index: Array  # int32 [R]
     new_number: Array  # int32 [R]
+    mask: Array  # int32 [R]
     bias_row: Array  # int32
     bias_token: Array  # int32
     bias_value: Array  # float32
@@ -79,6 +83,11 @@ class SamplingRows:
 
     def __len__(self) -> int:
         return len(self.token)
+
+    @property
+    def are_masked(self) -> bool:
+        """Whether one of the rows has a mask."""
+        return bool((self.mask != NO_MASK).any())
 
     def part(self, first: int, stop: int) -> "SamplingRows":
         """Returns rows [first, stop), numbered from 0."""
@@ -130,6 +139,7 @@ class SamplingRows:
                 ("seed", np.uint64),
                 ("sample_index", np.int32),
                 ("new_number", np.int32),
+                ("mask", np.int32),
             )
         }
         return SamplingRows(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ...core.errors import WorkerDied
+from ..constraints.compiler import Grammars
 from ..requests.events import Event, ModelInfo, Request
 
 
@@ -27,6 +28,10 @@ class ServedEngine(Protocol):
     @property
     def info(self) -> ModelInfo:
         """The description of the served model."""
+
+    @property
+    def grammars(self) -> Grammars:
+        """The grammars of constraints over the model's vocabulary."""
 
     @property
     def tokenizer(self) -> ServedTokenizer | None:

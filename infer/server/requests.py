@@ -11,7 +11,7 @@ from ..requests.events import ModelInfo
 from .errors import NotBuilt, RoleMissing, UnknownModel
 
 # The fields of the wire that this version knows and does not implement.
-NOT_BUILT: Final = ("chat", "sampling.json_schema", "sampling.regex")
+NOT_BUILT: Final = ("chat",)
 
 
 def check_request(request: pb.GenerateRequest, info: ModelInfo) -> None:

@@ -15,6 +15,7 @@ from ..requests.completion import CompletionBuilder
 from ..requests.events import Request
 from ..requests.prompts import check_length
 from ..requests.sampling_params import SamplingParams
+from ..requests.servable import with_grammar
 from ..requests.streams import EventStream, Wakeups
 from .engine_protocol import ServedEngine, ServedTokenizer
 from .errors import Draining, NotBuilt, NoTokenizer
@@ -121,7 +122,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             ids = await self._encode(request.text, request.no_special_tokens)
         check_length(len(ids), info.max_model_len)
         params = self._with_default_length(params, len(ids))
-        return Request(
+        made = Request(
             request_id,
             tuple(ids),
             params,
@@ -129,6 +130,9 @@ class GenerationService(pb_grpc.GenerationServicer):
             deadline=deadline,
             cache=cache_from_request(request),
         )
+        if params.constraint is None:
+            return made
+        return await asyncio.to_thread(with_grammar, made, self._engine.grammars)
 
     def _with_default_length(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Sets the server's default limit if the client set none, but never below the client's min_new_tokens."""

@@ -43,7 +43,7 @@ class PersistentBatch:
     def plan(self, message: StepMessage) -> StepPlan:
         """Applies the changes of a step's message and returns the step's plan. `feed` must follow before the next."""
         self._open(message)
-        slot, start, length, given, new_number, num_added = np.ascontiguousarray(message.spans.T)
+        slot, start, length, given, new_number, num_added, mask = np.ascontiguousarray(message.spans.T)
         if len(message.blocks):
             self._extend(slot, num_added, message.blocks)
         first = np.cumsum(length, dtype=np.int32) - length
@@ -60,7 +60,7 @@ class PersistentBatch:
             span_length=length,
             span_context=start + length,
             block_tables=self._tables[slot, :widest],
-            rows=self._rows(message.scored, slot, first + length - 1, new_number),
+            rows=self._rows(message.scored, slot, first + length - 1, new_number, mask),
         )
 
     def feed(self, token_ids: Array) -> None:
@@ -124,7 +124,7 @@ class PersistentBatch:
         tokens[np.repeat(given, length) == 1] = known
         return tokens
 
-    def _rows(self, scored: Array, slot: Array, last_token: Array, new_number: Array) -> SamplingRows:
+    def _rows(self, scored: Array, slot: Array, last_token: Array, new_number: Array, mask: Array) -> SamplingRows:
         """Returns the rows of scored tokens and of the spans that sample, in the order of their tokens."""
         spans = np.flatnonzero(new_number >= 0)
         slots, numbers = slot[spans], new_number[spans]
@@ -132,6 +132,7 @@ class PersistentBatch:
             token=last_token[spans],
             target=np.full(len(spans), -1, np.int32),
             new_number=numbers,
+            mask=mask[spans],
             **{name: column[slots] for name, column in self._options.items()},
             **self._entries(slots, numbers),
         )

@@ -25,6 +25,7 @@ from ..planning.job import Job
 from ..program.lower import lower, serving_slices
 from ..program.weights import load_params
 from ..scheduling.step_message import StepMessage
+from ..scheduling.step_plan import Array
 from .ipc import Frame, error_frame, receive, send
 from .persistent_batch import PersistentBatch
 
@@ -83,7 +84,8 @@ def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend])
 def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch, answers: bool) -> None:
     """Computes steps until the engine ends. A step may come before the tokens of the one before it.
 
-    Ranks that sample know these tokens; the others receive them from the engine, after every step.
+    Ranks that sample know these tokens; the others receive them from the engine, after every step. The masks of a step
+    come after it, and before all later steps.
 
     Args:
         answers: whether this rank sends the results to the engine.
@@ -97,9 +99,23 @@ def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch
         else:
             ahead.append(StepMessage.decode(frame.body))
         if ahead and knows_tokens:
-            output = backend.step(batch.plan(ahead.popleft()))
+            output = backend.step(batch.plan(ahead.popleft()), lambda: _masks(connection))
             knows_tokens = output is not None
             if output is not None:
                 if answers:
                     send(connection, Frame("result", body=output.encode()))
                 batch.feed(output.token_ids)
+
+
+def _masks(connection: socket.socket) -> Array:
+    """Waits for the masks of the step that is computed: uint32 [M, W], M and W before them.
+
+    Raises:
+        WorkerDied: the engine has ended.
+    """
+    frame = receive(connection)
+    if frame is None:
+        raise WorkerDied("The engine ended before it sent the masks of a step.")
+    shape = np.frombuffer(frame.body, np.int32, 2)
+    masks: Array = np.frombuffer(frame.body, np.uint32, offset=shape.nbytes).reshape(shape)
+    return masks

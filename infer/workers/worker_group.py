@@ -9,9 +9,11 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final
 
+import numpy as np
+
 from ...core.errors import Cancelled, WorkerDied
 from ..planning.job import Job
-from ..scheduling.step_plan import SamplerOutput
+from ..scheduling.step_plan import Array, SamplerOutput
 from .ipc import Frame, error_from, receive, send
 from .processes import WorkerProcesses
 
@@ -101,6 +103,15 @@ class WorkerGroup:
         A rank that cannot be reached is reported by `receive`.
         """
         self._send(Frame("step", body=message), self._connections, timeout)
+
+    def send_masks(self, masks: Array, timeout: float) -> None:
+        """Sends the masks of the last step, uint32 [M, W], to the ranks that sample; they wait for them.
+
+        All steps before it must be answered already.
+        """
+        body = np.array(masks.shape, np.int32).tobytes() + masks.tobytes()
+        sampling = [connection for connection in self._connections if connection not in self._uninformed]
+        self._send(Frame("masks", body=body), sampling, timeout)
 
     def receive(self, timeout: float) -> SamplerOutput:
         """Returns the answer of rank 0 to the oldest step without one.

@@ -145,6 +145,7 @@ PROMISED = {
     | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"}
     | {"--no-prefix-cache"},
     "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json", "--chat", "--tp"}
+    | {"--json-schema", "--regex", "--grammar"}
     | {"--threads", "--dtype", "--kv-dtype", "--kv-memory", "--max-model-len", "--kernels"}
     | {"--no-prefix-cache"},
     "eval": {

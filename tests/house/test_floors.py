@@ -26,6 +26,7 @@ FLOORS = {
 SUB_FLOORS = {
     "checkpoint": {"files": 0, "format": 1, "read": 2, "run": 3, "save": 4, "convert": 5},
     "infer": {
+        "constraints": 0,
         "kv_formats": 0,
         "options": 1,
         "requests": 2,

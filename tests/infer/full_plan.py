@@ -3,13 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tk.infer.scheduling.scheduler import ScheduledChunk
 from tk.infer.scheduling.sequence import Sequence as Sample
-from tk.infer.scheduling.step_plan import NO_LOGPROBS, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.step_plan import NO_LOGPROBS, NO_MASK, SamplingRow, SamplingRows, StepPlan
 from tk.infer.scheduling.token_counts import TokenCounts
 
 
@@ -45,7 +45,10 @@ def full_plan(
         positions.append(position)
         slots.append(tables[i, position // block_size] * block_size + position % block_size)
         if chunk.samples:
-            rows.append(sampling_row(chunk.sequence, chunk.stop, len(tokens) - 1, stopping))
+            row = sampling_row(chunk.sequence, chunk.stop, len(tokens) - 1, stopping)
+            if chunk.sequence.matcher is not None:
+                row = replace(row, mask=sum(other.mask != NO_MASK for other in rows))
+            rows.append(row)
     return StepPlan(
         tokens=np.array(tokens, np.int32),
         positions=np.concatenate(positions),

@@ -11,6 +11,7 @@ from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
 from ...sampling.sampler import best_sampler, run_sampler
 from ...scheduling.step_plan import Array, SamplerOutput, StepPlan, spans_within
+from ..backend import Masks, no_masks
 from .interpreter import Interpreter
 from .kv_cache import KVCache
 from .paged_attention import PagedAttention
@@ -46,13 +47,15 @@ class ModelRunner:
             self.head_sizes = agreeing_sizes(head, weights.dtype, MAX_HEAD_ROWS, tp)
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan) -> SamplerOutput | None:
+    def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput | None:
         """Computes a step, stores its keys and values; returns the sampler's output on rank 0, else None."""
-        outputs = []
+        outputs, found = [], None
         for first, logits_RV in self._logits(plan):
             if self._tp.rank == 0:
+                if found is None and plan.rows.are_masked:
+                    found = masks()
                 rows = plan.rows.part(first, first + len(logits_RV))
-                outputs.append(run_sampler(logits_RV.cpu().numpy(), rows, None, self._sample))
+                outputs.append(run_sampler(logits_RV.cpu().numpy(), rows, found, self._sample))
         return SamplerOutput.join(outputs) if outputs else None
 
     @torch.inference_mode()

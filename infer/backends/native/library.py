@@ -53,6 +53,7 @@ class Kernels:
             called before threads start.
         step: computes a model's step, and the logits of its first `head_count` wanted rows.
         head: computes the logits of `head_count` wanted rows of the last step, from `head_first` on.
+        sample: samples the rows whose logits a `step` or `head` without sampling computed.
         multiply: a product alone: packed weight, rows, stride, number of rows, result, its stride.
         pack: packs a weight: its structure with `data`, source, bytes of a value, strides of rows and columns.
         start_threads: starts a model's threads and returns their number.
@@ -64,6 +65,7 @@ class Kernels:
     refusal: Callable[[], bytes]
     step: Callable[..., Any]
     head: Callable[..., Any]
+    sample: Callable[..., Any]
     multiply: Callable[..., Any]
     pack: Callable[..., Any]
     start_threads: Callable[..., Any]
@@ -92,6 +94,7 @@ def load_kernels(instruction_set: str) -> Kernels | None:
         _function(library, f"tk_refusal_{instruction_set}", [], c_char_p),
         _function(library, f"tk_step_{instruction_set}", [model]),
         _function(library, f"tk_head_{instruction_set}", [model]),
+        _function(library, f"tk_sample_{instruction_set}", [model]),
         _function(library, f"tk_multiply_{instruction_set}", [matrix, *rows]),
         _function(library, "tk_pack", [matrix, c_void_p, c_int64, c_int64, c_int64]),
         _function(library, "tk_start_threads", [model, c_int32], c_int32),

@@ -12,7 +12,7 @@ from ...program.operations import Head
 from ...sampling.native_sampler import native_sampler
 from ...sampling.sampler import run_sampler
 from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows, StepPlan
-from ..backend import CacheShape
+from ..backend import CacheShape, Masks, no_masks
 from .library import Kernels
 from .operations import prepare_operations
 from .packing import PackedWeights, format_of
@@ -74,15 +74,23 @@ class NativeRunner:
         if self._model.pool:
             self._functions.stop_threads(byref(self._model))
 
-    def step(self, plan: StepPlan) -> SamplerOutput:
-        """Computes a step, stores its keys and values; returns the sampler's output on every rank."""
-        outputs = []
-        self._model.sampling = self._sampler.address if self._sampler else None
+    def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput:
+        """Computes a step, stores its keys and values; returns the sampler's output on every rank.
+
+        Where a row has a mask, the logits are computed while it is made, and sampled in a call of their own.
+        """
+        outputs, found, are_masked = [], None, plan.rows.are_masked
+        sampler = self._sampler
+        self._model.sampling = sampler.address if sampler and not are_masked else None
         for rows in self._run(plan):
-            if self._sampler is not None:
-                outputs.append(self._sampler.output(rows))
-            else:  # every rank comes to the same results
-                outputs.append(run_sampler(self._logits(len(rows)), rows))
+            if are_masked and found is None:
+                found = masks()
+            if sampler is None:  # every rank comes to the same results
+                outputs.append(run_sampler(self._logits(len(rows)), rows, found))
+                continue
+            if are_masked:
+                self._sample(sampler, rows, found)
+            outputs.append(sampler.output(rows))
         return outputs[0] if len(outputs) == 1 else SamplerOutput.join(outputs)
 
     def logits(self, plan: StepPlan) -> Array:
@@ -101,12 +109,19 @@ class NativeRunner:
         for first in range(0, max(1, num_rows), self._state.max_head_rows):
             rows = plan.rows.part(first, first + self._state.max_head_rows)
             model.head_first, model.head_count = first, len(rows)
-            if self._sampler is not None:
+            if self._sampler is not None and model.sampling:
                 self._sampler.prepare(rows)
             compute(byref(model))
             yield rows
             compute = self._functions.head
         arrays.clear()  # they had to live as long as the kernels read them
+
+    def _sample(self, sampler: StepSampler, rows: SamplingRows, masks: Array | None) -> None:
+        """Samples the rows whose logits were computed last."""
+        sampler.prepare(rows, masks)
+        self._model.sampling = sampler.address
+        self._functions.sample(byref(self._model))
+        self._model.sampling = None  # as long as the step goes on
 
     def _logits(self, num_rows: int) -> Array:
         """Returns the logits of all ranks without padding; a view on one rank."""

@@ -39,9 +39,9 @@ class StepSampler:
         """The address of the arguments, for `NativeModel.sampling`."""
         return addressof(self._arguments)
 
-    def prepare(self, rows: SamplingRows) -> None:
-        """Sets the options of the rows that the next call of the kernels samples."""
-        self._block.fill(rows)
+    def prepare(self, rows: SamplingRows, masks: Array | None = None) -> None:
+        """Sets the options of the rows that the next call of the kernels samples, and the masks that they number."""
+        self._block.fill(rows, masks)
 
     def output(self, rows: SamplingRows) -> SamplerOutput:
         """Returns the samples of these rows, those of other ranks included."""

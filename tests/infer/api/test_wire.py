@@ -42,7 +42,7 @@ PROMISED = {
     "Chat": "messages",
     "ChatMessage": "role content",
     "Sampling": "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty logit_bias seed n "
-    "json_schema regex",
+    "json_schema regex grammar",
     "Stopping": "max_new_tokens min_new_tokens stop stop_token_ids ignore_eos",
     "OutputOptions": "logprobs prompt_logprobs keep_special_tokens include_stop",
     "CacheOptions": "bypass salt",
@@ -95,8 +95,10 @@ def test_the_model_comes_back_as_it_was() -> None:
 
 def test_params_come_back_as_they_were() -> None:
     default = SamplingParams()
-    assert all(getattr(EVERY_OPTION, name) != getattr(default, name) for name in vars(default))
-    for params in (EVERY_OPTION, replace(EVERY_OPTION, seed=0), default):
+    constraints = {"json_schema": "{}", "regex": "a*", "grammar": ""}  # one at a time, and without some other options
+    assert all(getattr(EVERY_OPTION, name) != getattr(default, name) for name in vars(default).keys() - constraints)
+    constrained = [SamplingParams(**{name: text}) for name, text in constraints.items()]  # type: ignore[arg-type]
+    for params in (EVERY_OPTION, replace(EVERY_OPTION, seed=0), default, *constrained):
         request = pb.GenerateRequest()
         params_to_request(params, request)
         assert params_from_request(pb.GenerateRequest.FromString(request.SerializeToString())) == params

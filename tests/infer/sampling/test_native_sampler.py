@@ -67,13 +67,16 @@ def batches(draw: st.DrawFn) -> tuple[Logits, SamplingRows, Logits | None]:
         new_number=st.integers(0, 100000),
         bias=st.dictionaries(tokens, st.sampled_from([-5.0, 2.5, 3e38, -np.inf]), max_size=4),
         counts=st.dictionaries(tokens, st.integers(0, 5), max_size=12).map(TokenCounts),
+        mask=st.integers(-1, 2),
     )
     batch = SamplingRows.pack(draw(st.lists(rows, min_size=num_rows, max_size=num_rows)))
     masks = None
     if draw(st.booleans()):
-        words = (num_rows, (vocab + 31) // 32)
+        words = (3, (vocab + 31) // 32)
         generator = np.random.default_rng(draw(st.integers(0, 99)))
         masks = generator.integers(0, 2**32, words, np.uint32) & generator.integers(0, 2**32, words, np.uint32)
+        whole = generator.random(words)
+        masks[whole < 0.2], masks[whole > 0.8] = 0, 2**32 - 1
     for bad in draw(st.sampled_from([(), (), (), (np.nan,), (np.inf, -np.inf)])):
         logits[draw(st.integers(0, num_rows - 1)), draw(tokens)] = bad
     return logits, batch, masks
@@ -144,7 +147,7 @@ def test_a_block_is_used_again_by_other_rows() -> None:
     logits = logits_of("normal", 5, (3, 500))
     batches = [
         [SamplingRow(0, num_top=4, bias={7: 30.0}, temperature=1.0), SamplingRow(0, target=3, num_top=1)],
-        [SamplingRow(0, temperature=1.0, seed=5)] * 3,
+        [SamplingRow(0, temperature=1.0, seed=5, mask=i) for i in (2, -1, 0)],
         [SamplingRow(0, num_top=0, counts=TokenCounts({3: 1}), repetition_penalty=1.5)],
     ]
     masks = np.full((3, 16), 0x0F0F0F0F, np.uint32)

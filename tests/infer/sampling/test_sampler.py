@@ -1,6 +1,6 @@
 """The sampler against slow numpy written from docs/wire.md, and against torch's log_softmax and topk."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -129,13 +129,18 @@ def test_a_mask_allows_tokens(sample: Sample) -> None:
     bits = np.packbits(allowed, axis=-1, bitorder="little")
     masks = np.zeros((64, (VOCAB + 31) // 32 * 4), np.uint8)
     masks[:, : bits.shape[-1]] = bits
+    masks32 = masks.view(np.uint32)
     for options in ({"temperature": 0.0}, {"temperature": 2.0}, {"temperature": 2.0, "top_k": 3}):
-        rows = SamplingRows.pack([SamplingRow(0, seed=seed, bias={39: 9.0}, **options) for seed in range(64)])  # type: ignore[arg-type]
-        chosen = run_sampler(logits, rows, masks.view(np.uint32), sample).token_ids
-        assert np.take_along_axis(allowed, chosen[:, None], -1).all()
+        rows = SamplingRows.pack([SamplingRow(0, seed=i, bias={39: 9.0}, mask=63 - i, **options) for i in range(64)])  # type: ignore[arg-type]
+        chosen = run_sampler(logits, rows, masks32, sample).token_ids
+        assert np.take_along_axis(allowed[::-1], chosen[:, None], -1).all()
         assert len(set(chosen.tolist())) > 5
         everything = run_sampler(logits, rows, np.full_like(masks, 255).view(np.uint32), sample)
-        assert everything.token_ids.tolist() == run_sampler(logits, rows, None, sample).token_ids.tolist()
+        free = run_sampler(logits, rows, None, sample).token_ids.tolist()
+        assert everything.token_ids.tolist() == free
+        mixed = run_sampler(logits, replace(rows, mask=np.where(np.arange(64) % 2, rows.mask, -1)), masks32, sample)
+        assert mixed.token_ids[::2].tolist() == free[::2]
+        assert mixed.token_ids[1::2].tolist() == chosen[1::2].tolist()
 
 
 def test_logprobs_are_of_the_raw_logits(sample: Sample) -> None:

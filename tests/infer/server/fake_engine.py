@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tk.core.errors import Cancelled, TkError, WorkerDied
+from tk.infer.constraints.compiler import Grammars
 from tk.infer.requests.events import (
     Delta,
     Done,
@@ -92,6 +93,7 @@ class FakeEngine:
     def __init__(self, script: Callable[[Request], Sequence[Event]] = whole_answer, info: ModelInfo = INFO) -> None:
         self.info = info
         self.tokenizer: ByteTokenizer | None = ByteTokenizer()
+        self.grammars = Grammars(None, info.vocab_size, info.eos_token_ids)
         self.script = script
         self.refusal: TkError | None = None
         self.requests: list[Request] = []

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tk.cli.generate import generate
 from tk.cli.main import main
 from tk.cli.serve import serve
 from tk.core.dtypes import COMPUTE_NAMES
+from tk.core.errors import InvalidRequest
 from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import Unavailable
 from tk.infer.backends.native.library import instruction_sets
@@ -110,6 +113,46 @@ def test_a_server_on_native_kernels_loads_no_torch_and_takes_little_memory(share
     status = [Path(f"/proc/{process}/status").read_text().splitlines() for process in processes]
     resident = sum(int(line.split()[1]) << 10 for lines in status for line in lines if line.startswith("VmRSS:"))
     assert resident < 150 << 20, "this model's weights are nothing"
+
+
+SHAPE = '{"type": "array", "items": {"enum": [1, "two", null]}, "minItems": 2, "maxItems": 4}'
+
+
+def test_answers_keep_their_constraints(shared: Serving) -> None:
+    params = SamplingParams(json_schema=SHAPE, seed=3, n=4)
+    with Client(shared.target) as client:
+        [completion] = client.generate("a list:", params)
+        for choice in completion.choices:
+            items = json.loads(choice.text)
+            assert 2 <= len(items) <= 4
+            assert all(item in (1, "two", None) for item in items)
+            assert choice.finish_reason is FinishReason.EOS
+        streamed = "".join(delta.text for delta in client.stream("a list:", replace(params, n=1)))
+        assert streamed == completion.choices[0].text
+        for wrong in (SamplingParams(json_schema="{"), SamplingParams(regex="a("), SamplingParams(grammar="start: b")):
+            constraint = wrong.constraint
+            assert constraint is not None
+            with pytest.raises(InvalidRequest, match="cannot be used") as error:
+                client.generate("a list:", wrong)
+            assert error.value.field == constraint.field
+            with pytest.raises(InvalidRequest, match="cannot be used"):
+                list(client.stream("a list:", wrong))
+
+
+def test_generate_command_keeps_a_constraint(shared: Serving, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text(SHAPE)
+    grammar.write_text('start: "yes" | "no"')
+    for option, value, words in (
+        ("--json-schema", str(schema), r"\[.*\]"),
+        ("--regex", "[ab]{3}", "[ab]{3}"),
+        ("--grammar", str(grammar), "yes|no"),
+    ):
+        result = CliRunner().invoke(generate, [shared.target, option, value, "import os"])
+        assert result.exit_code == 0
+        assert re.fullmatch(words, result.stdout.removesuffix("\n"))
+    grammar.write_bytes(b"\xff")
+    assert main(["generate", shared.target, "--grammar", str(grammar), "import os"]) == 2
 
 
 def test_generate_command_streams_from_a_server(shared: Serving) -> None:

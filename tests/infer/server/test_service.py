@@ -292,8 +292,9 @@ def test_a_fault_of_ours_is_internal_with_error_info(stub: Any, engine: FakeEngi
         ({"text": "hi", "model": "other"}, "NOT_FOUND"),
         ({"text": "hi", "priority": 1}, "PERMISSION_DENIED"),
         ({"chat": {"messages": [{"role": "user", "content": "hi"}]}}, "UNIMPLEMENTED"),
-        ({"text": "hi", "sampling": {"json_schema": ""}}, "UNIMPLEMENTED"),
-        ({"text": "hi", "sampling": {"regex": "a*"}}, "UNIMPLEMENTED"),
+        ({"text": "hi", "sampling": {"json_schema": ""}}, "INVALID_ARGUMENT"),
+        ({"text": "hi", "sampling": {"regex": "a*"}}, "INVALID_ARGUMENT"),
+        ({"text": "hi", "sampling": {"grammar": "start: /a/"}, "stopping": {"ignore_eos": True}}, "INVALID_ARGUMENT"),
     ],
 )
 def test_requests_that_never_reach_the_engine(

@@ -3,10 +3,12 @@
 import random
 from collections import Counter
 from dataclasses import fields
+from typing import cast
 
 import numpy as np
 import pytest
 
+from tk.infer.constraints.grammar import Matcher
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
@@ -90,6 +92,8 @@ class Traffic:
         sequence = Sequence(str(number), number % 3, number, params, 2**64 - 1 - number, prompt, longest)
         sequence.root = sequence.request_id.encode()  # slots have one owner: nothing is shared
         sequence.priority, sequence.principal = choose([0, 0, 1]), choose("aab")
+        if self.random.random() < 0.3:
+            sequence.matcher = cast(Matcher, object())  # the batch only asks whether there is one
         sequence.deadline = number + choose([3, 40]) if self.random.random() < 0.2 else None
         self.live.append(sequence)
         self.scheduler.add([sequence])
@@ -136,6 +140,7 @@ class Traffic:
     def compute(self, message: bytes, planned: list[Planned], scored: list[SamplingRow]) -> None:
         plan = self.batch.plan(StepMessage.decode(message))
         assert_same(plan, full_plan(planned, BLOCK_SIZE, STOPPING, scored))
+        self.seen["masked"] += plan.rows.are_masked
         self.cache.step(plan, planned)
         sampling = [chunk for chunk in planned if chunk.samples]
         tokens = [next_token(chunk.sequence.tokens(0, chunk.stop)) for chunk in sampling]
@@ -160,7 +165,7 @@ def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int) -
         traffic.run(400)
         seen += traffic.seen
     assert seen["steps"] > 2000
-    assert min(seen["preempted"], seen["cancelled"], seen["expired"], seen["scored"]) > 10
+    assert min(seen["preempted"], seen["cancelled"], seen["expired"], seen["scored"], seen["masked"]) > 10
     assert bool(seen["computed in vain"]) == bool(seen["left out"]) == bool(ahead)
 
 
@@ -202,4 +207,4 @@ def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
             scheduler.advance(chunk)
             chunk.sequence.append(UNKNOWN)
     assert lengths[0] > 8 * 4999 * 4, "the prompts"
-    assert lengths[1] < 300, "a decode step has 6 numbers for each sequence"
+    assert lengths[1] < 300, "a decode step has 7 numbers for each sequence"

@@ -128,6 +128,12 @@ static void run_head(void *argument, int32_t thread) {
     finish_head(m, thread);
 }
 
+static void run_sample(void *argument, int32_t thread) {
+    struct model *m = argument;
+    sample(m, thread);
+    if (m->tp > 1) meet_all(m, thread);
+}
+
 // Computes m->step, and the logits of its first m->head_count wanted rows.
 __attribute__((visibility("default"))) void NAMED(tk_step_, TK_NAME)(struct model *m) {
     tk_pool_run(m->pool, run_step, m);
@@ -136,6 +142,12 @@ __attribute__((visibility("default"))) void NAMED(tk_step_, TK_NAME)(struct mode
 // Computes the logits of further wanted rows of the last step: m->head_count of them from m->head_first on.
 __attribute__((visibility("default"))) void NAMED(tk_head_, TK_NAME)(struct model *m) {
     tk_pool_run(m->pool, run_head, m);
+}
+
+// Samples the m->head_count rows whose logits were computed last without sampling; waits for the results of all ranks.
+__attribute__((visibility("default"))) void NAMED(tk_sample_, TK_NAME)(struct model *m) {
+    m->sampling->next = 0;
+    tk_pool_run(m->pool, run_sample, m);
 }
 
 // A product alone, for tests: rows of x by a packed weight.

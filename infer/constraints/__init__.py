@@ -1,0 +1,1 @@
+"""Constrained output: JSON schemas, regular expressions and grammars as masks over the vocabulary."""

@@ -1,0 +1,142 @@
+"""Building of grammars: the vocabulary as the grammar library reads it, the limits, and the errors in our words."""
+
+import json
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ...core.errors import InvalidRequest
+from ...core.integers import ceil_div
+from ...text.tokenizer import Tokenizer
+from .grammar import Constraint, Grammar, first_line
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_BYTES: Final = 1 << 18  # of a constraint's text
+_NUM_KEPT: Final = 32  # grammars; their states have some hundred KiB each
+_JSON: Final = {"whitespace_flexible": False, "lenient": False}  # wins over a schema's own "x-guidance"
+# The limits of a grammar: its symbols, the work of building it (about 20 ms), states of its lexer (1 to 2 KiB each).
+_GRAMMAR_SIZE: Final = 200_000
+_BUILD_FUEL: Final = 1_000_000
+_LEXER_STATES: Final = 50_000
+# The limits of a mask: items of a row of the parser; the work of the lexer (about 7 ms) and of the parser (about 3 ms).
+_ROW_ITEMS: Final = 2_000
+_MASK_FUEL: Final = 100_000
+_MASK_ITEMS: Final = 50_000
+
+
+class MissingExtra(InvalidRequest):
+    """A request that needs an optional package which is not installed where the model is served."""
+
+    grpc_status = "UNIMPLEMENTED"
+
+
+class Grammars:
+    """The grammars of a model's vocabulary, built on demand and kept for requests with the same constraint.
+
+    Args:
+        tokenizer: the checkpoint's tokenizer; None if it has none.
+        vocab_size: the number of tokens of the model's vocabulary.
+        eos_token_ids: the tokens that end a sample.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, eos_token_ids
+        self._vocabulary: LLTokenizer | None = None
+        self._building = threading.Lock()  # guards the vocabulary
+        self._kept: OrderedDict[Constraint, Grammar] = OrderedDict()
+        self._lock = threading.Lock()  # guards the kept grammars
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """Returns the grammar of a constraint; any thread may call, but not an event loop's: it takes milliseconds.
+
+        The first call also builds the vocabulary, which takes half a second per 50,000 tokens.
+
+        Raises:
+            MissingExtra: the grammar library is not installed.
+            InvalidRequest: the constraint is malformed, impossible or too large, or there is no tokenizer.
+        """
+        with self._lock:
+            if constraint in self._kept:
+                self._kept.move_to_end(constraint)
+                return self._kept[constraint]
+        if len(constraint.text.encode(errors="replace")) > MAX_BYTES:
+            raise InvalidRequest(
+                f"{constraint.field} has more than {MAX_BYTES} bytes; send a shorter one.", field=constraint.field
+            )
+        grammar = Grammar(constraint, self._build(constraint), self._vocab_size)
+        with self._lock:
+            self._kept[constraint] = grammar
+            if len(self._kept) > _NUM_KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def _build(self, constraint: Constraint) -> "LLMatcher":
+        vocabulary = self._known_vocabulary(constraint)
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(
+            max_grammar_size=_GRAMMAR_SIZE,
+            initial_lexer_fuel=_BUILD_FUEL,
+            max_lexer_states=_LEXER_STATES,
+            max_items_in_row=_ROW_ITEMS,
+            step_lexer_fuel=_MASK_FUEL,
+            step_max_items=_MASK_ITEMS,
+            verbose_errors=False,
+        )
+        matcher = LLMatcher(vocabulary, _library_text(constraint), log_level=0, limits=limits)
+        mask = np.zeros(ceil_div(self._vocab_size, 32), np.uint32)
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # finds texts that can never be
+        if matcher.is_error():
+            why = first_line(matcher.get_error())
+            raise _wrong(constraint, "no text matches it" if why.startswith("NoExtension") else why)
+        return matcher
+
+    def _known_vocabulary(self, constraint: Constraint) -> "LLTokenizer":
+        """Returns the vocabulary, built by the first thread that needs it."""
+        if self._tokenizer is None:
+            raise _wrong(constraint, "it needs text, and the checkpoint has no tokenizer.json")
+        with self._building:
+            if self._vocabulary is None:
+                try:
+                    from llguidance import LLTokenizer
+                except ImportError as error:
+                    raise MissingExtra(
+                        f"{constraint.field} needs the extra `structured` where the model is served: "
+                        "pip install 'tk-toolkit[structured]'.",
+                        field=constraint.field,
+                    ) from error
+                try:
+                    self._vocabulary = LLTokenizer(
+                        self._tokenizer.to_json(),
+                        n_vocab=self._vocab_size,
+                        eos_token=list(self._eos_token_ids) or None,
+                    )
+                except ValueError as error:
+                    raise _wrong(constraint, f"the checkpoint's tokenizer cannot be used for it: {error}") from error
+            return self._vocabulary
+
+
+def _library_text(constraint: Constraint) -> str:
+    """Returns a constraint as the grammar library reads it."""
+    from llguidance import LLMatcher
+
+    if constraint.kind == "regex":
+        return LLMatcher.grammar_from_regex(constraint.text)
+    if constraint.kind == "grammar":
+        return LLMatcher.grammar_from_lark(constraint.text)
+    try:
+        schema: Any = json.loads(constraint.text)
+        if not isinstance(schema, dict):
+            raise _wrong(constraint, f"a schema is a JSON object, not {type(schema).__name__}")
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)  # type: ignore[arg-type]  # a plain dict
+    except (ValueError, RecursionError) as error:
+        raise _wrong(constraint, f"it is no JSON: {error}") from error
+
+
+def _wrong(constraint: Constraint, why: str) -> InvalidRequest:
+    return InvalidRequest(f"{constraint.field} cannot be used: {why}.", field=constraint.field)
