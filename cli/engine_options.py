@@ -26,6 +26,11 @@ kernels_option = click.option(
 kv_memory_option = click.option(
     "--kv-memory", type=ByteSize(), help="Size of the KV cache per rank, for example 512MiB."
 )
+speculate_option = click.option(
+    "--speculate",
+    type=click.IntRange(0),
+    help="Most proposals per step for a sequence's next tokens, taken from its own text; default: 0.",
+)
 max_model_len_option = click.option(
     "--max-model-len", type=click.IntRange(1), help="Most tokens of a request, prompt and output together."
 )

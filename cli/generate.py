@@ -18,6 +18,7 @@ from .engine_options import (
     kv_dtype_option,
     kv_memory_option,
     max_model_len_option,
+    speculate_option,
     threads_option,
     tp_option,
 )
@@ -59,6 +60,7 @@ _TEXT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @kv_dtype_option
 @kv_memory_option
 @max_model_len_option
+@speculate_option
 @kernels_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, which describes the model too.")
 def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json: bool, **options: Any) -> None:

@@ -12,6 +12,7 @@ from .engine_options import (
     kv_dtype_option,
     kv_memory_option,
     max_model_len_option,
+    speculate_option,
     threads_option,
     tp_option,
 )
@@ -45,6 +46,7 @@ EXIT_INTERRUPTED = 130
     help="Compute every prompt whole, also what earlier requests began with.",
 )
 @max_model_len_option
+@speculate_option
 @click.option("--max-running", type=click.IntRange(1), help="Most sequences that are computed at the same time.")
 @click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
 @click.option(

@@ -25,8 +25,7 @@ from .requests.servable import check_servable, with_grammar
 from .scheduling.batch_writer import BatchWriter
 from .scheduling.live_request import LiveRequest, Served
 from .scheduling.scheduler import Limits, Scheduler
-from .scheduling.sequence import Status
-from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step
+from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step, take_token
 from .workers.masks import send_masks
 from .workers.processes import WorkerProcesses
 from .workers.restarts import Availability, Watcher, turn_with_restarts
@@ -56,7 +55,7 @@ class Engine:
         self.grammars = Grammars(source.tokenizer, source.info.vocab_size, source.info.eos_token_ids)
         self.memory = memory = source.memory
         self._source = source
-        self._served = Served.of(source.info, source.tokenizer, options.prefix_cache)
+        self._served = Served.of(source.info, source.tokenizer, options.prefix_cache, options.speculate)
         self._workers = WorkerGroup(processes)
         self._batch = BatchWriter(options.max_running, lambda sequence: self._live[sequence.request_id].stopping)
         self._in_flight: StepInFlight | None = None
@@ -254,15 +253,18 @@ class Engine:
     def _turn(self) -> bool:
         """Sends the next step, takes the results of the one before it, or sleeps if there is neither.
 
-        So the workers compute while this thread sends events and plans. They carry out steps in order: a block that a
-        step in flight touches can be given away to a later step. Returns False when the engine must close.
+        So the workers compute while this thread sends events and plans. Steps are carried out in order: blocks that one
+        in flight touches can be given away. Only one with proposals is taken first. Returns False at the end.
         """
+        before, self._in_flight = self._in_flight, None
+        if before is not None and before.has_proposals:
+            self._take(before)
+            before = None
         self._end_unwanted()
         with self._lock:
             if self._closing:
                 return False
             chunks = [chunk for chunk in self._scheduler.schedule() if self._batch.can_write(chunk)]
-        before, self._in_flight = self._in_flight, None
         if chunks:
             step = prepare_step(chunks, self._live, self._batch)
             with self._lock:
@@ -284,26 +286,24 @@ class Engine:
         return True
 
     def _take(self, step: StepInFlight) -> None:
-        """Waits for the results of a step and sends its events. Rows of ended sequences are dropped."""
+        """Waits for the results of a step and sends its events."""
         result = self._workers.receive(self.options.step_timeout)
         with self._lock:
             self._scheduler.observe(step.chunks, (now := time.monotonic()) - self._begun)
         self._begun = now  # of the step that the workers know already
-        is_finite = result.finite.tolist()
         touched: dict[LiveRequest, None] = {}
         for index, row in enumerate(step.rows):
-            request, sequence = row.request, row.sequence
-            if request.is_over or sequence.status is Status.FINISHED:
+            if row.is_void:
                 continue
-            touched[request] = None
-            if not is_finite[index]:
-                name = request.request.request_id
+            touched[request := row.request] = None
+            if not result.finite[index]:
+                name = row.sequence.request_id
                 self._fail(request, TkError(f"The model's logits for request {name} are not finite."))
             elif row.scored is not None:
                 request.score(row.scored, result, index)
-            elif request.take(sequence, row.position, result, index):
+            else:
                 with self._lock:
-                    self._scheduler.finish(sequence)
+                    take_token(row, result, index, self._scheduler)
         self._send_masks()
         for request in touched:
             if request.is_over:

@@ -32,6 +32,8 @@ class EngineOptions:
         block_size: the number of tokens per block, a divisor of 256.
         prefix_cache: whether a request begins after the leading tokens whose keys and values an earlier one left in the
             cache; without it only the samples of a request share blocks.
+        speculate: the largest number of proposals for the next tokens of a sequence, taken from its own text, that a
+            step computes and checks; 0 = none. No answer depends on it.
         max_model_len: the largest number of tokens of a sequence, prompt included; None = the limit of the model and
             the cache.
         max_running: the largest number of sequences that are computed at the same time.
@@ -55,6 +57,7 @@ class EngineOptions:
     threads: int | None = None
     block_size: int = 32
     prefix_cache: bool = True
+    speculate: int = 0
     max_model_len: int | None = None
     max_running: int = 64
     max_queued: int = 1024
@@ -74,7 +77,7 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value}; it must be 1 or more.")
-        for name in ("max_queued", "max_restarts"):
+        for name in ("max_queued", "max_restarts", "speculate"):
             value = getattr(self, name)
             if value < 0:
                 raise ConfigError(f"{name} = {value}; it must be 0 or more.")

@@ -258,11 +258,19 @@ def _usage_to_wire(usage: Usage) -> pb.Usage:
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
+        proposed_tokens=usage.proposed_tokens,
+        accepted_tokens=usage.accepted_tokens,
     )
 
 
 def _usage_from_wire(usage: pb.Usage) -> Usage:
-    return Usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        proposed_tokens=usage.proposed_tokens,
+        accepted_tokens=usage.accepted_tokens,
+    )
 
 
 def _timing_to_wire(timing: Timing) -> pb.Timing:

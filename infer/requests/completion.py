@@ -131,8 +131,13 @@ def _choice(index: int, sample: _Sample, finished: Finished) -> Choice:
 
 
 def _whole_usage(usages: Sequence[Usage]) -> Usage:
-    """Returns the usage of the request: the prompt counts once, and the new tokens of all samples are summed."""
-    return replace(usages[0], completion_tokens=sum(usage.completion_tokens for usage in usages))
+    """Returns the usage of the request: the prompt counts once, and the other tokens of all samples are summed."""
+    return replace(
+        usages[0],
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        proposed_tokens=sum(usage.proposed_tokens for usage in usages),
+        accepted_tokens=sum(usage.accepted_tokens for usage in usages),
+    )
 
 
 def _whole_timing(timings: Sequence[Timing]) -> Timing:

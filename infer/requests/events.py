@@ -85,11 +85,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Usage:
-    """The numbers of tokens of a request."""
+    """The numbers of tokens of a request; of `completion_tokens`, `accepted_tokens` were among the proposed ones."""
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)

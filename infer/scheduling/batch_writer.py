@@ -67,32 +67,33 @@ class BatchWriter:
         opened: list[tuple[int, Sample]] = []
         num_masks = 0
         for chunk in chunks:
-            sequence, start, length = chunk.sequence, chunk.start, chunk.length
+            sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
             slot = self._slots.get(sequence)
             if slot is None or slot.preemptions != sequence.preemptions:
                 slot = self._open(sequence)
                 opened.append((slot.number, sequence))
-            stop, num_prompt, output = start + length, sequence.num_prompt, sequence.output
-            given = stop <= num_prompt or output[stop - num_prompt - 1] != UNKNOWN
-            if not given:
-                assert length == 1, "an unknown token is computed alone"
-            elif length == 1:
+            num_prompt, output = sequence.num_prompt, sequence.output
+            is_fed = stop > num_prompt and output[stop - num_prompt - 1] == UNKNOWN
+            if is_fed:
+                assert stop - start == 1, "an unknown token is computed alone, or before proposals"
+            elif stop - start == 1:
                 tokens.append(output[start - num_prompt] if start >= num_prompt else sequence.prompt[start])
             else:
                 tokens.extend(sequence.tokens(start, stop))
+            tokens.extend(chunk.proposals)
             num_added = len(sequence.blocks) - slot.num_blocks
             if num_added:
                 blocks.extend(sequence.blocks[slot.num_blocks :])
                 slot.num_blocks += num_added
-            new_number = len(output) if stop == num_prompt + len(output) else -1
-            is_masked = new_number >= 0 and sequence.matcher is not None
-            spans.extend(
-                (slot.number, start, length, given, new_number, num_added, num_masks if is_masked else NO_MASK)
-            )
+            is_masked = chunk.is_last and sequence.matcher is not None
+            mask = num_masks if is_masked else NO_MASK
+            num_rows = 1 + len(chunk.proposals) if chunk.is_last else 0
+            length = chunk.length
+            spans.extend((slot.number, start, length, length - is_fed, len(output), num_rows, num_added, mask))
             num_masks += is_masked
         rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
         return StepMessage(
-            _ints(spans).reshape(-1, 7),
+            _ints(spans).reshape(-1, 8),
             _ints(tokens),
             _ints(blocks),
             *self._options(opened),

@@ -35,9 +35,14 @@ class BlockTables:
         """The number of tokens that the whole cache holds."""
         return self.allocator.num_blocks * self.block_size
 
-    def missing(self, sequence: Sequence) -> int:
-        """Returns the number of blocks that the sequence's known tokens need and that it does not have."""
-        return max(0, ceil_div(sequence.num_tokens, self.block_size) - len(sequence.blocks))
+    def missing(self, sequence: Sequence, num_more: int = 0) -> int:
+        """Returns the number of blocks that the sequence's tokens and so many more need and that it does not have."""
+        return max(0, ceil_div(sequence.num_tokens + num_more, self.block_size) - len(sequence.blocks))
+
+    def room(self, sequence: Sequence, spare: int) -> int:
+        """Returns how many more tokens a sequence can have if `spare` blocks must be available afterwards."""
+        num_blocks = len(sequence.blocks) + max(0, self.allocator.num_available - spare)
+        return num_blocks * self.block_size - sequence.num_tokens
 
     def num_cached(self, sequence: Sequence) -> int:
         """Returns how many leading tokens of a waiting sequence need not be computed if it is admitted now."""
@@ -72,9 +77,9 @@ class BlockTables:
         sequence.num_published = len(shared)
         return True
 
-    def grow(self, sequence: Sequence) -> None:
-        """Gives a sequence the blocks that its known tokens need; the caller has checked that they are available."""
-        if missing := self.missing(sequence):
+    def grow(self, sequence: Sequence, num_more: int = 0) -> None:
+        """Gives a sequence the blocks for its tokens and so many more; the caller knows that they are available."""
+        if missing := self.missing(sequence, num_more):
             self.publish(sequence)
             sequence.blocks += self.allocator.allocate(missing)
 

@@ -22,10 +22,12 @@ from ..requests.events import (
     TopLogprob,
     Usage,
 )
+from ..requests.sampling_params import SamplingParams
 from .output import Ending, SampleOutput
 from .prefix_keys import cache_fingerprint, prompt_keys, root_digest
 from .scheduler import ScheduledChunk
 from .sequence import Sequence
+from .speculation import Speculation
 from .step_plan import SamplerOutput, SamplingRow
 
 _LOG: Final = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class Served:
         block_size: the number of tokens of a block.
         fingerprint: all that keys and values depend on, beside tokens (see `cache_fingerprint`).
         prefix_cache: whether requests may share blocks with others.
+        speculate: the largest number of proposals for the next tokens of a sequence.
     """
 
     tokenizer: Tokenizer | None
@@ -50,9 +53,10 @@ class Served:
     block_size: int
     fingerprint: str
     prefix_cache: bool
+    speculate: int = 0
 
     @staticmethod
-    def of(info: ModelInfo, tokenizer: Tokenizer | None, prefix_cache: bool) -> "Served":
+    def of(info: ModelInfo, tokenizer: Tokenizer | None, prefix_cache: bool, speculate: int) -> "Served":
         """Returns the properties of a described model."""
         return Served(
             tokenizer=tokenizer,
@@ -61,6 +65,7 @@ class Served:
             block_size=info.block_size,
             fingerprint=cache_fingerprint(info),
             prefix_cache=prefix_cache,
+            speculate=speculate,
         )
 
 
@@ -117,6 +122,7 @@ class LiveRequest:
                 if index or params.prompt_logprobs is None
                 else max(0, request.logprobs_from - 1),
                 matcher=None if request.grammar is None else request.grammar.start(),
+                speculation=Speculation(served.speculate) if served.speculate and may_speculate(params) else None,
             )
             for index in range(params.n)
         )
@@ -225,7 +231,13 @@ class LiveRequest:
             total_seconds=now - self._submitted,
             preemptions=sequence.preemptions,
         )
-        usage = Usage(sequence.num_prompt, self._num_cached, self._outputs[sequence.index].num_tokens)
+        usage = Usage(
+            prompt_tokens=sequence.num_prompt,
+            cached_tokens=self._num_cached,
+            completion_tokens=self._outputs[sequence.index].num_tokens,
+            proposed_tokens=sequence.num_proposed,
+            accepted_tokens=sequence.num_accepted,
+        )
         self._due.append(Finished(sequence.index, ending.reason, usage, timing, ending.matched))
         self._num_unfinished -= 1
         if not self._num_unfinished:
@@ -243,6 +255,11 @@ class LiveRequest:
 
     def _bytes(self, token: int) -> bytes:
         return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
+
+
+def may_speculate(params: SamplingParams) -> bool:
+    """Returns whether a request's tokens are proposed: not beside masks, nor beside log-probabilities of the prompt."""
+    return params.prompt_logprobs is None and params.constraint is None
 
 
 def _ignore(event: Event) -> None:

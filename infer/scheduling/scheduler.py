@@ -11,7 +11,7 @@ The oldest of the highest priority always runs on, so everyone ends. One sample 
 import bisect
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...core.errors import DeadlinePassed, Overloaded, PromptTooLong
@@ -22,7 +22,7 @@ from .cost import StepCost, StepSize
 from .fair_share import FairShare
 from .lazy_heap import LazyHeap
 from .sample_groups import SampleGroups
-from .sequence import Sequence, Status
+from .sequence import UNKNOWN, Sequence, Status
 from .step_budget import StepBudget
 from .wait_queue import WaitQueue
 
@@ -33,16 +33,22 @@ _MOST_RETRY_SECONDS: Final = 60.0  # sequences often end before their limits
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Tokens [start, start + length) of a sequence, which one step computes."""
+    """Tokens [start, start + length) of a sequence, which one step computes; the last of them may be proposals."""
 
     sequence: Sequence
     start: int
     length: int
+    proposals: tuple[int, ...] = ()
+
+    @property
+    def stop(self) -> int:
+        """The end of the sequence's own tokens, where the proposals begin."""
+        return self.start + self.length - len(self.proposals)
 
     @property
     def is_last(self) -> bool:
-        """Whether the step reaches the sequence's last known token, after which a new one is chosen."""
-        return self.start + self.length == self.sequence.num_tokens
+        """Whether the step reaches the sequence's last token, after which a new one is chosen."""
+        return self.stop == self.sequence.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +133,15 @@ class Scheduler:
             self.waiting.push(new[0])
 
     def schedule(self) -> tuple[ScheduledChunk, ...]:
-        """Chooses the next step: one token of every decoding sequence, then chunks of prompts.
+        """Chooses the next step: one token of every decoding sequence, then chunks of prompts, then proposals.
 
         The result is empty only if no sequence is live. The method allocates blocks and may preempt sequences. The
         caller must call `advance` for each chunk after the step.
         """
-        chunks = self._decode_chunks()
-        taken = {chunk.sequence for chunk in chunks}
+        decoding, chunks = self._decode_chunks(), list[ScheduledChunk]()
+        taken = {chunk.sequence for chunk in decoding}
         budget = StepBudget(self.limits.max_batched_tokens, self.limits.max_step_seconds, self.cost)
-        for chunk in chunks:
+        for chunk in decoding:
             budget.take(chunk.start, chunk.length)
         prompts = [sequence for sequence in self.running if sequence not in taken]
         for sequence in prompts:
@@ -146,6 +152,7 @@ class Scheduler:
             if not length:
                 break  # the tokens before it, which are computed, make its first token cost more than there is room for
             chunks.append(ScheduledChunk(first, first.num_computed, length))
+        chunks = [self._speculate(chunk, budget) for chunk in decoding] + chunks
         for chunk in chunks:
             self._shares.charge(chunk.sequence.principal, chunk.sequence.weight, chunk.length)
         return tuple(chunks)
@@ -158,13 +165,23 @@ class Scheduler:
         sequence = chunk.sequence
         if sequence.status is not Status.RUNNING:
             return False
-        sequence.num_computed = chunk.start + chunk.length
+        sequence.num_computed = chunk.stop
+        sequence.num_proposed += len(chunk.proposals)
         if chunk.start < sequence.num_prompt:
             self._tables.publish(sequence)
             if sequence.num_computed >= sequence.num_prompt:
                 for follower in self._groups.part(sequence):
                     self.waiting.push(follower)
         return True
+
+    def accept(self, sequence: Sequence) -> None:
+        """Records that the first proposal after a sequence's tokens came true, and that another token follows it.
+
+        The sequence runs: no step is chosen before the results of proposals, so none has preempted it.
+        """
+        sequence.num_computed += 1
+        sequence.num_accepted += 1
+        sequence.append(UNKNOWN)
 
     def finish(self, sequence: Sequence) -> None:
         """Removes a sequence in any state and frees its blocks; a second call does nothing."""
@@ -283,6 +300,24 @@ class Scheduler:
                 self._tables.grow(sequence)
                 chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1))
         return chunks
+
+    def _speculate(self, chunk: ScheduledChunk, budget: StepBudget) -> ScheduledChunk:
+        """Returns a decoding sequence's chunk with proposals, for which it takes blocks and budget that are left.
+
+        Blocks of proposals that do not come true stay with the sequence, for the tokens that come instead.
+        """
+        sequence = chunk.sequence
+        if sequence.speculation is None:
+            return chunk
+        most = min(sequence.max_tokens - sequence.num_tokens - 1, self._tables.room(sequence, len(self.running)))
+        most = budget.rest(chunk.stop, most)
+        new = sequence.tokens(len(sequence.speculation), sequence.num_known)
+        proposals = sequence.speculation.propose(new, sequence.num_tokens - sequence.num_known, most)
+        if not proposals:
+            return chunk
+        budget.take(chunk.stop, len(proposals))
+        self._tables.grow(sequence, len(proposals))
+        return replace(chunk, length=chunk.length + len(proposals), proposals=tuple(proposals))
 
     def _admit(self, sequence: Sequence) -> bool:
         """Lets a waiting sequence run, if there is a place and all of its known tokens fit; returns whether it does.

@@ -9,6 +9,7 @@ from typing import Final
 from ..constraints.grammar import Matcher
 from ..requests.sampling_params import SamplingParams
 from .prefix_keys import BlockKey
+from .speculation import Speculation
 
 UNKNOWN: Final = -1  # a token that the worker has sampled, or will have before this token's step
 
@@ -50,6 +51,8 @@ class Sequence:
         output_keys: the keys of the full blocks that end in the output.
         preemptions: the number of times that the scheduler took its blocks away.
         matcher: the state of its constraint after its known tokens; None without one.
+        speculation: makes proposals for its next tokens; None if there are none.
+        num_proposed, num_accepted: how many proposals were computed, and how many of them came true.
     """
 
     request_id: str
@@ -76,6 +79,9 @@ class Sequence:
     output_keys: list[BlockKey] = field(default_factory=list)
     preemptions: int = 0
     matcher: Matcher | None = None
+    speculation: Speculation | None = None
+    num_proposed: int = 0
+    num_accepted: int = 0
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.prompt)
@@ -99,6 +105,11 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """The number of known tokens that are not in the cache; 1 while decoding."""
         return self.num_prompt + len(self.output) - self.num_computed
+
+    @property
+    def num_known(self) -> int:
+        """The number of leading tokens that are not UNKNOWN: all, or all but the last."""
+        return self.num_tokens - (bool(self.output) and self.output[-1] == UNKNOWN)
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Returns the tokens at positions [start, stop)."""

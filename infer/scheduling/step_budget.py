@@ -4,7 +4,8 @@ from .cost import StepCost, StepSize
 
 
 class StepBudget:
-    """The part of a step's tokens and seconds that is left. Decoding takes its tokens first, prompts take the rest.
+    """The part of a step's tokens and seconds that is left. Decoding takes its tokens first, then prompts, then
+    proposals.
 
     Args:
         max_tokens: the largest number of tokens of the step.
@@ -27,11 +28,15 @@ class StepBudget:
 
     def room(self, start: int, wanted: int) -> int:
         """Returns how many of the `wanted` tokens of a prompt, from `start` on, the step can take."""
+        length = self.rest(start, wanted)
+        return length if self._has_prompt else max(length, min(1, wanted, self._num_left))
+
+    def rest(self, start: int, wanted: int) -> int:
+        """Returns how many of the `wanted` tokens, from `start` on, the step can take within all of its bounds."""
         length = min(wanted, self._num_left)
-        if length and self._max_seconds is not None:
-            length = self._cost.longest(self._size, start, length, self._max_seconds)
-            length = length if self._has_prompt else max(1, length)
-        return length
+        if length <= 0 or self._max_seconds is None:
+            return max(0, length)
+        return self._cost.longest(self._size, start, length, self._max_seconds)
 
     def take_prompt(self, start: int, wanted: int) -> int:
         """Takes as many of the `wanted` tokens as there is room for, and returns their number."""

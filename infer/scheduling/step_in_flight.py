@@ -12,17 +12,31 @@ from .live_request import LiveRequest
 from .scheduler import ScheduledChunk, Scheduler
 from .sequence import UNKNOWN, Status
 from .sequence import Sequence as Sample
-from .step_plan import Array, SamplingRow
+from .step_plan import Array, SamplerOutput, SamplingRow
 
 
 @dataclass(frozen=True, slots=True)
 class WantedRow:
-    """A row of logits of a step: it scores the token of `scored`, or chooses the sequence's token at `position`."""
+    """A row of logits of a step: it scores the token of `scored`, or chooses the sequence's token at `position`.
+
+    If it chooses a token after a proposal, it counts only if the token before it is `proposal`.
+    """
 
     request: LiveRequest
     sequence: Sample
     position: int
     scored: SamplingRow | None = None
+    proposal: int | None = None
+
+    @property
+    def is_void(self) -> bool:
+        """Whether its result is of no use: its sequence has ended, or a proposal before it did not come true."""
+        sequence = self.sequence
+        if self.request.is_over or sequence.status is Status.FINISHED:
+            return True
+        return self.proposal is not None and (
+            sequence.num_tokens != self.position or sequence.output[-1] != self.proposal
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,11 @@ class StepInFlight:
     message: bytes
     chunks: Sequence[ScheduledChunk]
     rows: Sequence[WantedRow]
+
+    @property
+    def has_proposals(self) -> bool:
+        """Whether the number of tokens that it gives a sequence is not known before its results."""
+        return any(chunk.proposals for chunk in self.chunks)
 
     def masks(self) -> tuple[Array, list[tuple[LiveRequest, TkError]]] | None:
         """Makes the masks of its rows, in their order, when all tokens before the step are known; None without any.
@@ -76,6 +95,8 @@ def prepare_step(chunks: Sequence[ScheduledChunk], live: Mapping[str, LiveReques
             rows.append(WantedRow(request, sequence, 0, row))
         if chunk.is_last:
             rows.append(WantedRow(request, sequence, sequence.num_tokens))
+            for i, proposal in enumerate(chunk.proposals, sequence.num_tokens + 1):
+                rows.append(WantedRow(request, sequence, i, proposal=proposal))
         if chunk.start < sequence.num_prompt:
             request.deliver()
         first += chunk.length
@@ -87,5 +108,13 @@ def record_step(step: StepInFlight, scheduler: Scheduler) -> None:
     for chunk in step.chunks:
         scheduler.advance(chunk)
     for row in step.rows:
-        if row.scored is None:
+        if row.scored is None and row.proposal is None:
             row.sequence.append(UNKNOWN)
+
+
+def take_token(row: WantedRow, result: SamplerOutput, index: int, scheduler: Scheduler) -> None:
+    """Gives a sequence the token of a row that is not void, at `index` of the results; ends it if it is complete."""
+    if row.proposal is not None:
+        scheduler.accept(row.sequence)
+    if row.request.take(row.sequence, row.position, result, index):
+        scheduler.finish(row.sequence)

@@ -24,7 +24,7 @@ OPENED: Final = np.dtype(
 )
 _INT: Final = np.dtype("<i4")
 _SECTIONS: Final = (
-    ("spans", _INT, 7),
+    ("spans", _INT, 8),
     ("tokens", _INT, 1),
     ("blocks", _INT, 1),
     ("opened", OPENED, 1),
@@ -42,10 +42,11 @@ class StepMessage:
     """The work of a step and the changes before it. Entries of `opened` have their lists end to end, in its order.
 
     Attributes:
-        spans: per sequence its slot, first position, number of tokens, whether `tokens` holds them (1, or 0: the step
-            computes the token that the worker sampled last for the slot), the number of the new token that it samples
-            (-1 = none), the number of its new blocks, and the number of the new token's mask among the step's masks
-            (-1 = none), which follow in a frame of their own: int32 [S, 7].
+        spans: per sequence its slot, first position, number of tokens, how many of them `tokens` holds (all, or all but
+            the first if that is the token that the worker sampled last for the slot), the number of the first new token
+            that it samples, the number of those that it samples (one after its own last token, and one after each of
+            the proposals behind that), the number of its new blocks, and the number of the new token's mask among the
+            step's masks (-1 = none), which follow in a frame of their own: int32 [S, 8].
         tokens: the given tokens of the spans, end to end: int32.
         blocks: the new blocks of the spans, end to end: int32.
         opened: slots that begin anew, with an empty table: OPENED.

@@ -35,6 +35,12 @@ class TokenCounts:
             self._pairs[0, place] = token
             self._pairs[1, place] += 1
 
+    def plus(self, tokens: Iterable[int]) -> "TokenCounts":
+        """Returns other counts, with one more occurrence of each token."""
+        found = TokenCounts(dict(self._pairs[:, : len(self)].T.tolist()))
+        found.add(tokens)
+        return found
+
     def columns(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Returns the token ids and their counts, int32 [N] each: views, which a later `add` may change."""
         return self._pairs[0, : len(self)], self._pairs[1, : len(self)]

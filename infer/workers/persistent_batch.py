@@ -8,6 +8,7 @@ from ...core.integers import ceil_div
 from ..scheduling.step_message import StepMessage
 from ..scheduling.step_plan import Array, SamplingRow, SamplingRows, StepPlan, entries
 from ..scheduling.token_counts import TokenCounts
+from .sampled_rows import SampledRows
 
 # The columns of a slot; SamplingRows has them per row.
 _OPTIONS: Final = {
@@ -38,12 +39,13 @@ class PersistentBatch:
         self._bias: dict[int, Columns] = {}
         self._early_bias: dict[int, Columns] = {}  # before the new token `min_new_tokens`
         self._counts: dict[int, TokenCounts] = {}
-        self._sampled: Columns = _NOTHING  # the slots of the last plan that sample, and their rows
+        self._sampled = SampledRows(*[np.empty(0, np.int32)] * 5)  # of the last plan
+        self._places, self._given = _NOTHING  # their numbers among all rows, and their own tokens
 
     def plan(self, message: StepMessage) -> StepPlan:
         """Applies the changes of a step's message and returns the step's plan. `feed` must follow before the next."""
         self._open(message)
-        slot, start, length, given, new_number, num_added, mask = np.ascontiguousarray(message.spans.T)
+        slot, start, length, given, number, num_rows, num_added, mask = np.ascontiguousarray(message.spans.T)
         if len(message.blocks):
             self._extend(slot, num_added, message.blocks)
         first = np.cumsum(length, dtype=np.int32) - length
@@ -53,22 +55,27 @@ class PersistentBatch:
             positions, slot_of_token = np.repeat(start, length) + within, np.repeat(slot, length)
         block = self._tables[slot_of_token, positions // self._block_size]
         widest = int(self._num_blocks[slot].max(initial=0))
+        tokens = self._tokens(message.tokens, slot, first, length != given)
+        sampled = SampledRows.of(np.stack([slot, first + length - num_rows, number, mask]), num_rows)
         return StepPlan(
-            tokens=self._tokens(message.tokens, slot, length, given),
+            tokens=tokens,
             positions=positions,
             slots=block * np.int32(self._block_size) + positions % self._block_size,
             span_length=length,
             span_context=start + length,
             block_tables=self._tables[slot, :widest],
-            rows=self._rows(message.scored, slot, first + length - 1, new_number, mask),
+            rows=self._rows(message.scored, tokens, sampled),
         )
 
     def feed(self, token_ids: Array) -> None:
-        """Takes the tokens of all rows of the last plan."""
-        slots, rows = self._sampled
-        self._last[slots] = token_ids[rows]
+        """Takes the tokens of all rows of the last plan; those after a wrong proposal do not count."""
+        slots, sampled = self._sampled.slot, token_ids[self._places]
+        if self._sampled.num_proposals.any():
+            counts = self._sampled.come_true(sampled, self._given)
+            slots, sampled = slots[counts], sampled[counts]
+        self._last[slots] = sampled
         if self._counts:
-            for slot, token in zip(slots.tolist(), token_ids[rows].tolist(), strict=True):
+            for slot, token in zip(slots.tolist(), sampled.tolist(), strict=True):
                 if slot in self._counts:
                     self._counts[slot].add((token,))
 
@@ -114,40 +121,47 @@ class PersistentBatch:
         self._tables[np.repeat(slot, num_added), np.repeat(first, num_added) + np.arange(len(blocks))] = blocks
         self._num_blocks[slot] = total
 
-    def _tokens(self, known: Array, slot: Array, length: Array, given: Array) -> Array:
-        if given.all():
+    def _tokens(self, known: Array, slot: Array, first: Array, is_fed: Array) -> Array:
+        """Returns the packed tokens: the known ones, and before them in some spans the token sampled last."""
+        num_fed = int(is_fed.sum())
+        if not num_fed:
             return known
-        if not len(known):
-            fed: Array = self._last[slot]
-            return fed
-        tokens = np.repeat(self._last[slot], length)
-        tokens[np.repeat(given, length) == 1] = known
+        tokens = np.empty(len(known) + num_fed, np.int32)
+        is_known = np.ones(len(tokens), np.bool_)
+        is_known[first[is_fed]] = False
+        tokens[~is_known], tokens[is_known] = self._last[slot[is_fed]], known
         return tokens
 
-    def _rows(self, scored: Array, slot: Array, last_token: Array, new_number: Array, mask: Array) -> SamplingRows:
-        """Returns the rows of scored tokens and of the spans that sample, in the order of their tokens."""
-        spans = np.flatnonzero(new_number >= 0)
-        slots, numbers = slot[spans], new_number[spans]
-        sampled = SamplingRows(
-            token=last_token[spans],
-            target=np.full(len(spans), -1, np.int32),
-            new_number=numbers,
-            mask=mask[spans],
-            **{name: column[slots] for name, column in self._options.items()},
-            **self._entries(slots, numbers),
+    def _rows(self, scored: Array, tokens: Array, sampled: SampledRows) -> SamplingRows:
+        """Returns the rows of scored tokens and of those that sample, in the order of their tokens."""
+        rows = SamplingRows(
+            token=sampled.token,
+            target=np.full(len(sampled.slot), -1, np.int32),
+            new_number=sampled.number,
+            mask=sampled.mask,
+            **{name: column[sampled.slot] for name, column in self._options.items()},
+            **self._entries(sampled, tokens),
         )
-        rows, places = sampled, np.arange(len(spans), dtype=np.int64)
+        self._places = np.arange(len(sampled.slot), dtype=np.int64)
         if len(scored):
-            others = SamplingRows.pack([SamplingRow(*row) for row in scored.tolist()])
-            rows, places = sampled.merge(others)
-        self._sampled = slots, places
+            rows, self._places = rows.merge(SamplingRows.pack([SamplingRow(*row) for row in scored.tolist()]))
+        self._sampled, self._given = sampled, tokens[sampled.token]
         return rows
 
-    def _entries(self, slots: Array, numbers: Array) -> dict[str, Array]:
+    def _entries(self, sampled: SampledRows, tokens: Array) -> dict[str, Array]:
+        slots = sampled.slot
         if not self._has_entries[slots].any():
             return {**entries("bias", (), np.float32), **entries("count", (), np.int32)}
-        is_early = (numbers < self._min_new[slots]).tolist()
+        is_early = (sampled.number < self._min_new[slots]).tolist()
         names = slots.tolist()
         bias = [(self._early_bias if e else self._bias)[name] for name, e in zip(names, is_early, strict=True)]
-        counts = [self._counts[name].columns() if name in self._counts else _NOTHING for name in names]
+        places = zip(names, sampled.token.tolist(), sampled.num_proposals.tolist(), strict=True)
+        counts = [self._counted(name, tokens[token + 1 - proposed : token + 1]) for name, token, proposed in places]
         return {**entries("bias", bias, np.float32), **entries("count", counts, np.int32)}
+
+    def _counted(self, slot: int, proposals: Array) -> Columns:
+        """Returns the counts of a slot, with proposals that a row takes for its output."""
+        counts = self._counts.get(slot)
+        if counts is None:
+            return _NOTHING
+        return (counts.plus(proposals.tolist()) if len(proposals) else counts).columns()

@@ -41,7 +41,9 @@ def test_json_is_one_document_with_the_answer(server: ServerThread, capsys: pyte
     assert main(["generate", server.target, "hi", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["prompt"], document["text"], document["finish_reason"]) == ("hi", "abc", "length")
-    assert document["usage"] == {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 3}
+    assert document["usage"] == {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 3} | dict.fromkeys(
+        ("proposed_tokens", "accepted_tokens"), 0
+    )
     assert (document["model"]["step"], document["model"]["manifest_sha256"]) == (7, "ab" * 32)
     assert document["model"]["kernels"] == "aten"
 

@@ -143,11 +143,11 @@ PROMISED = {
     "serve": {"--tp", "--host", "--port", "--dtype", "--kv-dtype", "--kv-memory", "--kv-blocks", "--max-model-len"}
     | {"--threads"}
     | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"}
-    | {"--no-prefix-cache"},
+    | {"--no-prefix-cache", "--speculate"},
     "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json", "--chat", "--tp"}
     | {"--json-schema", "--regex", "--grammar"}
     | {"--threads", "--dtype", "--kv-dtype", "--kv-memory", "--max-model-len", "--kernels"}
-    | {"--no-prefix-cache"},
+    | {"--no-prefix-cache", "--speculate"},
     "eval": {
         "--data",
         "--context",

@@ -22,12 +22,13 @@ class Planned:
     stop: int
     samples: bool
     blocks: tuple[int, ...]
+    proposals: tuple[int, ...] = ()
 
     @staticmethod
     def of(chunk: ScheduledChunk) -> "Planned":
         """Returns a chunk with a copy of its block table."""
         blocks = tuple(chunk.sequence.blocks)
-        return Planned(chunk.sequence, chunk.start, chunk.start + chunk.length, chunk.is_last, blocks)
+        return Planned(chunk.sequence, chunk.start, chunk.stop, chunk.is_last, blocks, chunk.proposals)
 
 
 def full_plan(
@@ -39,13 +40,15 @@ def full_plan(
     rows = list(scored)
     tables = np.zeros((len(planned), max(len(chunk.blocks) for chunk in planned)), np.int32)
     for i, chunk in enumerate(planned):
-        tokens += chunk.sequence.tokens(chunk.start, chunk.stop)
+        tokens += [*chunk.sequence.tokens(chunk.start, chunk.stop), *chunk.proposals]
+        stop = chunk.stop + len(chunk.proposals)
         tables[i, : len(chunk.blocks)] = chunk.blocks
-        position = np.arange(chunk.start, chunk.stop, dtype=np.int32)
+        position = np.arange(chunk.start, stop, dtype=np.int32)
         positions.append(position)
         slots.append(tables[i, position // block_size] * block_size + position % block_size)
-        if chunk.samples:
-            row = sampling_row(chunk.sequence, chunk.stop, len(tokens) - 1, stopping)
+        for i in range(len(chunk.proposals) + 1 if chunk.samples else 0):
+            first = len(tokens) - 1 - len(chunk.proposals)
+            row = sampling_row(chunk.sequence, chunk.stop, first + i, stopping, chunk.proposals[:i])
             if chunk.sequence.matcher is not None:
                 row = replace(row, mask=sum(other.mask != NO_MASK for other in rows))
             rows.append(row)
@@ -53,16 +56,18 @@ def full_plan(
         tokens=np.array(tokens, np.int32),
         positions=np.concatenate(positions),
         slots=np.concatenate(slots),
-        span_length=np.array([chunk.stop - chunk.start for chunk in planned], np.int32),
-        span_context=np.array([chunk.stop for chunk in planned], np.int32),
+        span_length=np.array([chunk.stop + len(chunk.proposals) - chunk.start for chunk in planned], np.int32),
+        span_context=np.array([chunk.stop + len(chunk.proposals) for chunk in planned], np.int32),
         block_tables=tables,
         rows=SamplingRows.pack(sorted(rows, key=lambda row: row.token)),
     )
 
 
-def sampling_row(sequence: Sample, length: int, token: int, stopping: Sequence[int] = ()) -> SamplingRow:
-    """Returns the row that chooses the token after the first `length` ones, at packed token `token`."""
-    params, output = sequence.params, sequence.tokens(sequence.num_prompt, length)
+def sampling_row(
+    sequence: Sample, length: int, token: int, stopping: Sequence[int] = (), proposals: Sequence[int] = ()
+) -> SamplingRow:
+    """Returns the row that chooses the token after the first `length` ones and proposals, at packed token `token`."""
+    params, output = sequence.params, [*sequence.tokens(sequence.num_prompt, length), *proposals]
     bias = dict(params.logit_bias)
     if len(output) < params.min_new_tokens:
         bias = {token: value for token, value in bias.items() if token not in stopping}

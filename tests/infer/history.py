@@ -1,6 +1,6 @@
 """Greedy decoding without processes that keeps every token's logits, to compare two schedules."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -10,6 +10,7 @@ from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.scheduler import Limits, Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Status
 from tk.infer.scheduling.sequence import Sequence as Sample
+from tk.infer.scheduling.speculation import Speculation
 from tk.infer.scheduling.step_message import StepMessage
 from tk.infer.workers.persistent_batch import PersistentBatch
 
@@ -24,6 +25,7 @@ class History:
         logits: by prompt, the logits behind each of its new tokens.
         tokens: by prompt, its new tokens.
         preemptions: the number of preemptions of all prompts together.
+        accepted, rejected: the numbers of proposals that came true, and of those that did not.
         in_vain: the number of tokens that were computed after the last of a prompt, in blocks that are free by then.
 
     Args:
@@ -33,6 +35,7 @@ class History:
         prompts: the prompts.
         num_new: the number of new tokens of each.
         ahead: the number of steps that are planned and sent before the tokens of the one before them are known.
+        speculation: returns what makes the proposals for a prompt, by its number.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class History:
         prompts: Sequence[Sequence[int]],
         num_new: int,
         ahead: int = 0,
+        speculation: Callable[[int], Speculation | None] = lambda number: None,
     ) -> None:
         self.runner = runner
         self.prompts = prompts
@@ -53,36 +57,51 @@ class History:
         self.logits: dict[int, list[torch.Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.preemptions = 0
-        self.in_vain = 0
+        self.accepted = self.rejected = self.in_vain = 0
+        self.speculation = speculation
 
     def run(self, which: Sequence[int]) -> "History":
         """Greedy decoding of those prompts together."""
         for i in which:
             longest = len(self.prompts[i]) + self.num_new + self.ahead
-            self.policy.add([Sample(str(i), 0, i, SamplingParams(), 0, self.prompts[i], longest)])
-        flights: list[tuple[bytes, list[tuple[Sample, int]]]] = []
+            sample = Sample(str(i), 0, i, SamplingParams(), 0, self.prompts[i], longest)
+            sample.speculation = self.speculation(i)
+            self.policy.add([sample])
+        flights: list[tuple[bytes, list[tuple[Sample, int, int | None]]]] = []
         while (chunks := self.policy.schedule()) or flights:
             chunks = tuple(chunk for chunk in chunks if self.writer.can_write(chunk))
             if chunks:
-                rows = [(chunk.sequence, chunk.sequence.num_new) for chunk in chunks if chunk.is_last]
+                rows = [
+                    (chunk.sequence, chunk.sequence.num_new + i, proposal)
+                    for chunk in chunks
+                    if chunk.is_last
+                    for i, proposal in enumerate((None, *chunk.proposals))
+                ]
                 flights.append((self.writer.write(chunks).encode(), rows))
                 for chunk in chunks:
                     self.policy.advance(chunk)
-                for sample, _ in rows:
-                    sample.append(UNKNOWN)
-            while len(flights) > (self.ahead if chunks else 0):
+                for sample, _, proposal in rows:
+                    sample.output += [UNKNOWN] if proposal is None else []
+            ahead = self.ahead if chunks and not any(chunk.proposals for chunk in chunks) else 0
+            while len(flights) > ahead:
                 self._compute(*flights.pop(0))
             self.policy.check_integrity()
         return self
 
-    def _compute(self, message: bytes, rows: Sequence[tuple[Sample, int]]) -> None:
+    def _compute(self, message: bytes, rows: Sequence[tuple[Sample, int, int | None]]) -> None:
         plan = self.batch.plan(StepMessage.decode(bytearray(message)))
         logits = torch.from_numpy(self.runner.logits(plan))
         self.batch.feed(logits.argmax(-1).numpy())
-        for (sample, place), row in zip(rows, logits, strict=True):
+        for (sample, place, proposal), row in zip(rows, logits, strict=True):
+            if proposal is not None and (place != sample.num_new or sample.output[-1] != proposal):
+                self.rejected += 1
+                continue
             if sample.status is Status.FINISHED:
                 self.in_vain += 1
                 continue
+            if proposal is not None:
+                self.accepted += 1
+                self.policy.accept(sample)
             self.logits.setdefault(sample.arrival, []).append(row)
             sample.output[place] = int(row.argmax())
             if place + 1 == self.num_new:

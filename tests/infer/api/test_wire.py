@@ -52,7 +52,7 @@ PROMISED = {
     "TokenLogprob": "token_id logprob rank token top",
     "TopLogprob": "token_id logprob token",
     "Finished": "index reason stop stop_token_id usage timing",
-    "Usage": "prompt_tokens cached_tokens completion_tokens",
+    "Usage": "prompt_tokens cached_tokens completion_tokens proposed_tokens accepted_tokens",
     "Timing": "queue_seconds first_token_seconds total_seconds preemptions",
     "GenerateResult": "request_id seed choices usage timing prompt_logprobs",
     "Choice": "index text token_ids logprobs reason stop stop_token_id",
@@ -63,7 +63,7 @@ PROMISED = {
 # Numbers that fp32 and fp64 hold exactly, no two of a message equal.
 FIRST = TokenLogprob(5, None, 0, b"a")
 SECOND = TokenLogprob(6, -0.5, 2, b"\xff", (TopLogprob(7, -0.25, b"b"), TopLogprob(6, -0.5, b"\xff")))
-USAGE, TIMING = Usage(3, 1, 7), Timing(0.25, 0.5, 1.5, 4)
+USAGE, TIMING = Usage(3, 1, 7, 6, 5), Timing(0.25, 0.5, 1.5, 4)
 EVENTS = [
     Started("r", 3, 1, 2**64 - 1, (FIRST, SECOND)),
     Delta(2, "caf\u00e9", (5, 6), (SECOND,)),

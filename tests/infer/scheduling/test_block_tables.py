@@ -31,6 +31,17 @@ def test_a_second_sequence_shares_the_full_blocks_and_computes_the_rest() -> Non
     assert tables.allocator.num_used == 4
 
 
+def test_room_is_that_of_own_blocks_and_of_those_left_by_others() -> None:
+    tables = BlockTables(6, 4)
+    sequence = admitted(tables, 0, PROMPT)
+    assert [tables.room(sequence, spare) for spare in (0, 1, 3, 9)] == [14, 10, 2, 2]
+    tables.grow(sequence, 3)
+    assert len(sequence.blocks) == 4
+    assert tables.missing(sequence, 6) == 0, "blocks of tokens that do not come stay"
+    sequence.num_computed -= 2
+    tables.check_integrity([sequence])
+
+
 def test_the_last_token_is_always_computed() -> None:
     tables = BlockTables(8, 4)
     admitted(tables, 0, PROMPT[:8])

@@ -17,6 +17,7 @@ from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.prefix_keys import BlockKey
 from tk.infer.scheduling.scheduler import Limits, Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
+from tk.infer.scheduling.speculation import Speculation
 from tk.infer.scheduling.step_message import StepMessage
 from tk.infer.workers.persistent_batch import PersistentBatch
 from tk.tests.infer.full_plan import Planned
@@ -39,6 +40,7 @@ class World:
 
     seed: int
     ahead: int
+    speculate: int = 0
     cells: dict[int, int] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     live: dict[Sequence, int] = field(default_factory=dict)  # and from where on its logits are wanted
@@ -77,6 +79,7 @@ class World:
                 prompt_keys=keys,
                 is_private=choose.random() < 0.1,
                 max_reused=wanted,
+                speculation=Speculation(self.speculate) if self.speculate else None,
             )
             for index in range(choose.choice((1, 1, 1, 3, 5)))
         ]
@@ -95,6 +98,8 @@ class World:
     def step(self) -> bool:
         """Plans a step, and computes those that are due; returns whether there was anything to compute."""
         policy = self.policy
+        while any(chunk.proposals for _, planned in self.flights for chunk in planned):
+            self.compute(*self.flights.pop(0))
         before = {sequence: sequence.num_computed for sequence in policy.running}
         scheduled = policy.schedule()
         policy.check_integrity()
@@ -123,27 +128,41 @@ class World:
         first, tokens = 0, []
         for chunk, table in zip(planned, plan.block_tables.tolist(), strict=True):
             sequence = chunk.sequence
-            slots = [table[i // BLOCK] * BLOCK + i % BLOCK for i in range(chunk.stop)]
-            for i in range(chunk.start, chunk.stop):
+            stop = chunk.stop + len(chunk.proposals)
+            slots = [table[i // BLOCK] * BLOCK + i % BLOCK for i in range(stop)]
+            for i in range(chunk.start, stop):
                 assert slots[i] == plan.slots[first + i - chunk.start]
                 cell = self.cells[slots[i - 1]] if i else hash(sequence.root)
                 self.cells[slots[i]] = hash((cell, int(plan.tokens[first + i - chunk.start])))
-            first += chunk.stop - chunk.start
+            first += stop - chunk.start
             found = [self.cells[slot] for slot in slots]
-            assert found == chain(sequence.root, sequence.tokens(0, chunk.stop)), "a step reads what is not its own"
-            tokens += [found[-1] % VOCAB] if chunk.samples else []
+            known = [*sequence.tokens(0, chunk.stop), *chunk.proposals]
+            assert found == chain(sequence.root, known), "a step reads what is not its own"
+            tokens += [cell % VOCAB for cell in found[chunk.stop - 1 :]] if chunk.samples else []
         self.batch.feed(np.array(tokens, np.int32))
-        for chunk, token in zip([chunk for chunk in planned if chunk.samples], tokens, strict=True):
-            sequence = chunk.sequence
-            sequence.output[chunk.stop - sequence.num_prompt] = token
-            if sequence.status is not Status.FINISHED and chunk.stop + 1 == sequence.max_tokens:
+        for chunk in planned:
+            self.take(chunk, [tokens.pop(0) for _ in range(len(chunk.proposals) + 1 if chunk.samples else 0)])
+
+    def take(self, chunk: Planned, tokens: list[int]) -> None:
+        """Gives a sequence the tokens that were chosen after its last token and after its proposals."""
+        sequence = chunk.sequence
+        for i, token in enumerate(tokens):
+            place = chunk.stop + i - sequence.num_prompt
+            if i and (sequence.status is Status.FINISHED or sequence.output[place - 1] != chunk.proposals[i - 1]):
+                self.seen["rejected"] += 1
+                return
+            if i:
+                self.policy.accept(sequence)
+                self.seen["accepted"] += 1
+            sequence.output[place] = token
+            if sequence.status is not Status.FINISHED and chunk.stop + i + 1 == sequence.max_tokens:
                 self.end(sequence)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize(("ahead", "speculate"), [(0, 0), (1, 0), (0, 4), (1, 1), (1, 6)])
 @pytest.mark.parametrize("seed", range(3))
-def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int) -> None:
-    world = World(seed, ahead)
+def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int, speculate: int) -> None:
+    world = World(seed, ahead, speculate)
     for _ in range(1000):
         if world.random.random() < 0.3:
             world.arrive()
@@ -156,6 +175,7 @@ def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int) -> None
         steps += 1
         assert steps < 5000, "the queue does not drain"
     assert min(world.seen["hits"], world.seen["shared"], world.seen["preemptions"]) > 10
+    assert (min(world.seen["accepted"], world.seen["rejected"]) > 20) == (speculate > 0)
     assert world.policy.allocator.num_available == world.num_blocks
 
 

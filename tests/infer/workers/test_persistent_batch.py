@@ -13,6 +13,7 @@ from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
+from tk.infer.scheduling.speculation import Speculation
 from tk.infer.scheduling.step_message import StepMessage
 from tk.infer.scheduling.step_plan import SAMPLE, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.persistent_batch import PersistentBatch
@@ -34,8 +35,8 @@ def assert_same(found: StepPlan, expected: StepPlan) -> None:
 
 
 def next_token(tokens: list[int]) -> int:
-    """Returns the token that a deterministic model chooses after these."""
-    return hash(tuple(tokens)) % VOCAB
+    """Returns the token that a deterministic model chooses after these; it repeats itself for a while."""
+    return hash((len(tokens) // 20, *tokens[-2:])) % VOCAB
 
 
 class SimulatedCache:
@@ -61,11 +62,12 @@ class Traffic:
     Args:
         seed: the seed of all choices.
         ahead: the number of steps that are planned before the results of a step are known.
+        speculate: the largest number of proposals; a step with some is not followed before its results are known.
     """
 
-    def __init__(self, seed: int, ahead: int) -> None:
+    def __init__(self, seed: int, ahead: int, speculate: int) -> None:
         self.random = random.Random(seed)
-        self.ahead = ahead
+        self.ahead, self.speculate = ahead, speculate
         self.scheduler = Scheduler(Limits(5, 99, 12, 64), NUM_BLOCKS, BLOCK_SIZE)
         self.cache = SimulatedCache(NUM_BLOCKS)
         self.writer = BatchWriter(5, lambda sequence: STOPPING)
@@ -94,6 +96,8 @@ class Traffic:
         sequence.priority, sequence.principal = choose([0, 0, 1]), choose("aab")
         if self.random.random() < 0.3:
             sequence.matcher = cast(Matcher, object())  # the batch only asks whether there is one
+        elif self.speculate:
+            sequence.speculation = Speculation(self.speculate)
         sequence.deadline = number + choose([3, 40]) if self.random.random() < 0.2 else None
         self.live.append(sequence)
         self.scheduler.add([sequence])
@@ -108,13 +112,16 @@ class Traffic:
         """Returns rows for some tokens of the longer chunks."""
         rows, first = [], 0
         for chunk in chunks:
-            rows += [SamplingRow(first + i, i, i % 3) for i in range(chunk.length - 1) if self.random.random() < 0.2]
+            places = range(chunk.stop - chunk.start - 1)
+            rows += [SamplingRow(first + i, i, i % 3) for i in places if self.random.random() < 0.2]
             first += chunk.length
         return rows
 
     def run(self, steps: int) -> None:
         flights: list[tuple[bytes, list[Planned], list[SamplingRow]]] = []
         for number in range(steps):
+            while any(chunk.proposals for _, planned, _ in flights for chunk in planned):
+                self.compute(*flights.pop(0))
             if self.random.random() < 0.35:
                 self.arrive(number)
             if self.live and self.random.random() < 0.05:
@@ -143,30 +150,47 @@ class Traffic:
         self.seen["masked"] += plan.rows.are_masked
         self.cache.step(plan, planned)
         sampling = [chunk for chunk in planned if chunk.samples]
-        tokens = [next_token(chunk.sequence.tokens(0, chunk.stop)) for chunk in sampling]
+        tokens = [
+            next_token([*chunk.sequence.tokens(0, chunk.stop), *chunk.proposals[:i]])
+            for chunk in sampling
+            for i in range(len(chunk.proposals) + 1)
+        ]
         results = np.zeros(len(plan.rows), np.int32)
         results[plan.rows.target == SAMPLE] = tokens
         self.batch.feed(results)
-        for chunk, token in zip(sampling, tokens, strict=True):
-            sequence = chunk.sequence
-            sequence.output[chunk.stop - sequence.num_prompt] = token
-            if sequence.status is not Status.FINISHED and (token == 4 or chunk.stop + 1 == sequence.max_tokens):
-                self.seen["computed in vain"] += sequence.num_tokens > chunk.stop + 1
-                self.end(sequence)
+        for chunk in sampling:
+            self.take(chunk, [tokens.pop(0) for _ in range(len(chunk.proposals) + 1)])
         self.seen["steps"] += 1
         self.seen["scored"] += len(scored)
 
+    def take(self, chunk: Planned, tokens: list[int]) -> None:
+        """Gives a sequence the tokens that were chosen after its last token and after its proposals."""
+        sequence = chunk.sequence
+        for i, token in enumerate(tokens):
+            stop = chunk.stop + i
+            if i and (sequence.status is Status.FINISHED or sequence.output[-1] != chunk.proposals[i - 1]):
+                self.seen["rejected"] += 1
+                return
+            if i:
+                self.scheduler.accept(sequence)
+                self.seen["accepted"] += 1
+            sequence.output[stop - sequence.num_prompt] = token
+            if sequence.status is not Status.FINISHED and (token == 4 or stop + 1 == sequence.max_tokens):
+                self.seen["computed in vain"] += sequence.num_tokens > stop + 1
+                self.end(sequence)
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int) -> None:
+
+@pytest.mark.parametrize(("ahead", "speculate"), [(0, 0), (1, 0), (0, 5), (1, 3)])
+def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int, speculate: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(6):
-        traffic = Traffic(seed, ahead)
+        traffic = Traffic(seed, ahead, speculate)
         traffic.run(400)
         seen += traffic.seen
     assert seen["steps"] > 2000
     assert min(seen["preempted"], seen["cancelled"], seen["expired"], seen["scored"], seen["masked"]) > 10
     assert bool(seen["computed in vain"]) == bool(seen["left out"]) == bool(ahead)
+    assert (min(seen["accepted"], seen["rejected"]) > 50) == (speculate > 0)
 
 
 def test_slots_and_tables_grow() -> None:
@@ -207,4 +231,4 @@ def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
             scheduler.advance(chunk)
             chunk.sequence.append(UNKNOWN)
     assert lengths[0] > 8 * 4999 * 4, "the prompts"
-    assert lengths[1] < 300, "a decode step has 7 numbers for each sequence"
+    assert lengths[1] < 300, "a decode step has 8 numbers for each sequence"

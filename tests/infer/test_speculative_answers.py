@@ -1,0 +1,120 @@
+"""The same answer with proposals as without: tokens, texts, log-probabilities and logits, bit for bit."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tk.infer import LLM, SamplingParams
+from tk.infer.backends.backend import Backend
+from tk.infer.requests.completion import Completion
+from tk.infer.requests.events import FinishReason
+from tk.infer.scheduling import live_request
+from tk.tests.infer.history import History
+from tk.tests.infer.oracle import Oracle
+
+PROMPTS = [[5, 6, 7], list(range(1, 101)), [9], [3, 1, 4, 1, 5, 9, 2, 6] * 9, list(range(1, 90))]
+BASE = SamplingParams(seed=11, max_new_tokens=30, ignore_eos=True, logprobs=2)
+OPTIONS = {
+    "greedy": replace(BASE, temperature=0.0),
+    "samples": replace(BASE, n=3, top_p=0.8),
+    "penalties": replace(BASE, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3, temperature=0.7),
+    "filters": replace(BASE, top_k=5, min_p=0.05, logit_bias={7: 3.0, 9: -4.0}, logprobs=None),
+    "stops": replace(BASE, stop_token_ids=tuple(range(100, 130)), min_new_tokens=9, stop=("e", "th"), n=2),
+    "eos": replace(BASE, ignore_eos=False, logit_bias={263: 6.0}, min_new_tokens=18, include_stop=True, logprobs=0),
+    "prompt": replace(BASE, prompt_logprobs=1),
+}
+
+
+def answers(llm: LLM) -> dict[str, list[Completion]]:
+    """The completions of all prompts under all options, together."""
+    params = [params for params in OPTIONS.values() for _ in PROMPTS]
+    found = llm.generate(PROMPTS * len(OPTIONS), params)
+    llm.engine.check_integrity()
+    assert llm.engine.num_free_blocks == llm.model_info().num_blocks
+    step = len(PROMPTS)
+    return {name: found[i * step : (i + 1) * step] for i, name in enumerate(OPTIONS)}
+
+
+def said(completions: Iterable[Completion]) -> list[object]:
+    return [(completion.choices, completion.prompt_logprobs) for completion in completions]
+
+
+def know(monkeypatch: pytest.MonkeyPatch, texts: Sequence[Sequence[int]]) -> None:
+    """Lets engines that start from now on propose what follows in these texts."""
+    seeds = count()
+    monkeypatch.setattr(live_request, "Speculation", lambda most: Oracle(texts, most, next(seeds)))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "tp", "kv_dtype"),
+    [
+        ("native", 1, "bf16"),
+        ("native", 2, "int8"),
+        ("aten", 2, "bf16"),
+        pytest.param("aten", 1, "int8", marks=pytest.mark.matrix),
+    ],
+)
+def test_answers_are_the_same_bits_under_every_option(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, kernels: str, tp: int, kv_dtype: str
+) -> None:
+    options: dict[str, Any] = {"dtype": "bf16", "kv_dtype": kv_dtype, "tp": tp, "kernels": kernels, "threads": 1}
+    options |= {"kv_blocks": 20, "block_size": 16, "max_batched_tokens": 48, "max_running": 12}
+    with LLM(model_folder("grouped"), **options) as llm:
+        expected = answers(llm)
+    pairs = zip(PROMPTS * len(OPTIONS), (each for group in expected.values() for each in group), strict=True)
+    know(monkeypatch, [[*prompt, *choice.token_ids] for prompt, one in pairs for choice in one.choices])
+    with LLM(model_folder("grouped"), **options, speculate=6) as llm:
+        found = answers(llm)
+    for name, group in expected.items():
+        assert said(found[name]) == said(group), name
+        proposed, accepted = (
+            sum(getattr(each.usage, f"{kind}_tokens") for each in found[name]) for kind in ("proposed", "accepted")
+        )
+        if name == "prompt":
+            assert proposed == 0, "the log-probabilities of a prompt are wanted"
+        else:
+            assert 0 < accepted < proposed, name
+    whole = [each for group in found.values() for each in group]
+    assert sum(each.timing.preemptions for each in whole) > 0
+    assert sum(each.usage.cached_tokens for each in whole) > 0
+    reasons = {choice.finish_reason for each in whole for choice in each.choices}
+    assert reasons == {FinishReason.LENGTH, FinishReason.STOP_STRING, FinishReason.STOP_TOKEN, FinishReason.EOS}
+
+
+def test_a_text_that_repeats_itself_is_proposed(model_folder: Callable[[str], Path], llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_new_tokens=200, ignore_eos=True)
+    biased = replace(params, logit_bias={7: 50.0})
+    prompts, both = [[5, 6, 7], [9]], [params, biased]
+    expected = llm.generate(prompts, both)
+    with LLM(model_folder("grouped"), kv_blocks=40, block_size=16, speculate=8) as speculating:
+        found = speculating.generate(prompts, both)
+        streamed = list(speculating.stream([9], biased))
+    assert said(found) == said(expected)
+    assert [token for delta in streamed for token in delta.token_ids] == list(found[1].token_ids)
+    usage = found[1].usage
+    assert usage.completion_tokens == 200
+    assert usage.accepted_tokens > 150, "the same token 200 times"
+    assert usage.accepted_tokens <= usage.proposed_tokens
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "kernels"),
+    [("bf16", "bf16", "native"), ("fp32", "int8", "native"), ("bf16", "int8", "aten")],
+)
+def test_logits_are_the_same_bits(make_runner: Callable[..., Backend], dtype: str, kv_dtype: str, kernels: str) -> None:
+    runner = make_runner("tied", dtype, kv_dtype, 100, kernels)
+    every = range(len(PROMPTS))
+    alone = {i: History(runner, 100, 512, PROMPTS, 36).run([i]) for i in every}
+    texts = [[*PROMPTS[i], *alone[i].tokens[i]] for i in every]
+    for num_blocks, ahead in ((100, 0), (100, 1), (13, 1)):
+        found = History(runner, num_blocks, 64, PROMPTS, 36, ahead, lambda i: Oracle(texts, 5, i)).run(every)
+        assert (found.preemptions > 0) == (num_blocks == 13)
+        assert min(found.accepted, found.rejected) > 20
+        for i in every:
+            for one, other in zip(alone[i].logits[i], found.logits[i], strict=True):
+                assert torch.equal(one, other), (i, num_blocks, ahead)
