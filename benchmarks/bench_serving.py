@@ -17,7 +17,7 @@ import click
 
 from tk.benchmarks.peers.environments import BUILD
 from tk.benchmarks.random_model import random_model
-from tk.benchmarks.serving import beside_peers, limits, own_ratios
+from tk.benchmarks.serving import beside_peers, limits, own_ratios, structured
 from tk.benchmarks.serving.in_turn import Promise
 from tk.benchmarks.serving.setup import ENVIRONMENTS, Setup, running_peers
 from tk.core.cpu import read_cpu
@@ -32,6 +32,7 @@ SECTIONS: Final[Mapping[str, Section]] = MappingProxyType(
         "kv": own_ratios.kv,
         "tp": own_ratios.ranks,
         "sampling": own_ratios.sampling,
+        "structured": structured.structured,
         "start": limits.start,
     }
 )

@@ -27,7 +27,7 @@ class EngineContestant:
     def __init__(self, name: str, llm: LLM, **sampling: Any) -> None:
         self.name = name
         self.llm = llm
-        self._sampling = {"temperature": 0.0} | sampling
+        self._sampling = {"temperature": 0.0, "ignore_eos": True} | sampling
 
     def run(self, workload: Workload) -> Speeds:
         """Runs a workload, again if this process had to wait so long that sequences did not run together.
@@ -43,7 +43,7 @@ class EngineContestant:
 
     def _run(self, workload: Workload) -> tuple[float, list[list[float]]]:
         """Returns the time of the start, and the times of each sequence's tokens."""
-        params = SamplingParams(max_new_tokens=workload.new_tokens, ignore_eos=True, **self._sampling)
+        params = SamplingParams(max_new_tokens=workload.new_tokens, **self._sampling)
         ids = np.random.default_rng().integers(
             3, self.llm.model_info().vocab_size, (workload.batch, workload.prompt_tokens)
         )

@@ -16,7 +16,10 @@ def random_schema(seed: int, depth: int = 3) -> dict[str, Any]:
 
 def is_accepted(document: str, schema: dict[str, Any]) -> bool:
     """Returns whether a text is JSON that a schema accepts, as a validator sees it that is not ours."""
-    return bool(jsonschema_rs.validator_for(schema).is_valid(json.loads(document)))
+    try:
+        return bool(jsonschema_rs.validator_for(schema).is_valid(json.loads(document)))
+    except json.JSONDecodeError:
+        return False
 
 
 def _schema(chance: random.Random, depth: int) -> dict[str, Any]:
