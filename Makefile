@@ -22,14 +22,16 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
-# --no-compile: most of what is installed is never imported; what is, is compiled then. It halves the time.
+# --no-compile: most of what is installed is never imported; what is, is compiled then. It halves the time. torch is
+# larger than all else together, so two processes unpack at once; the third step adds what torch needs on this machine.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "tk needs Python 3.11 or newer with venv and pip (Debian: apt install python3-venv)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(PIP) --no-deps -r <(grep '^torch==' $<) & $(PIP) --no-deps -r <(grep -v '^torch==' $<) && wait $$!
+	$(PIP) --no-build-isolation -r $< --editable .
 	@for cc in $$CC cc gcc clang; do command -v "$$cc" && break; done >/dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile 'ziglang>=0.13' || \
+		$(PIP) 'ziglang>=0.13' || \
 		echo "This machine has no C compiler, and ziglang could not be installed: serving will use torch's kernels." >&2
 	@touch $@
 
