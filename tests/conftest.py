@@ -15,6 +15,8 @@ pytest_plugins = ("tk.tests.tokenizer_fixtures",)  # used in data/, text/ and cl
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+gc.disable()  # until all test files are imported: see `pytest_collection_finish`
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts slow tests first, so that at the end no worker waits for another one's slow test."""
@@ -23,8 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Keeps the modules that all tests import from the searches for garbage, as `lasting_imports` does."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,19 @@ _TOWERS = {
 }
 _GPT = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "rotary_dim": 4}
 
+_DEEPSEEK = _DECODER | {
+    "moe_intermediate_size": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "topk_group": 1,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+}
+
 # Class -> its config, and which inputs it takes.
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "BertForMaskedLM": (_ENCODER, "text"),
@@ -91,40 +104,8 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "CohereForCausalLM": (_DECODER, "text"),
     "OlmoForCausalLM": (_DECODER, "text"),
     "GraniteForCausalLM": (_DECODER, "text"),
-    "DeepseekV2ForCausalLM": (
-        _DECODER
-        | {
-            "moe_intermediate_size": 8,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 1,
-            "topk_group": 1,
-            "kv_lora_rank": 8,
-            "q_lora_rank": 8,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 4,
-            "v_head_dim": 8,
-            "first_k_dense_replace": 1,
-        },
-        "text",
-    ),
-    "DeepseekV3ForCausalLM": (
-        _DECODER
-        | {
-            "moe_intermediate_size": 8,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "kv_lora_rank": 8,
-            "q_lora_rank": 8,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 4,
-            "v_head_dim": 8,
-            "first_k_dense_replace": 1,
-        },
-        "text",
-    ),
+    "DeepseekV2ForCausalLM": (_DEEPSEEK | {"n_group": 1}, "text"),
+    "DeepseekV3ForCausalLM": (_DEEPSEEK | {"n_group": 2}, "text"),
     "GptOssForCausalLM": (_DECODER | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}, "text"),
     "MambaForCausalLM": ({"vocab_size": VOCAB, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 2}, "text"),
     "RwkvForCausalLM": (
