@@ -87,7 +87,7 @@ class State:
         model.page_bytes = values_bytes + (4 * cache.block_size if format_ == Format.INT8 else 0)
         model.layer_bytes = (cache.num_blocks + 1) * 2 * program.num_kv_heads * model.page_bytes
         self.kv_bytes = program.num_layers * model.layer_bytes
-        model.cache = self._pointer(lazy(self.kv_bytes))
+        model.cache = self._pointer(lazy(self.kv_bytes, large_pages=True))
 
     def _fill_scratch(self, model: NativeModel, threads: int) -> None:
         """Points a model to the threads' scratch, to rounded rows, and to splits of attention: see c/attention.h."""

@@ -7,16 +7,25 @@
 
 #define LEAST_SCALE 1e-30f  // so that zeros are not divided by zero
 
+// A pass of the transform: short halves are constants, so that the compiler makes vectors of them.
+INLINE void add_and_subtract(float *x, int64_t n, int64_t half) {
+    for (int64_t low = 0; low < n; low += 2 * half)
+        for (int64_t i = low; i < low + half; i++) {
+            float first = x[i], second = x[i + half];
+            x[i] = first + second;
+            x[i + half] = first - second;
+        }
+}
+
 // The Hadamard transform of a head, in blocks of m->hadamard dims; a second time turns it back.
 static void hadamard(const struct model *m, float *x) {
     if (m->hadamard == 1) return;
-    for (int64_t half = 1; half < m->hadamard; half *= 2)
-        for (int64_t low = 0; low < m->head_dim; low += 2 * half)
-            for (int64_t i = low; i < low + half; i++) {
-                float first = x[i], second = x[i + half];
-                x[i] = first + second;
-                x[i + half] = first - second;
-            }
+    for (int64_t half = 1; half < m->hadamard; half *= 2) {
+        if (half == 1) add_and_subtract(x, m->head_dim, 1);
+        else if (half == 2) add_and_subtract(x, m->head_dim, 2);
+        else if (half == 4) add_and_subtract(x, m->head_dim, 4);
+        else add_and_subtract(x, m->head_dim, half);
+    }
     float scale = 1.0f / sqrtf((float)m->hadamard);
     for (int64_t i = 0; i < m->head_dim; i++) x[i] *= scale;
 }
@@ -41,35 +50,77 @@ INLINE char *page(const struct model *m, int32_t layer, int64_t block, int value
     return m->cache + layer * m->layer_bytes + ((block * 2 + values) * m->kv_heads + head) * m->page_bytes;
 }
 
-// Stores one value of a page of panels; `line` runs over the columns that a product sums, `column` over the others.
-INLINE void store_value(int format, char *panel, int64_t line, int64_t column, float value, float inverse) {
-    int64_t within = column % PANEL;
-    char *pair = panel + line / 2 * pair_bytes(format);
-    int64_t at = format == BF16 || format == INT8 ? 2 * within + line % 2 : line % 2 * PANEL + within;
-    if (format == FP32) ((float *)pair)[at] = value;
-    else if (format == BF16) ((uint16_t *)pair)[at] = float_to_bf16(value);
-    else if (format == FP16) ((uint16_t *)pair)[at] = float_to_fp16(value);
-    else if (format == FP8) ((uint8_t *)pair)[at] = float_to_fp8(value);
-    else ((int8_t *)pair)[at] = (int8_t)fmaxf(-127.0f, fminf(127.0f, nearbyintf(value * inverse)));
+// PANEL values as the cache stores them.
+union stored {
+    float wide[PANEL];
+    uint16_t half[PANEL];
+    uint8_t byte[PANEL];
+};
+
+// Rounds PANEL values; those of int8 are multiplied by `inverse`.
+INLINE union stored round_values(int format, const float *x, float inverse) {
+    union stored to;
+    if (format == FP32) memcpy(to.wide, x, sizeof to.wide);
+    for (int i = 0; format == BF16 && i < PANEL; i++) to.half[i] = float_to_bf16(x[i]);
+    for (int i = 0; format == FP16 && i < PANEL; i++) to.half[i] = float_to_fp16(x[i]);
+    for (int i = 0; format == FP8 && i < PANEL; i++) to.byte[i] = float_to_fp8(x[i]);
+    for (int i = 0; format == INT8 && i < PANEL; i++) {
+        float value = nearbyintf(x[i] * inverse);
+        value = value > 127.0f ? 127.0f : value < -127.0f ? -127.0f : value;
+        to.byte[i] = (uint8_t)(value == value ? (int8_t)value : 0);
+    }
+    return to;
+}
+
+// Stores up to PANEL rounded values of a token, behind each other along a page's panels or, `across`, along their lines.
+// `pair` is the first of their pairs of columns; `place` the token's place in a panel, or in a pair.
+INLINE void store_values(int format, const char *values, int64_t count, int across, char *pair, int64_t place) {
+    int64_t size = format == FP32 ? 4 : format == FP8 || format == INT8 ? 1 : 2, together = format == BF16 || format == INT8;
+    if (across && together)
+        for (int64_t i = 0; i < count; i++) memcpy(pair + (2 * i + place) * size, values + i * size, (size_t)size);
+    else if (across)
+        memcpy(pair + place * PANEL * size, values, (size_t)(count * size));
+    else if (together)
+        for (int64_t i = 0; i < count; i += 2, pair += 2 * PANEL * size)
+            memcpy(pair + 2 * place * size, values + i * size, (size_t)(2 * size));
+    else
+        for (int64_t i = 0; i < count; i++)
+            memcpy(pair + (i * PANEL + place) * size, values + i * size, (size_t)size);
+}
+
+// The scale of int8 for n floats; NaN if one of them is not finite, which reaches the logits, and is then reported.
+static float scale_of_head(const float *x, int64_t n) {
+    vf largest = v_set1(0.0f), odd = v_set1(0.0f);
+    for (int64_t i = 0; i < n; i += VW) {
+        vf value = v_load_part(x + i, n - i);
+        largest = v_max(v_abs(value), largest);
+        odd = odd + (value - value);
+    }
+    float scale = v_largest(largest) / 127.0f;
+    return (scale > LEAST_SCALE ? scale : LEAST_SCALE) + v_sum(odd);
 }
 
 // Appends a key (panels of 16 tokens, pairs along the head) or a value (panels of 16 dims, pairs along the tokens).
-static void append_head(const struct model *m, char *to, int64_t offset, int values, const float *x) {
-    int64_t n = m->head_dim, lines = values ? m->block_size : n;
-    int64_t panel_bytes = lines / 2 * pair_bytes(m->kv_format);
-    float inverse = 0.0f;
-    if (m->kv_format == INT8) {
-        float largest = 0.0f;
-        for (int64_t i = 0; i < n; i++) largest = fabsf(x[i]) > largest || isnan(x[i]) ? fabsf(x[i]) : largest;
-        float scale = fmaxf(largest / 127.0f, LEAST_SCALE);
-        if (isnan(largest) || isinf(largest)) scale = NAN;  // reaches the logits, which are then reported
-        ((float *)(to + m->scale_offset))[offset] = scale;
-        inverse = isnan(scale) ? 0.0f : 1.0f / scale;
+INLINE void append_head(const struct model *m, int format, char *to, int64_t offset, int values, const float *x) {
+    int64_t n = m->head_dim, lines = values ? m->block_size : n, panel_bytes = lines / 2 * pair_bytes(format);
+    float scale = format == INT8 ? scale_of_head(x, n) : 1.0f, inverse = isnan(scale) ? 0.0f : 1.0f / scale;
+    if (format == INT8) ((float *)(to + m->scale_offset))[offset] = scale;
+    char *pair = to + (values ? offset / 2 * pair_bytes(format) : offset / PANEL * panel_bytes);
+    for (int64_t i = 0; i < n; i += PANEL, pair += values ? panel_bytes : PANEL / 2 * pair_bytes(format)) {
+        float part[PANEL] = {0};
+        int64_t count = n - i < PANEL ? n - i : PANEL;
+        memcpy(part, x + i, (size_t)count * sizeof *part);
+        union stored rounded = round_values(format, part, inverse);
+        store_values(format, (const char *)&rounded, count, values, pair, values ? offset % 2 : offset % PANEL);
     }
-    for (int64_t i = 0; i < n; i++) {
-        int64_t line = values ? offset : i, column = values ? i : offset;
-        float value = m->kv_format == INT8 && isnan(x[i]) ? 0.0f : x[i];
-        store_value(m->kv_format, to + column / PANEL * panel_bytes, line, column, value, inverse);
+}
+static void append_to_page(const struct model *m, char *to, int64_t offset, int values, const float *x) {
+    switch (m->kv_format) {  // constants, so that the loops are compiled for each
+        case FP32: append_head(m, FP32, to, offset, values, x); break;
+        case BF16: append_head(m, BF16, to, offset, values, x); break;
+        case FP16: append_head(m, FP16, to, offset, values, x); break;
+        case FP8: append_head(m, FP8, to, offset, values, x); break;
+        case INT8: append_head(m, INT8, to, offset, values, x); break;
     }
 }
 
@@ -85,10 +136,10 @@ static void append(const struct model *m, const struct operation *op, int32_t th
             rotate_head(m, t, query + g * n, row(m, QUERY, t) + (h * group + g) * n, op->weight, op->eps, scale);
         int64_t block = m->step.slots[t] / m->block_size, offset = m->step.slots[t] % m->block_size;
         rotate_head(m, t, key, scratch, op->offset, op->eps, 1.0f);
-        append_head(m, page(m, op->layer, block, 0, h), offset, 0, scratch);
+        append_to_page(m, page(m, op->layer, block, 0, h), offset, 0, scratch);
         memcpy(scratch, key + m->kv_heads * n, (size_t)n * sizeof *scratch);
         hadamard(m, scratch);
-        append_head(m, page(m, op->layer, block, 1, h), offset, 1, scratch);
+        append_to_page(m, page(m, op->layer, block, 1, h), offset, 1, scratch);
     }
 }
 

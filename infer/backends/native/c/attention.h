@@ -12,6 +12,7 @@ struct item {
     const struct span *span;
     int64_t head, first, rows;  // kv head; first row of the span's length x group rows
     int64_t start, stop;
+    const struct item *next;    // the one that this thread expects to take next, or NULL: its first keys are fetched
 };
 
 INLINE struct item item_of(const struct model *m, const struct operation *op, const struct span *span, int64_t first) {
@@ -76,6 +77,7 @@ INLINE const char *page_of(const struct model *m, const struct operation *op, co
 }
 INLINE struct ahead fetch_page(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
                                int values, int64_t pairs) {
+    if (key >= item->stop && item->next) key = item->next->start + key % KEY_TILE, item = item->next;
     if (key >= item->stop) return (struct ahead){(const char *)m->step.tables, 0};
     return (struct ahead){page_of(m, op, item, key, values), (m->page_bytes + pairs - 1) / pairs};
 }
@@ -191,29 +193,53 @@ static int64_t cost_of_step(const struct model *m, const struct operation *op) {
     return cost * m->kv_heads;
 }
 
-// Threads take the items, rows of one kv head of one sequence, as they become free. An item with more than a
-// SHARED_ITEMS-th of a thread's work is shared split by split: there are fewer than SHARED_ITEMS times the threads.
-static void attend(struct model *m, const struct operation *op, int32_t thread) {
-    int64_t group = m->heads / m->kv_heads, unit = 0, width = padded_head(m), limit = cost_of_step(m, op);
-    struct workspace w = workspace_of(m, thread);
-    float *parts = m->parts;
-    int32_t *done = m->parts_done;
-    int64_t mine = __atomic_fetch_add(&m->counter, 1, __ATOMIC_RELAXED);
-    for (int32_t s = 0; s < m->step.spans; s++)
-        for (int64_t first = 0; first < m->step.span[s].length * group; first += ATTENTION_ROWS) {
-            struct item item = item_of(m, op, &m->step.span[s], first);
-            int shared = m->threads > 1 && splits_of(&item) > 1 && cost_of(&item) * SHARED_ITEMS * m->threads > limit;
-            int64_t splits = shared ? splits_of(&item) : 1, floats = splits * softmax_floats(item.rows, width);
-            for (; mine < unit + splits * m->kv_heads; mine = __atomic_fetch_add(&m->counter, 1, __ATOMIC_RELAXED)) {
-                item.head = (mine - unit) / splits;
-                if (shared)
-                    attend_part(m, op, &item, (mine - unit) % splits, parts + item.head * floats, done + item.head, &w);
-                else
-                    attend_item(m, op, &item, &w);
+// A unit of work, an item or one of its splits: units are counted over the rows of all sequences.
+struct unit {
+    struct item item;
+    int32_t span;
+    int64_t first, splits;  // the item's rows; the number of splits that are shared, 1 if they are not
+    int64_t begin, part;    // the first unit of these rows, all kv heads together; the split
+    float *parts;           // of the rows' shared splits
+    int32_t *done;
+};
+
+// Moves on to unit `index`; returns 0 if there is none. An item with more than a SHARED_ITEMS-th of a thread's work is
+// shared split by split: there are fewer than SHARED_ITEMS times the threads.
+static int find_unit(const struct model *m, const struct operation *op, int64_t cost, int64_t index, struct unit *u) {
+    int64_t group = m->heads / m->kv_heads;
+    for (; u->span < m->step.spans; u->span++, u->first = 0)
+        for (; u->first < m->step.span[u->span].length * group; u->first += ATTENTION_ROWS) {
+            u->item = item_of(m, op, &m->step.span[u->span], u->first);
+            int64_t splits = splits_of(&u->item);
+            int shared = m->threads > 1 && splits > 1 && cost_of(&u->item) * SHARED_ITEMS * m->threads > cost;
+            u->splits = shared ? splits : 1;
+            if (index < u->begin + u->splits * m->kv_heads) {
+                u->item.head = (index - u->begin) / u->splits;
+                u->part = (index - u->begin) % u->splits;
+                return 1;
             }
-            unit += splits * m->kv_heads;
-            if (shared) parts += m->kv_heads * floats, done += m->kv_heads;
+            u->begin += u->splits * m->kv_heads;
+            if (shared) u->parts += m->kv_heads * splits * softmax_floats(u->item.rows, padded_head(m)), u->done += m->kv_heads;
         }
+    return 0;
+}
+
+// Threads take the units as they become free.
+static void attend(struct model *m, const struct operation *op, int32_t thread) {
+    int64_t cost = cost_of_step(m, op), index;
+    struct workspace w = workspace_of(m, thread);
+    struct unit unit = {.parts = m->parts, .done = m->parts_done};
+    while (index = __atomic_fetch_add(&m->counter, 1, __ATOMIC_RELAXED), find_unit(m, op, cost, index, &unit)) {
+        struct unit next = unit;
+        struct item item = unit.item;
+        if (find_unit(m, op, cost, index + m->threads, &next)) item.next = &next.item;
+        if (unit.splits == 1) {
+            attend_item(m, op, &item, &w);
+            continue;
+        }
+        int64_t floats = unit.splits * softmax_floats(item.rows, padded_head(m));
+        attend_part(m, op, &item, unit.part, unit.parts + item.head * floats, unit.done + item.head, &w);
+    }
 }
 
 #endif
