@@ -6,10 +6,11 @@ import click
 
 from ..core.dtypes import COMPUTE_NAMES
 from ..infer.kv_formats import KV_DTYPES
-from ..infer.options import KERNELS
+from ..infer.options import KERNELS, WEIGHT_DTYPES
 from .common import ByteSize
 
 DTYPES: Final = click.Choice(["auto", *COMPUTE_NAMES])
+QUANTIZED_DTYPES: Final = click.Choice(["auto", *WEIGHT_DTYPES])
 KV_CACHE_DTYPES: Final = click.Choice(["auto", *KV_DTYPES])
 
 tp_option = click.option("--tp", type=click.IntRange(1), help="Tensor-parallel ranks; default: 1.")
@@ -17,6 +18,9 @@ threads_option = click.option(
     "--threads", type=click.IntRange(1), help="Threads of each rank; default: the cores divided by the ranks."
 )
 dtype_option = click.option("--dtype", type=DTYPES, help="Dtype of the computation; default: auto, as stored.")
+weight_dtype_option = click.option(
+    "--weight-dtype", type=QUANTIZED_DTYPES, help="Quantize weights at load; default: auto, as in the computation."
+)
 kv_dtype_option = click.option(
     "--kv-dtype", type=KV_CACHE_DTYPES, help="Dtype of the KV cache; default: auto, that of the computation."
 )

@@ -9,7 +9,7 @@ import click
 from ..core.errors import ConfigError
 from ..core.progress import progress_bar
 from .common import print_json
-from .engine_options import DTYPES, KV_CACHE_DTYPES, kernels_option, threads_option, tp_option
+from .engine_options import DTYPES, KV_CACHE_DTYPES, QUANTIZED_DTYPES, kernels_option, threads_option, tp_option
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
@@ -41,6 +41,13 @@ MAX_RUNNING: Final = 16  # windows at a time: they fill steps, and their cache s
 @tp_option
 @click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Dtype of the computation; repeat it to compare.")
 @click.option(
+    "--weight-dtype",
+    "weight_dtypes",
+    type=QUANTIZED_DTYPES,
+    multiple=True,
+    help="Quantize weights at load; repeat to compare.",
+)
+@click.option(
     "--kv-dtype", "kv_dtypes", type=KV_CACHE_DTYPES, multiple=True, help="Of the KV cache; repeat to compare."
 )
 @kernels_option
@@ -53,6 +60,7 @@ def evaluate(
     stride: int | None,
     limit: int | None,
     dtypes: tuple[str, ...],
+    weight_dtypes: tuple[str, ...],
     kv_dtypes: tuple[str, ...],
     as_json: bool,
     **engine_values: Any,
@@ -60,8 +68,8 @@ def evaluate(
     """Measure the perplexity of text under CKPT: a step folder, a run folder or a Hugging Face folder.
 
     Text is cut into windows of --context tokens, in which every token but a text's first is scored once. With several
-    --dtype or --kv-dtype, every combination is measured and compared with the first one: the difference of the mean
-    loss, and how many tokens would be chosen differently.
+    --dtype, --weight-dtype or --kv-dtype, every combination is measured and compared with the first one: the difference
+    of the mean loss, and how many tokens would be chosen differently.
     """
     from ..checkpoint import Checkpoint
     from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -75,9 +83,10 @@ def evaluate(
     has_tokenizer = (opened.path / TOKENIZER_FILE).exists()
     texts = read_texts(data, Tokenizer.from_folder(opened.path) if has_tokenizer else None, limit)
     given = {name: value for name, value in engine_values.items() if value is not None}
+    names = ("dtype", "weight_dtype", "kv_dtype")
     runs = [
-        _measure(checkpoint, texts, (length, stride or length), {"dtype": dtype, "kv_dtype": kv_dtype, **given})
-        for dtype, kv_dtype in product(dtypes or ("auto",), kv_dtypes or ("auto",))
+        _measure(checkpoint, texts, (length, stride or length), dict(zip(names, chosen, strict=True)) | given)
+        for chosen in product(*(values or ("auto",) for values in (dtypes, weight_dtypes, kv_dtypes)))
     ]
     report = EvalReport(str(data), length, stride or length, tuple(runs))
     if as_json:
@@ -105,6 +114,6 @@ def _measure(
     context, stride = window
     with LLM(checkpoint, max_model_len=context, max_running=MAX_RUNNING, **engine_values) as llm:
         info = llm.model_info()
-        name = f"{info.dtype}, KV cache {info.kv_dtype}, tokens scored"
+        name = f"{info.dtype}, weights {info.weight_dtype}, KV cache {info.kv_dtype}, tokens scored"
         with progress_bar(name, num_scored(texts), show="{:,}".format) as bar:
             return EvalRun(info, measure_perplexity(llm, texts, context, stride, bar.advance))

@@ -37,14 +37,14 @@ class EvalReport:
         if len(self.runs) == 1:
             rate = len(found.logprobs) / found.seconds
             lines += [
-                f"dtype       {info.dtype}, KV cache {info.kv_dtype}",
+                f"dtype       {info.dtype}, weights {info.weight_dtype}, KV cache {info.kv_dtype}",
                 f"loss        {found.loss:.5f} nats per token",
                 f"perplexity  {found.perplexity:.5g}",
                 f"speed       {rate:,.0f} tokens/s",
             ]
         else:
             rows = [
-                ("dtype", "KV cache", "loss", "perplexity", "difference", "argmax changed"),
+                ("dtype", "weights", "KV cache", "loss", "perplexity", "difference", "argmax changed"),
                 *map(self._row, self.runs),
             ]
             widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -64,7 +64,8 @@ class EvalReport:
 
     def _row(self, run: EvalRun) -> tuple[str, ...]:
         base, found = self.runs[0].found, run.found
-        cells = (run.info.dtype, run.info.kv_dtype, f"{found.loss:.5f}", f"{found.perplexity:.5g}")
+        info = run.info
+        cells = (info.dtype, info.weight_dtype, info.kv_dtype, f"{found.loss:.5f}", f"{found.perplexity:.5g}")
         if found is base:
             return (*cells, "", "")
         changed = found.num_changed(base)
@@ -75,6 +76,7 @@ class EvalReport:
         base, found = self.runs[0].found, run.found
         return {
             "dtype": run.info.dtype,
+            "weight_dtype": run.info.weight_dtype,
             "kv_dtype": run.info.kv_dtype,
             "loss": found.loss,
             "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,

@@ -21,6 +21,7 @@ from .engine_options import (
     speculate_option,
     threads_option,
     tp_option,
+    weight_dtype_option,
 )
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ _TEXT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @tp_option
 @threads_option
 @dtype_option
+@weight_dtype_option
 @kv_dtype_option
 @kv_memory_option
 @max_model_len_option

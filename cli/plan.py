@@ -8,6 +8,7 @@ import click
 from ..core.errors import ParallelError
 from ..core.progress import format_bytes
 from .common import print_json
+from .engine_options import QUANTIZED_DTYPES
 
 SERVING_TPS = (1, 2, 4, 8)
 
@@ -16,18 +17,23 @@ SERVING_TPS = (1, 2, 4, 8)
 @click.argument("path", metavar="CONFIG.toml|CKPT", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
 @click.option("--nproc", type=click.IntRange(1), help="Number of ranks; default: as many as the layout needs.")
+@click.option("--weight-dtype", type=QUANTIZED_DTYPES, help="Of a checkpoint's weights; default: auto, as stored.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def plan(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> None:
+def plan(path: Path, overrides: tuple[str, ...], nproc: int | None, weight_dtype: str | None, as_json: bool) -> None:
     """Show a training run's memory per rank, the idle time of its pipeline, and its network traffic.
 
     No rank is started, and every problem is listed. For a checkpoint, show the memory per rank that serving it needs.
     """
     if path.suffix == ".toml":
+        if weight_dtype is not None:
+            raise click.UsageError(
+                f"--weight-dtype applies to a checkpoint, and {path} is a configuration of training."
+            )
         _training(path, overrides, nproc, as_json)
     elif overrides or nproc is not None:
         raise click.UsageError(f"--set and --nproc apply to a CONFIG.toml, and {path} is taken as a checkpoint.")
     else:
-        _serving(path, as_json)
+        _serving(path, weight_dtype or "auto", as_json)
 
 
 def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> None:
@@ -42,18 +48,20 @@ def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json
         click.echo(describe(made))
 
 
-def _serving(path: Path, as_json: bool) -> None:
+def _serving(path: Path, weight_dtype: str, as_json: bool) -> None:
     from ..checkpoint import Checkpoint
     from ..infer.kv_formats import KV_DTYPES
     from ..model.stored_config import stored_config
 
     checkpoint = Checkpoint.open(path)
     config = stored_config(checkpoint)
-    rows = [_row(config, tp, KV_DTYPES) for tp in SERVING_TPS]
+    rows = [_row(config, tp, weight_dtype, KV_DTYPES) for tp in SERVING_TPS]
+    weights = config.dtype_name if weight_dtype == "auto" else weight_dtype
     if as_json:
-        print_json({"path": str(checkpoint.path), "dtype": config.dtype_name, "serving": rows})
+        print_json({"path": str(checkpoint.path), "dtype": config.dtype_name, "weight_dtype": weights, "serving": rows})
         return
-    click.echo(f"{checkpoint.path}, {config.architecture} in {config.dtype_name}; per rank, KV cache per token:")
+    dtypes = f"{config.architecture} in {config.dtype_name}, weights in {weights}"
+    click.echo(f"{checkpoint.path}, {dtypes}; per rank, KV cache per token:")
     click.echo(f"{'tp':>4}{'weights':>12}" + "".join(f"{'KV ' + name:>12}" for name in KV_DTYPES))
     for row in rows:
         if "problem" in row:
@@ -63,11 +71,11 @@ def _serving(path: Path, as_json: bool) -> None:
             click.echo(f"{row['tp']:>4}" + "".join(f"{format_bytes(size):>12}" for size in cells))
 
 
-def _row(config: Any, tp: int, kv_dtypes: tuple[str, ...]) -> dict[str, Any]:
+def _row(config: Any, tp: int, weight_dtype: str, kv_dtypes: tuple[str, ...]) -> dict[str, Any]:
     from ..infer.planning.memory_plan import kv_bytes_per_rank, weight_bytes_per_rank
 
     try:
-        weights = weight_bytes_per_rank(config, tp, config.dtype_name)
+        weights = weight_bytes_per_rank(config, tp, config.dtype_name, weight_dtype)
     except ParallelError as error:
         return {"tp": tp, "problem": str(error)}
     kv = {name: kv_bytes_per_rank(config, tp, name) for name in kv_dtypes}

@@ -15,6 +15,7 @@ from .engine_options import (
     speculate_option,
     threads_option,
     tp_option,
+    weight_dtype_option,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ EXIT_INTERRUPTED = 130
     "--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="Port to listen on; 0: a free one."
 )
 @dtype_option
+@weight_dtype_option
 @kv_dtype_option
 @kernels_option
 @kv_memory_option

@@ -8,6 +8,7 @@ from ..core.dtypes import COMPUTE_NAMES
 from ..core.errors import ConfigError
 from .kv_formats import KV_DTYPES
 
+WEIGHT_DTYPES: Final = ("int8", "int4")  # of quantized weights
 KERNELS: Final = ("auto", "native", "aten")
 ATTENTION_TILE: Final = 256  # tokens; keys and values are read in tiles of this size, independently of the batch
 MAX_HEAD_ROWS: Final = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
@@ -21,6 +22,7 @@ class EngineOptions:
         checkpoint: a step folder, a run folder (its newest committed step) or a Hugging Face folder.
         tp: the number of tensor-parallel ranks, one process each.
         dtype: the dtype of weights and activations; "auto" = as stored.
+        weight_dtype: "int8" or "int4": weights are quantized as they are loaded; "auto" = `dtype`.
         kv_dtype: the dtype of the KV cache; "auto" = `dtype`.
         kv_blocks: the number of blocks of the cache; None = as `kv_memory` allows.
         kv_memory: the bytes of the cache on each rank; None = enough for `max_running` sequences, but at most 30 % of
@@ -50,6 +52,7 @@ class EngineOptions:
     _: KW_ONLY
     tp: int = 1
     dtype: str = "auto"
+    weight_dtype: str = "auto"
     kv_dtype: str = "auto"
     kv_blocks: int | None = None
     kv_memory: int | None = None
@@ -83,7 +86,7 @@ class EngineOptions:
                 raise ConfigError(f"{name} = {value}; it must be 0 or more.")
         if self.max_step_ms is not None and not self.max_step_ms > 0:
             raise ConfigError(f"max_step_ms = {self.max_step_ms}; it must be more than 0 milliseconds.")
-        for name, known in (("dtype", COMPUTE_NAMES), ("kv_dtype", KV_DTYPES)):
+        for name, known in (("dtype", COMPUTE_NAMES), ("weight_dtype", WEIGHT_DTYPES), ("kv_dtype", KV_DTYPES)):
             value = getattr(self, name)
             if value not in ("auto", *known):
                 raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")

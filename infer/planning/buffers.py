@@ -6,6 +6,7 @@ from ...core.integers import round_up
 from ..options import ATTENTION_TILE, MAX_HEAD_ROWS
 from ..program.lower import Program
 from ..program.operations import Gate, Head, Multiply, Route, RunExperts
+from ..program.quantization import groupings
 
 _FLOAT: Final = 4  # bytes; activations are computed in fp32
 _LINE: Final = 16  # floats; rows begin on cache lines
@@ -18,14 +19,16 @@ _EXPERT_ROWS: Final = 64  # tokens that go through the experts together
 _SAMPLER_BYTES: Final = 21  # per token of the vocabulary
 
 
-def buffer_bytes(program: Program, max_tokens: int, threads: int) -> int:
+def buffer_bytes(program: Program, max_tokens: int, threads: int, weight_dtype: str = "auto") -> int:
     """Returns the largest number of bytes that a step of native kernels needs beside weights and cache, on one rank.
 
     Args:
         program: the program of rank 0, which holds the logits of all ranks.
         max_tokens: the largest number of tokens of a step.
         threads: the number of threads of the rank.
+        weight_dtype: see EngineOptions; products with quantized weights take wider rows.
     """
+    width = _prepared_width(program, weight_dtype)
     head = next(each.matrix for each in program.operations if isinstance(each, Head))
     vocabulary = round_up(head.out_features, _LINE) * program.tp
     num_copies = 1 if program.tp == 1 else 2  # the ranks' parts, and these joined
@@ -33,9 +36,9 @@ def buffer_bytes(program: Program, max_tokens: int, threads: int) -> int:
     link = 2 * max_tokens * program.hidden_size if program.tp > 1 else 0
     floats = (
         *(max_tokens * width for width in _widths(program)),
-        *(logits, link, _expert_floats(program), threads * _scratch_floats(program)),
+        *(logits, link, _expert_floats(program), threads * _scratch_floats(program, width)),
     )
-    rounded = _ROUNDED_BYTES * round_up(max_tokens, _ROUNDED_ROWS) * _rounded_width(program)
+    rounded = _ROUNDED_BYTES * round_up(max_tokens, _ROUNDED_ROWS) * width
     sampler = threads * _SAMPLER_BYTES * vocabulary
     return sum(map(_committed, (*(_FLOAT * count for count in floats), rounded))) + sampler
 
@@ -56,18 +59,27 @@ def _widths(program: Program) -> tuple[int, ...]:
     return (dim, *(round_up(width, _LINE) for width in widths))
 
 
-def _scratch_floats(program: Program) -> int:
+def _scratch_floats(program: Program, width: int) -> int:
     row = 4 * round_up(program.head_dim, _LINE) + ATTENTION_TILE * 3 // 2 + 6
     attention = _QUERY_ROWS * row + ATTENTION_TILE
-    return attention + _PRODUCT_ROWS * (round_up(program.hidden_size, _LINE) + _rounded_width(program) // 2)
+    return attention + _PRODUCT_ROWS * (round_up(program.hidden_size, _LINE) + width // 2)
 
 
-def _rounded_width(program: Program) -> int:
-    """Returns the values of the widest row that is rounded to bf16; slices are padded to whole blocks."""
+def _prepared_width(program: Program, weight_dtype: str) -> int:
+    """Returns the room, in values of 2 bytes, of the widest row that a product prepares.
+
+    Rows are rounded to bf16, and slices padded to whole blocks; or they are kept in fp32 for a quantized weight.
+    """
+    experts = [each for each in program.operations if isinstance(each, RunExperts)]
     shapes = [(program.hidden_size, 1)]  # of routers, heads, and the first products of experts
     shapes += [(each.matrix.in_features, each.num_slices) for each in _products(program)]
-    shapes += [(each.inner, each.num_slices) for each in program.operations if isinstance(each, RunExperts)]
-    return max(slices * round_up(columns // slices, _ROUNDED_COLUMNS) for columns, slices in shapes)
+    shapes += [(each.inner, each.num_slices) for each in experts]
+    rounded = max(slices * round_up(columns // slices, _ROUNDED_COLUMNS) for columns, slices in shapes)
+    columns_of = {each.matrix.name: each.matrix.in_features for each in _products(program)}
+    columns_of |= {each.down: each.inner for each in experts}
+    quantized = groupings(program, weight_dtype).items()
+    floats = [each.row_floats(columns_of.get(name, program.hidden_size)) for name, each in quantized]
+    return max([rounded, *(2 * count for count in floats)])
 
 
 def _expert_floats(program: Program) -> int:

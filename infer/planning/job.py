@@ -18,6 +18,7 @@ class Job:
         threads: the number of threads of a rank, on backends with threads of their own.
         instruction_set: the instruction set of native kernels; "" for the best that the machine can run.
         fingerprint: that of the checkpoint which the engine opened; "" for any.
+        weight_dtype: see EngineOptions, resolved: the name of a dtype, or "int8" or "int4".
     """
 
     checkpoint: str
@@ -34,6 +35,7 @@ class Job:
     threads: int = 1
     instruction_set: str = ""
     fingerprint: str = ""
+    weight_dtype: str = ""
 
 
 def threads_per_rank(tp: int, wanted: int | None = None) -> int:

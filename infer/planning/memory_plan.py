@@ -1,6 +1,7 @@
 """The memory plan of a rank: its weights, KV cache and buffers, computed before anything is allocated."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,14 +10,14 @@ from ...core import dtypes
 from ...core.cuda import count_gpus, free_gpu_memory
 from ...core.errors import ConfigError
 from ...core.integers import ceil_div, round_up
-from ...core.layout import Layout
-from ...core.local_params import local_params
+from ...core.local_params import LocalParam
 from ...core.progress import format_bytes
 from ...model.config import ModelConfig
-from ...model.registry import decoder_spec, tensor_table
+from ...model.registry import decoder_spec
 from ..kv_formats import kv_format
 from ..options import EngineOptions
 from ..program.lower import lower, serving_slices
+from ..program.quantization import Grouping, groupings
 from .buffers import buffer_bytes
 from .job import threads_per_rank
 
@@ -31,7 +32,7 @@ class MemoryPlan:
 
     Attributes:
         tp: the number of tensor-parallel ranks.
-        dtype, kv_dtype: the dtypes of weights and cache.
+        dtype, weight_dtype, kv_dtype: the dtypes of the computation, of weights and of the cache.
         weight_bytes: the bytes of weights on the rank with most.
         block_bytes: the bytes of keys and values of one block over all layers, on one rank.
         block_size: the number of tokens of a block.
@@ -43,6 +44,7 @@ class MemoryPlan:
 
     tp: int
     dtype: str
+    weight_dtype: str
     kv_dtype: str
     weight_bytes: int
     block_bytes: int
@@ -70,7 +72,7 @@ class MemoryPlan:
     def table(self) -> str:
         """Formats the plan as text, one line per part."""
         lines = (
-            ("weights", self.dtype, self.weight_bytes, ""),
+            ("weights", self.weight_dtype, self.weight_bytes, ""),
             ("KV cache", self.kv_dtype, self.kv_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
             ("buffers", "", self.buffer_bytes, f"for {self.max_batched_tokens} tokens per step"),
             ("total", "", self.total_bytes, f"on each of {self.tp} ranks"),
@@ -93,20 +95,22 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         ConfigError: the cache cannot hold a block, `max_model_len` is more than model or cache can hold, or the ranks
             take more memory than their GPUs, or without GPUs this machine, have free.
     """
-    weight_bytes = weight_bytes_per_rank(config, options.tp, dtype)
+    weight_dtype = dtype if options.weight_dtype == "auto" else options.weight_dtype
+    weight_bytes = weight_bytes_per_rank(config, options.tp, dtype, weight_dtype)
     pad_to = 1 if options.kernels == "aten" or _on_gpus(options) else HEAD_PANEL
     block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype, pad_to)
     longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     spec = decoder_spec(config)
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
     threads = threads_per_rank(options.tp, options.threads)
-    beside = buffer_bytes(program, options.max_batched_tokens, threads)
+    beside = buffer_bytes(program, options.max_batched_tokens, threads, weight_dtype)
     room = _room(options)
     num_blocks = _num_blocks(options, room.num_bytes - weight_bytes - beside, block_bytes, longest)
     _check_length(config, options, num_blocks)
     plan = MemoryPlan(
         tp=options.tp,
         dtype=dtype,
+        weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         weight_bytes=weight_bytes,
         block_bytes=block_bytes,
@@ -120,15 +124,27 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     return plan
 
 
-def weight_bytes_per_rank(config: ModelConfig, tp: int, dtype: str) -> int:
+def weight_bytes_per_rank(config: ModelConfig, tp: int, dtype: str, weight_dtype: str = "auto") -> int:
     """Returns the bytes of weights on the rank with most.
+
+    Args:
+        config: the model.
+        tp: the number of tensor-parallel ranks.
+        dtype: the dtype of weights that are not quantized.
+        weight_dtype: see EngineOptions.
 
     Raises:
         ParallelError: tp does not divide the model.
     """
-    table, layout = tensor_table(config), Layout(tp=tp)
-    ranks = (local_params(table, layout, 0, rank) for rank in range(tp))
-    return max(sum(math.prod(param.shape) for param in params) for params in ranks) * dtypes.by_name(dtype).itemsize
+    spec, itemsize = decoder_spec(config), dtypes.by_name(dtype).itemsize
+    programs = [lower(spec, tp, rank) for rank in range(tp)]
+    quantized = groupings(programs[0], weight_dtype)
+    return max(sum(_param_bytes(param, quantized, itemsize) for param in program.params) for program in programs)
+
+
+def _param_bytes(param: LocalParam, quantized: Mapping[str, Grouping], itemsize: int) -> int:
+    grouping = quantized.get(param.name)
+    return param.size * itemsize if grouping is None else param.size // grouping.columns * grouping.group_bytes
 
 
 def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str, pad_to: int = 1) -> int:

@@ -58,7 +58,7 @@ class ModelSource:
             api_revision=API_REVISION,
             tp=options.tp,
             dtype=dtype,
-            weight_dtype=dtype,
+            weight_dtype=memory.weight_dtype,
             kv_dtype=kv_dtype,
             block_size=memory.block_size,
             num_blocks=memory.num_blocks,
@@ -85,6 +85,7 @@ class ModelSource:
             tp=self.options.tp,
             threads=threads_per_rank(self.options.tp, self.options.threads),
             fingerprint=self.checkpoint.folder.fingerprint,
+            weight_dtype=self.memory.weight_dtype,
         )
 
 

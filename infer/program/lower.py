@@ -1,5 +1,6 @@
 """The lowering of a decoder's description to the program of one rank."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ class Program:
         head_dim: the size of a head.
         rope: the rotary embedding; None without one.
         vocab_size: the number of tokens, without padding.
+        group_slices: the number of equal slices of a row-parallel weight's columns on this rank, which the groups of a
+            quantized weight never cross.
     """
 
     operations: tuple[Operation, ...]
@@ -52,6 +55,7 @@ class Program:
     head_dim: int
     rope: Rope | None
     vocab_size: int
+    group_slices: int = 1
 
 
 def most_slices(spec: DecoderSpec) -> int:
@@ -100,6 +104,7 @@ def lower(spec: DecoderSpec, tp: int = 1, rank: int = 0, num_slices: int = 1) ->
         head_dim=spec.head_dim,
         rope=spec.rope,
         vocab_size=spec.table[0].shape[0],
+        group_slices=math.lcm(most_slices(spec), tp) // tp,
     )
 
 

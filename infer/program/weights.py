@@ -1,6 +1,6 @@
 """The load of a program's parameters from a checkpoint of any layout, as numpy arrays, without torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import Lock
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import ALONE, Peers, read_all
 from ...checkpoint.read.stored_array import StoredArray
 from ...core.casts import Array
-from ...core.dtypes import DType
+from ...core.dtypes import FP32, DType
 from ...core.local_params import LocalParam
 from ...core.tensors import Table
 from ...model.stored_tensors import check_tensors, check_ties
@@ -30,6 +30,7 @@ def load_params(
     take: TakeParam,
     peers: Peers = ALONE,
     threads: int = 1,
+    wide: Collection[str] = (),
 ) -> None:
     """Reads every parameter of a rank, cast to a dtype; padding is zero.
 
@@ -45,6 +46,7 @@ def load_params(
         take: a function that is called once with each parameter and its array, which it may keep, in any order.
         peers: the ranks of this host that load at the same time; together they read each block once.
         threads: the number of threads that read and call `take` at the same time, if this rank reads alone.
+        wide: the names of parameters that are read in fp32, whatever the dtype is.
 
     Raises:
         ShapeMismatch: the checkpoint's tensors are not this model's.
@@ -53,7 +55,11 @@ def load_params(
     places = [(param, piece) for param in program.params for piece in param.pieces]
     check_tensors([piece.tensor for _, piece in places], checkpoint)
     check_ties(table, checkpoint)
-    requests = [ReadRequest(piece.tensor.alias or piece.tensor.name, piece.box, dtype=dtype) for _, piece in places]
+    dtypes = [FP32 if param.name in wide else dtype for param, _ in places]
+    requests = [
+        ReadRequest(piece.tensor.alias or piece.tensor.name, piece.box, dtype=kind)
+        for (_, piece), kind in zip(places, dtypes, strict=True)
+    ]
     unfinished: dict[str, _Unfinished] = {}
     lock = Lock()  # guards `unfinished` and the numbers in it
 
@@ -64,7 +70,7 @@ def load_params(
             return
         with lock:
             if param.name not in unfinished:
-                unfinished[param.name] = _Unfinished(param, dtype)
+                unfinished[param.name] = _Unfinished(param, dtypes[index])
             part = unfinished[param.name]
         part.values[piece.start : piece.start + piece.box.size] = values.numpy().reshape(-1)
         with lock:

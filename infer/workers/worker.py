@@ -23,6 +23,7 @@ from ..backends.backend import Backend
 from ..backends.choose import prepare
 from ..planning.job import Job
 from ..program.lower import lower, serving_slices
+from ..program.quantization import groupings
 from ..program.weights import load_params
 from ..scheduling.step_message import StepMessage
 from ..scheduling.step_plan import Array
@@ -45,7 +46,8 @@ def load(job: Job) -> Backend:
         )
     spec = decoder_spec(stored_config(checkpoint))
     program = lower(spec, job.tp, job.rank, serving_slices(spec, job.tp, job.dtype))
-    return prepare(job, program, partial(load_params, program, spec.table, checkpoint, by_name(job.dtype)))
+    wide = groupings(program, job.weight_dtype)
+    return prepare(job, program, partial(load_params, program, spec.table, checkpoint, by_name(job.dtype), wide=wide))
 
 
 def work(descriptor: int, prepare_backend: Callable[[Job], Backend] = load) -> None:

@@ -74,9 +74,9 @@ def test_a_table_compares_dtypes(folder: str, text_file: str, capsys: pytest.Cap
     assert "llama" in head
     assert data.endswith("99 tokens in 3 windows of up to 64, stride 32")
     assert columns.split("  ")[0] == "dtype"
-    assert base.split()[:2] == ["fp32", "fp32"]
-    assert int8.split()[:2] == ["fp32", "int8"]
-    assert int8.split()[4][0] in "+-"
+    assert base.split()[:3] == ["fp32", "fp32", "fp32"]
+    assert int8.split()[:3] == ["fp32", "fp32", "int8"]
+    assert int8.split()[5][0] in "+-"
     assert "of 99 (" in int8
     assert "fp32, KV cache int8, tokens scored: 99 of 99" in captured.err
 

@@ -141,12 +141,12 @@ PROMISED = {
     "verify": {"--json"},
     "diff": {"--json"},
     "serve": {"--tp", "--host", "--port", "--dtype", "--kv-dtype", "--kv-memory", "--kv-blocks", "--max-model-len"}
-    | {"--threads"}
+    | {"--threads", "--weight-dtype"}
     | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"}
     | {"--no-prefix-cache", "--speculate"},
     "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json", "--chat", "--tp"}
     | {"--json-schema", "--regex", "--grammar"}
-    | {"--threads", "--dtype", "--kv-dtype", "--kv-memory", "--max-model-len", "--kernels"}
+    | {"--threads", "--dtype", "--weight-dtype", "--kv-dtype", "--kv-memory", "--max-model-len", "--kernels"}
     | {"--no-prefix-cache", "--speculate"},
     "eval": {
         "--data",
@@ -155,6 +155,7 @@ PROMISED = {
         "--limit",
         "--tp",
         "--dtype",
+        "--weight-dtype",
         "--kv-dtype",
         "--kernels",
         "--threads",

@@ -6,6 +6,7 @@ S slices of I.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,10 @@ from ....model.activation import swiglu
 from ....parallel.collectives import tree_sum
 from ....parallel.products import linear
 from ...program.operations import Route, RunExperts
+from .coded_weight import CodedWeight
 from .row_tiles import SMALLEST
+
+ExpertRows: TypeAlias = torch.Tensor | CodedWeight  # the weights of all experts, one below the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ def choose_experts(scores_TE: torch.Tensor, route: Route) -> Routing:
 
 
 def run_experts(
-    x_TD: torch.Tensor, routing: Routing, gate_up: torch.Tensor, down: torch.Tensor, operation: RunExperts
+    x_TD: torch.Tensor, routing: Routing, gate_up: ExpertRows, down: ExpertRows, operation: RunExperts
 ) -> torch.Tensor:
     """Maps tokens [T, D] to this rank's part of the weighted sums of their experts, [T, D].
 
@@ -56,10 +60,12 @@ def run_experts(
     # Pairs (token, expert) sorted by expert, stably: each token's experts are added in ascending order.
     by_expert = routing.chosen_TK.flatten().argsort(stable=True)
     counts = routing.chosen_TK.flatten().bincount(minlength=num_experts).tolist()
-    weights = zip(gate_up.chunk(num_experts), down.chunk(num_experts), by_expert.split(counts), strict=True)
-    for gate_up_FD, down_DI, places in weights:
+    inner, hidden = 2 * operation.inner, x_TD.shape[-1]
+    for expert, places in enumerate(by_expert.split(counts)):
         if len(places):
             tokens = places // top_k
+            gate_up_FD = gate_up[slice(expert * inner, (expert + 1) * inner)]
+            down_DI = down[slice(expert * hidden, (expert + 1) * hidden)]
             y_STD = _expert(x_TD[tokens], gate_up_FD, down_DI.chunk(num_slices, dim=-1)).float()
             sums_STD.index_add_(1, tokens, y_STD * routing.weights_TK.flatten()[places].unsqueeze(-1))
     return tree_sum(list(sums_STD.to(x_TD.dtype).unbind()))

@@ -110,7 +110,7 @@ class Interpreter:
     def _embed(self, operation: Embed, state: TileState) -> torch.Tensor:
         local_T = state.tokens - self._tp.rank * operation.num_rows
         outside_T = (local_T < 0) | (local_T >= operation.num_rows)
-        own_TD = embedding(local_T.masked_fill(outside_T, 0), self._weights[operation.table])
+        own_TD = self._weights.lookup(operation.table, local_T.masked_fill(outside_T, 0))
         hidden_TD = all_reduce(own_TD.masked_fill(outside_T.unsqueeze(-1), 0.0), self._tp)
         if operation.positions:
             hidden_TD = hidden_TD + embedding(state.positions, self._weights[operation.positions])
@@ -136,7 +136,7 @@ class Interpreter:
 
     def _run_experts(self, operation: RunExperts, state: TileState) -> torch.Tensor:
         assert state.routing is not None
-        gate_up, down = self._weights[operation.gate_up], self._weights[operation.down]
+        gate_up, down = self._weights.rows(operation.gate_up), self._weights.rows(operation.down)
         return run_experts(state.buffers["normed"], state.routing, gate_up, down, operation)
 
     def _reduce(self, operation: Reduce, partial_TD: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from ..backend import Masks, no_masks
 from .interpreter import Interpreter
 from .kv_cache import KVCache
 from .paged_attention import PagedAttention
-from .prepared_weights import PreparedProduct, PreparedWeights
+from .prepared_weights import AnyProduct, PreparedWeights
 from .row_tiles import RowTile, agreeing_sizes, cut
 
 
@@ -101,12 +101,11 @@ class ModelRunner:
 
 
 def _distinct(
-    operations: list[Multiply | Route] | list[Head], prepared: dict[str, PreparedProduct]
-) -> list[tuple[PreparedProduct, int]]:
+    operations: list[Multiply | Route] | list[Head], prepared: dict[str, AnyProduct]
+) -> list[tuple[AnyProduct, int]]:
     """Returns one product of each shape, with the width of its rows."""
-    found: dict[tuple[object, ...], tuple[PreparedProduct, int]] = {}
+    found: dict[tuple[object, ...], tuple[AnyProduct, int]] = {}
     for matrix in (operation.matrix for operation in operations):
         each = prepared[matrix.name]
-        shapes = (*(weight.shape for weight in each.slices), each.num_transposed, each.bias is not None)
-        found.setdefault(shapes, (each, matrix.in_features))
+        found.setdefault(each.shapes, (each, matrix.in_features))
     return list(found.values())

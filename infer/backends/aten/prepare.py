@@ -25,7 +25,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
     """
     device = _device(job.rank, job.tp)
     tp = _join(job, device)
-    weights = PreparedWeights(dtypes.by_name(job.dtype))
+    weights = PreparedWeights(program, dtypes.by_name(job.dtype), job.weight_dtype)
     load(weights.take, peers(tp), 1)
     if device.type == "cuda":
         _check_room(job.kv_bytes, device)

@@ -56,6 +56,7 @@ class Kernels:
         sample: samples the rows whose logits a `step` or `head` without sampling computed.
         multiply: a product alone: packed weight, rows, stride, number of rows, result, its stride.
         pack: packs a weight: its structure with `data`, source, bytes of a value, strides of rows and columns.
+        pack_codes: packs a quantized weight: its structure with zeroed `data`, codes, headers of groups.
         start_threads: starts a model's threads and returns their number.
         stop_threads: ends a model's threads.
     """
@@ -68,6 +69,7 @@ class Kernels:
     sample: Callable[..., Any]
     multiply: Callable[..., Any]
     pack: Callable[..., Any]
+    pack_codes: Callable[..., Any]
     start_threads: Callable[..., Any]
     stop_threads: Callable[..., Any]
 
@@ -97,6 +99,7 @@ def load_kernels(instruction_set: str) -> Kernels | None:
         _function(library, f"tk_sample_{instruction_set}", [model]),
         _function(library, f"tk_multiply_{instruction_set}", [matrix, *rows]),
         _function(library, "tk_pack", [matrix, c_void_p, c_int64, c_int64, c_int64]),
+        _function(library, "tk_pack_codes", [matrix, c_void_p, c_void_p]),
         _function(library, "tk_start_threads", [model, c_int32], c_int32),
         _function(library, "tk_stop_threads", [model]),
     )

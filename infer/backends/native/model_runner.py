@@ -48,7 +48,7 @@ class NativeRunner:
         self.samples = True
         self._program, self._functions, self._weights = program, kernels, weights
         self._operations = prepare_operations(program, weights)
-        self._state = State(program, cache, max_tokens, peers)
+        self._state = State(program, cache, max_tokens, peers, weights.weight_dtype)
         self._model = model = NativeModel(
             operations=ctypes.addressof(self._operations),
             num_operations=len(self._operations),

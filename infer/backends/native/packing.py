@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from ctypes import byref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -11,13 +13,15 @@ from ....core.dtypes import BF16, FP16, FP32, DType
 from ....core.integers import ceil_div, round_up
 from ....core.local_params import LocalParam
 from ...program.lower import Program
-from ...program.operations import Head, Multiply, Norm, Reduce, RotateAndAppend, Route, RunExperts, WeightMatrix
+from ...program.operations import Embed, Head, Multiply, Norm, Reduce, RotateAndAppend, Route, RunExperts, WeightMatrix
+from ...program.quantization import Codes, Grouping, groupings, quantize, untransposed
 from ...scheduling.step_plan import Array
 from .library import Kernels
 from .memory import CACHE_LINE, LARGE_PAGE, Arena, aligned
 from .structures import PANEL, Format, PackedMatrix
 
 FORMATS = ((FP32, Format.FP32), (BF16, Format.BF16), (FP16, Format.FP16))
+_CODES: Final = MappingProxyType({8: Format.CODES8, 4: Format.CODES4})  # by the bits of a code
 
 
 def format_of(dtype: DType) -> Format:
@@ -39,6 +43,7 @@ class Stack:
         inputs, outputs: the sizes of each.
         num_transposed: see WeightMatrix.
         slices: see Multiply.num_slices.
+        grouping: how the weight is quantized; None if it is not.
     """
 
     count: int
@@ -46,9 +51,12 @@ class Stack:
     outputs: int
     num_transposed: int = 0
     slices: int = 1
+    grouping: Grouping | None = None
 
     def panel_bytes(self, format_: Format, column_step: int) -> int:
         """Returns the bytes of a panel; slices are padded to a multiple of `column_step` columns."""
+        if self.grouping is not None:
+            return self.inputs // self.grouping.columns * self.grouping.group_bytes * PANEL
         return self.slices * round_up(self.inputs // self.slices, column_step) // 2 * pair_bytes(format_)
 
     def matrix_bytes(self, format_: Format, column_step: int) -> int:
@@ -63,19 +71,20 @@ class PackedWeights:
     Attributes:
         matrices: the packed parameters; a bias is set where an operation has one.
         vectors: norms and biases in fp32.
-        tables: the embeddings that are read by row and are not the head, in the weights' dtype.
+        tables: the embeddings that are read by row and are neither quantized nor the head, in the weights' dtype.
     """
 
     program: Program
     dtype: DType
     kernels: Kernels
+    weight_dtype: str = "auto"
     matrices: dict[str, PackedMatrix] = field(default_factory=dict)
     vectors: dict[str, Array] = field(default_factory=dict)
     tables: dict[str, Array] = field(default_factory=dict)
     _memory: list[Array] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._stacks = dict(stacks(self.program))
+        self._stacks = dict(stacks(self.program, self.weight_dtype))
         shape = format_of(self.dtype), _column_step(self.kernels, self.dtype)
         sizes = (each.count * each.matrix_bytes(*shape) for each in self._stacks.values())
         total = sum(round_up(size, CACHE_LINE) for size in sizes)
@@ -107,21 +116,24 @@ def pack(
         kernels: the native functions.
         stack: the matrices of the parameter.
         values: the parameter; bf16 as bit patterns in uint16.
-        dtype: the dtype of the values.
+        dtype: the dtype of the values, of which those of a quantized weight are fp32 in any case.
         allocate: returns zeroed memory of a size in bytes.
     """
-    format_ = format_of(dtype)
+    format_ = format_of(dtype) if stack.grouping is None else _CODES[stack.grouping.bits]
     step = _column_step(kernels, dtype)
     panel_bytes, part_bytes = stack.panel_bytes(format_, step), stack.matrix_bytes(format_, step)
     memory = allocate(stack.count * part_bytes)
     for i, part in enumerate(values.reshape(stack.count, -1)):
         source = np.ascontiguousarray(part)
-        n = stack.num_transposed
-        if n:  # blocks [in, out / n], one below the other
-            blocks = source.reshape(n, stack.inputs, stack.outputs // n)
-            source = np.ascontiguousarray(blocks.transpose(0, 2, 1))
+        if n := stack.num_transposed:
+            source = untransposed(source.reshape(-1, stack.outputs // n), n)
         packed = _matrix(memory[i * part_bytes :], stack, format_, panel_bytes)
-        kernels.pack(byref(packed), source.ctypes.data, dtype.itemsize, stack.inputs, 1)
+        if stack.grouping is None:
+            kernels.pack(byref(packed), source.ctypes.data, dtype.itemsize, stack.inputs, 1)
+        else:
+            found = quantize(source.reshape(stack.outputs, stack.inputs), stack.grouping)
+            headers = _headers(found)
+            kernels.pack_codes(byref(packed), found.codes.ctypes.data, headers.ctypes.data)
     return _matrix(memory, stack, format_, panel_bytes), memory
 
 
@@ -139,11 +151,33 @@ def _matrix(memory: Array, stack: Stack, format_: Format, panel_bytes: int) -> P
         panel_bytes=panel_bytes,
         format=format_,
         slices=stack.slices,
+        group=stack.grouping.columns if stack.grouping else 0,
     )
 
 
-def stacks(program: Program) -> Iterator[tuple[str, Stack]]:
+def _headers(codes: Codes) -> Array:
+    """Returns the headers of groups as uint32 [rows, groups]: see c/quantized.h."""
+    if codes.grouping.bits == 8:
+        return np.ascontiguousarray(codes.scales).view(np.uint32)
+    scales, minima = (cast(each, FP32, BF16).astype(np.uint32) for each in (codes.scales, codes.minima))
+    headers: Array = scales | minima << 16
+    return headers
+
+
+def stacks(program: Program, weight_dtype: str = "auto") -> Iterator[tuple[str, Stack]]:
     """Yields the name and the shape of every parameter that is packed."""
+    quantized = groupings(program, weight_dtype)
+    for name, stack in _plain_stacks(program):
+        yield name, replace(stack, grouping=quantized.get(name))
+    for operation in program.operations:
+        if isinstance(operation, Embed) and operation.table in quantized:
+            yield (
+                operation.table,
+                Stack(1, program.hidden_size, operation.num_rows, grouping=quantized[operation.table]),
+            )
+
+
+def _plain_stacks(program: Program) -> Iterator[tuple[str, Stack]]:
     for operation in program.operations:
         if isinstance(operation, Multiply):
             yield operation.matrix.name, _stack(operation.matrix, operation.num_slices)

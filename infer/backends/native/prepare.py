@@ -47,7 +47,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
         ConfigError: the job demands an instruction set that this machine cannot run.
     """
     kernels = _kernels(job.instruction_set, job.dtype)
-    weights = PackedWeights(program, by_name(job.dtype), kernels)
+    weights = PackedWeights(program, by_name(job.dtype), kernels, job.weight_dtype)
     peers = Peers(job.rank, job.tp, FileGather(job.store, job.rank, job.tp)) if job.tp > 1 else ALONE
     with freed_memory_returned():
         load(weights.take, peers, job.threads)

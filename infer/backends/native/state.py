@@ -42,8 +42,16 @@ class State:
         results: uint8, the samples of all ranks (see `SamplingBlock`), in memory that they share.
     """
 
-    def __init__(self, program: Program, cache: CacheShape, max_tokens: int, peers: Peers = ALONE) -> None:
+    def __init__(
+        self,
+        program: Program,
+        cache: CacheShape,
+        max_tokens: int,
+        peers: Peers = ALONE,
+        weight_dtype: str = "auto",
+    ) -> None:
         self._program, self._cache, self._max_tokens = program, cache, max_tokens
+        self._prepared_width = _prepared_width(program, weight_dtype)
         self._kept: list[Array] = []
         widths = _widths(program)
         self.strides = {buffer: round_up(width, PANEL) for buffer, width in widths.items()}
@@ -90,12 +98,12 @@ class State:
         model.cache = self._pointer(lazy(self.kv_bytes, large_pages=True))
 
     def _fill_scratch(self, model: NativeModel, threads: int) -> None:
-        """Points a model to the threads' scratch, to rounded rows, and to splits of attention: see c/attention.h."""
+        """Points a model to the threads' scratch, to prepared rows, and to splits of attention: see c/attention.h."""
         head, rows = round_up(self._program.head_dim, PANEL), ATTENTION_ROWS
         softmax = rows * head + round_up(2 * rows, PANEL)
         attention = rows * (2 * head + KEY_TILE + KEY_TILE // 2 + 2) + KEY_TILE + 2 * softmax
-        width = _rounded_width(self._program)
-        gathered = MOST_ROWS * (self.strides[Buffer.NORMED] + width // 2)  # rows of an expert, then rounded to bf16
+        width = self._prepared_width
+        gathered = MOST_ROWS * (self.strides[Buffer.NORMED] + width // 2)  # rows of an expert, then prepared
         model.scratch_floats = round_up(max(attention, gathered), PANEL)
         model.scratch = self._pointer(floats(threads, model.scratch_floats))
         model.rounded_values = round_up(self._max_tokens, BLOCK_ROWS) * width
@@ -146,6 +154,9 @@ def _widths(program: Program) -> dict[Buffer, int]:
     }
 
 
-def _rounded_width(program: Program) -> int:
-    """Returns the values of the widest row that is rounded to bf16, slices padded to whole blocks."""
-    return max(stack.slices * round_up(stack.inputs // stack.slices, BLOCK_COLUMNS) for _, stack in stacks(program))
+def _prepared_width(program: Program, weight_dtype: str) -> int:
+    """Returns the room, in values of 2 bytes, of the widest row that a product prepares: c/rounded.h, c/quantized.h."""
+    shapes = [stack for _, stack in stacks(program, weight_dtype)]
+    rounded = (each.slices * round_up(each.inputs // each.slices, BLOCK_COLUMNS) for each in shapes)
+    floats = (each.grouping.row_floats(each.inputs) for each in shapes if each.grouping)
+    return max([*rounded, *(2 * count for count in floats)])

@@ -24,6 +24,8 @@ class Format(IntEnum):
     FP16 = 2
     FP8 = 3
     INT8 = 4
+    CODES8 = 16
+    CODES4 = 17
 
 
 class OperationKind(IntEnum):
@@ -67,6 +69,7 @@ class PackedMatrix(Structure):
         ("panel_bytes", c_int64),
         ("format", c_int32),
         ("slices", c_int32),
+        ("group", c_int32),
     )
 
 

@@ -19,19 +19,23 @@ from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.tiny_llama import TINY_LLAMA
 
 
-def allocated(program: Program, max_tokens: int, threads: int) -> int:
+def allocated(program: Program, max_tokens: int, threads: int, weight_dtype: str) -> int:
     """Returns the bytes of a rank's buffers, without the cache."""
-    state = State(program, CacheShape(1, 16, "fp32"), max_tokens, ALONE)
+    state = State(program, CacheShape(1, 16, "fp32"), max_tokens, ALONE, weight_dtype)
     state.fill(NativeModel(head_dim=program.head_dim, hidden_size=program.hidden_size), threads)
     return sum(values.nbytes for values in state._kept) - state.kv_bytes
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 @pytest.mark.parametrize(("max_tokens", "threads"), [(1, 1), (512, 3)])
-def test_the_plan_covers_all_allocations(tmp_path: Path, name: str, max_tokens: int, threads: int) -> None:
+@pytest.mark.parametrize("weight_dtype", ["auto", "int4"])
+def test_the_plan_covers_all_allocations(
+    tmp_path: Path, name: str, max_tokens: int, threads: int, weight_dtype: str
+) -> None:
     ENTRIES[name].make(tmp_path)
     program = lower(decoder_spec(stored_config(Checkpoint.open(tmp_path))))
-    used, planned = allocated(program, max_tokens, threads), buffer_bytes(program, max_tokens, threads)
+    used = allocated(program, max_tokens, threads, weight_dtype)
+    planned = buffer_bytes(program, max_tokens, threads, weight_dtype)
     assert 0.4 * planned < used <= planned
 
 

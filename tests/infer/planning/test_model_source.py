@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,16 @@ def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path], monkey
         tp=1,
         threads=3,
         fingerprint=source.checkpoint.folder.fingerprint,
+        weight_dtype="bf16",
     )
+
+
+def test_quantized_weights_are_described_and_planned(model_folder: Callable[[str], Path]) -> None:
+    options = EngineOptions(model_folder("tied"), kv_blocks=8, weight_dtype="int8")
+    source, plain = ModelSource.open(options), ModelSource.open(replace(options, weight_dtype="auto"))
+    assert (source.info.dtype, source.info.weight_dtype, source.job().weight_dtype) == ("fp32", "int8", "int8")
+    assert source.memory.weight_bytes < 0.35 * plain.memory.weight_bytes
+    assert source.memory.table().splitlines()[0].startswith("weights   int8")
 
 
 def test_without_a_tokenizer_the_end_tokens_are_those_of_the_config(

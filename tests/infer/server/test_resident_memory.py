@@ -73,12 +73,14 @@ def idle_worker(threads: int) -> Iterator[int]:
         yield processes.process_ids[0]
 
 
-def test_a_step_of_full_load_stays_within_the_plan(model: Path) -> None:
+@pytest.mark.parametrize("weight_dtype", ["auto", "int4"])
+def test_a_step_of_full_load_stays_within_the_plan(model: Path, weight_dtype: str) -> None:
     params = SamplingParams(max_new_tokens=32, prompt_logprobs=20, logprobs=20, ignore_eos=True)
     tokens = 2048
     with idle_worker(2) as idle:
         process = resident(idle)
-    with LLM(model, kernels="native", threads=2, kv_blocks=65, max_batched_tokens=tokens) as llm:
+    options = {"kernels": "native", "threads": 2, "kv_blocks": 65, "weight_dtype": weight_dtype}
+    with LLM(model, max_batched_tokens=tokens, **options) as llm:
         [worker] = llm.engine.worker_process_ids
         [completion] = llm.generate([[7] * tokens], params)
         assert len(completion.prompt_logprobs) == tokens

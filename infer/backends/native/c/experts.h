@@ -71,7 +71,7 @@ static void multiply_experts(const struct model *m, const struct operation *op, 
     struct share mine = share_of(m, op->experts * panels, thread);
     float *gathered = m->scratch + thread * m->scratch_floats;
     int64_t width = m->strides[NORMED], columns = all->in / slices, pairs = (columns + 1) / 2;
-    int64_t stride = first ? width : m->expert_gated_stride, bytes = pairs * pair_bytes(all->format);
+    int64_t stride = first ? width : m->expert_gated_stride, bytes = is_quantized(all) ? 0 : pairs * pair_bytes(all->format);
     int64_t out_stride = first ? m->expert_inner_stride : m->strides[PARTIAL];
     int64_t apart = EXPERT_TOKENS * op->top_k * out_stride;
     for (int64_t e = mine.first / panels; e < op->experts && e * panels < mine.last; e++) {
@@ -85,8 +85,14 @@ static void multiply_experts(const struct model *m, const struct operation *op, 
             for (int64_t i = 0; first && i < count; i++)
                 memcpy(gathered + i * width, row(m, NORMED, token + p.of_row[r + i] / op->top_k),
                        (size_t)width * sizeof *gathered);
+            float *prepared = gathered + MOST_ROWS * width;
+            if (is_quantized(&w)) {
+                for (int64_t i = 0; i < count; i++) spread_row(&w, x + i * stride, prepared + i * spread_floats(&w));
+                multiply_spread_apart(&w, prepared, count, high - low, out, out_stride, apart);
+                continue;
+            }
             if (takes_rounded(&w)) {
-                uint16_t *rounded = (uint16_t *)(gathered + MOST_ROWS * width);
+                uint16_t *rounded = (uint16_t *)prepared;
                 round_rows(&w, x, stride, count, rounded, 0, count);
                 multiply_apart(&w, rounded, count, high - low, out, out_stride, apart);
                 continue;

@@ -27,6 +27,7 @@ static void product(const struct model *m, const struct operation *op, const flo
     if (!rows) return;
     const struct matrix *w = &op->matrix;
     const uint16_t *rounded = rounded_for(m, w, x, x_stride, rows, thread);
+    const float *spread = spread_for(m, w, x, x_stride, rows, thread);
     const struct operation *gate = gates(op) ? op + 1 : NULL;
     int64_t groups = gate && gate->variant == 0 ? 2 : 1, units = (w->out + PANEL - 1) / PANEL / groups;
     int64_t block = rounded ? rows : least(rows, rows_together(w->in, rows));
@@ -39,6 +40,9 @@ static void product(const struct model *m, const struct operation *op, const flo
             for (int64_t g = 0; g < groups; g++) {
                 int64_t from = g * units + low, to = from + next - first;
                 if (rounded) multiply_rounded(w, rounded, rows, from, to, out, out_stride, op->add);
+                else if (spread)
+                    multiply_spread(w, spread + r * spread_floats(w), count, from, to, out + r * out_stride, out_stride,
+                                    op->add);
                 else multiply(w, x + r * x_stride, x_stride, count, out + r * out_stride, out_stride, op->add, from, to);
             }
             if (gate) gate_panels(m, gate, r, r + count, low, low + next - first);
@@ -154,14 +158,18 @@ __attribute__((visibility("default"))) void NAMED(tk_sample_, TK_NAME)(struct mo
 __attribute__((visibility("default"))) void NAMED(tk_multiply_, TK_NAME)(const struct matrix *w, const float *x,
                                                                         int64_t x_stride, int64_t rows, float *out,
                                                                         int64_t out_stride) {
-    if (!takes_rounded(w)) {
-        multiply(w, x, x_stride, rows, out, out_stride, 0, 0, (w->out + PANEL - 1) / PANEL);
-        return;
-    }
-    uint16_t *rounded = calloc((size_t)rounded_values(w, rows), sizeof *rounded);
-    round_rows(w, x, x_stride, rows, rounded, 0, rows);
-    multiply_rounded(w, rounded, rows, 0, (w->out + PANEL - 1) / PANEL, out, out_stride, 0);
-    free(rounded);
+    int64_t panels = (w->out + PANEL - 1) / PANEL;
+    if (is_quantized(w)) {
+        float *spread = calloc((size_t)(rows * spread_floats(w)), sizeof *spread);
+        for (int64_t r = 0; r < rows; r++) spread_row(w, x + r * x_stride, spread + r * spread_floats(w));
+        multiply_spread(w, spread, rows, 0, panels, out, out_stride, 0);
+        free(spread);
+    } else if (takes_rounded(w)) {
+        uint16_t *rounded = calloc((size_t)rounded_values(w, rows), sizeof *rounded);
+        round_rows(w, x, x_stride, rows, rounded, 0, rows);
+        multiply_rounded(w, rounded, rows, 0, panels, out, out_stride, 0);
+        free(rounded);
+    } else multiply(w, x, x_stride, rows, out, out_stride, 0, 0, panels);
 }
 
 // The columns that a sum of bf16 products takes together, to a multiple of which a slice is packed; 0 if rows stay fp32.

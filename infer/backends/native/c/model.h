@@ -18,14 +18,16 @@
 #define SHARED_ITEMS 8    // an item of attention with more than this part of a thread's work is shared split by split
 #define EXPERT_TOKENS 64  // tokens that pass the experts together
 
-enum format { FP32, BF16, FP16, FP8, INT8 };  // FP8 and INT8: keys and values only, see pages.h
+enum format { FP32, BF16, FP16, FP8, INT8,     // FP8 and INT8: keys and values only, see pages.h
+              CODES8 = 16, CODES4 };           // of quantized weights, see quantized.h
 
 enum kind { EMBED, NORM, MULTIPLY, APPEND, ATTEND, GATE, ROUTE, EXPERTS, REDUCE, HEAD };
 enum buffer { HIDDEN, NORMED, QKV, QUERY, ATTENDED, INNER, GATED, PARTIAL, SCORES, LOGITS, NUM_BUFFERS };
 
 // A packed weight, out x in: panels of 16 rows; in a panel, slice by slice, pairs of columns (k, k + 1): BF16 stores the
 // two of a row side by side, the other formats 16 values of k and then 16 of k + 1. The padding is zero: at the end of a
-// slice half a pair or, with instructions for bf16, up to a multiple of COLUMN_STEP.
+// slice half a pair or, with instructions for bf16, up to a multiple of COLUMN_STEP. CODES8 and CODES4 store groups of
+// columns: see quantized.h.
 struct matrix {
     const void *data;
     const float *bias;     // fp32 [out], or NULL
@@ -33,6 +35,7 @@ struct matrix {
     int64_t panel_bytes;   // from one panel to the next
     int32_t format;
     int32_t slices;        // equal slices of `in`, summed apart and added as a binary tree
+    int32_t group;         // columns of a group of CODES8 and CODES4, a divisor of a slice
 };
 
 struct operation {

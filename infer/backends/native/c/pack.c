@@ -41,6 +41,24 @@ __attribute__((visibility("default"))) void tk_pack(const struct matrix *m, cons
     }
 }
 
+// Packs a quantized weight: codes [out, in], one per byte, and headers [out, in / group]; see quantized.h. `m->data` is
+// zeroed.
+__attribute__((visibility("default"))) void tk_pack_codes(const struct matrix *m, const uint8_t *codes,
+                                                          const uint32_t *headers) {
+    int64_t groups = m->in / m->group, group_bytes = m->panel_bytes / groups, places = m->format == CODES8 ? 4 : 8;
+    for (int64_t r = 0; r < m->out; r++) {
+        char *lane = (char *)m->data + r / PANEL * m->panel_bytes + r % PANEL * 4;
+        for (int64_t g = 0; g < groups; g++, lane += group_bytes, codes += m->group) {
+            memcpy(lane, headers + r * groups + g, 4);
+            for (int64_t i = 0; i < m->group; i++) {
+                uint8_t *line = (uint8_t *)lane + (1 + i / places) * 4 * PANEL;
+                if (places == 4) line[i % 4] = codes[i];
+                else line[i % 8 / 2] |= (uint8_t)(codes[i] << 4 * (i % 2));
+            }
+        }
+    }
+}
+
 __attribute__((visibility("default"))) int32_t tk_start_threads(struct model *m, int32_t threads) {
     m->pool = tk_pool_start(threads);
     m->threads = m->pool ? tk_pool_threads(m->pool) : 0;

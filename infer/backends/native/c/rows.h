@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "shares.h"
+#include "quantized.h"
 
 INLINE float load_value(int format, const void *data, int64_t index) {
     if (format == FP32) return ((const float *)data)[index];
@@ -14,6 +14,7 @@ INLINE float load_value(int format, const void *data, int64_t index) {
 
 // Element `column` of row `index` of a packed weight without slices.
 INLINE float packed_value(const struct matrix *w, int64_t index, int64_t column) {
+    if (is_quantized(w)) return quantized_value(w, index, column);
     const char *line = (const char *)w->data + index / PANEL * w->panel_bytes + column / 2 * pair_bytes(w->format);
     int64_t within = index % PANEL;
     return load_value(w->format, line, w->format == BF16 ? 2 * within + column % 2 : column % 2 * PANEL + within);

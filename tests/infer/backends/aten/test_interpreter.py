@@ -27,6 +27,7 @@ from tk.model.stored_config import stored_config
 from tk.parallel.collectives import all_gather
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Group, Mesh
+from tk.parallel.torch_dtypes import torch_dtype
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
 from tk.tests.rank_pool import RankPool
 from tk.train.engine.loss import causal_attention
@@ -44,13 +45,12 @@ class Case:
         self.config = stored_config(self.checkpoint)
         self.spec = decoder_spec(self.config)
         self.dtype, self.tp = dtype, tp
-        weight_dtype = PreparedWeights(by_name(dtype)).dtype
-        self.decoder = Decoder(self.config, LayerContext(tp, weight_dtype, torch.device("cpu")))
+        self.decoder = Decoder(self.config, LayerContext(tp, torch_dtype(dtype), torch.device("cpu")))
         load_weights(self.decoder, self.checkpoint)
 
     def lower(self, num_slices: int) -> tuple[Program, PreparedWeights, KVCache]:
         program = lower(self.spec, self.tp.size, self.tp.rank, num_slices)
-        weights = PreparedWeights(by_name(self.dtype))
+        weights = PreparedWeights(program, by_name(self.dtype))
         load_params(program, self.spec.table, self.checkpoint, by_name(self.dtype), weights.take)
         return program, weights, self.cache()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,11 @@ def runner(
     threads: int = 1,
     instruction_set: str = BEST,
     place: tuple[int, int, str] = (1, 0, ""),
+    weight_dtype: str = "",
 ) -> NativeRunner:
     """Returns a runner of a model with NUM_BLOCKS blocks; `place` is tp, rank and the file of the rendezvous."""
     job = Job(str(folder), "native", dtype, kv_dtype, NUM_BLOCKS, 0, BLOCK_SIZE, 512, *place, threads, instruction_set)
-    made = load(job)
+    made = load(replace(job, weight_dtype=weight_dtype))
     assert isinstance(made, NativeRunner)
     assert made.kernels == f"native {instruction_set}"
     return made
@@ -60,11 +62,12 @@ def rank_logits(
     cuts: Sequence[int],
     dtype: str = "fp32",
     instruction_set: str = BEST,
+    weight_dtype: str = "",
 ) -> Array:
     """Returns the result of `logits` on rank 0 of a model over `tp` ranks, each a thread of this process."""
 
     def work(rank: int) -> Array:
-        made = runner(folder, dtype, dtype, 1 + rank % 2, instruction_set, (tp, rank, str(store)))
+        made = runner(folder, dtype, dtype, 1 + rank % 2, instruction_set, (tp, rank, str(store)), weight_dtype)
         found = logits(made, tokens, cuts)
         made.close()
         return found

@@ -30,9 +30,9 @@ def plan(start: int, stop: int, size: int) -> StepPlan:
     )
 
 
-def run(folder: str, dtype: str, kv_dtype: str, instruction_set: str) -> None:
+def run(folder: str, dtype: str, kv_dtype: str, weight_dtype: str, instruction_set: str) -> None:
     """Computes a prefill and some decodes, with buffers of just the size that they need."""
-    job = Job(folder, "native", dtype, kv_dtype, 20, 0, 16, 37, 1, 0, "", 2, instruction_set)
+    job = Job(folder, "native", dtype, kv_dtype, 20, 0, 16, 37, 1, 0, "", 2, instruction_set, weight_dtype)
     backend = load(job)
     for start, stop in ((0, 37), (37, 38), (38, 40), (40, 43), (43, 50)):
         assert np.isfinite(backend.logits(plan(start, stop, 16))).all()
@@ -46,10 +46,16 @@ def main() -> None:
     units = tuple(replace(unit, flags=(*unit.flags, *FLAGS)) for unit in (*library.SOURCE.units, *models))
     library.SOURCE = replace(library.SOURCE, name="sanitized", units=units, link_flags=FLAGS)  # type: ignore[misc]
     for folder in sys.argv[1:]:
-        for dtype, kv_dtype in (("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "int8")):
+        for dtypes in (
+            ("fp32", "fp32", "auto"),
+            ("bf16", "bf16", "auto"),
+            ("fp16", "int8", "auto"),
+            ("fp32", "fp32", "int8"),
+            ("bf16", "bf16", "int4"),
+        ):
             for instruction_set in sets:
-                run(folder, dtype, kv_dtype, instruction_set)
-                print(Path(folder).name, dtype, kv_dtype, instruction_set)
+                run(folder, *dtypes, instruction_set)
+                print(Path(folder).name, *dtypes, instruction_set)
 
 
 if __name__ == "__main__":

@@ -32,15 +32,25 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str, instruction
 
 @pytest.mark.parametrize("instruction_set", instruction_sets())
 @pytest.mark.parametrize(
-    ("dtype", "kv_dtype", "threads"),
-    [("fp32", "fp32", 1), ("bf16", "bf16", 2), ("fp16", "int8", 3), ("bf16", "int8", 4), ("fp32", "fp16", 2)],
+    ("dtype", "kv_dtype", "threads", "weight_dtype"),
+    [
+        ("fp32", "fp32", 1, "auto"),
+        ("bf16", "bf16", 2, "auto"),
+        ("fp16", "int8", 3, "auto"),
+        ("bf16", "int8", 4, "auto"),
+        ("fp32", "fp16", 2, "auto"),
+        ("bf16", "bf16", 3, "int8"),
+        ("fp32", "fp32", 4, "int4"),
+    ],
 )
 def test_bits_do_not_depend_on_cuts_and_threads(
-    tmp_path: Path, dtype: str, kv_dtype: str, threads: int, instruction_set: str
+    tmp_path: Path, dtype: str, kv_dtype: str, threads: int, weight_dtype: str, instruction_set: str
 ) -> None:
     ENTRIES["mixtral"].make(tmp_path)
     tokens = np.random.default_rng(0).integers(0, VOCAB, 64).tolist()
-    alone, together = (runner(tmp_path, dtype, kv_dtype, count, instruction_set) for count in (1, threads))
+    alone, together = (
+        runner(tmp_path, dtype, kv_dtype, count, instruction_set, weight_dtype=weight_dtype) for count in (1, threads)
+    )
     expected = logits(alone, tokens, range(1, 64))  # token by token
     assert np.isfinite(expected).all()
     for cuts in ((), (1, 18), (31, 32, 33, 63)):

@@ -46,6 +46,26 @@ def test_any_number_of_rows_in_a_step_gives_the_same_bits(
     made.close()
 
 
+@pytest.mark.parametrize(("weight_dtype", "threads"), [("int8", 2), ("int4", 3)])
+def test_any_number_of_rows_gives_the_same_bits_with_quantized_weights(
+    tmp_path: Path, weight_dtype: str, threads: int
+) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 90).tolist()
+    alone, made = (runner(tmp_path, "bf16", "bf16", count, weight_dtype=weight_dtype) for count in (1, threads))
+    expected = logits(alone, tokens, range(1, len(tokens)))  # token by token
+    assert np.isfinite(expected).all()
+    for rows in (2, 3, 4, 5, 6, 7, 12, 13, 33, 90):
+        assert np.array_equal(logits(made, tokens, range(rows, len(tokens), rows)), expected), rows
+    alone.close()
+    made.close()
+
+
+@pytest.mark.parametrize("weight_dtype", ["int8", pytest.param("int4", marks=pytest.mark.matrix)])
+def test_bits_are_the_same_in_company_with_quantized_weights(tmp_path: Path, weight_dtype: str) -> None:
+    check_histories(tmp_path, "llama3", "bf16", "int8", 2, BEST, weight_dtype)
+
+
 @pytest.mark.parametrize("name", ["qwen2 sliding", pytest.param("mixtral", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(("dtype", "kv_dtype", "threads"), COMBINATIONS)
 def test_bits_are_the_same_in_company_and_after_preemption(
@@ -59,10 +79,18 @@ def test_bits_are_the_same_in_company_with_any_instruction_set(tmp_path: Path, i
     check_histories(tmp_path, "llama3", "bf16", "int8", 2, instruction_set)
 
 
-def check_histories(folder: Path, name: str, dtype: str, kv_dtype: str, threads: int, instruction_set: str) -> None:
+def check_histories(
+    folder: Path,
+    name: str,
+    dtype: str,
+    kv_dtype: str,
+    threads: int,
+    instruction_set: str,
+    weight_dtype: str = "auto",
+) -> None:
     """Compares prompts alone with prompts together, whose steps are planned ahead, in large and small caches."""
     ENTRIES[name].make(folder)
-    made = runner(folder, dtype, kv_dtype, threads, instruction_set)
+    made = runner(folder, dtype, kv_dtype, threads, instruction_set, weight_dtype=weight_dtype)
     every_prompt = range(len(PROMPTS))
     alone = [History(made, 100, 512, PROMPTS, 24).run([i]) for i in every_prompt]
     for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
