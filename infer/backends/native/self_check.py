@@ -17,7 +17,7 @@ from .structures import MOST_ROWS, PANEL, PackedMatrix
 _INPUTS: Final = 48
 _OUTPUTS: Final = 5 * PANEL
 _GROUPINGS: Final = (Grouping(8, 24), Grouping(4, 12))
-_ROWS: Final = (*range(1, MOST_ROWS + 2), 40)
+_ROWS: Final[tuple[int, ...]] = (*range(1, MOST_ROWS + 2), 40)
 
 
 def why_not(kernels: Kernels) -> str:

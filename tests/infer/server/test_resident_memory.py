@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -79,7 +80,7 @@ def test_a_step_of_full_load_stays_within_the_plan(model: Path, weight_dtype: st
     tokens = 2048
     with idle_worker(2) as idle:
         process = resident(idle)
-    options = {"kernels": "native", "threads": 2, "kv_blocks": 65, "weight_dtype": weight_dtype}
+    options: dict[str, Any] = {"kernels": "native", "threads": 2, "kv_blocks": 65, "weight_dtype": weight_dtype}
     with LLM(model, max_batched_tokens=tokens, **options) as llm:
         [worker] = llm.engine.worker_process_ids
         [completion] = llm.generate([[7] * tokens], params)
