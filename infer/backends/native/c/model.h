@@ -18,8 +18,8 @@
 #define SHARED_ITEMS 8    // an item of attention with more than this part of a thread's work is shared split by split
 #define EXPERT_TOKENS 64  // tokens that pass the experts together
 
-enum format { FP32, BF16, FP16, FP8, INT8,     // FP8 and INT8: keys and values only, see pages.h
-              CODES8 = 16, CODES4 };           // of quantized weights, see quantized.h
+enum format { FP32, BF16, FP16, FP8, INT8,        // FP8 and INT8: keys and values only, see pages.h
+              CODES8 = 16, CODES4 };              // of quantized weights, see quantized.h
 
 enum kind { EMBED, NORM, MULTIPLY, APPEND, ATTEND, GATE, ROUTE, EXPERTS, REDUCE, HEAD };
 enum buffer { HIDDEN, NORMED, QKV, QUERY, ATTENDED, INNER, GATED, PARTIAL, SCORES, LOGITS, NUM_BUFFERS };

@@ -13,9 +13,10 @@
 #include "shares.h"
 
 #define LINE_BYTES (4 * PANEL)
-#define OFFSET 128.0f         // codes of 8 bits are signed values plus this
-#define FEW_SPREAD_ROWS 4     // so few are spread by every thread for itself: that costs less than a barrier
-#define FETCHED_LINES 8       // that tiles of several panels fetch before their turn
+#define OFFSET 128.0f      // codes of 8 bits are signed values plus this
+#define FEW_SPREAD_ROWS 4  // so few are spread by every thread for itself: that costs less than a barrier
+#define SPREAD_ROWS 6      // of a tile, on every instruction set: more would take long to compile
+#define FETCHED_LINES 8    // that tiles of several panels fetch before their turn
 typedef uint32_t vu __attribute__((vector_size(4 * VW), may_alias));
 
 INLINE int is_quantized(const struct matrix *w) { return w->format >= CODES8; }
@@ -78,6 +79,7 @@ INLINE vf widened(const int bits, const int full, const char *from, const int pl
     vi line;
     memcpy(&line, from, sizeof line);
     if (place == 32 / bits - 1) return vi_to_float((vi)((vu)line >> (32 - bits)));
+    (void)full;  // only AVX2 has so few registers
 #if defined(TK_AVX2)
     if (full) {
         const uint32_t(*mask)[VW] = bits == 8 ? &CODES8_MASKS[place] : &CODES4_MASKS[place];
@@ -109,12 +111,14 @@ struct spread {
     int64_t panel_bytes, groups, lines, bytes;
 };
 
+#define TILE_VECTORS 12  // of sums, at most
+
 // out[r][p * PANEL + c] = row r times column c of panel p in one slice, for `rows` rows and `panels` panels, constants as
 // is `bits`.
 INLINE void spread_tile(const int rows, const int panels, const int bits, const struct spread *s, float *out,
                         int64_t out_stride) {
     const int places = 32 / bits;
-    vf totals[MOST_ROWS * VECTORS];
+    vf totals[TILE_VECTORS];
 #pragma GCC unroll 24
     for (int i = 0; i < rows * panels * VECTORS; i++) totals[i] = v_set1(0.0f);
     const char *panel = s->panel;
@@ -122,7 +126,7 @@ INLINE void spread_tile(const int rows, const int panels, const int bits, const 
     const float *x = s->values, *x_sums = s->sums;
     const int64_t panel_bytes = s->panel_bytes, row_floats = s->row_floats, bytes = s->bytes, lines = s->lines;
     for (int64_t g = 0; g < groups; g++, panel += bytes) {
-        vf sums[MOST_ROWS * VECTORS];
+        vf sums[TILE_VECTORS];
 #pragma GCC unroll 24
         for (int i = 0; i < rows * panels * VECTORS; i++) sums[i] = v_set1(0.0f);
         // Few rows wait for memory. The last lines of these panels are followed by the first of the next ones.
@@ -178,24 +182,12 @@ typedef void (*spread_function)(const struct spread *s, float *out, int64_t out_
     SPREAD_TILE(3, 1, bits) SPREAD_TILE(4, 1, bits) SPREAD_TILE(5, 1, bits) SPREAD_TILE(6, 1, bits)
 #define SPREAD_NARROW(bits) \
     spread_##bits##_1_1, spread_##bits##_2_1, spread_##bits##_3_1, spread_##bits##_4_1, spread_##bits##_5_1, spread_##bits##_6_1
-#if VW == 16
-#define MORE_SPREAD_TILES(bits)                                                                                   \
-    SPREAD_TILE(7, 1, bits) SPREAD_TILE(8, 1, bits) SPREAD_TILE(9, 1, bits) SPREAD_TILE(10, 1, bits)              \
-    SPREAD_TILE(11, 1, bits) SPREAD_TILE(12, 1, bits)
-#define MORE_SPREAD_NARROW(bits)                                                                                  \
-    , spread_##bits##_7_1, spread_##bits##_8_1, spread_##bits##_9_1, spread_##bits##_10_1, spread_##bits##_11_1,  \
-        spread_##bits##_12_1
-#else
-#define MORE_SPREAD_TILES(bits)
-#define MORE_SPREAD_NARROW(bits)
-#endif
-SPREAD_TILES(8) MORE_SPREAD_TILES(8)
-SPREAD_TILES(4) MORE_SPREAD_TILES(4)
-static const spread_function NARROW_SPREAD[2][MOST_ROWS] = {{SPREAD_NARROW(8) MORE_SPREAD_NARROW(8)},
-                                                            {SPREAD_NARROW(4) MORE_SPREAD_NARROW(4)}};
+SPREAD_TILES(8)
+SPREAD_TILES(4)
+static const spread_function NARROW_SPREAD[2][SPREAD_ROWS] = {{SPREAD_NARROW(8)}, {SPREAD_NARROW(4)}};
 static const spread_function WIDE_SPREAD[2][2] = {{spread_8_1_4, spread_8_2_2}, {spread_4_1_4, spread_4_2_2}};
 
-// Sums one tile of spread rows, from panel p on, in one slice: up to MOST_ROWS rows of one panel, or few of several.
+// Sums one tile of spread rows, from panel p on, in one slice: up to SPREAD_ROWS rows of one panel, or few of several.
 static void sum_spread(const struct matrix *w, const float *x, int64_t rows, int64_t p, int64_t panels, int slice,
                        float *out, int64_t out_stride) {
     int64_t groups = groups_in(w) / w->slices, bytes = group_bytes(w);
@@ -211,13 +203,19 @@ static void sum_spread(const struct matrix *w, const float *x, int64_t rows, int
     (panels > 1 ? WIDE_SPREAD[kind][rows - 1] : NARROW_SPREAD[kind][rows - 1])(&s, out, out_stride);
 }
 
+// Cuts the rows that are left into tiles of nearly equal size.
+INLINE int64_t rows_of_spread_tile(int64_t left) {
+    int64_t tiles = (left + SPREAD_ROWS - 1) / SPREAD_ROWS;
+    return (left + tiles - 1) / tiles;
+}
+
 // The panels that a tile of so few rows takes together: enough sums to hide the latency of a fused product.
 INLINE int64_t panels_of_tile(int64_t rows, int64_t left) {
     return rows == 1 && left >= 4 ? 4 : rows == 2 && left >= 2 ? 2 : 1;
 }
 
 // Adds the slices of a tile as a binary tree, the bias and, with `add`, the values that are there.
-static void finish_spread(const struct matrix *w, float parts[][MOST_ROWS * PANEL], int64_t rows, int64_t columns,
+static void finish_spread(const struct matrix *w, float parts[][SPREAD_ROWS * PANEL], int64_t rows, int64_t columns,
                           const float *bias, float *out, int64_t out_stride, int add) {
     for (int64_t i = 0; i < rows * columns; i += VW) {
         float *to = out + i / columns * out_stride + i % columns;
@@ -234,11 +232,11 @@ static void finish_spread(const struct matrix *w, float parts[][MOST_ROWS * PANE
 // Multiplies spread rows by panels [first, last) of a quantized weight.
 static void multiply_spread(const struct matrix *w, const float *x, int64_t rows, int64_t first, int64_t last, float *out,
                             int64_t out_stride, int add) {
-    float parts[MAX_SLICES][MOST_ROWS * PANEL] __attribute__((aligned(64)));
+    float parts[MAX_SLICES][SPREAD_ROWS * PANEL] __attribute__((aligned(64)));
     for (int64_t p = first, panels; p < last; p += panels) {
         panels = panels_of_tile(rows, last - p);
         for (int64_t r = 0, count; r < rows; r += count) {
-            count = rows_of_tile(rows - r);
+            count = rows_of_spread_tile(rows - r);
             for (int s = 0; s < w->slices; s++)
                 sum_spread(w, x + r * spread_floats(w), count, p, panels, s, parts[s], panels * PANEL);
             finish_spread(w, parts, count, panels * PANEL, w->bias ? w->bias + p * PANEL : NULL,
@@ -247,13 +245,17 @@ static void multiply_spread(const struct matrix *w, const float *x, int64_t rows
     }
 }
 
-// Multiplies up to MOST_ROWS spread rows by panels of a weight; slices stay apart, `apart` floats from one to the next.
+// Multiplies spread rows by panels of a weight; slices stay apart, `apart` floats from one to the next.
 static void multiply_spread_apart(const struct matrix *w, const float *x, int64_t rows, int64_t panels, float *out,
                                   int64_t out_stride, int64_t apart) {
-    for (int64_t p = 0, count; p < panels; p += count) {
-        count = panels_of_tile(rows, panels - p);
-        for (int s = 0; s < w->slices; s++)
-            sum_spread(w, x, rows, p, count, s, out + s * apart + p * PANEL, out_stride);
+    for (int64_t p = 0, together; p < panels; p += together) {
+        together = panels_of_tile(rows, panels - p);
+        for (int64_t r = 0, count; r < rows; r += count) {
+            count = rows_of_spread_tile(rows - r);
+            for (int s = 0; s < w->slices; s++)
+                sum_spread(w, x + r * spread_floats(w), count, p, together, s, out + s * apart + r * out_stride + p * PANEL,
+                           out_stride);
+        }
     }
 }
 

@@ -32,7 +32,7 @@ def plan(start: int, stop: int, size: int) -> StepPlan:
 
 def run(folder: str, dtype: str, kv_dtype: str, weight_dtype: str, instruction_set: str) -> None:
     """Computes a prefill and some decodes, with buffers of just the size that they need."""
-    job = Job(folder, "native", dtype, kv_dtype, 20, 0, 16, 37, 1, 0, "", 2, instruction_set, weight_dtype)
+    job = Job(folder, "native", dtype, kv_dtype, 20, 0, 16, 37, 1, 0, "", 2, instruction_set, "", weight_dtype)
     backend = load(job)
     for start, stop in ((0, 37), (37, 38), (38, 40), (40, 43), (43, 50)):
         assert np.isfinite(backend.logits(plan(start, stop, 16))).all()
