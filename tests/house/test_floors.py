@@ -57,8 +57,8 @@ SUB_FLOORS = {
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
-    "infer.backends.aten": "coded_weight experts hadamard interpreter kv_cache model_runner paged_attention pages prepare "
-    "prepared_weights row_tiles",
+    "infer.backends.aten": "coded_weight experts hadamard interpreter kv_cache model_runner paged_attention pages "
+    "prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder experts init loading mlp norm peers placement recompute rope",
     "parallel": "collectives cross_entropy functions host layers linear link_factory local_link mesh point_to_point "
     "products row_blocks torch_dtypes wide_sums",
