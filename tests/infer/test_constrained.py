@@ -100,6 +100,19 @@ def test_more_rows_than_one_part_of_the_head_holds(model_folder: Callable[[str],
     assert len({completion.text for completion in found[::2]}) > 20
 
 
+def test_speculation_beside_them_changes_nothing(
+    model_folder: Callable[[str], Path], alone: dict[str, list[str]]
+) -> None:
+    """Sequences that repeat themselves are speculated on, in the steps of constrained ones, which are not."""
+    again = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True, repetition_penalty=0.5)
+    with LLM(model_folder("grouped"), kv_blocks=64, speculate=4) as llm:
+        (free,) = llm.generate([[1, 2, 3] * 8], again)
+        found = llm.generate([[1, 2, 3] * 8, *[PROMPTS[0]] * len(KINDS)], [again, *KINDS.values()])
+        llm.engine.check_integrity()
+    assert found[0].token_ids == free.token_ids
+    assert [[choice.text for choice in one.choices] for one in found[1:]] == list(alone.values())
+
+
 @pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 200), marks=pytest.mark.matrix)])
 def test_documents_of_random_schemas_are_accepted(llm: LLM, seeds: range) -> None:
     schemas = [random_schema(seed, depth=2) for seed in seeds]
