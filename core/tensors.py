@@ -111,9 +111,10 @@ def _cut_units(spec: TensorSpec, split: Split, units: int, tp: int, rank: int) -
 
 def _indivisible(spec: TensorSpec, split: Split, units: int, tp: int) -> str:
     fits = [n for n in range(1, units + 1) if units % n == 0]
+    more = ", ..." if len(fits) > 8 else f", or a multiple of {units}" if split.rule == "replicate" else ""
     return (
         f"tp = {tp} does not fit {spec.name}: {split.of or 'its units'} % tp = {units} % {tp} = {units % tp}, and it "
-        f"must be 0. Use tp = {' or '.join(map(str, fits[:8]))}{', ...' if len(fits) > 8 else ''}."
+        f"must be 0. This tensor fits tp = {' or '.join(map(str, fits[:8]))}{more}."
     )
 
 

@@ -164,7 +164,7 @@ def test_every_tp_starts_from_the_same_weights(rank_pool: RankPool) -> None:
 
 def test_indivisible_tp_names_formula_and_fix() -> None:
     config = ModelConfig.model_validate({"vocab_size": 32, "num_attention_heads": 4})
-    with pytest.raises(ParallelError, match=r"num_attention_heads % tp = 4 % 3 = 1.*Use tp = 1 or 2 or 4"):
+    with pytest.raises(ParallelError, match=r"num_attention_heads % tp = 4 % 3 = 1.*fits tp = 1 or 2 or 4"):
         Decoder(config, LayerContext(Group(None, 0, 3), torch.float32, CPU))
 
 
