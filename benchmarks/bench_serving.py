@@ -33,6 +33,7 @@ SECTIONS: Final[Mapping[str, Section]] = MappingProxyType(
         "tp": own_ratios.ranks,
         "sampling": own_ratios.sampling,
         "structured": structured.structured,
+        "speculate": own_ratios.proposals,
         "start": limits.start,
     }
 )

@@ -2,7 +2,7 @@
 
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -22,11 +22,13 @@ class EngineContestant:
     Attributes:
         name: its name in what is printed.
         llm: the engine.
+        prompt: the prompt of all sequences; None = random ones of the workload's length.
     """
 
-    def __init__(self, name: str, llm: LLM, **sampling: Any) -> None:
+    def __init__(self, name: str, llm: LLM, prompt: Sequence[int] | None = None, **sampling: Any) -> None:
         self.name = name
         self.llm = llm
+        self.prompt = prompt
         self._sampling = {"temperature": 0.0, "ignore_eos": True} | sampling
 
     def run(self, workload: Workload) -> Speeds:
@@ -44,13 +46,14 @@ class EngineContestant:
     def _run(self, workload: Workload) -> tuple[float, list[list[float]]]:
         """Returns the time of the start, and the times of each sequence's tokens."""
         params = SamplingParams(max_new_tokens=workload.new_tokens, **self._sampling)
-        ids = np.random.default_rng().integers(
-            3, self.llm.model_info().vocab_size, (workload.batch, workload.prompt_tokens)
-        )
+        vocab, shape = self.llm.model_info().vocab_size, (workload.batch, workload.prompt_tokens)
+        ids = np.random.default_rng().integers(3, vocab, shape).tolist()
+        if self.prompt is not None:
+            ids = [self.prompt] * workload.batch
         arrivals: list[list[float]] = [[] for _ in ids]
         events: queue.SimpleQueue[tuple[int, float, Event]] = queue.SimpleQueue()
         start = time.perf_counter()
-        for i, prompt in enumerate(ids.tolist()):
+        for i, prompt in enumerate(ids):
             request = Request(f"{start}-{i}", tuple(prompt), params)
             self.llm.engine.submit(request, lambda event, i=i: events.put((i, time.perf_counter(), event)))  # type: ignore[misc]  # mypy knows no default of a lambda's parameter
         live = len(ids)

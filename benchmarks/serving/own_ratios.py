@@ -1,6 +1,7 @@
-"""The sections of bench_serving.py that compare tk with itself: KV dtypes, ranks, and sampling."""
+"""The sections of bench_serving.py that compare tk with itself: KV dtypes, ranks, sampling and proposals."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from tk.benchmarks.peers.environments import BUILD
@@ -19,6 +20,24 @@ LARGE_VOCAB: Final = 128256
 PEAKED_SCALE: Final = 16.0
 PEAKED_BOUND: Final = 0.95
 FLAT_BOUND: Final = 0.9
+PROPOSALS: Final = 8
+REPETITIVE_BOUND: Final = 1.5
+OTHER_BOUND: Final = 0.95
+TO_REWRITE: Final = (
+    "Write this code again, with the name path changed to file:\n\n"
+    "def read_rows(path, columns):\n"
+    "    rows = []\n"
+    "    with open(path) as lines:\n"
+    "        for line in lines:\n"
+    '            fields = line.rstrip().split(",")\n'
+    "            rows.append([fields[column] for column in columns])\n"
+    "    return rows\n\n\n"
+    "def write_rows(path, rows):\n"
+    '    with open(path, "w") as lines:\n'
+    "        for row in rows:\n"
+    '            lines.write(",".join(row) + "\\n")\n\n'
+    "The new code:\n\n"
+)
 
 
 def kv(setup: Setup) -> list[Promise]:
@@ -62,6 +81,29 @@ def sampling(setup: Setup) -> list[Promise]:
             short = Workload(0, 16, 32)
             promises += _ratios(setup, (drawn, greedy), ("decode",), bound, short, f" with {logits}")
     return promises
+
+
+def proposals(setup: Setup) -> list[Promise]:
+    """Compares an engine that proposes tokens with one that does not, where text repeats and where it does not.
+
+    A given model rewrites code, greedily or at temperature 1. Greedy text of the random model soon is one token only,
+    and no two of its tokens at temperature 1 come together twice.
+    """
+    with (
+        engine("proposals", setup.model, threads=setup.threads, speculate=PROPOSALS) as many,
+        engine("none", setup.model, threads=setup.threads) as none,
+    ):
+        tokenizer = many.llm.engine.tokenizer
+        prompt = None if tokenizer is None else tokenizer.encode(TO_REWRITE)
+        promises = []
+        for text, temperature, batches, bound in (
+            (" where text repeats", 0.0, (1,), REPETITIVE_BOUND),
+            (" where it does not", 1.0, setup.batches, OTHER_BOUND),
+        ):
+            setup.show(f"decoding{text}:")
+            pair = [EngineContestant(one.name, one.llm, prompt, temperature=temperature) for one in (many, none)]
+            promises += _ratios(replace(setup, batches=batches), pair, ("decode",), bound, where=text)
+        return promises
 
 
 def _ratios(

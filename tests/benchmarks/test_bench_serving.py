@@ -47,12 +47,13 @@ def run(*arguments: str) -> str:
 
 
 def test_sections_without_peers_show_figures_and_promises(tiny: Path) -> None:
-    output = run("--model", str(tiny), "--peers", "", "--only", "tp,sampling,start", *SMALL)
+    output = run("--model", str(tiny), "--peers", "", "--only", "tp,sampling,speculate,start", *SMALL)
     assert re.search(rf"^batch   3 decode   tp=2 {SPEED}   tp=1 \d+ \(x \d", output, re.MULTILINE)
     assert "decode at batch 3 with temperature 1, top_p 0.9 beside greedy with its own logits: " in output
+    assert "decode at batch 1 with proposals beside none where text repeats: " in output
     assert "seconds from start to ready: " in output
     [(kept, all_promises)] = re.findall(r"^(\d+) of (\d+) promises are kept", output, re.MULTILINE)
-    assert int(all_promises) == 2 * 2 + 2 + 2  # tp: prefill and decode at 2 batches; sampling; start
+    assert int(all_promises) == 2 * 2 + 2 + 3 + 2  # tp: prefill and decode at 2 batches; sampling; speculate; start
     assert output.count(": kept") == int(kept)
     assert output.count("MISSED") == 2 * (int(all_promises) - int(kept))  # in its section, and at the end
 
