@@ -62,7 +62,8 @@ class Engine:
         self._begun = 0.0  # when the workers began to compute it
         self._arrivals = itertools.count()
         self._lock = threading.Lock()  # guards all below
-        self._scheduler = Scheduler(Limits.of(options, memory.max_model_len), memory.num_blocks, memory.block_size)
+        limits = Limits.of(options, memory.max_model_len)
+        self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_copies)
         self._live: dict[str, LiveRequest] = {}
         self._cancelled: list[LiveRequest] = []
         self._after_events: list[Callable[[], object]] = []

@@ -10,6 +10,7 @@ from typing import Final
 
 from ..core.dtypes import COMPUTE_DTYPES, FP8_E4M3
 from ..core.errors import ConfigError
+from ..core.integers import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +20,22 @@ class VectorFormat:
     Attributes:
         name: the format's name.
         bits: the bits of an element.
-        scale_bytes: the bytes beside the elements; 0 for floats, which have no scale.
+        scale_bytes: the bytes beside the elements of each group; 0 for floats, which have no scale.
+        group: the elements of a group, of which the last may have fewer; 0: the vector is one group.
     """
 
     name: str
     bits: int
     scale_bytes: int = 0
+    group: int = 0
 
     def num_bytes(self, head_dim: int) -> int:
         """Returns the bytes of a vector of so many elements."""
-        return head_dim * self.bits // 8 + self.scale_bytes
+        return ceil_div(head_dim * self.bits, 8) + self.num_scale_bytes(head_dim)
+
+    def num_scale_bytes(self, head_dim: int) -> int:
+        """Returns the bytes beside the elements of a vector."""
+        return self.scale_bytes * (ceil_div(head_dim, self.group) if self.group else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +56,29 @@ class KVFormat:
         """Whether keys, values and queries are rotated: integers are."""
         return self.keys.scale_bytes > 0
 
+    @property
+    def num_copied(self) -> int:
+        """How many of the two are copied in int8 for attention to near and first tokens: those of 4 bits."""
+        return (self.keys == INT4) + (self.values == INT4)
+
     def num_bytes(self, head_dim: int) -> int:
-        """Returns the bytes of the key and the value of one token and kv head."""
+        """Returns the bytes of the key and the value of one token and kv head, without copies."""
         return self.keys.num_bytes(head_dim) + self.values.num_bytes(head_dim)
+
+    def copy_bytes(self, head_dim: int) -> int:
+        """Returns the bytes of the copies of the key and the value of one token and kv head."""
+        return self.num_copied * INT8.num_bytes(head_dim)
 
 
 FP8: Final = VectorFormat("fp8", 8 * FP8_E4M3.itemsize)  # e4m3; larger values become 448
 INT8: Final = VectorFormat("int8", 8, scale_bytes=4)  # symmetric, with an fp32 scale
+GROUP: Final = 32
+INT4: Final = VectorFormat("int4", 4, scale_bytes=4, group=GROUP)  # from a zero on, in steps of a scale, both fp16
 _FLOATS: Final = tuple(VectorFormat(dtype.name, 8 * dtype.itemsize) for dtype in COMPUTE_DTYPES)
-KV_FORMATS: Final = (*(KVFormat(each.name, each, each) for each in (*_FLOATS, FP8, INT8)),)
+KV_FORMATS: Final = (
+    *(KVFormat(each.name, each, each) for each in (*_FLOATS, FP8, INT8, INT4)),
+    KVFormat("k8v4", INT8, INT4),
+)
 KV_DTYPES: Final = tuple(each.name for each in KV_FORMATS)
 
 

@@ -19,6 +19,7 @@ class Job:
         instruction_set: the instruction set of native kernels; "" for the best that the machine can run.
         fingerprint: that of the checkpoint which the engine opened; "" for any.
         weight_dtype: see EngineOptions, resolved: the name of a dtype, or "int8" or "int4".
+        num_copies: see `CacheShape`.
     """
 
     checkpoint: str
@@ -36,6 +37,7 @@ class Job:
     instruction_set: str = ""
     fingerprint: str = ""
     weight_dtype: str = ""
+    num_copies: int = 0
 
 
 def threads_per_rank(tp: int, wanted: int | None = None) -> int:

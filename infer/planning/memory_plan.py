@@ -37,6 +37,9 @@ class MemoryPlan:
         block_bytes: the bytes of keys and values of one block over all layers, on one rank.
         block_size: the number of tokens of a block.
         num_blocks: the number of blocks that requests can use.
+        num_copies: the number of copies in int8 that blocks of a dtype of 4 bits share; 0: each block has its own, or
+            the dtype has none.
+        copy_bytes: the bytes of the copy of one block over all layers, on one rank.
         max_model_len: the largest number of tokens of a sequence.
         max_batched_tokens: the largest number of tokens of a step.
         buffer_bytes: the bytes of activations, logits and scratch of such a step, on one rank.
@@ -50,18 +53,20 @@ class MemoryPlan:
     block_bytes: int
     block_size: int
     num_blocks: int
+    num_copies: int
+    copy_bytes: int
     max_model_len: int
     max_batched_tokens: int
     buffer_bytes: int
 
     @property
     def kv_bytes(self) -> int:
-        """The bytes of the cache on one rank, including the null block."""
-        return (self.num_blocks + 1) * self.block_bytes
+        """The bytes of the cache on one rank, including copies, the null block and its copy."""
+        return (self.num_blocks + 1) * self.block_bytes + ((self.num_copies or self.num_blocks) + 1) * self.copy_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """The bytes of keys and values of one token over all layers and ranks."""
+        """The bytes of keys and values of one token over all layers and ranks, without copies."""
         return self.block_bytes * self.tp // self.block_size
 
     @property
@@ -105,7 +110,10 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     threads = threads_per_rank(options.tp, options.threads)
     beside = buffer_bytes(program, options.max_batched_tokens, threads, weight_dtype)
     room = _room(options)
-    num_blocks = _num_blocks(options, room.num_bytes - weight_bytes - beside, block_bytes, longest)
+    kv_heads = config.num_hidden_layers * max(1, config.num_key_value_heads // options.tp)
+    copy_bytes = options.block_size * kv_heads * kv_format(kv_dtype).copy_bytes(round_up(config.head_dim, pad_to))
+    shape = _CacheBytes(block_bytes, copy_bytes, _copies_needed(options))
+    num_blocks = _num_blocks(options, room.num_bytes - weight_bytes - beside, shape, longest)
     _check_length(config, options, num_blocks)
     plan = MemoryPlan(
         tp=options.tp,
@@ -116,6 +124,8 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         block_bytes=block_bytes,
         block_size=options.block_size,
         num_blocks=num_blocks,
+        num_copies=shape.copies_needed if copy_bytes and shape.copies_needed < num_blocks else 0,
+        copy_bytes=copy_bytes,
         max_model_len=min(longest, num_blocks * options.block_size),
         max_batched_tokens=options.max_batched_tokens,
         buffer_bytes=beside,
@@ -198,7 +208,33 @@ def _on_gpus(options: EngineOptions) -> bool:
     return options.kernels != "native" and count_gpus() >= options.tp
 
 
-def _num_blocks(options: EngineOptions, room_left: int, block_bytes: int, longest: int) -> int:
+@dataclass(frozen=True, slots=True)
+class _CacheBytes:
+    """The bytes of a block and of a copy, and the number of copies with which no step waits for one."""
+
+    block: int
+    copy: int
+    copies_needed: int
+
+    def num_blocks(self, memory: int) -> int:
+        """Returns the number of blocks beside the null block that fit into so many bytes, with copies."""
+        if not self.copy:
+            return memory // self.block - 1
+        shared = (memory - (self.copies_needed + 1) * self.copy) // self.block - 1
+        return (
+            shared if shared > self.copies_needed else min(memory // (self.block + self.copy) - 1, self.copies_needed)
+        )
+
+
+def _copies_needed(options: EngineOptions) -> int:
+    """Returns the number of copies in use at most, and as many first blocks in the prefix cache as sequences run.
+
+    A running sequence has copies of its first block and of the one that is being filled; a step begins others.
+    """
+    return 4 * options.max_running + ceil_div(options.max_batched_tokens, options.block_size)
+
+
+def _num_blocks(options: EngineOptions, room_left: int, shape: _CacheBytes, longest: int) -> int:
     if options.kv_blocks is not None:
         return options.kv_blocks
     memory = options.kv_memory
@@ -206,11 +242,12 @@ def _num_blocks(options: EngineOptions, room_left: int, block_bytes: int, longes
     if memory is None:
         memory = int(KV_SHARE * max(0, room_left))
         wanted = options.max_running * ceil_div(longest, options.block_size)
-    num_blocks = min(memory // block_bytes - 1, wanted)  # one more is the null block
+    num_blocks = min(shape.num_blocks(memory), wanted)
     if num_blocks < 1:
         raise ConfigError(
             f"{format_bytes(memory)} for the KV cache of a rank is too little: two blocks of {options.block_size} "
-            f"tokens take {format_bytes(2 * block_bytes)}. Raise kv_memory, or choose a smaller model or block_size."
+            f"tokens take {format_bytes(2 * (shape.block + shape.copy))}. Raise kv_memory, or choose a smaller model "
+            "or block_size."
         )
     return int(num_blocks)
 

@@ -86,6 +86,7 @@ class ModelSource:
             threads=threads_per_rank(self.options.tp, self.options.threads),
             fingerprint=self.checkpoint.folder.fingerprint,
             weight_dtype=self.memory.weight_dtype,
+            num_copies=self.memory.num_copies,
         )
 
 

@@ -63,7 +63,7 @@ class BatchWriter:
             chunks: the scheduled chunks. The last token of a sequence that the writer holds may be UNKNOWN.
             scored: the rows that score known tokens, with ascending indexes among the chunks' tokens.
         """
-        spans, tokens, blocks = array("i"), array("i"), array("i")
+        spans, tokens, blocks, copies = array("i"), array("i"), array("i"), array("i")
         opened: list[tuple[int, Sample]] = []
         num_masks = 0
         for chunk in chunks:
@@ -85,6 +85,9 @@ class BatchWriter:
             if num_added:
                 blocks.extend(sequence.blocks[slot.num_blocks :])
                 slot.num_blocks += num_added
+            if sequence.copies:
+                copies.extend(sequence.copies)
+                sequence.copies = []
             is_masked = chunk.is_last and sequence.matcher is not None
             mask = num_masks if is_masked else NO_MASK
             num_rows = 1 + len(chunk.proposals) if chunk.is_last else 0
@@ -96,6 +99,7 @@ class BatchWriter:
             _ints(spans).reshape(-1, 8),
             _ints(tokens),
             _ints(blocks),
+            _ints(copies).reshape(-1, 2),
             *self._options(opened),
             _ints(rows).reshape(-1, 3),
         )

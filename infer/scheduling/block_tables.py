@@ -24,11 +24,12 @@ class BlockTables:
     Args:
         num_blocks: the number of blocks of the cache.
         block_size: the number of tokens of a block.
+        num_copies: see `BlockAllocator`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_copies: int = 0) -> None:
         self.block_size = block_size
-        self.allocator = BlockAllocator(num_blocks)
+        self.allocator = BlockAllocator(num_blocks, num_copies)
 
     @property
     def num_tokens(self) -> int:
@@ -75,6 +76,7 @@ class BlockTables:
         sequence.blocks = shared + self.allocator.allocate(needed - len(shared))
         sequence.num_computed = len(shared) * self.block_size
         sequence.num_published = len(shared)
+        sequence.first_copied = max(1, len(shared))
         return True
 
     def grow(self, sequence: Sequence, num_more: int = 0) -> None:
@@ -82,6 +84,24 @@ class BlockTables:
         if missing := self.missing(sequence, num_more):
             self.publish(sequence)
             sequence.blocks += self.allocator.allocate(missing)
+
+    def copy(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Gives copies to the blocks of tokens that are computed next, [start, stop) of a running sequence.
+
+        The first block keeps its copy as long as it is used or cached, the others until all their tokens are computed.
+        """
+        for i in range(start // self.block_size, ceil_div(stop, self.block_size)):
+            if number := self.allocator.copy(sequence.blocks[i]):
+                assert i * self.block_size >= start, "a block's copy was dropped before all its tokens were computed"
+                sequence.copies += (sequence.blocks[i], number)
+
+    def drop_copies(self, running: Iterable[Sequence]) -> None:
+        """Takes the copies of all blocks but the first whose tokens are computed."""
+        for sequence in running if self.allocator.num_copies else ():
+            full = sequence.num_computed // self.block_size
+            for block in sequence.blocks[sequence.first_copied : full]:
+                self.allocator.drop_copy(block)
+            sequence.first_copied = max(sequence.first_copied, full)
 
     def publish(self, sequence: Sequence) -> None:
         """Lets others find the full blocks of a sequence whose tokens are computed."""
@@ -95,8 +115,10 @@ class BlockTables:
     def release(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes all blocks from a sequence; `keep` says whether its full blocks can be found as long as they last."""
         self.publish(sequence)
+        for block in sequence.blocks[sequence.first_copied :]:
+            self.allocator.drop_copy(block)
         self.allocator.free(sequence.blocks, keep)
-        sequence.blocks = []
+        sequence.blocks, sequence.copies = [], []
         sequence.num_computed = sequence.num_published = 0
 
     def check_integrity(self, live: Iterable[Sequence]) -> None:
@@ -110,6 +132,10 @@ class BlockTables:
             assert sequence.num_computed <= len(table) * self.block_size, "computed tokens without a block"
             assert all(holders[block] == 1 for block in table[num_full:]), "a block that is not full is shared"
             assert sequence.num_published <= num_full, "a block that is not full can be found"
+            copied = {i for i, block in enumerate(table) if self.allocator.has_copy(block)}
+            begun = {0, sequence.num_computed // self.block_size} if sequence.num_computed % self.block_size else {0}
+            assert not self.allocator.num_copies or not sequence.num_computed or begun <= copied, "a copy is missing"
+            assert copied.isdisjoint(range(1, sequence.first_copied)), "a full block has a copy"
             found = map(self.allocator.find, (*sequence.prompt_keys, *sequence.output_keys))
             strangers = {block for block in found if block is not None}.intersection(table[sequence.num_published :])
             assert not strangers, "a block is found that was not published"

@@ -79,13 +79,13 @@ class Scheduler:
         waiting: the waiting ones.
     """
 
-    def __init__(self, limits: Limits, num_blocks: int, block_size: int) -> None:
+    def __init__(self, limits: Limits, num_blocks: int, block_size: int, num_copies: int = 0) -> None:
         self.limits = limits
         self.running: list[Sequence] = []
         self.cost = StepCost()
         self._shares = FairShare()
         self.waiting = WaitQueue(self._shares)
-        self._tables = BlockTables(num_blocks, block_size)
+        self._tables = BlockTables(num_blocks, block_size, num_copies)
         self._groups = SampleGroups()
         self._deadlines: LazyHeap[Sequence] = LazyHeap()
 
@@ -138,6 +138,7 @@ class Scheduler:
         The result is empty only if no sequence is live. The method allocates blocks and may preempt sequences. The
         caller must call `advance` for each chunk after the step.
         """
+        self._tables.drop_copies(self.running)
         decoding, chunks = self._decode_chunks(), list[ScheduledChunk]()
         taken = {chunk.sequence for chunk in decoding}
         budget = StepBudget(self.limits.max_batched_tokens, self.limits.max_step_seconds, self.cost)
@@ -154,6 +155,7 @@ class Scheduler:
             chunks.append(ScheduledChunk(first, first.num_computed, length))
         chunks = [self._speculate(chunk, budget) for chunk in decoding] + chunks
         for chunk in chunks:
+            self._tables.copy(chunk.sequence, chunk.start, chunk.start + chunk.length)
             self._shares.charge(chunk.sequence.principal, chunk.sequence.weight, chunk.length)
         return tuple(chunks)
 

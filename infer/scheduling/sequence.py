@@ -48,6 +48,8 @@ class Sequence:
         num_computed: the number of leading tokens whose keys and values are in the cache.
         blocks: the block table; token i lies in blocks[i // block_size].
         num_published: the number of leading blocks that were published under their keys.
+        first_copied: the index of the first block but 0 that may have a copy.
+        copies: blocks and their new copies, in turn, that workers do not know of yet.
         output_keys: the keys of the full blocks that end in the output.
         preemptions: the number of times that the scheduler took its blocks away.
         matcher: the state of its constraint after its known tokens; None without one.
@@ -76,6 +78,8 @@ class Sequence:
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0
+    first_copied: int = 1
+    copies: list[int] = field(default_factory=list)
     output_keys: list[BlockKey] = field(default_factory=list)
     preemptions: int = 0
     matcher: Matcher | None = None

@@ -27,6 +27,7 @@ _SECTIONS: Final = (
     ("spans", _INT, 8),
     ("tokens", _INT, 1),
     ("blocks", _INT, 1),
+    ("copies", _INT, 2),
     ("opened", OPENED, 1),
     ("bias_token", _INT, 1),
     ("bias_value", np.dtype("<f4"), 1),
@@ -49,6 +50,7 @@ class StepMessage:
             step's masks (-1 = none), which follow in a frame of their own: int32 [S, 8].
         tokens: the given tokens of the spans, end to end: int32.
         blocks: the new blocks of the spans, end to end: int32.
+        copies: blocks that get a copy, and the numbers of the copies: int32 [.., 2].
         opened: slots that begin anew, with an empty table: OPENED.
         bias_token, bias_value: token ids, and the numbers that are added to their logits: int32, float32.
         banned: token ids that are banned until the new token `min_new_tokens`: int32.
@@ -60,6 +62,7 @@ class StepMessage:
     spans: Array
     tokens: Array
     blocks: Array
+    copies: Array
     opened: Array
     bias_token: Array
     bias_value: Array

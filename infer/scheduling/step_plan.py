@@ -5,7 +5,7 @@ rows of logits.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -163,6 +163,7 @@ class StepPlan:
         span_context: the number of computed tokens of the span's sequence after this step.
         block_tables: the blocks of each span's sequence, padded with the null block 0.
         rows: the rows of logits to compute.
+        copies: blocks that get a copy, and the numbers of their copies (see `CacheShape.num_copies`).
     """
 
     tokens: Array  # int32 [T]
@@ -172,6 +173,7 @@ class StepPlan:
     span_context: Array  # int32 [S]
     block_tables: Array  # int32 [S, B]
     rows: SamplingRows
+    copies: Array = field(default_factory=lambda: np.empty((0, 2), np.int32))  # int32 [.., 2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class PersistentBatch:
             span_context=start + length,
             block_tables=self._tables[slot, :widest],
             rows=self._rows(message.scored, tokens, sampled),
+            copies=message.copies,
         )
 
     def feed(self, token_ids: Array) -> None:

@@ -101,9 +101,11 @@ def llm_tp2(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
 def make_runner(model_folder: Callable[[str], Path]) -> Callable[..., Backend]:
     """A backend in this process: folder or name of the model, dtype, KV dtype, number of blocks of 16 tokens."""
 
-    def make(model: str | Path, dtype: str, kv_dtype: str, num_blocks: int, kernels: str = "aten") -> Backend:
+    def make(
+        model: str | Path, dtype: str, kv_dtype: str, num_blocks: int, kernels: str = "aten", num_copies: int = 0
+    ) -> Backend:
         folder = model if isinstance(model, Path) else model_folder(model)
-        job = Job(str(folder), kernels, dtype, kv_dtype, num_blocks, 0, BLOCK_SIZE, max_batched_tokens=512)
-        return load(job)
+        size = (num_blocks, 0, BLOCK_SIZE, 512)
+        return load(Job(str(folder), kernels, dtype, kv_dtype, *size, num_copies=num_copies))
 
     return make

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tk.infer.backends.backend import Backend
+from tk.infer.kv_formats import kv_format
 from tk.tests.infer.history import History
 
 NUM_NEW = 36
@@ -25,6 +26,8 @@ PROMPTS = tuple(
         pytest.param("fp32", "bf16", "grouped", 1, marks=pytest.mark.matrix),
         ("bf16", "bf16", "grouped", 1),
         ("bf16", "int8", "tied", 2),
+        ("fp32", "int4", "tied", 1),
+        pytest.param("bf16", "k8v4", "grouped", 1, marks=pytest.mark.matrix),
         pytest.param("bf16", "fp32", "tied", 1, marks=pytest.mark.matrix),
     ],
 )
@@ -34,12 +37,18 @@ def test_logits_are_bit_equal(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        runner = make_runner(name, dtype, kv_dtype, 100)
+        num_copies = 60 if kv_format(kv_dtype).num_copied else 0  # fewer than blocks
+        runner = make_runner(name, dtype, kv_dtype, 100, num_copies=num_copies)
         # Threads that a busy machine keeps waiting are slow: fewer of everything.
         every_prompt, num_new = (range(len(PROMPTS)), NUM_NEW) if threads == 1 else (range(1, 3), 5)
-        alone = {i: History(runner, 100, 512, PROMPTS, num_new).run([i]).logits[i] for i in every_prompt}
+        alone = {
+            i: History(runner, 100, 512, PROMPTS, num_new, num_copies=num_copies).run([i]).logits[i]
+            for i in every_prompt
+        }
         for num_blocks, budget in ((100, 512), (100, 40), (23, 64)):
-            together = History(runner, num_blocks, budget, PROMPTS, num_new, ahead=1).run(every_prompt)
+            together = History(runner, num_blocks, budget, PROMPTS, num_new, ahead=1, num_copies=num_copies).run(
+                every_prompt
+            )
             assert (together.preemptions > 0) == (num_blocks == 23 and threads == 1)
             for i in every_prompt:
                 assert len(together.logits[i]) == num_new

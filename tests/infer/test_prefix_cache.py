@@ -54,6 +54,9 @@ def said(completions: list[Completion]) -> list[object]:
         ("native", 1, "bf16", "bf16"),
         ("native", 2, "bf16", "int8"),
         ("aten", 1, "bf16", "int8"),
+        ("native", 1, "bf16", "int4"),
+        pytest.param("aten", 1, "bf16", "int4", marks=pytest.mark.matrix),
+        pytest.param("native", 2, "bf16", "k8v4", marks=pytest.mark.matrix),
         pytest.param("native", 1, "bf16", "int8", marks=pytest.mark.matrix),
         pytest.param("native", 2, "bf16", "bf16", marks=pytest.mark.matrix),
         pytest.param("aten", 1, "bf16", "bf16", marks=pytest.mark.matrix),
@@ -127,7 +130,7 @@ def test_without_a_prefix_cache_only_the_samples_of_a_request_share(model_folder
 
 
 @pytest.mark.parametrize("kernels", ["native", "aten"])
-@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8", "int4"])
 def test_a_hit_reads_what_the_cache_holds(make_runner: Callable[..., Backend], kernels: str, kv_dtype: str) -> None:
     runner = make_runner("grouped", "bf16", kv_dtype, 40, kernels)
     history = History(runner, 40, 512, [PREFIX], 3)

@@ -2,14 +2,29 @@
 
 A page, [kv head, block_size, head dim], holds the keys or values of one block. A token is quantized once, from full
 precision, when it is appended, and later tokens never change it. Attention always reads the stored values, even for the
-chunk that was just appended.
+chunk that was just appended. Vectors of 4 bits have copies in int8, in blocks of their own (see `KVFormat.num_copied`).
 """
+
+from dataclasses import dataclass
 
 import torch
 
-from ...kv_formats import kv_format
+from ...kv_formats import INT4, INT8, kv_format
 from .hadamard import hadamard
-from .pages import make_pages
+from .pages import Pages, make_pages
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the vectors of a step's tokens are stored.
+
+    Attributes:
+        lines: their flat indexes of (block, head, offset), one per token and kv head.
+        begun: the blocks whose first slot is among them: an earlier owner's data is cleared.
+    """
+
+    lines: torch.Tensor
+    begun: torch.Tensor
 
 
 class KVCache:
@@ -22,10 +37,21 @@ class KVCache:
         block_size: the number of tokens of a block.
         head_dim: the number of elements of a key or value.
         dtype: the name of its format (see `KV_FORMATS`).
+        num_copies: see `CacheShape`.
+
+    Attributes:
+        has_copies: whether `read_copies` may be called.
     """
 
     def __init__(
-        self, num_layers: int, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: str
+        self,
+        num_layers: int,
+        num_blocks: int,
+        num_kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: str,
+        num_copies: int = 0,
     ) -> None:
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
@@ -34,35 +60,59 @@ class KVCache:
         self._format = kv_format(dtype)
         self._keys = [make_pages(shape, self._format.keys) for _ in range(num_layers)]
         self._values = [make_pages(shape, self._format.values) for _ in range(num_layers)]
+        self.has_copies = self._format.num_copied > 0
+        self._copy_of = torch.zeros(num_blocks + 1, dtype=torch.int64) if num_copies else torch.arange(num_blocks + 1)
+        self._owner = torch.zeros(num_copies + 1, dtype=torch.int64)  # the block of each copy that a plan has given
+        layers, shape = range(num_layers if self.has_copies else 0), ((num_copies or num_blocks) + 1, *shape[1:])
+        self._key_copies = [make_pages(shape, INT8) for _ in layers if self._format.keys == INT4]
+        self._value_copies = [make_pages(shape, INT8) for _ in layers]
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes of all pages and scales."""
-        return sum(part.nbytes for pages in (*self._keys, *self._values) for part in pages.parts)
+        """The number of bytes of all pages, scales and copies."""
+        kinds = (*self._keys, *self._values, *self._key_copies, *self._value_copies)
+        return sum(part.nbytes for pages in kinds for part in pages.parts)
 
-    def lines(self, slots_T: torch.Tensor) -> torch.Tensor:
-        """Returns the lines of the tokens' vectors for `append`, one per token and kv head; slots as in StepPlan."""
-        block_T1, offset_T1 = (slots_T // self.block_size).unsqueeze(-1), (slots_T % self.block_size).unsqueeze(-1)
+    def give(self, copies_N2: torch.Tensor) -> None:
+        """Gives blocks copies (see `StepPlan.copies`), which earlier owners lose unless they have others by now."""
+        blocks, copies = copies_N2.unbind(-1)
+        earlier = self._owner[copies]
+        self._copy_of[earlier[self._copy_of[earlier] == copies]] = 0
+        self._owner[copies], self._copy_of[blocks] = blocks, copies
+
+    def places(self, slots_T: torch.Tensor) -> tuple[Places, Places | None]:
+        """Returns the places of tokens and of their copies, if there are any, for `append`; slots as in StepPlan."""
+        block_T, offset_T = slots_T // self.block_size, slots_T % self.block_size
+        return self._places(block_T, offset_T), self._places(
+            self._copy_of[block_T], offset_T
+        ) if self.has_copies else None
+
+    def _places(self, block_T: torch.Tensor, offset_T: torch.Tensor) -> Places:
         heads = torch.arange(self.num_kv_heads)
-        return ((block_T1 * self.num_kv_heads + heads) * self.block_size + offset_T1).flatten()
-
-    def begun(self, slots_T: torch.Tensor) -> torch.Tensor:
-        """Returns the blocks whose first slot is among these; `append` first clears them of an earlier owner's data."""
-        return slots_T[slots_T % self.block_size == 0] // self.block_size
+        lines = (block_T.unsqueeze(-1) * self.num_kv_heads + heads) * self.block_size + offset_T.unsqueeze(-1)
+        return Places(lines.flatten(), block_T[offset_T == 0])
 
     def pages(self, blocks_PN: torch.Tensor) -> torch.Tensor:
         """Returns the pages of P tiles of N blocks each, ordered (P, kv head, N), for `read`."""
         heads_H1 = torch.arange(self.num_kv_heads).unsqueeze(-1)
         return (blocks_PN.unsqueeze(1) * self.num_kv_heads + heads_H1).flatten()
 
+    def copies(self, blocks_PN: torch.Tensor) -> torch.Tensor:
+        """Returns the pages of the blocks' copies, those of block 0 for blocks without one, for `read_copies`."""
+        return self.pages(self._copy_of[blocks_PN])
+
     def append(
-        self, layer: int, lines: torch.Tensor, begun: torch.Tensor, k_THE: torch.Tensor, v_THE: torch.Tensor
+        self, layer: int, places: tuple[Places, Places | None], k_THE: torch.Tensor, v_THE: torch.Tensor
     ) -> None:
-        """Stores the keys and values of T tokens; `lines` and `begun` come from the methods of those names."""
-        for pages, x_THE in ((self._keys[layer], k_THE), (self._values[layer], v_THE)):
-            for part in pages.parts if len(begun) else ():
-                part.index_fill_(0, begun, 0)
-            pages.write(lines, self.rotate(x_THE).reshape(-1, self.head_dim))
+        """Stores the keys and values of T tokens in a layer; `places` come from the method of that name."""
+        where, copies = places
+        key_NE, value_NE = (self.rotate(x_THE).reshape(-1, self.head_dim) for x_THE in (k_THE, v_THE))
+        _write(self._keys[layer], where, key_NE)
+        _write(self._values[layer], where, value_NE)
+        if copies is not None:
+            _write(self._value_copies[layer], copies, value_NE)
+            if self._key_copies:
+                _write(self._key_copies[layer], copies, key_NE)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Rotates [..., E] as the format wants it: keys, values and queries; a second time turns it back."""
@@ -72,3 +122,15 @@ class KVCache:
         """Returns keys and values of tiles of `num_blocks` blocks, each fp32 [tiles * kv heads, tile tokens, E]."""
         shape = (-1, num_blocks * self.block_size, self.head_dim)
         return self._keys[layer].read(pages).view(shape), self._values[layer].read(pages).view(shape)
+
+    def read_copies(self, layer: int, pages: torch.Tensor, num_blocks: int) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Returns what `read` does from the copies; no keys if these have none."""
+        shape = (-1, num_blocks * self.block_size, self.head_dim)
+        keys = self._key_copies[layer].read(pages).view(shape) if self._key_copies else None
+        return keys, self._value_copies[layer].read(pages).view(shape)
+
+
+def _write(pages: Pages, places: Places, x_NE: torch.Tensor) -> None:
+    for part in pages.parts if len(places.begun) else ():
+        part.index_fill_(0, places.begun, 0)
+    pages.write(places.lines, x_NE)

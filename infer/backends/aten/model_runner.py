@@ -70,6 +70,7 @@ class ModelRunner:
         A step without rows has one empty part.
         """
         wanted = torch.from_numpy(plan.rows.token.astype("int64"))
+        self._cache.give(torch.from_numpy(plan.copies.astype("int64")).to(wanted.device))
         normed = []
         for tile in cut(len(plan.tokens), self.sizes):
             normed_TD = self._forward(plan, tile)

@@ -32,14 +32,15 @@ class _DecodeGroup:
     Attributes:
         counts: for each tile, the number of sequences that reach it; these are the first ones.
         sequence: the sequence of each (tile, sequence) pair.
-        pages: the pages of each pair.
-        hidden: the mask of the keys that each pair must not see.
+        blocks: the blocks of each pair.
+        hidden, near: the masks of the keys that each pair must not see, and of those that it reads from copies.
     """
 
     counts: tuple[int, ...]
     sequence: torch.Tensor
-    pages: torch.Tensor
+    blocks: torch.Tensor
     hidden: torch.Tensor
+    near: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +60,14 @@ class _Prefill:
         length: the number of its tokens.
         positions_QR: the position of each query row.
         first_tile: the first tile that a query of the span sees.
-        tile_pages: the pages of each tile.
+        tiles: the blocks of each tile.
     """
 
     first: int
     length: int
     positions_QR: torch.Tensor
     first_tile: int
-    tile_pages: tuple[torch.Tensor, ...]
+    tiles: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +95,13 @@ class PagedAttention:
         self.group = num_heads // cache.num_kv_heads
         self.blocks_per_tile = ATTENTION_TILE // cache.block_size
         self.num_tokens = len(slots_T)
-        self.lines = cache.lines(slots_T)
-        self.begun = cache.begun(slots_T)
+        self.places = cache.places(slots_T)
         self.spans = tuple(spans)
         self._plans: dict[int | None, _Plan] = {}
 
     def append(self, layer: int, k_TKE: torch.Tensor, v_TKE: torch.Tensor) -> None:
         """Stores the tokens' keys and values in a layer's cache, without those of padding."""
-        self.cache.append(layer, self.lines, self.begun, k_TKE[: self.num_tokens], v_TKE[: self.num_tokens])
+        self.cache.append(layer, self.places, k_TKE[: self.num_tokens], v_TKE[: self.num_tokens])
 
     def attend(self, layer: int, window: int | None, q_THE: torch.Tensor) -> torch.Tensor:
         """Attends to a layer's cache; returns [T, H, E] in the queries' dtype.
@@ -148,20 +148,37 @@ class PagedAttention:
     ) -> _DecodeGroup:
         tiles = [tile for tile, _ in pairs]
         query_P = torch.tensor([spans[i].stop - 1 - tile * ATTENTION_TILE for tile, i in pairs])
-        hidden_PC = _hidden(torch.arange(ATTENTION_TILE), query_P.unsqueeze(-1), window)
+        keys_C, query_P1 = torch.arange(ATTENTION_TILE), query_P.unsqueeze(-1)
+        hidden_PC = _hidden(keys_C, query_P1, window)
+        near_PC = self._own(keys_C, query_P1) | self._first(keys_C, torch.tensor(tiles).unsqueeze(-1))
         return _DecodeGroup(
             counts=tuple(tiles.count(tile) for tile in range(tiles[0], tiles[-1] + 1)),
             sequence=torch.tensor([i for _, i in pairs]),
-            pages=self.cache.pages(torch.stack([tables[i][tile] for tile, i in pairs])),
+            blocks=torch.stack([tables[i][tile] for tile, i in pairs]),
             hidden=hidden_PC.repeat_interleave(self.num_kv_heads, dim=0)[:, None, None, :],
+            near=near_PC.repeat_interleave(self.num_kv_heads, dim=0)[:, None, None, :],
         )
+
+    def _own(self, keys: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """Returns the mask of the keys in a query's own block; positions are counted from the start of any tile."""
+        return keys // self.cache.block_size == query // self.cache.block_size
+
+    def _first(self, keys: torch.Tensor, tile: torch.Tensor) -> torch.Tensor:
+        """Returns the mask of the keys of a tile that are in their sequence's first block."""
+        return (tile == 0) & (keys < self.cache.block_size)
 
     def _plan_prefill(self, span: TokenSpan, window: int | None) -> _Prefill:
         length = span.stop - span.start
         num_rows = round_up(length * self.group, QUERY_ROWS)
         positions = (span.start + torch.arange(num_rows) // self.group).clamp_max(span.stop - 1)
-        pages = tuple(self.cache.pages(blocks.unsqueeze(0)) for blocks in self._tiles(span))
-        return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), _first_tile(span.start, window), pages)
+        first_tile = _first_tile(span.start, window)
+        return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), first_tile, self._tiles(span))
+
+    def _read(self, layer: int, blocks_PN: torch.Tensor) -> "_Tiles":
+        keys, values = self.cache.read(layer, self.cache.pages(blocks_PN), self.blocks_per_tile)
+        if not self.cache.has_copies:
+            return _Tiles(keys, values)
+        return _Tiles(keys, values, *self.cache.read_copies(layer, self.cache.copies(blocks_PN), self.blocks_per_tile))
 
     def _tiles(self, span: TokenSpan) -> torch.Tensor:
         """Cuts the block table into tiles, [tiles, blocks per tile], padded with the null block."""
@@ -175,8 +192,8 @@ class PagedAttention:
         q_SKQRE = _query_tiles(q_TKGE[plan.tokens])
         softmax = OnlineSoftmax()
         for part in plan.groups:
-            k_NCE, v_NCE = self.cache.read(layer, part.pages, self.blocks_per_tile)
-            partial = _attend(q_SKQRE[part.sequence].flatten(0, 1), k_NCE, v_NCE, part.hidden)
+            queries = q_SKQRE[part.sequence].flatten(0, 1)
+            partial = _attend(queries, self._read(layer, part.blocks), part.hidden, part.near)
             done = 0
             for count in part.counts:
                 rows = slice(done * self.num_kv_heads, (done + count) * self.num_kv_heads)
@@ -191,13 +208,13 @@ class PagedAttention:
         span = slice(plan.first, plan.first + plan.length)
         q_KQRE = _query_tiles(q_TKGE[span].transpose(0, 1).flatten(1, 2))
         softmax = OnlineSoftmax()
-        for tile, pages in enumerate(plan.tile_pages[plan.first_tile :], plan.first_tile):
+        for tile, blocks in enumerate(plan.tiles[plan.first_tile :], plan.first_tile):
             begin = tile * ATTENTION_TILE
             unseeing = int((plan.positions_QR[:, -1] < begin).sum())  # query tiles that end before this one
-            k_KCE, v_KCE = self.cache.read(layer, pages, self.blocks_per_tile)
-            keys_C = begin + torch.arange(ATTENTION_TILE)
-            hidden_QRC = _hidden(keys_C, plan.positions_QR[unseeing:].unsqueeze(-1), window)
-            partial = _attend(q_KQRE[:, unseeing:], k_KCE, v_KCE, hidden_QRC)
+            keys_C, query_QR1 = begin + torch.arange(ATTENTION_TILE), plan.positions_QR[unseeing:].unsqueeze(-1)
+            hidden_QRC = _hidden(keys_C, query_QR1, window)
+            near_QRC = self._own(keys_C, query_QR1) | self._first(keys_C, torch.tensor(tile))
+            partial = _attend(q_KQRE[:, unseeing:], self._read(layer, blocks.unsqueeze(0)), hidden_QRC, near_QRC)
             softmax.merge(partial, (slice(None), slice(unseeing, None)))
         rows_KNE = softmax.result().flatten(1, 2)[:, : plan.length * self.group]
         out_TKGE[span] = rows_KNE.unflatten(1, (plan.length, self.group)).transpose(0, 1)
@@ -259,12 +276,30 @@ class OnlineSoftmax:
         return self._state.values / self._state.total
 
 
-def _attend(q_NQRE: torch.Tensor, k_NCE: torch.Tensor, v_NCE: torch.Tensor, hidden: torch.Tensor) -> Partial:
-    """Computes the attention of query tiles to one tile of keys each; `hidden` broadcasts to [N, Q, R, C]."""
-    scores_NQRC = _products(q_NQRE, k_NCE.transpose(1, 2)).masked_fill_(hidden, -torch.inf)
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Keys and values of N tiles, each fp32 [N, C, E], and their copies if there are any."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_copies: torch.Tensor | None = None
+    value_copies: torch.Tensor | None = None
+
+
+def _attend(q_NQRE: torch.Tensor, tiles: _Tiles, hidden: torch.Tensor, near: torch.Tensor) -> Partial:
+    """Computes the attention of query tiles to one tile of keys each; the masks broadcast to [N, Q, R, C]."""
+    scores_NQRC = _products(q_NQRE, tiles.keys.transpose(1, 2))
+    if tiles.key_copies is not None:
+        scores_NQRC = torch.where(near, _products(q_NQRE, tiles.key_copies.transpose(1, 2)), scores_NQRC)
+    scores_NQRC.masked_fill_(hidden, -torch.inf)
     largest_NQR1 = scores_NQRC.amax(dim=-1, keepdim=True).clamp_min_(_LOWEST)
     weights_NQRC = scores_NQRC.sub_(largest_NQR1).exp_()
-    return Partial(largest_NQR1, weights_NQRC.sum(dim=-1, keepdim=True), _products(weights_NQRC, v_NCE))
+    if tiles.value_copies is None:
+        values_NQRE = _products(weights_NQRC, tiles.values)
+    else:
+        far, close = weights_NQRC.masked_fill(near, 0.0), weights_NQRC.masked_fill(~near, 0.0)
+        values_NQRE = _products(far, tiles.values) + _products(close, tiles.value_copies)
+    return Partial(largest_NQR1, weights_NQRC.sum(dim=-1, keepdim=True), values_NQRE)
 
 
 def _products(a_NQRX: torch.Tensor, b_NXY: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,13 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
     if device.type == "cuda":
         _check_room(job.kv_bytes, device)
     cache = KVCache(
-        program.num_layers, job.num_blocks, program.num_kv_heads, job.block_size, program.head_dim, job.kv_dtype
+        program.num_layers,
+        job.num_blocks,
+        program.num_kv_heads,
+        job.block_size,
+        program.head_dim,
+        job.kv_dtype,
+        job.num_copies,
     )
     return ModelRunner(program, weights, cache, tp, job.max_batched_tokens)
 

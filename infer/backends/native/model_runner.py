@@ -105,6 +105,7 @@ class NativeRunner:
         """
         model, num_rows = self._model, len(plan.rows)
         arrays, model.step = _arrays(plan, model.block_size)
+        self._state.copy_of[plan.copies[:, 0]] = plan.copies[:, 1]
         compute = self._functions.step
         for first in range(0, max(1, num_rows), self._state.max_head_rows):
             rows = plan.rows.part(first, first + self._state.max_head_rows)

@@ -31,7 +31,9 @@ def format_of(dtype: DType) -> Format:
 
 def pair_bytes(format_: Format) -> int:
     """Returns the bytes of a pair of columns of a panel."""
-    return PANEL * {Format.FP32: 8, Format.BF16: 4, Format.FP16: 4, Format.FP8: 2, Format.INT8: 2}[format_]
+    return (
+        PANEL * {Format.FP32: 8, Format.BF16: 4, Format.FP16: 4, Format.FP8: 2, Format.INT8: 2, Format.INT4: 1}[format_]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import numpy as np
 from ....checkpoint.read.shared_read import ALONE, Peers
 from ....core.dtypes import BF16
 from ....core.integers import ceil_div, round_up
-from ...kv_formats import hadamard_size, kv_format
+from ...kv_formats import GROUP, INT8, VectorFormat, hadamard_size, kv_format
 from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Gate, Head, Multiply, Route, RunExperts
@@ -39,6 +39,7 @@ class State:
         kv_bytes: the bytes of the cache.
         max_head_rows: the number of rows of `logits`.
         logits: fp32 [max_head_rows, tp, padded vocabulary rows of a rank].
+        copy_of: int32 [blocks], the copy of each; 0 for those without one.
         results: uint8, the samples of all ranks (see `SamplingBlock`), in memory that they share.
     """
 
@@ -86,22 +87,32 @@ class State:
 
     def _fill_cache(self, model: NativeModel) -> None:
         program, cache = self._program, self._cache
-        kind = kv_format(cache.dtype)
-        format_ = Format[kind.keys.name.upper()]
-        model.kv_format, model.block_size = format_, cache.block_size
-        model.hadamard = hadamard_size(program.head_dim) if kind.is_rotated else 1
-        values_bytes = round_up(program.head_dim, PANEL) * cache.block_size * pair_bytes(format_) // (2 * PANEL)
-        model.scale_offset = values_bytes
-        model.page_bytes = values_bytes + (4 * cache.block_size if format_ == Format.INT8 else 0)
-        model.layer_bytes = (cache.num_blocks + 1) * 2 * program.num_kv_heads * model.page_bytes
-        self.kv_bytes = program.num_layers * model.layer_bytes
-        model.cache = self._pointer(lazy(self.kv_bytes, large_pages=True))
+        kind, heads, dim = kv_format(cache.dtype), program.num_kv_heads, program.head_dim
+        model.key_format, model.value_format = Format[kind.keys.name.upper()], Format[kind.values.name.upper()]
+        model.hadamard = hadamard_size(dim) if kind.is_rotated else 1
+        model.block_size = cache.block_size
+        for i, vectors in enumerate((kind.keys, kind.values)):
+            model.page_bytes[i], model.scale_offset[i] = _page(vectors, dim, cache.block_size)
+        model.layer_bytes = (cache.num_blocks + 1) * heads * sum(model.page_bytes)
+        model.copy_page_bytes, model.copy_scale_offset = _page(INT8, dim, cache.block_size)
+        model.copy_layer_bytes = (
+            ((cache.num_copies or cache.num_blocks) + 1) * heads * kind.num_copied * model.copy_page_bytes
+        )
+        copies_bytes = program.num_layers * model.copy_layer_bytes
+        self.kv_bytes = program.num_layers * model.layer_bytes + copies_bytes
+        model.cache = self._pointer(lazy(program.num_layers * model.layer_bytes, large_pages=True))
+        model.copies = self._pointer(lazy(copies_bytes))
+        self.copy_of = np.arange(cache.num_blocks + 1, dtype=np.int32)
+        if cache.num_copies:
+            self.copy_of[:] = 0
+        model.copy_of = self._pointer(self.copy_of)
 
     def _fill_scratch(self, model: NativeModel, threads: int) -> None:
         """Points a model to the threads' scratch, to prepared rows, and to splits of attention: see c/attention.h."""
         head, rows = round_up(self._program.head_dim, PANEL), ATTENTION_ROWS
         softmax = rows * head + round_up(2 * rows, PANEL)
-        attention = rows * (2 * head + KEY_TILE + KEY_TILE // 2 + 2) + KEY_TILE + 2 * softmax
+        scales = rows * 2 + KEY_TILE + round_up(rows * (1 + ceil_div(head, GROUP)), PANEL)
+        attention = rows * (2 * head + KEY_TILE + KEY_TILE // 2) + scales + 2 * softmax
         width = self._prepared_width
         gathered = MOST_ROWS * (self.strides[Buffer.NORMED] + width // 2)  # rows of an expert, then prepared
         model.scratch_floats = round_up(max(attention, gathered), PANEL)
@@ -160,3 +171,9 @@ def _prepared_width(program: Program, weight_dtype: str) -> int:
     rounded = (each.slices * round_up(each.inputs // each.slices, BLOCK_COLUMNS) for each in shapes)
     floats = (each.grouping.row_floats(each.inputs) for each in shapes if each.grouping)
     return max([*rounded, *(2 * count for count in floats)])
+
+
+def _page(vectors: VectorFormat, head_dim: int, block_size: int) -> tuple[int, int]:
+    """Returns the bytes of a page of keys or values, and those before its scales."""
+    elements = round_up(head_dim, PANEL) * block_size * pair_bytes(Format[vectors.name.upper()]) // (2 * PANEL)
+    return elements + vectors.num_scale_bytes(head_dim) * block_size, elements

@@ -13,6 +13,7 @@ ATTENTION_ROWS: Final = 24
 KEY_TILE: Final = 256
 KEY_SPLIT: Final = 1024
 SHARED_ITEMS: Final = 8
+GROUP: Final = 32
 EXPERT_TOKENS: Final = 64
 
 
@@ -24,6 +25,7 @@ class Format(IntEnum):
     FP16 = 2
     FP8 = 3
     INT8 = 4
+    INT4 = 5
     CODES8 = 16
     CODES4 = 17
 
@@ -154,15 +156,21 @@ class NativeModel(Structure):
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
         ("block_size", c_int32),
-        ("kv_format", c_int32),
+        ("key_format", c_int32),
+        ("value_format", c_int32),
         ("weight_format", c_int32),
         ("hadamard", c_int32),
         ("hidden_size", c_int64),
         ("frequencies", c_void_p),
         ("cache", c_void_p),
         ("layer_bytes", c_int64),
-        ("page_bytes", c_int64),
-        ("scale_offset", c_int64),
+        ("page_bytes", c_int64 * 2),
+        ("scale_offset", c_int64 * 2),
+        ("copies", c_void_p),
+        ("copy_layer_bytes", c_int64),
+        ("copy_page_bytes", c_int64),
+        ("copy_scale_offset", c_int64),
+        ("copy_of", c_void_p),
         ("buffers", c_void_p * len(Buffer)),
         ("strides", c_int64 * len(Buffer)),
         ("cosines", c_void_p),

@@ -33,6 +33,8 @@ def test_weights_are_those_of_the_rank_with_most() -> None:
         (2, "bf16", 2 * 2 * 1 * 8 * 2),
         (4, "fp32", 2 * 2 * 1 * 8 * 4),  # two ranks hold each kv head
         (1, "fp8", 2 * 2 * 2 * 8),
+        (1, "int4", 2 * 2 * 2 * (4 + 4)),  # fp16 scale and zero
+        (1, "k8v4", 2 * 2 * (8 + 4 + 4 + 4)),
         (1, "int8", 2 * 2 * 2 * (8 + 4)),  # each vector has an fp32 scale
     ],
 )
@@ -48,6 +50,27 @@ def test_kv_memory_holds_one_block_more_than_requests_can_use() -> None:
     assert plan.max_model_len == 9 * 16, "the cache is shorter than the model"
     with pytest.raises(ConfigError, match="too little: two blocks of 16 tokens"):
         plan_memory(CONFIG, replace(options, kv_memory=2 * block - 1), "fp32", "fp32")
+
+
+def test_blocks_of_4_bits_share_copies() -> None:
+    """16 running sequences and a step of 64 tokens: 4 copies each, and one for each block of the step."""
+    block, copy = 16 * 2 * 2 * 2 * (4 + 4), 16 * 2 * 2 * 2 * (8 + 4)
+    options = EngineOptions(
+        Path("m"),
+        block_size=16,
+        max_running=16,
+        max_batched_tokens=64,
+        kernels="aten",
+        kv_memory=101 * block + 69 * copy,
+    )
+    plan = plan_memory(CONFIG, options, "fp32", "int4")
+    assert (plan.block_bytes, plan.copy_bytes, plan.num_blocks, plan.num_copies) == (block, copy, 100, 68)
+    assert plan.kv_bytes == options.kv_memory
+    few = plan_memory(CONFIG, replace(options, kv_memory=11 * (block + copy)), "fp32", "int4")
+    assert (few.num_blocks, few.num_copies, few.kv_bytes) == (10, 0, 11 * (block + copy)), "each has its own"
+    k8v4 = plan_memory(CONFIG, options, "fp32", "k8v4")
+    assert (k8v4.copy_bytes, k8v4.num_copies) == (copy // 2, 68), "of values only"
+    assert plan_memory(CONFIG, options, "fp32", "int8").num_copies == 0
 
 
 @pytest.mark.parametrize(("kv_dtype", "vector_bytes"), [("fp32", 16 * 4), ("bf16", 16 * 2), ("int8", 16 + 4)])

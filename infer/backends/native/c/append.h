@@ -5,7 +5,9 @@
 
 #include "rows.h"
 
-#define LEAST_SCALE 1e-30f  // so that zeros are not divided by zero
+#define LEAST_SCALE 1e-30f          // so that zeros are not divided by zero
+#define LEAST_FP16 5.9604645e-8f    // the least and the largest scale of int4
+#define LARGEST_FP16 65504.0f
 
 // A pass of the transform: short halves are constants, so that the compiler makes vectors of them.
 INLINE void add_and_subtract(float *x, int64_t n, int64_t half) {
@@ -46,8 +48,19 @@ static void rotate_head(const struct model *m, int64_t t, const float *x, float 
     hadamard(m, y);
 }
 
+INLINE int is_integer(int format) { return format == INT8 || format == INT4; }
+
 INLINE char *page(const struct model *m, int32_t layer, int64_t block, int values, int64_t head) {
-    return m->cache + layer * m->layer_bytes + ((block * 2 + values) * m->kv_heads + head) * m->page_bytes;
+    char *blocks = m->cache + layer * m->layer_bytes;
+    int64_t heads = (block * m->kv_heads) * (m->page_bytes[0] + m->page_bytes[1]);
+    return blocks + heads + (values ? m->kv_heads * m->page_bytes[0] : 0) + head * m->page_bytes[values];
+}
+
+// The copy of a page in 4 bits: only such pages have one.
+INLINE char *copy_page(const struct model *m, int32_t layer, int64_t block, int values, int64_t head) {
+    int keys = m->key_format == INT4, kinds = keys + 1;
+    int64_t index = (m->copy_of[block] * kinds + (values && keys)) * m->kv_heads + head;
+    return m->copies + layer * m->copy_layer_bytes + index * m->copy_page_bytes;
 }
 
 // PANEL values as the cache stores them.
@@ -100,11 +113,13 @@ static float scale_of_head(const float *x, int64_t n) {
     return (scale > LEAST_SCALE ? scale : LEAST_SCALE) + v_sum(odd);
 }
 
-// Appends a key (panels of 16 tokens, pairs along the head) or a value (panels of 16 dims, pairs along the tokens).
-INLINE void append_head(const struct model *m, int format, char *to, int64_t offset, int values, const float *x) {
+// Appends a key (panels of 16 tokens, pairs along the head) or a value (panels of 16 dims, pairs along the tokens) to a
+// page whose scales are at `scales`.
+INLINE void append_head(const struct model *m, int format, char *to, char *scales, int64_t offset, int values,
+                        const float *x) {
     int64_t n = m->head_dim, lines = values ? m->block_size : n, panel_bytes = lines / 2 * pair_bytes(format);
     float scale = format == INT8 ? scale_of_head(x, n) : 1.0f, inverse = isnan(scale) ? 0.0f : 1.0f / scale;
-    if (format == INT8) ((float *)(to + m->scale_offset))[offset] = scale;
+    if (format == INT8) ((float *)scales)[offset] = scale;
     char *pair = to + (values ? offset / 2 * pair_bytes(format) : offset / PANEL * panel_bytes);
     for (int64_t i = 0; i < n; i += PANEL, pair += values ? panel_bytes : PANEL / 2 * pair_bytes(format)) {
         float part[PANEL] = {0};
@@ -114,41 +129,100 @@ INLINE void append_head(const struct model *m, int format, char *to, int64_t off
         store_values(format, (const char *)&rounded, count, values, pair, values ? offset % 2 : offset % PANEL);
     }
 }
-static void append_to_page(const struct model *m, char *to, int64_t offset, int values, const float *x) {
-    switch (m->kv_format) {  // constants, so that the loops are compiled for each
-        case FP32: append_head(m, FP32, to, offset, values, x); break;
-        case BF16: append_head(m, BF16, to, offset, values, x); break;
-        case FP16: append_head(m, FP16, to, offset, values, x); break;
-        case FP8: append_head(m, FP8, to, offset, values, x); break;
-        case INT8: append_head(m, INT8, to, offset, values, x); break;
+// How the dims of a group are rounded: (x - zero) * inverse.
+struct rounding {
+    float zero, inverse;
+};
+
+// The scale and the zero of a group, which it stores, the zero `tokens` further on.
+static struct rounding scale_group(const float *x, int64_t n, uint16_t *to, int64_t tokens) {
+    float low = x[0], high = x[0], sum = 0.0f;
+    for (int64_t i = 0; i < n; i++) {
+        low = x[i] < low ? x[i] : low;
+        high = x[i] > high ? x[i] : high;
+        sum += x[i] - x[i];  // zero, if all are finite
     }
+    to[tokens] = float_to_fp16(fmaxf(-LARGEST_FP16, fminf(LARGEST_FP16, low)) + sum);
+    float zero = fp16_to_float(to[tokens]);
+    to[0] = float_to_fp16(fmaxf(LEAST_FP16, fminf(LARGEST_FP16, (high - zero) / 15.0f)));
+    return (struct rounding){zero, isnan(zero) ? 0.0f : 1.0f / fp16_to_float(to[0])};
+}
+
+// Appends a key or a value to a page of int4.
+static void append_nibbles(const struct model *m, char *to, char *scales, int64_t offset, int values, const float *x) {
+    int64_t n = m->head_dim, panel_bytes = (values ? m->block_size : n) / 2 * pair_bytes(INT4);
+    struct rounding rounding = {0.0f, 0.0f};
+    for (int64_t i = 0; i < n; i++) {
+        if (i % GROUP == 0)
+            rounding = scale_group(x + i, n - i < GROUP ? n - i : GROUP,
+                                   (uint16_t *)scales + i / GROUP * 2 * m->block_size + offset, m->block_size);
+        float value = rounding.inverse == 0.0f ? 0.0f : nearbyintf((x[i] - rounding.zero) * rounding.inverse);
+        uint8_t code = (uint8_t)(value > 15.0f ? 15.0f : value < 0.0f ? 0.0f : value);
+        int64_t line = values ? offset : i, column = values ? i : offset;
+        uint8_t *both = (uint8_t *)to + column / PANEL * panel_bytes + line / 2 * pair_bytes(INT4) + column % PANEL;
+        *both = line % 2 ? (uint8_t)((*both & 15) | code << 4) : (uint8_t)((*both & 240) | code);
+    }
+}
+
+static void append_to_page(const struct model *m, int format, char *to, char *scales, int64_t offset, int values,
+                           const float *x) {
+    switch (format) {  // constants, so that the loops are compiled for each
+        case FP32: append_head(m, FP32, to, scales, offset, values, x); break;
+        case BF16: append_head(m, BF16, to, scales, offset, values, x); break;
+        case FP16: append_head(m, FP16, to, scales, offset, values, x); break;
+        case FP8: append_head(m, FP8, to, scales, offset, values, x); break;
+        case INT8: append_head(m, INT8, to, scales, offset, values, x); break;
+        case INT4: append_nibbles(m, to, scales, offset, values, x); break;
+    }
+}
+
+// Appends a token's key or value, and what its copy needs.
+static void append_vector(const struct model *m, const struct operation *op, int64_t t, int values, int64_t head,
+                          const float *x) {
+    int64_t block = m->step.slots[t] / m->block_size, offset = m->step.slots[t] % m->block_size;
+    int format = values ? m->value_format : m->key_format;
+    char *to = page(m, op->layer, block, values, head);
+    append_to_page(m, format, to, to + m->scale_offset[values], offset, values, x);
+    if (format != INT4) return;
+    char *copy = copy_page(m, op->layer, block, values, head);
+    append_to_page(m, INT8, copy, copy + m->copy_scale_offset, offset, values, x);
+}
+
+// The end of a thread's share of a head's tokens: values of 4 bits of two tokens of a block share bytes.
+INLINE int64_t whole_pairs(const struct model *m, int64_t i) {
+    int64_t tokens = m->step.tokens, t = i % tokens;
+    int shared = m->value_format == INT4 && t && m->step.slots[t] % 2 && m->step.slots[t - 1] == m->step.slots[t] - 1;
+    return i < m->kv_heads * tokens && shared ? i + 1 : i;
 }
 
 // Threads share kv heads, each with the query heads of its group, and then tokens.
 static void append(const struct model *m, const struct operation *op, int32_t thread) {
     int64_t n = m->head_dim, group = m->heads / m->kv_heads, tokens = m->step.tokens;
     struct share mine = share_of(m, m->kv_heads * tokens, thread);
+    mine = (struct share){whole_pairs(m, mine.first), whole_pairs(m, mine.last)};
     float *scratch = scratch_of(m, thread), scale = 1.0f / sqrtf((float)n);
     for (int64_t i = mine.first; i < mine.last; i++) {
         int64_t h = i / tokens, t = i % tokens;
         const float *query = row(m, QKV, t) + h * group * n, *key = row(m, QKV, t) + (m->heads + h) * n;
         for (int64_t g = 0; g < group; g++)
             rotate_head(m, t, query + g * n, row(m, QUERY, t) + (h * group + g) * n, op->weight, op->eps, scale);
-        int64_t block = m->step.slots[t] / m->block_size, offset = m->step.slots[t] % m->block_size;
         rotate_head(m, t, key, scratch, op->offset, op->eps, 1.0f);
-        append_to_page(m, page(m, op->layer, block, 0, h), offset, 0, scratch);
+        append_vector(m, op, t, 0, h, scratch);
         memcpy(scratch, key + m->kv_heads * n, (size_t)n * sizeof *scratch);
         hadamard(m, scratch);
-        append_to_page(m, page(m, op->layer, block, 1, h), offset, 1, scratch);
+        append_vector(m, op, t, 1, h, scratch);
     }
 }
 
 // Clears the blocks that sequences begin in this step: an earlier owner may have left NaN there.
 static void clear_blocks(const struct model *m, int32_t thread) {
     struct share mine = share_of(m, (int64_t)m->step.begun * m->num_layers, thread);
-    for (int64_t i = mine.first; i < mine.last; i++)
-        memset(page(m, (int32_t)(i % m->num_layers), m->step.begun_blocks[i / m->num_layers], 0, 0), 0,
-               (size_t)(2 * m->kv_heads * m->page_bytes));
+    int64_t kinds = (m->key_format == INT4) + (m->value_format == INT4);
+    for (int64_t i = mine.first; i < mine.last; i++) {
+        int32_t layer = (int32_t)(i % m->num_layers), block = m->step.begun_blocks[i / m->num_layers];
+        memset(page(m, layer, block, 0, 0), 0, (size_t)(m->kv_heads * (m->page_bytes[0] + m->page_bytes[1])));
+        if (kinds) memset(copy_page(m, layer, block, 0, 0), 0, (size_t)(kinds * m->kv_heads * m->copy_page_bytes));
+    }
 }
 
 #endif

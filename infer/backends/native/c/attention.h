@@ -5,109 +5,62 @@
 #ifndef TK_ATTENTION_H
 #define TK_ATTENTION_H
 
-#include "softmax.h"
-
-// The rows of one work item, and the keys that the first or the last of them sees.
-struct item {
-    const struct span *span;
-    int64_t head, first, rows;  // kv head; first row of the span's length x group rows
-    int64_t start, stop;
-    const struct item *next;    // the one that this thread expects to take next, or NULL: its first keys are fetched
-};
-
-INLINE struct item item_of(const struct model *m, const struct operation *op, const struct span *span, int64_t first) {
-    int64_t group = m->heads / m->kv_heads, left = span->length * group - first;
-    int64_t rows = left < ATTENTION_ROWS ? left : ATTENTION_ROWS, least = span->start + first / group;
-    return (struct item){.span = span,
-                         .first = first,
-                         .rows = rows,
-                         .start = op->window && least >= op->window ? (least - op->window + 1) / KEY_TILE * KEY_TILE : 0,
-                         .stop = span->start + (first + rows - 1) / group + 1};
-}
-
-INLINE int64_t splits_of(const struct item *item) {
-    return (item->stop - 1) / KEY_SPLIT - item->start / KEY_SPLIT + 1;
-}
-
-// A thread's memory.
-struct workspace {
-    float *queries;       // [ATTENTION_ROWS][padded head]; int16 for int8
-    float *scores;        // [ATTENTION_ROWS][KEY_TILE]
-    int16_t *weights;     // [ATTENTION_ROWS][KEY_TILE], for int8
-    int32_t *sums;        // [ATTENTION_ROWS][padded head], for int8
-    float *value_scales;  // [KEY_TILE], for int8
-    float *query_scales, *weight_scales;  // [ATTENTION_ROWS], for int8
-    struct softmax all, part;
-};
-static struct workspace workspace_of(const struct model *m, int32_t thread) {
-    int64_t width = padded_head(m);
-    float *at = m->scratch + thread * m->scratch_floats;
-    struct workspace w;
-    w.queries = at, at += ATTENTION_ROWS * width;
-    w.scores = at, at += ATTENTION_ROWS * KEY_TILE;
-    w.weights = (int16_t *)at, at += ATTENTION_ROWS * KEY_TILE / 2;
-    w.sums = (int32_t *)at, at += ATTENTION_ROWS * width;
-    w.value_scales = at, at += KEY_TILE;
-    w.query_scales = at, at += ATTENTION_ROWS;
-    w.weight_scales = at, at += ATTENTION_ROWS;
-    w.all = softmax_at(at, ATTENTION_ROWS), at += softmax_floats(ATTENTION_ROWS, width);
-    w.part = softmax_at(at, ATTENTION_ROWS);
-    return w;
-}
+#include "nibbles.h"
 
 static void read_queries(const struct model *m, const struct item *item, struct workspace *w) {
     int64_t n = m->head_dim, width = padded_head(m), group = m->heads / m->kv_heads;
     for (int64_t r = 0; r < item->rows; r++) {
         int64_t i = item->first + r;
         const float *query = row(m, QUERY, item->span->first + i / group) + (item->head * group + i % group) * n;
-        float *to = m->kv_format == INT8 ? w->scores : w->queries + r * width;
+        float *to = is_integer(m->key_format) ? w->scores : w->queries + r * width;
         memcpy(to, query, (size_t)n * sizeof *to);
         memset(to + n, 0, (size_t)(width - n) * sizeof *to);
-        if (m->kv_format != INT8) continue;
+        if (!is_integer(m->key_format)) continue;
+        int16_t *rounded = (int16_t *)w->queries + r * width;
         w->query_scales[r] = scale_of_query(to, width);
-        round_row(to, width, w->query_scales[r], (int16_t *)w->queries + r * width);
+        round_row(to, width, w->query_scales[r], rounded);
+        for (int64_t g = 0; m->key_format == INT4 && g < groups_of_head(m); g++) {
+            int32_t sum = 0;
+            for (int64_t d = g * GROUP; d < (g + 1) * GROUP && d < n; d++) sum += rounded[d];
+            w->query_sums[r * groups_of_head(m) + g] = (float)sum;
+        }
     }
-}
-
-// A tile's pages, keys or values, in order; while one is multiplied, the other kind's page that is needed a pass later
-// is fetched.
-INLINE const char *page_of(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
-                           int values) {
-    return page(m, op->layer, m->step.tables[item->span->table + key / m->block_size], values, item->head);
-}
-INLINE struct ahead fetch_page(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
-                               int values, int64_t pairs) {
-    if (key >= item->stop && item->next) key = item->next->start + key % KEY_TILE, item = item->next;
-    if (key >= item->stop) return (struct ahead){(const char *)m->step.tables, 0};
-    return (struct ahead){page_of(m, op, item, key, values), (m->page_bytes + pairs - 1) / pairs};
 }
 
 static void score_tile_of_keys(const struct model *m, const struct operation *op, const struct item *item,
                                struct workspace *w, int64_t low, int64_t high) {
     int64_t n = m->head_dim, size = m->block_size;
     for (int64_t at = low; at < high; at += size) {
-        const char *keys = page_of(m, op, item, at, 0);
         int64_t panels = ((high - at < size ? high - at : size) + PANEL - 1) / PANEL;
-        struct product p = {w->queries, padded_head(m), item->rows, keys, n / 2 * pair_bytes(m->kv_format),
+        if (m->key_format == INT4) {
+            score_block(m, op, item, w, at, panels, w->scores + at - low);
+            continue;
+        }
+        const char *keys = page_of(m, op, item, at, 0);
+        struct product p = {w->queries, padded_head(m), item->rows, keys, n / 2 * pair_bytes(m->key_format),
                             panels, n / 2, fetch_page(m, op, item, at, 1, panels * (n / 2))};
-        if (m->kv_format == INT8)
-            score_page(&p, w->query_scales, (const float *)(keys + m->scale_offset), w->scores + at - low);
+        if (m->key_format == INT8)
+            score_page(&p, w->query_scales, (const float *)(keys + m->scale_offset[0]), w->scores + at - low);
         else
-            multiply_page(m->kv_format, &p, w->scores + at - low, KEY_TILE, 0);
+            multiply_page(m->key_format, &p, w->scores + at - low, KEY_TILE, 0);
     }
 }
 
 static void add_tile_of_values(const struct model *m, const struct operation *op, const struct item *item,
                                struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
-    int64_t width = padded_head(m), size = m->block_size, int8 = m->kv_format == INT8;
+    int64_t width = padded_head(m), size = m->block_size, int8 = m->value_format == INT8;
     if (int8) memset(w->sums, 0, (size_t)(item->rows * width) * sizeof *w->sums);
     for (int64_t at = low; at < high; at += size) {
-        int64_t pairs = ((high - at < size ? high - at : size) + 1) / 2, panels = width / PANEL;
+        int64_t keys = high - at < size ? high - at : size, pairs = (keys + 1) / 2, panels = width / PANEL;
+        if (m->value_format == INT4) {
+            add_block(m, op, item, w, at, keys, w->scores + at - low, state->values);
+            continue;
+        }
         struct product p = {w->scores + at - low, KEY_TILE, item->rows, page_of(m, op, item, at, 1),
-                            size / 2 * pair_bytes(m->kv_format), panels, pairs,
+                            size / 2 * pair_bytes(m->value_format), panels, pairs,
                             fetch_page(m, op, item, at + KEY_TILE, 0, panels * pairs)};
-        if (int8) p.x = w->weights + at - low, sum_page(&p, w->sums, width);
-        else multiply_page(m->kv_format, &p, state->values, width, 1);
+        if (int8) p.x = w->weights + at - low, sum_page(VALUE_TILES, &p, w->sums, width);
+        else multiply_page(m->value_format, &p, state->values, width, 1);
     }
     for (int64_t r = 0; int8 && r < item->rows; r++) add_sums(state, r, width, w->sums, w->weight_scales[r]);
 }
@@ -115,17 +68,16 @@ static void add_tile_of_values(const struct model *m, const struct operation *op
 // The keys [low, high) of a tile: scores, softmax, weighted values.
 static void attend_tile(const struct model *m, const struct operation *op, const struct item *item,
                         struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
-    int64_t group = m->heads / m->kv_heads, keys = (high - low + PANEL - 1) / PANEL * PANEL, size = m->block_size;
+    int64_t keys = (high - low + PANEL - 1) / PANEL * PANEL, size = m->block_size, int8 = m->value_format == INT8;
     score_tile_of_keys(m, op, item, w, low, high);
-    for (int64_t at = low; m->kv_format == INT8 && at < high; at += size)
-        memcpy(w->value_scales + at - low, page_of(m, op, item, at, 1) + m->scale_offset, (size_t)size * sizeof(float));
+    for (int64_t at = low; int8 && at < high; at += size)
+        memcpy(w->value_scales + at - low, page_of(m, op, item, at, 1) + m->scale_offset[1],
+               (size_t)size * sizeof(float));
     for (int64_t r = 0; r < item->rows; r++) {
         float *s = w->scores + r * KEY_TILE;
-        int64_t position = item->span->start + (item->first + r) / group, end = position + 1 < high ? position + 1 : high;
-        int64_t begin = op->window && position - op->window + 1 > low ? position - op->window + 1 : low;
-        if (begin >= end) begin = end = low;
-        const float *scales = m->kv_format == INT8 ? w->value_scales : NULL;
-        w->weight_scales[r] = weigh(s, keys, begin - low, end - low, scales, state, r, padded_head(m));
+        struct seen seen = keys_seen(m, op, item, r, low, high);
+        const float *scales = int8 ? w->value_scales : NULL;
+        w->weight_scales[r] = weigh(s, keys, seen.from, seen.to, scales, state, r, padded_head(m));
         if (scales) round_row(s, keys, w->weight_scales[r], w->weights + r * KEY_TILE);
     }
     add_tile_of_values(m, op, item, w, low, high, state);

@@ -18,6 +18,7 @@
 #endif
 
 INLINE int64_t pair_bytes(int format) {
+    if (format == INT4) return PANEL;
     return format == FP32 ? 8 * PANEL : format == FP8 || format == INT8 ? 2 * PANEL : 4 * PANEL;
 }
 
@@ -31,15 +32,7 @@ INLINE vf load_half(int format, const char *w, int n, int half) {
         memcpy(&both, w + n * 4 * VW, sizeof both);
         return half ? v_high_halves(both) : (vf)(both << 16);
     }
-#if defined(TK_AVX512)
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)w + at)));
-#elif defined(TK_AVX2)
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)w + at)));
-#else
-    float wide[VW];
-    for (int i = 0; i < VW; i++) wide[i] = fp16_to_float(((const uint16_t *)w)[at + i]);
-    return v_load(wide);
-#endif
+    return v_widen_fp16((const uint16_t *)w + at);
 }
 
 // The place from which a tile fetches the next values into the cache: `bytes` further on for every pair of columns.

@@ -16,9 +16,10 @@
 #define KEY_TILE 256      // keys per softmax update
 #define KEY_SPLIT 1024    // keys that are summed on their own before they are merged, in order
 #define SHARED_ITEMS 8    // an item of attention with more than this part of a thread's work is shared split by split
+#define GROUP 32          // dims of a key or value in int4 that have a scale of their own
 #define EXPERT_TOKENS 64  // tokens that pass the experts together
 
-enum format { FP32, BF16, FP16, FP8, INT8,        // FP8 and INT8: keys and values only, see pages.h
+enum format { FP32, BF16, FP16, FP8, INT8, INT4,  // from FP8 on: keys and values only, see pages.h and nibbles.h
               CODES8 = 16, CODES4 };              // of quantized weights, see quantized.h
 
 enum kind { EMBED, NORM, MULTIPLY, APPEND, ATTEND, GATE, ROUTE, EXPERTS, REDUCE, HEAD };
@@ -92,12 +93,15 @@ struct model {
     int64_t num_operations;
     int32_t tp, rank, threads, num_layers;
     int32_t heads, kv_heads, head_dim, block_size;
-    int32_t kv_format, weight_format;
+    int32_t key_format, value_format, weight_format;
     int32_t hadamard;              // keys, values and queries are rotated in blocks of so many dims; 1: they are not
     int64_t hidden_size;
     const float *frequencies;      // [head_dim / 2] radians per position, or NULL without rotation
     char *cache;
-    int64_t layer_bytes, page_bytes, scale_offset;  // of the cache; a page is one block of one kv head, keys or values
+    int64_t layer_bytes, page_bytes[2], scale_offset[2];  // of the cache; a page is one block of one kv head, keys or values
+    char *copies;                  // of blocks with keys or values in int4, in int8
+    int64_t copy_layer_bytes, copy_page_bytes, copy_scale_offset;
+    const int32_t *copy_of;        // [blocks] the copy of each; 0, which stays zero, for those without one
     float *buffers[NUM_BUFFERS];
     int64_t strides[NUM_BUFFERS];  // floats from row to row
     float *cosines, *sines;        // [tokens][head_dim / 2]

@@ -65,8 +65,8 @@ static void multiply_page(int format, const struct product *p, float *out, int64
     }
 }
 
-// The sums of `rows` rows, a constant, with one panel of int8.
-INLINE void integer_sums(const int rows, const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,
+// The sums of `rows` rows with one panel of integers of so many bits, both constants.
+INLINE void integer_sums(const int bits, const int rows, const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,
                          struct ahead ahead, vi *sums) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows * VECTORS; i++) sums[i] = vi_set1(0);
@@ -74,7 +74,8 @@ INLINE void integer_sums(const int rows, const int16_t *x, int64_t x_stride, con
         __builtin_prefetch(ahead.from + k * ahead.bytes);
         vi stored[VECTORS];
 #pragma GCC unroll 2
-        for (int n = 0; n < VECTORS; n++) stored[n] = v_widen_pairs(w + k * 2 * PANEL + n * 2 * VW);
+        for (int n = 0; n < VECTORS; n++)
+            stored[n] = bits == 8 ? v_widen_pairs(w + k * 2 * PANEL + n * 2 * VW) : v_widen_nibbles(w + k * PANEL + n * VW);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             int32_t both;
@@ -90,7 +91,7 @@ INLINE void integer_sums(const int rows, const int16_t *x, int64_t x_stride, con
 INLINE void score_tile(const int rows, const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,
                        struct ahead ahead, const float *row_scales, const float *scales, float *out) {
     vi sums[MOST_ROWS * VECTORS];
-    integer_sums(rows, x, x_stride, w, pairs, ahead, sums);
+    integer_sums(8, rows, x, x_stride, w, pairs, ahead, sums);
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
@@ -100,10 +101,10 @@ INLINE void score_tile(const int rows, const int16_t *x, int64_t x_stride, const
 }
 
 // Adds the sums of one panel of values to those of the pages before it.
-INLINE void value_tile(const int rows, const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,
+INLINE void value_tile(const int bits, const int rows, const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,
                        struct ahead ahead, int32_t *out, int64_t out_stride) {
     vi sums[MOST_ROWS * VECTORS];
-    integer_sums(rows, x, x_stride, w, pairs, ahead, sums);
+    integer_sums(bits, rows, x, x_stride, w, pairs, ahead, sums);
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
@@ -118,15 +119,18 @@ typedef void (*score_function)(const int16_t *x, int64_t x_stride, const char *w
 typedef void (*value_function)(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs, struct ahead ahead,
                                int32_t *out, int64_t out_stride);
 
-#define INTEGER_TILES(rows)                                                                                      \
-    static void score_tile_##rows(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,              \
-                                  struct ahead ahead, const float *row_scales, const float *scales, float *out) { \
-        score_tile(rows, x, x_stride, w, pairs, ahead, row_scales, scales, out);                                 \
-    }                                                                                                            \
-    static void value_tile_##rows(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,              \
-                                  struct ahead ahead, int32_t *out, int64_t out_stride) {                        \
-        value_tile(rows, x, x_stride, w, pairs, ahead, out, out_stride);                                         \
+#define VALUE_TILE(bits, rows)                                                                                        \
+    static void value_tile_##bits##_##rows(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,          \
+                                           struct ahead ahead, int32_t *out, int64_t out_stride) {                    \
+        value_tile(bits, rows, x, x_stride, w, pairs, ahead, out, out_stride);                                        \
     }
+#define INTEGER_TILES(rows)                                                                                           \
+    static void score_tile_##rows(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,                   \
+                                  struct ahead ahead, const float *row_scales, const float *scales, float *out) {     \
+        score_tile(rows, x, x_stride, w, pairs, ahead, row_scales, scales, out);                                      \
+    }                                                                                                                 \
+    VALUE_TILE(8, rows)                                                                                               \
+    VALUE_TILE(4, rows)
 INTEGER_TILES(1) INTEGER_TILES(2) INTEGER_TILES(3) INTEGER_TILES(4) INTEGER_TILES(5) INTEGER_TILES(6)
 #if VW == 16
 INTEGER_TILES(7) INTEGER_TILES(8) INTEGER_TILES(9) INTEGER_TILES(10) INTEGER_TILES(11) INTEGER_TILES(12)
@@ -136,7 +140,8 @@ INTEGER_TILES(7) INTEGER_TILES(8) INTEGER_TILES(9) INTEGER_TILES(10) INTEGER_TIL
 #define UP_TO_MOST_ROWS(name) {name##1, name##2, name##3, name##4, name##5, name##6}
 #endif
 static const score_function SCORE_TILES[MOST_ROWS] = UP_TO_MOST_ROWS(score_tile_);
-static const value_function VALUE_TILES[MOST_ROWS] = UP_TO_MOST_ROWS(value_tile_);
+static const value_function VALUE_TILES[MOST_ROWS] = UP_TO_MOST_ROWS(value_tile_8_);
+static const value_function NIBBLE_VALUE_TILES[MOST_ROWS] = UP_TO_MOST_ROWS(value_tile_4_);
 
 // scores[r] = x[r] by a page of int8 keys with their scales; x[r] has the scale row_scales[r].
 static void score_page(const struct product *p, const float *row_scales, const float *scales, float *scores) {
@@ -152,16 +157,16 @@ static void score_page(const struct product *p, const float *row_scales, const f
     }
 }
 
-// sums[r] += x[r] by a page of int8 values.
-static void sum_page(const struct product *p, int32_t *sums, int64_t sums_stride) {
+// sums[r] += x[r] by panels of integer values.
+static void sum_page(const value_function *tiles, const struct product *p, int32_t *sums, int64_t sums_stride) {
     struct ahead ahead = p->ahead;
     for (int64_t panel = 0; panel < p->panels; panel++, ahead.from += p->pairs * p->ahead.bytes) {
         ahead.bytes = p->ahead.bytes;
         for (int64_t r = 0, count; r < p->rows; r += count, ahead.bytes = 0) {
             count = rows_of_tile(p->rows - r);
-            VALUE_TILES[count - 1]((const int16_t *)p->x + r * p->x_stride, p->x_stride,
-                                   p->page + panel * p->panel_bytes, p->pairs, ahead,
-                                   sums + r * sums_stride + panel * PANEL, sums_stride);
+            tiles[count - 1]((const int16_t *)p->x + r * p->x_stride, p->x_stride,
+                             p->page + panel * p->panel_bytes, p->pairs, ahead,
+                             sums + r * sums_stride + panel * PANEL, sums_stride);
         }
     }
 }

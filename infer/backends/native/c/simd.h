@@ -165,6 +165,21 @@ INLINE vi v_widen_pairs(const char *p) {
 #endif
 }
 
+// Widens VW bytes, each with two integers of 4 bits, the first one low, to int16: VW pairs.
+INLINE vi v_widen_nibbles(const char *p) {
+#if defined(TK_AVX512)
+    vi both = (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(TK_AVX2)
+    vi both = (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    typedef uint8_t stored __attribute__((vector_size(VW)));
+    stored values;
+    memcpy(&values, p, sizeof values);
+    vi both = __builtin_convertvector(values, vi);
+#endif
+    return (both | both << 12) & vi_set1(0x000f000f);
+}
+
 // Multiplies int16 and adds the two products of each pair.
 INLINE vi v_dot_pairs(vi a, vi b) {
 #if defined(TK_AVX512)
@@ -201,6 +216,18 @@ INLINE float fp16_to_float(uint16_t h) {
     }
     memcpy(&f, &u, 4);
     return f;
+#endif
+}
+
+INLINE vf v_widen_fp16(const uint16_t *p) {
+#if defined(TK_AVX512)
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(TK_AVX2)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    float wide[VW];
+    for (int i = 0; i < VW; i++) wide[i] = fp16_to_float(p[i]);
+    return v_load(wide);
 #endif
 }
 

@@ -15,6 +15,9 @@ struct softmax {
 // A head's values are panels of dims: what pads the last is zero.
 INLINE int64_t padded_head(const struct model *m) { return (m->head_dim + PANEL - 1) / PANEL * PANEL; }
 
+// The groups of dims that have a scale of their own in int4.
+INLINE int64_t groups_of_head(const struct model *m) { return (m->head_dim + GROUP - 1) / GROUP; }
+
 // The memory of a state: it begins on a cache line of its own.
 INLINE int64_t softmax_floats(int64_t rows, int64_t width) { return (2 * rows + PANEL - 1) / PANEL * PANEL + rows * width; }
 INLINE struct softmax softmax_at(float *at, int64_t rows) {

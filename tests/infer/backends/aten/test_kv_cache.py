@@ -16,8 +16,7 @@ def cache(kv_dtype: str, num_layers: int = 2) -> KVCache:
 
 
 def store(cache: KVCache, layer: int, slots: list[int], k_THE: torch.Tensor, v_THE: torch.Tensor) -> None:
-    slots_T = torch.tensor(slots)
-    cache.append(layer, cache.lines(slots_T), cache.begun(slots_T), k_THE, v_THE)
+    cache.append(layer, cache.places(torch.tensor(slots)), k_THE, v_THE)
 
 
 def random(num_tokens: int, seed: int) -> torch.Tensor:

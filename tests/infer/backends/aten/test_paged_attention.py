@@ -12,7 +12,7 @@ from tk.infer.backends.aten.hadamard import hadamard
 from tk.infer.backends.aten.kv_cache import KVCache
 from tk.infer.backends.aten.paged_attention import PagedAttention
 from tk.infer.backends.aten.pages import make_pages
-from tk.infer.kv_formats import VectorFormat, kv_format
+from tk.infer.kv_formats import INT8, VectorFormat, kv_format
 from tk.infer.scheduling.step_plan import Array, TokenSpan
 
 BLOCK, NUM_BLOCKS = 32, 64
@@ -58,8 +58,7 @@ class Case:
         return torch.cat(outputs)
 
     def _append(self, cache: KVCache, table: Array, positions: Array, values: torch.Tensor) -> None:
-        slots = torch.from_numpy(_slots(table, positions))
-        cache.append(0, cache.lines(slots), cache.begun(slots), values, values)
+        cache.append(0, cache.places(torch.from_numpy(_slots(table, positions))), values, values)
 
 
 def _slots(table: Array, positions: Array) -> Array:
@@ -107,7 +106,7 @@ def test_it_reads_the_keys_of_the_current_chunk_too(kv_dtype: str) -> None:
     torch.testing.assert_close(case.run([LENGTH]).double(), exact(case, k, v), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp8", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp8", "int8", "int4", "k8v4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(4, 2, 16), pytest.param(20, 1, 24, marks=pytest.mark.matrix)]
@@ -124,14 +123,34 @@ def test_bits_depend_on_the_past_alone(
     assert torch.equal(case.run([250, *[1] * 10, 340], num_others=2), whole)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "int8", "int4"])
 def test_nothing_of_an_earlier_owner_is_seen(kv_dtype: str) -> None:
     case = Case(4, 2, 16, kv_dtype, torch.float32)
     cuts = [260, *[1] * 8, 332]
     assert torch.equal(case.run(cuts, num_others=2, garbage=True), case.run(cuts, num_others=2))
 
 
+@pytest.mark.parametrize("kv_dtype", ["int4", "k8v4"])
+def test_near_and_first_keys_are_read_in_8_bits(kv_dtype: str) -> None:
+    """Each query sees its own block and the sequence's first one as int8, and the others as 4 bits."""
+    case, format_ = Case(4, 2, 16, kv_dtype, torch.float32), kv_format(kv_dtype)
+    found = case.run([LENGTH])
+    kinds = ((case.k, format_.keys), (case.v, format_.values))
+    (k, v), (near_k, near_v) = ([stored(x, kind or given, True) for x, given in kinds] for kind in (None, INT8))
+    for query in (0, 31, 32, 100, 599):
+        own = torch.arange(LENGTH) // BLOCK
+        near = ((own == 0) | (own == query // BLOCK))[:, None, None]
+        expected = exact(case, torch.where(near, near_k, k), torch.where(near, near_v, v))[query]
+        torch.testing.assert_close(found[query].double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_bytes_of_the_cache() -> None:
-    whole = {name: KVCache(2, 9, 3, 32, 16, name).num_bytes for name in ("fp32", "bf16", "fp8", "int8")}
+    whole = {name: KVCache(2, 9, 3, 32, 16, name).num_bytes for name in ("fp32", "bf16", "fp8", "int8", "k8v4")}
     vectors = 2 * 2 * 10 * 3 * 32
-    assert whole == {"fp32": vectors * 64, "bf16": vectors * 32, "fp8": vectors * 16, "int8": vectors * (16 + 4)}
+    assert whole == {
+        "fp32": vectors * 64,
+        "bf16": vectors * 32,
+        "fp8": vectors * 16,
+        "int8": vectors * (16 + 4),
+        "k8v4": vectors // 2 * (20 + 12 + 20),
+    }

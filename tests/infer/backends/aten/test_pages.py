@@ -5,7 +5,7 @@ import torch
 
 from tk.core.casts import widen
 from tk.core.dtypes import FP8_E4M3
-from tk.infer.backends.aten.pages import quantize, round_to
+from tk.infer.backends.aten.pages import quantize, quantize_to_4_bits, round_to
 from tk.infer.kv_formats import FP8
 
 
@@ -18,6 +18,21 @@ def test_fp8_is_the_nearest_value_and_saturates() -> None:
     assert np.array_equal(error, nearest)
     assert np.array_equal(np.sign(found)[found != 0], np.sign(x.numpy())[found != 0])
     assert round_to(torch.tensor([torch.nan]), FP8).float().isnan().all()
+
+
+def test_4_bits_are_off_by_half_a_step_of_each_group() -> None:
+    """A head of 80: groups of 32, 32 and 16, with an outlier in one of them."""
+    x = torch.randn(50, 3, 80, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 2, 50)[:, None, None]
+    x[:, :, 40] *= 100
+    codes, scales, zeros = quantize_to_4_bits(x)
+    assert (codes.shape, scales.shape, zeros.shape) == (x.shape, (50, 3, 3), (50, 3, 3))
+    assert (int(codes.min()), int(codes.max())) == (0, 15)
+    steps, first = (each.float().repeat_interleave(32, dim=-1)[..., :80] for each in (scales, zeros))
+    error = (codes * steps + first - x).abs()
+    assert (error <= steps * 0.5 + first.abs() * 2.0**-11 + steps * 15 * 2.0**-11).all(), "zeros and scales are fp16"
+    lowest, highest = x[..., 32:64].aminmax(dim=-1)
+    torch.testing.assert_close(scales[..., 1].float(), (highest - lowest) / 15, rtol=2e-3, atol=0)
+    assert quantize_to_4_bits(torch.tensor([1.0, torch.inf]))[2].isnan().all(), "what is not finite is seen later"
 
 
 def test_int8_is_off_by_half_a_step_of_each_vector() -> None:

@@ -52,6 +52,8 @@ def main() -> None:
             ("fp16", "int8", "auto"),
             ("fp32", "fp32", "int8"),
             ("bf16", "bf16", "int4"),
+            ("bf16", "int4", "auto"),
+            ("fp32", "k8v4", "auto"),
         ):
             for instruction_set in sets:
                 run(folder, *dtypes, instruction_set)

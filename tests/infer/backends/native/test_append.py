@@ -10,7 +10,7 @@ from tk.core.casts import widen
 from tk.core.dtypes import FP8_E4M3
 from tk.infer.backends.aten.model_runner import ModelRunner
 from tk.infer.backends.native.library import instruction_sets
-from tk.infer.kv_formats import KV_DTYPES, kv_format
+from tk.infer.kv_formats import FP8, GROUP, INT4, INT8, KV_DTYPES, VectorFormat, kv_format
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import Array
 from tk.infer.workers.worker import load
@@ -32,8 +32,8 @@ def aten(folder: Path, kv_dtype: str) -> ModelRunner:
     return made
 
 
-def stored(folder: Path, kv_dtype: str, instruction_set: str) -> tuple[Parts, Parts]:
-    """Returns the keys and the values that native kernels store of LENGTH tokens."""
+def stored(folder: Path, kv_dtype: str, instruction_set: str) -> list[Parts]:
+    """Returns the keys, the values and their copies that native kernels store of LENGTH tokens."""
     made = runner(folder, "fp32", kv_dtype, 2, instruction_set)
     logits(made, TOKENS[:LENGTH], (30, 31, 32, 57))
     found = in_native(made)
@@ -47,10 +47,20 @@ def stored_by_aten(folder: Path, kv_dtype: str) -> list[Parts]:
     return [tuple(part.numpy() for part in parts) for parts in in_aten(made)]
 
 
-def check_codes(kv_dtype: str, exact: Array, parts: Parts) -> None:
+def check_codes(format_: VectorFormat, exact: Array, parts: Parts) -> None:
     """Compares what is stored of exact vectors [blocks, kv heads, block_size, E] with numpy's."""
     elements = parts[0][USED]
-    if kv_dtype == "fp8":
+    if format_ == INT4:
+        codes = np.stack([elements & 15, elements >> 4], axis=-1).reshape(exact.shape).astype(np.float64)
+        scales, zeros = (part[USED].astype(np.float64) for part in parts[1:])
+        for g, rotated in enumerate(np.split(hadamard(exact), range(GROUP, exact.shape[-1], GROUP), axis=-1)):
+            scale, zero = scales[..., g : g + 1], zeros[..., g : g + 1]
+            low, high = rotated.min(-1, keepdims=True), rotated.max(-1, keepdims=True)
+            assert (np.abs(zero - low) <= 2.0**-11 * 1.01 * np.abs(low)).all(), "rounded to fp16"
+            assert (np.abs(scale - (high - zero) / 15) <= 2.0**-11 * 1.01 * scale).all(), "rounded to fp16"
+            wanted = np.clip((rotated - zero) / scale, 0, 15)
+            assert (np.abs(codes[..., g * GROUP : (g + 1) * GROUP] - wanted) <= 0.5 + CLOSE).all()
+    elif format_ == FP8:
         values = widen(elements, FP8_E4M3)
         known = np.unique(widen(np.arange(255, dtype=np.uint8), FP8_E4M3)[np.arange(255) != 127])
         steps = np.diff(known)[np.clip(np.searchsorted(known, exact) - 1, 0, len(known) - 2)]
@@ -63,7 +73,7 @@ def check_codes(kv_dtype: str, exact: Array, parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("instruction_set", instruction_sets())
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4", "k8v4"])
 @pytest.mark.parametrize(("heads", "head_dim"), SHAPES)
 def test_codes_are_those_of_numpy(
     tmp_path: Path, heads: int, head_dim: int, kv_dtype: str, instruction_set: str
@@ -71,9 +81,12 @@ def test_codes_are_those_of_numpy(
     make(tmp_path, None, heads, head_dim)
     exact = stored(tmp_path, "fp32", instruction_set)
     found = (stored(tmp_path, kv_dtype, instruction_set), stored_by_aten(tmp_path, kv_dtype))
+    format_ = kv_format(kv_dtype)
+    kinds = [(format_.keys, exact[0]), (format_.values, exact[1])]
+    kinds += [(INT8, vectors) for kind, vectors in kinds if kind == INT4]
     for backend in found:
-        for vectors, parts in zip(exact, backend, strict=True):
-            check_codes(kv_dtype, vectors[0][USED], parts)
+        for (kind, vectors), parts in zip(kinds, backend, strict=True):
+            check_codes(kind, vectors[0][USED], parts)
 
 
 def test_fp8_is_that_of_torch(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ CASES = [
     ("bf16", "int8", None),
     ("bf16", "bf16", 1100),
     ("bf16", "fp8", None),
+    ("bf16", "int4", None),
+    ("fp32", "k8v4", 1100),
     pytest.param("bf16", "int8", 1100, marks=pytest.mark.matrix),
     pytest.param("fp32", "fp16", None, marks=pytest.mark.matrix),
 ]
@@ -76,7 +78,7 @@ def test_bits_do_not_depend_on_threads_and_cuts(
     check_cuts(tmp_path, dtype, kv_dtype, instruction_set)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "fp8", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "fp8", "int8", "int4"])
 def test_bits_of_wide_vectors_do_not_depend_on_threads_and_cuts(tmp_path: Path, wide: str, kv_dtype: str) -> None:
     make(tmp_path)
     check_cuts(tmp_path, "fp32", kv_dtype, wide)
@@ -103,7 +105,7 @@ def decode(made: Backend, sequences: Sequence[tuple[int, int]]) -> Array:
 
 
 @pytest.mark.parametrize("instruction_set", instruction_sets())
-@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8", "int4"])
 def test_a_long_sequence_has_the_same_bits_beside_short_ones(
     tmp_path: Path, kv_dtype: str, instruction_set: str
 ) -> None:

@@ -9,9 +9,9 @@ import torch
 
 from tk.core.dtypes import COMPUTE_NAMES
 from tk.infer.backends.native.library import instruction_sets
-from tk.infer.kv_formats import KV_DTYPES
+from tk.infer.kv_formats import KV_DTYPES, kv_format
 from tk.tests.infer.backends.native.running import BEST, logits, runner
-from tk.tests.infer.history import History
+from tk.tests.infer.history import BLOCK_SIZE, MAX_RUNNING, History
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
@@ -19,9 +19,18 @@ PROMPTS = tuple(
     tuple(int(token) for token in np.random.default_rng(i).integers(0, VOCAB, length))
     for i, length in enumerate((3, 37, 17, 1, 20, 33))
 )
+NUM_COPIES = 3 * MAX_RUNNING + 512 // BLOCK_SIZE  # as many as these sequences and steps need at most
 ROWS = (*range(1, 18), 31, 32, 33, 511, 512)
 DTYPES = tuple(product(COMPUTE_NAMES, KV_DTYPES))
-SELECTED = {("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "int8"), ("fp16", "fp16"), ("bf16", "fp8")}
+SELECTED = {
+    ("fp32", "fp32"),
+    ("bf16", "bf16"),
+    ("bf16", "int8"),
+    ("fp16", "fp16"),
+    ("bf16", "fp8"),
+    ("bf16", "int4"),
+    ("fp32", "k8v4"),
+}
 COMBINATIONS = [
     pytest.param(dtype, kv_dtype, 1 + i % 4, marks=() if (dtype, kv_dtype) in SELECTED else pytest.mark.matrix)
     for i, (dtype, kv_dtype) in enumerate(DTYPES)
@@ -90,11 +99,12 @@ def check_histories(
 ) -> None:
     """Compares prompts alone with prompts together, whose steps are planned ahead, in large and small caches."""
     ENTRIES[name].make(folder)
-    made = runner(folder, dtype, kv_dtype, threads, instruction_set, weight_dtype=weight_dtype)
+    num_copies = NUM_COPIES if kv_format(kv_dtype).num_copied else 0
+    made = runner(folder, dtype, kv_dtype, threads, instruction_set, weight_dtype=weight_dtype, num_copies=num_copies)
     every_prompt = range(len(PROMPTS))
-    alone = [History(made, 100, 512, PROMPTS, 24).run([i]) for i in every_prompt]
+    alone = [History(made, 100, 512, PROMPTS, 24, num_copies=num_copies).run([i]) for i in every_prompt]
     for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
-        together = History(made, num_blocks, budget, PROMPTS, 24, ahead=1).run(every_prompt)
+        together = History(made, num_blocks, budget, PROMPTS, 24, ahead=1, num_copies=num_copies).run(every_prompt)
         assert (together.preemptions > 0) == (num_blocks == 8)
         assert together.in_vain > 0, "a step was in flight when a request ended"
         for i in every_prompt:

@@ -28,6 +28,7 @@ CONSTANTS = (
     "KEY_TILE",
     "KEY_SPLIT",
     "SHARED_ITEMS",
+    "GROUP",
     "EXPERT_TOKENS",
 )
 

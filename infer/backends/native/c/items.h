@@ -1,0 +1,89 @@
+// The work items of attention: rows that share the reads of their keys, and the memory of the thread that computes them.
+#ifndef TK_ITEMS_H
+#define TK_ITEMS_H
+
+#include "softmax.h"
+
+// The rows of one work item, and the keys that the first or the last of them sees.
+struct item {
+    const struct span *span;
+    int64_t head, first, rows;  // kv head; first row of the span's length x group rows
+    int64_t start, stop;
+    const struct item *next;    // the one that this thread expects to take next, or NULL: its first keys are fetched
+};
+
+INLINE struct item item_of(const struct model *m, const struct operation *op, const struct span *span, int64_t first) {
+    int64_t group = m->heads / m->kv_heads, left = span->length * group - first;
+    int64_t rows = left < ATTENTION_ROWS ? left : ATTENTION_ROWS, least = span->start + first / group;
+    return (struct item){.span = span,
+                         .first = first,
+                         .rows = rows,
+                         .start = op->window && least >= op->window ? (least - op->window + 1) / KEY_TILE * KEY_TILE : 0,
+                         .stop = span->start + (first + rows - 1) / group + 1};
+}
+
+INLINE int64_t splits_of(const struct item *item) {
+    return (item->stop - 1) / KEY_SPLIT - item->start / KEY_SPLIT + 1;
+}
+
+// A thread's memory.
+struct workspace {
+    float *queries;       // [ATTENTION_ROWS][padded head]; int16 for integers
+    float *scores;        // [ATTENTION_ROWS][KEY_TILE]
+    int16_t *weights;     // [ATTENTION_ROWS][KEY_TILE], for integers, as are those that follow
+    int32_t *sums;        // [ATTENTION_ROWS][padded head]
+    float *value_scales;  // [KEY_TILE]
+    float *query_scales, *weight_scales;  // [ATTENTION_ROWS]
+    float *query_sums;    // [ATTENTION_ROWS][groups], for int4
+    float *zero_sums;     // [ATTENTION_ROWS], for int4
+    struct softmax all, part;
+};
+static struct workspace workspace_of(const struct model *m, int32_t thread) {
+    int64_t width = padded_head(m);
+    float *at = m->scratch + thread * m->scratch_floats;
+    struct workspace w;
+    w.queries = at, at += ATTENTION_ROWS * width;
+    w.scores = at, at += ATTENTION_ROWS * KEY_TILE;
+    w.weights = (int16_t *)at, at += ATTENTION_ROWS * KEY_TILE / 2;
+    w.sums = (int32_t *)at, at += ATTENTION_ROWS * width;
+    w.value_scales = at, at += KEY_TILE;
+    w.query_scales = at, at += ATTENTION_ROWS;
+    w.weight_scales = at, at += ATTENTION_ROWS;
+    w.zero_sums = at, w.query_sums = at + ATTENTION_ROWS;
+    at += (ATTENTION_ROWS * (1 + groups_of_head(m)) + PANEL - 1) / PANEL * PANEL;
+    w.all = softmax_at(at, ATTENTION_ROWS), at += softmax_floats(ATTENTION_ROWS, width);
+    w.part = softmax_at(at, ATTENTION_ROWS);
+    return w;
+}
+
+// The keys of a tile, counted from its first one, that a row sees.
+struct seen {
+    int64_t from, to;
+};
+INLINE struct seen keys_seen(const struct model *m, const struct operation *op, const struct item *item, int64_t r,
+                             int64_t low, int64_t high) {
+    int64_t position = item->span->start + (item->first + r) / (m->heads / m->kv_heads);
+    int64_t end = position + 1 < high ? position + 1 : high;
+    int64_t begin = op->window && position - op->window + 1 > low ? position - op->window + 1 : low;
+    return begin < end ? (struct seen){begin - low, end - low} : (struct seen){0, 0};
+}
+
+// A tile's pages, keys or values, in order; while one is multiplied, the other kind's page that is needed a pass later
+// is fetched.
+INLINE const char *page_of(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
+                           int values) {
+    return page(m, op->layer, m->step.tables[item->span->table + key / m->block_size], values, item->head);
+}
+INLINE const char *copy_of(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
+                           int values) {
+    return copy_page(m, op->layer, m->step.tables[item->span->table + key / m->block_size], values, item->head);
+}
+INLINE struct ahead no_fetch(const char *page) { return (struct ahead){page, 0}; }
+INLINE struct ahead fetch_page(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
+                               int values, int64_t pairs) {
+    if (key >= item->stop && item->next) key = item->next->start + key % KEY_TILE, item = item->next;
+    if (key >= item->stop) return no_fetch((const char *)m->step.tables);
+    return (struct ahead){page_of(m, op, item, key, values), (m->page_bytes[values] + pairs - 1) / pairs};
+}
+
+#endif
