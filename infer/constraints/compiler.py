@@ -63,7 +63,11 @@ class Grammars:
             if constraint in self._kept:
                 self._kept.move_to_end(constraint)
                 return self._kept[constraint]
-        if len(constraint.text.encode(errors="replace")) > MAX_BYTES:
+        try:
+            num_bytes = len(constraint.text.encode())
+        except UnicodeEncodeError as error:
+            raise _wrong(constraint, "it has a lone surrogate, which is no valid Unicode") from error
+        if num_bytes > MAX_BYTES:
             raise InvalidRequest(
                 f"{constraint.field} has more than {MAX_BYTES} bytes; send a shorter one.", field=constraint.field
             )

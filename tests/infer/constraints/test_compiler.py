@@ -132,6 +132,7 @@ def test_json_has_no_free_whitespace_whatever_the_schema_asks_for(byte_level: To
         ("regex", "a(b", "unclosed group"),
         ("regex", r"[^\s\S]", "no text matches it"),
         ("regex", "(?=a)b", "look-around"),
+        ("regex", "a\ud800", "no valid Unicode"),
         ("grammar", "start: foo", "unknown name"),
         ("grammar", "begin: /a/", "start"),
         ("grammar", "a" * (compiler.MAX_BYTES + 1), "more than 262144 bytes"),
