@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from ...core.integers import round_up
+from ...core.integers import ceil_div, round_up
+from ..kv_formats import GROUP
 from ..options import ATTENTION_TILE, MAX_HEAD_ROWS
 from ..program.lower import Program
 from ..program.operations import Gate, Head, Multiply, Route, RunExperts
@@ -60,7 +61,7 @@ def _widths(program: Program) -> tuple[int, ...]:
 
 
 def _scratch_floats(program: Program, width: int) -> int:
-    row = 4 * round_up(program.head_dim, _LINE) + ATTENTION_TILE * 3 // 2 + 6
+    row = 4 * round_up(program.head_dim, _LINE) + ATTENTION_TILE * 3 // 2 + 8 + ceil_div(program.head_dim, GROUP)
     attention = _QUERY_ROWS * row + ATTENTION_TILE
     return attention + _PRODUCT_ROWS * (round_up(program.hidden_size, _LINE) + width // 2)
 
