@@ -63,7 +63,7 @@ def test_answers_are_the_same_bits_under_every_option(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, kernels: str, tp: int, kv_dtype: str
 ) -> None:
     options: dict[str, Any] = {"dtype": "bf16", "kv_dtype": kv_dtype, "tp": tp, "kernels": kernels, "threads": 1}
-    options |= {"kv_blocks": 20, "block_size": 16, "max_batched_tokens": 48, "max_running": 12}
+    options |= {"kv_blocks": 13, "block_size": 16, "max_batched_tokens": 48, "max_running": 12}
     with LLM(model_folder("grouped"), **options) as llm:
         expected = answers(llm)
     pairs = zip(PROMPTS * len(OPTIONS), (each for group in expected.values() for each in group), strict=True)

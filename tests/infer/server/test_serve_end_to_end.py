@@ -25,7 +25,7 @@ from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import Unavailable
 from tk.infer.backends.native.library import instruction_sets
 from tk.infer.kv_formats import KV_DTYPES
-from tk.infer.options import KERNELS
+from tk.infer.options import KERNELS, WEIGHT_DTYPES
 from tk.infer.requests.events import CacheOptions, FinishReason
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
@@ -318,7 +318,12 @@ def test_an_ignored_signal_stays_ignored(model: Path) -> None:
 
 def test_every_dtype_and_backend_of_the_engine_can_be_asked_for() -> None:
     offered = {param.name: param.type.choices for param in serve.params if isinstance(param.type, click.Choice)}
-    assert offered == {"dtype": ("auto", *COMPUTE_NAMES), "kv_dtype": ("auto", *KV_DTYPES), "kernels": KERNELS}
+    assert offered == {
+        "dtype": ("auto", *COMPUTE_NAMES),
+        "weight_dtype": ("auto", *WEIGHT_DTYPES),
+        "kv_dtype": ("auto", *KV_DTYPES),
+        "kernels": KERNELS,
+    }
 
 
 @pytest.mark.parametrize(
