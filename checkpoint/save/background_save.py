@@ -76,7 +76,7 @@ class BackgroundSaver:
         """
         if self._in_flight is None:
             return
-        if timeout is not None and not select.select([self._socket], [], [], timeout)[0]:
+        if timeout is not None and not self._has_answered(timeout):
             return
         try:
             line = self._answers.readline()
@@ -88,6 +88,11 @@ class BackgroundSaver:
         answer = json.loads(line)
         if answer:
             raise unpack(answer["error"])
+
+    def _has_answered(self, timeout: float) -> bool:
+        poll = select.poll()  # `select` takes no descriptor above 1023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * timeout))
 
     def close(self) -> None:
         """Ends the writer and abandons a save in flight. Idempotent."""

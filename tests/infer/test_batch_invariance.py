@@ -25,7 +25,7 @@ PROMPTS = tuple(
         pytest.param("fp32", "int8", "tied", 1, marks=pytest.mark.matrix),
         pytest.param("fp32", "bf16", "grouped", 1, marks=pytest.mark.matrix),
         ("bf16", "bf16", "grouped", 1),
-        ("bf16", "int8", "tied", 2),
+        pytest.param("bf16", "int8", "tied", 2, marks=pytest.mark.matrix),
         ("fp32", "int4", "tied", 1),
         pytest.param("bf16", "k8v4", "grouped", 1, marks=pytest.mark.matrix),
         pytest.param("bf16", "fp32", "tied", 1, marks=pytest.mark.matrix),

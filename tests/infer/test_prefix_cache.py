@@ -52,7 +52,7 @@ def said(completions: list[Completion]) -> list[object]:
     ("kernels", "tp", "dtype", "kv_dtype"),
     [
         ("native", 1, "bf16", "bf16"),
-        ("native", 2, "bf16", "int8"),
+        pytest.param("native", 2, "bf16", "int8", marks=pytest.mark.matrix),
         ("aten", 1, "bf16", "int8"),
         ("native", 1, "bf16", "int4"),
         pytest.param("aten", 1, "bf16", "int4", marks=pytest.mark.matrix),

@@ -55,7 +55,7 @@ def know(monkeypatch: pytest.MonkeyPatch, texts: Sequence[Sequence[int]]) -> Non
     [
         ("native", 1, "bf16"),
         ("native", 2, "int8"),
-        ("aten", 2, "bf16"),
+        pytest.param("aten", 2, "bf16", marks=pytest.mark.matrix),
         pytest.param("aten", 1, "int8", marks=pytest.mark.matrix),
     ],
 )

@@ -1,6 +1,7 @@
 """Saving in another process: what arrives, what is said when it fails, and that it ends with its rank."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -51,6 +52,23 @@ def test_steps_arrive_and_are_pruned(run: LockedRun, saver: BackgroundSaver) -> 
     for step, path in run.steps():
         assert_is_step(path, step)
         assert Checkpoint.open(path).resume == {"step": step}
+
+
+def test_a_process_with_thousands_of_open_files_saves_too(run: LockedRun) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    writer = BackgroundSaver(SaveJob(run.path, run.attempt, 0, TABLE, ALONE, SLOTS, keep=2), run.lock_fd)
+    try:
+        fill(writer, 1)
+        writer.begin(1, {})
+        writer.wait(timeout=60)
+    finally:
+        writer.close()
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [step for step, _ in run.steps()] == [1]
 
 
 def test_only_one_save_is_in_flight(saver: BackgroundSaver) -> None:

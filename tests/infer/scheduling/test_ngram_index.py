@@ -19,7 +19,7 @@ def searched(tokens: list[int], count: int, longest: int = LONGEST) -> list[int]
 
 
 @pytest.mark.parametrize("vocab", [2, 6, 200])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_last_place_of_the_longest_ngram_is_found(vocab: int, seed: int) -> None:
     choose = random.Random(seed)
     index, tokens, same, num_found = NgramIndex(), list[int](), 0, 0

@@ -60,8 +60,9 @@ class Serving(Command):
 
     def wait_ready(self) -> "Serving":
         assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], READY_SECONDS)
-        line = self.process.stdout.readline() if readable else ""
+        poll = select.poll()
+        poll.register(self.process.stdout, select.POLLIN)
+        line = self.process.stdout.readline() if poll.poll(1000 * READY_SECONDS) else ""
         assert line.startswith("ready 127.0.0.1:"), line or self.end(signal.SIGKILL)
         self.target = line.split()[1]
         return self

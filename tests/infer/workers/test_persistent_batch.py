@@ -183,14 +183,14 @@ class Traffic:
 @pytest.mark.parametrize(("ahead", "speculate"), [(0, 0), (1, 0), (0, 5), (1, 3)])
 def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int, speculate: int) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(6):
+    for seed in range(3):
         traffic = Traffic(seed, ahead, speculate)
         traffic.run(400)
         seen += traffic.seen
-    assert seen["steps"] > 2000
-    assert min(seen["preempted"], seen["cancelled"], seen["expired"], seen["scored"], seen["masked"]) > 10
+    assert seen["steps"] > 1000
+    assert min(seen["preempted"], seen["cancelled"], seen["expired"], seen["scored"], seen["masked"]) > 5
     assert bool(seen["computed in vain"]) == bool(seen["left out"]) == bool(ahead)
-    assert (min(seen["accepted"], seen["rejected"]) > 50) == (speculate > 0)
+    assert (min(seen["accepted"], seen["rejected"]) > 20) == (speculate > 0)
 
 
 def test_slots_and_tables_grow() -> None:

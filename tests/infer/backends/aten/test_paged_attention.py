@@ -107,7 +107,7 @@ def test_it_reads_the_keys_of_the_current_chunk_too(kv_dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp8", "int8", "int4", "k8v4"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.matrix), torch.bfloat16])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(4, 2, 16), pytest.param(20, 1, 24, marks=pytest.mark.matrix)]
 )

@@ -13,7 +13,7 @@ from tk.infer.backends.native.library import instruction_sets
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import Array, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.worker import load
-from tk.tests.infer.backends.native.running import NUM_BLOCKS, logits, runner
+from tk.tests.infer.backends.native.running import BEST, NUM_BLOCKS, logits, runner
 from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.model.architectures import VOCAB
 
@@ -23,6 +23,7 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, LENGTH).tolist()
 PREFILL = (300, 700, 1023)  # as long as the runner's steps are, up to the first split's border
 DECODES = (*PREFILL, 1024, 1025, 1026, 1500, 2000, 2047, 2048, 2049, 2050)
 CHUNKS = (511, 1020, 1030, 1536, 2040, 2052)
+SETS = [pytest.param(name, marks=() if name == BEST else pytest.mark.matrix) for name in instruction_sets()]
 CASES = [
     ("fp32", "fp32", None),
     ("bf16", "int8", None),
@@ -69,7 +70,7 @@ def check_cuts(folder: Path, dtype: str, kv_dtype: str, instruction_set: str) ->
         made.close()
 
 
-@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize(("dtype", "kv_dtype", "window"), CASES)
 def test_bits_do_not_depend_on_threads_and_cuts(
     tmp_path: Path, dtype: str, kv_dtype: str, window: int | None, instruction_set: str
@@ -78,7 +79,7 @@ def test_bits_do_not_depend_on_threads_and_cuts(
     check_cuts(tmp_path, dtype, kv_dtype, instruction_set)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", [pytest.param("fp32", marks=pytest.mark.matrix), "fp8", "int8", "int4"])
 def test_bits_of_wide_vectors_do_not_depend_on_threads_and_cuts(tmp_path: Path, wide: str, kv_dtype: str) -> None:
     make(tmp_path)
     check_cuts(tmp_path, "fp32", kv_dtype, wide)
@@ -104,7 +105,7 @@ def decode(made: Backend, sequences: Sequence[tuple[int, int]]) -> Array:
     )
 
 
-@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8", "int4"])
 def test_a_long_sequence_has_the_same_bits_beside_short_ones(
     tmp_path: Path, kv_dtype: str, instruction_set: str

@@ -132,6 +132,7 @@ def test_ranks_agree(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.03 * np.abs(expected).max())
 
 
+@pytest.mark.matrix  # every build compiles them; this looks for the instructions
 @pytest.mark.parametrize(
     ("unit", "instructions"),
     [("avx512_bf16", {"vdpbf16ps", "vcvtne2ps2bf16"}), ("amx", {"tdpbf16ps", "ldtilecfg", "tilerelease"})],

@@ -37,7 +37,10 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize(
+    "instruction_set",
+    [pytest.param(name, marks=() if name == BEST else pytest.mark.matrix) for name in instruction_sets()],
+)
 @pytest.mark.parametrize(("dtype", "kv_dtype", "threads"), COMBINATIONS)
 def test_any_number_of_rows_in_a_step_gives_the_same_bits(
     tmp_path: Path, dtype: str, kv_dtype: str, threads: int, instruction_set: str
