@@ -95,6 +95,7 @@ def test_tied_head_equals_transformers(
     assert [c.token_ids for c in found] == [greedy_tokens(reference("tied"), prompt, 24) for prompt in PROMPTS]
 
 
+@pytest.mark.matrix  # test_batch_invariance.py and native/test_same_answers.py have it without an engine
 def test_two_ranks_with_low_precision_are_the_same_alone_and_together(model_folder: Callable[[str], Path]) -> None:
     with LLM(model_folder("tied"), tp=2, dtype="bf16", kv_dtype="int8", kv_blocks=30, kernels="aten") as llm:
         together = llm.generate(PROMPTS, GREEDY)

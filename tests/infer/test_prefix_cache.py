@@ -53,7 +53,7 @@ def said(completions: list[Completion]) -> list[object]:
     [
         ("native", 1, "bf16", "bf16"),
         pytest.param("native", 2, "bf16", "int8", marks=pytest.mark.matrix),
-        ("aten", 1, "bf16", "int8"),
+        pytest.param("aten", 1, "bf16", "int8", marks=pytest.mark.matrix),
         ("native", 1, "bf16", "int4"),
         pytest.param("aten", 1, "bf16", "int4", marks=pytest.mark.matrix),
         pytest.param("native", 2, "bf16", "k8v4", marks=pytest.mark.matrix),

@@ -95,6 +95,7 @@ def with_experts(folder: Path, steps: int) -> Subject:
     return subject
 
 
+@pytest.mark.matrix  # test_layouts.py of tests/train has layouts of experts
 def test_experts_are_compared_with_their_routing(tmp_path: Path) -> None:
     layouts = [
         ParityLayout(tp=2, sequence_parallel=True, recompute="full"),

@@ -31,7 +31,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "mixture of experts": {"model": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}},
 }
-CHOSEN = ("tp, sequence parallel",)  # of the others, uncompiled, test_layouts.py and `tk parity` have all
 
 
 def run_compiled(config: dict[str, Any]) -> dict[str, Any]:
@@ -43,9 +42,8 @@ def run_compiled(config: dict[str, Any]) -> dict[str, Any]:
     return found | {"programs": counters["stats"]["unique_graphs"] - before}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in CHOSEN else pytest.mark.matrix) for name in CASES]
-)
+@pytest.mark.matrix  # a compiler runs for up to a minute; test_layouts.py has the layouts uncompiled
+@pytest.mark.parametrize("name", CASES)
 def test_compiled_layers_equal_uncompiled_ones(rank_pool: RankPool, configure: Configure, name: str) -> None:
     sections = {"checkpoint": {"every": 0}} | CASES[name] | {"train": {"steps": 4} | CASES[name].get("train", {})}
     eager = rank_pool.run(run_training, 2, config=configure("eager", **sections))[0]

@@ -41,8 +41,10 @@ def train_with_fault(config: dict[str, Any], slot: str, name: str, faulty_rank: 
     ("layout", "slot", "name", "rank", "camps"),
     [
         ((1, 2, 0), "weight", "model.layers.1.mlp.down_proj.weight", 1, "rank 0 / rank 1"),
-        ((1, 2, 0), "exp_avg", "model.embed_tokens.weight", 0, "rank 0 / rank 1"),
-        ((2, 2, 1), "weight", "model.layers.0.mlp.up_proj.weight", 3, "rank 1 / rank 3"),
+        pytest.param((1, 2, 0), "exp_avg", "model.embed_tokens.weight", 0, "rank 0 / rank 1", marks=pytest.mark.matrix),
+        pytest.param(
+            (2, 2, 1), "weight", "model.layers.0.mlp.up_proj.weight", 3, "rank 1 / rank 3", marks=pytest.mark.matrix
+        ),
         ((2, 2, 1), "weight", "model.norm.weight", 2, "ranks 0, 1, 3 / rank 2"),
         ((4, 1, 0), "weight", "model.layers.0.self_attn.k_proj.weight", 2, "rank 2 / rank 3"),
     ],
