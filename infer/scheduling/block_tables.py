@@ -76,7 +76,7 @@ class BlockTables:
         sequence.blocks = shared + self.allocator.allocate(needed - len(shared))
         sequence.num_computed = len(shared) * self.block_size
         sequence.num_published = len(shared)
-        sequence.first_copied = max(1, len(shared))
+        sequence.first_copied, sequence.stop_copied = max(1, len(shared)), len(shared)
         return True
 
     def grow(self, sequence: Sequence, num_more: int = 0) -> None:
@@ -94,14 +94,22 @@ class BlockTables:
             if number := self.allocator.copy(sequence.blocks[i]):
                 assert i * self.block_size >= start, "a block's copy was dropped before all its tokens were computed"
                 sequence.copies += (sequence.blocks[i], number)
+                sequence.stop_copied = i + 1
 
     def drop_copies(self, running: Iterable[Sequence]) -> None:
-        """Takes the copies of all blocks but the first whose tokens are computed."""
+        """Takes the copies of all blocks but the first whose tokens are computed, and of those without such a token.
+
+        The latter were for proposals that did not come true, or for a chunk that was not sent.
+        """
         for sequence in running if self.allocator.num_copies else ():
-            full = sequence.num_computed // self.block_size
+            full, begun = sequence.num_computed // self.block_size, ceil_div(sequence.num_computed, self.block_size)
             for block in sequence.blocks[sequence.first_copied : full]:
                 self.allocator.drop_copy(block)
             sequence.first_copied = max(sequence.first_copied, full)
+            if sequence.stop_copied > begun:
+                for block in sequence.blocks[begun : sequence.stop_copied]:
+                    self.allocator.drop_copy(block)
+                sequence.stop_copied, sequence.copies = begun, []
 
     def publish(self, sequence: Sequence) -> None:
         """Lets others find the full blocks of a sequence whose tokens are computed."""

@@ -49,6 +49,7 @@ class Sequence:
         blocks: the block table; token i lies in blocks[i // block_size].
         num_published: the number of leading blocks that were published under their keys.
         first_copied: the index of the first block but 0 that may have a copy.
+        stop_copied: the index after the last block that may have one.
         copies: blocks and their new copies, in turn, that workers do not know of yet.
         output_keys: the keys of the full blocks that end in the output.
         preemptions: the number of times that the scheduler took its blocks away.
@@ -79,6 +80,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0
     first_copied: int = 1
+    stop_copied: int = 0
     copies: list[int] = field(default_factory=list)
     output_keys: list[BlockKey] = field(default_factory=list)
     preemptions: int = 0

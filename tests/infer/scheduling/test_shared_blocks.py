@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tk.core.errors import Overloaded
+from tk.core.integers import ceil_div
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.prefix_keys import BlockKey
@@ -42,7 +43,10 @@ class World:
     seed: int
     ahead: int
     speculate: int = 0
+    has_copies: bool = False
     cells: dict[int, int] = field(default_factory=dict)
+    copies: dict[int, int] = field(default_factory=dict)  # cells too
+    copy_of: dict[int, int] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     live: dict[Sequence, int] = field(default_factory=dict)  # and from where on its logits are wanted
     flights: list[tuple[bytes, list[Planned]]] = field(default_factory=list)
@@ -53,7 +57,9 @@ class World:
         self.num_blocks = self.random.randint(8, 24)
         slots = self.random.randint(3, 8)
         limits = Limits(slots, 20, self.random.randint(slots, 24), self.num_blocks * BLOCK)
-        self.policy = Scheduler(limits, self.num_blocks, BLOCK)
+        # The first block and the one that is filled of each sequence, and those that a step begins, as far as it can.
+        num_copies = 3 * slots + ceil_div(limits.max_batched_tokens, BLOCK) if self.has_copies else 0
+        self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_copies)
         self.writer, self.batch = BatchWriter(slots, lambda sequence: ()), PersistentBatch(BLOCK)
         self.texts = [[self.random.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
 
@@ -127,6 +133,7 @@ class World:
     def compute(self, message: bytes, planned: list[Planned]) -> None:
         plan = self.batch.plan(StepMessage.decode(message))
         first, tokens = 0, []
+        self.copy_of |= dict(plan.copies.tolist())
         for chunk, table in zip(planned, plan.block_tables.tolist(), strict=True):
             sequence = chunk.sequence
             stop = chunk.stop + len(chunk.proposals)
@@ -135,14 +142,23 @@ class World:
                 assert slots[i] == plan.slots[first + i - chunk.start]
                 cell = self.cells[slots[i - 1]] if i else zlib.crc32(sequence.root)
                 self.cells[slots[i]] = hash((cell, int(plan.tokens[first + i - chunk.start])))
+                if self.has_copies:
+                    self.copies[self.copied(slots[i])] = self.cells[slots[i]]
             first += stop - chunk.start
             found = [self.cells[slot] for slot in slots]
             known = [*sequence.tokens(0, chunk.stop), *chunk.proposals]
             assert found == chain(sequence.root, known), "a step reads what is not its own"
+            near = range(stop) if self.has_copies else ()  # of the first block, and of each query's own
+            for i in (i for i in near if i < BLOCK or i // BLOCK >= chunk.start // BLOCK):
+                assert self.copies[self.copied(slots[i])] == found[i], "a copy is not of its block"
             tokens += [cell % VOCAB for cell in found[chunk.stop - 1 :]] if chunk.samples else []
         self.batch.feed(np.array(tokens, np.int32))
         for chunk in planned:
             self.take(chunk, [tokens.pop(0) for _ in range(len(chunk.proposals) + 1 if chunk.samples else 0)])
+
+    def copied(self, slot: int) -> int:
+        """The place of a slot's copy."""
+        return self.copy_of[slot // BLOCK] * BLOCK + slot % BLOCK
 
     def take(self, chunk: Planned, tokens: list[int]) -> None:
         """Gives a sequence the tokens that were chosen after its last token and after its proposals."""
@@ -160,10 +176,13 @@ class World:
                 self.end(sequence)
 
 
-@pytest.mark.parametrize(("ahead", "speculate"), [(0, 0), (1, 0), (0, 4), (1, 1), (1, 6)])
+@pytest.mark.parametrize(
+    ("ahead", "speculate", "has_copies"),
+    [(0, 0, False), (1, 0, True), (0, 4, False), (1, 1, False), (1, 6, True)],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int, speculate: int) -> None:
-    world = World(seed, ahead, speculate)
+def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int, speculate: int, has_copies: bool) -> None:
+    world = World(seed, ahead, speculate, has_copies)
     for _ in range(500):
         if world.random.random() < 0.3:
             world.arrive()
@@ -251,3 +270,37 @@ def test_samples_whose_first_one_is_cancelled_go_on_with_the_next() -> None:
     policy.finish(samples[2])
     policy.check_integrity()
     assert policy.num_live == 1
+
+
+@dataclass
+class Wrong:
+    """Makes many proposals once, after `quiet` others that it could have made."""
+
+    quiet: int
+    length: int = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def propose(self, new: list[int], num_unknown: int, most: int) -> list[int]:
+        """Proposes as many tokens as may be."""
+        self.length += len(new)
+        self.quiet -= 1
+        return [0] * most if self.quiet == 0 else []
+
+
+def test_blocks_of_proposals_that_did_not_come_true_keep_no_copies() -> None:
+    """Sequences make far more proposals than blocks have copies, in turn, and none of them comes true."""
+    limits = Limits(4, 0, 8 * BLOCK, 200)
+    num_copies = 3 * limits.max_running + ceil_div(limits.max_batched_tokens, BLOCK)
+    policy = Scheduler(limits, 200, BLOCK, num_copies)
+    for number in range(limits.max_running):
+        sequence = Sequence(str(number), 0, number, SamplingParams(), 0, [1], 200, root=bytes([number]))
+        sequence.speculation = Wrong(quiet=2 + number)  # type: ignore[assignment]
+        policy.add([sequence])
+    for _ in range(8):
+        for chunk in policy.schedule():
+            policy.advance(chunk)
+            chunk.sequence.append(1)
+        policy.check_integrity()
+    assert [sequence.num_proposed > 4 * BLOCK for sequence in policy.running] == [True] * limits.max_running
