@@ -2,8 +2,10 @@
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
+from ..core.argument_types import FLAG, INTEGER, NUMBER, TEXT, wrong_type
 from ..core.dtypes import COMPUTE_NAMES
 from ..core.errors import ConfigError
 from .kv_formats import KV_DTYPES
@@ -11,6 +13,17 @@ from .kv_formats import KV_DTYPES
 WEIGHT_DTYPES: Final = ("int8", "int4")  # of quantized weights
 KERNELS: Final = ("auto", "native", "aten")
 ATTENTION_TILE: Final = 256  # tokens; keys and values are read in tiles of this size, independently of the batch
+_TYPES: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("tp", "block_size", "speculate", "max_running", "max_queued", "max_batched_tokens"), INTEGER),
+        **dict.fromkeys(("kv_blocks", "kv_memory", "threads", "max_model_len"), INTEGER | None),
+        **dict.fromkeys(("dtype", "weight_dtype", "kv_dtype", "kernels"), TEXT),
+        "prefix_cache": FLAG,
+        "max_step_ms": NUMBER | None,
+        **dict.fromkeys(("start_timeout", "step_timeout"), NUMBER),
+        "max_restarts": INTEGER,
+    }
+)
 MAX_HEAD_ROWS: Final = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
 
 
@@ -76,6 +89,9 @@ class EngineOptions:
         Raises:
             ConfigError: a value is wrong for every model; the message names the first one.
         """
+        if (wrong := wrong_type(self, _TYPES)) is not None:
+            name, why = wrong
+            raise ConfigError(f"{name} is {why}")
         for name in ("tp", "kv_blocks", "kv_memory", "threads", "max_model_len", "max_running", "max_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -101,3 +117,15 @@ class EngineOptions:
             )
         if self.kv_blocks is not None and self.kv_memory is not None:
             raise ConfigError("kv_blocks and kv_memory both set the size of the KV cache; give only one of them.")
+
+
+def as_path(path: str | Path) -> Path:
+    """Returns the path of a checkpoint.
+
+    Raises:
+        ConfigError: it is no path.
+    """
+    try:
+        return Path(path)
+    except TypeError as error:
+        raise ConfigError(f"The checkpoint is a {type(path).__name__}; it must be the path of a folder.") from error

@@ -11,7 +11,7 @@ from typing import Any, Self, overload
 
 from ...core.errors import Cancelled, ConfigError
 from ..engine import Engine
-from ..options import EngineOptions
+from ..options import EngineOptions, as_path
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import CacheOptions, Delta, ModelInfo, Request
 from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts, is_one_prompt, make_request
@@ -34,7 +34,7 @@ class AsyncLLM:
         self, path: str | Path, *, tp: int = 1, dtype: str = "auto", kv_dtype: str = "auto", **options: Any
     ) -> None:
         options.setdefault("max_queued", 2**31)  # a program may ask for any number of prompts at once
-        self._options = EngineOptions(Path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options)
+        self._options = EngineOptions(as_path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options)
         self._starting: Future[Engine] | None = None
         self._wakeups = Wakeups()
         self._closed = False

@@ -15,7 +15,7 @@ from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from ..requests.completion import Completion
 from ..requests.events import CacheOptions, Delta, ModelInfo
-from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts
+from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts, check_options
 from ..requests.sampling_params import SamplingParams
 from .remote_errors import Unavailable, error_from_rpc
 from .wire import cache_to_request, completion_from_wire, event_from_wire, model_info_from_wire, params_to_request
@@ -171,6 +171,7 @@ def _request(prompt: Prompt, params: SamplingParams, cache: CacheOptions | None)
     Raises:
         InvalidRequest: a value that no server accepts, whatever the size of its vocabulary.
     """
+    check_options(params, cache)
     params.validate(_ANY_VOCABULARY)
     request = pb.GenerateRequest()
     with _sendable():

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from ..engine import Engine
-from ..options import EngineOptions
+from ..options import EngineOptions, as_path
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import CacheOptions, Delta, Done, Event, Failed, ModelInfo, Request
 from ..requests.prompts import as_params, as_prompt, as_prompts, is_one_prompt, make_request
@@ -36,7 +36,7 @@ class LLM:
         self, path: str | Path, *, tp: int = 1, dtype: str = "auto", kv_dtype: str = "auto", **options: Any
     ) -> None:
         options.setdefault("max_queued", 2**31)  # a script may pass any number of prompts at once
-        self._engine = Engine.start(EngineOptions(Path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options))
+        self._engine = Engine.start(EngineOptions(as_path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options))
 
     def model_info(self) -> ModelInfo:
         """Returns the description of the loaded model."""

@@ -7,7 +7,8 @@ At any point Failed can replace the rest.
 import enum
 from dataclasses import dataclass, field
 
-from ...core.errors import TkError
+from ...core.argument_types import FLAG, TEXT, wrong_type
+from ...core.errors import InvalidRequest, TkError
 from ..constraints.grammar import Grammar
 from .sampling_params import SamplingParams
 
@@ -28,10 +29,18 @@ class CacheOptions:
     Attributes:
         bypass: whether the request neither reads nor fills the cache.
         salt: only requests of the same salt share cached prefixes.
+
+    Raises:
+        InvalidRequest: a value has the wrong type.
     """
 
     bypass: bool = False
     salt: str = ""
+
+    def __post_init__(self) -> None:
+        if (wrong := wrong_type(self, {"bypass": FLAG, "salt": TEXT})) is not None:
+            name, why = wrong
+            raise InvalidRequest(f"cache.{name} is {why}", field=f"cache.{name}")
 
 
 @dataclass(frozen=True)

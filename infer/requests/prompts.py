@@ -57,9 +57,23 @@ def as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prom
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
+    if not _is_sequence(params) or not all(isinstance(one, SamplingParams) for one in params):
+        raise InvalidRequest(f"params is {_described(params)}; it must be one SamplingParams, or a list of these.")
     if len(params) != num_prompts:
         raise InvalidRequest(f"{len(params)} SamplingParams for {num_prompts} prompts; pass one, or one per prompt.")
     return list(params)
+
+
+def check_options(params: object, cache: object) -> None:
+    """Checks that the options of a call are what they should be.
+
+    Raises:
+        InvalidRequest: one of them is not.
+    """
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest(f"params is {_described(params)}; it must be a SamplingParams.")
+    if not isinstance(cache, CacheOptions | None):
+        raise InvalidRequest(f"cache is {_described(cache)}; it must be a CacheOptions, or None.", field="cache")
 
 
 def check_length(num_tokens: int, max_model_len: int) -> None:
@@ -103,8 +117,9 @@ def make_request(
     """Returns a request with an id of its own.
 
     Raises:
-        InvalidRequest: see `prompt_tokens`.
+        InvalidRequest: see `prompt_tokens`; or `params` or `cache` have the wrong type.
     """
+    check_options(params, cache)
     tokens = prompt_tokens(tokenizer, prompt)
     return Request(uuid.uuid4().hex, tokens, params, cache=cache or CacheOptions())
 

@@ -3,8 +3,20 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
+from ...core.argument_types import (
+    FLAG,
+    INTEGER,
+    INTEGERS,
+    NUMBER,
+    NUMBERS_BY_INTEGER,
+    TEXT,
+    TEXTS,
+    ArgumentType,
+    wrong_type,
+)
 from ...core.errors import InvalidRequest
 from ..constraints.grammar import Constraint, Kind
 
@@ -15,6 +27,30 @@ MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 _CONSTRAINTS: Final[tuple[Kind, ...]] = ("json_schema", "regex", "grammar")
+# The types of fields by the part of the wire's request that they are in.
+_TYPES: Final[Mapping[str, Mapping[str, ArgumentType]]] = MappingProxyType(
+    {
+        "sampling": {
+            **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), NUMBER),
+            **dict.fromkeys(("presence_penalty", "frequency_penalty"), NUMBER),
+            **dict.fromkeys(("top_k", "n"), INTEGER),
+            "seed": INTEGER | None,
+            "logit_bias": NUMBERS_BY_INTEGER,
+            **dict.fromkeys(_CONSTRAINTS, TEXT | None),
+        },
+        "stopping": {
+            "max_new_tokens": INTEGER | None,
+            "min_new_tokens": INTEGER,
+            "stop": TEXTS,
+            "stop_token_ids": INTEGERS,
+            "ignore_eos": FLAG,
+        },
+        "output": {
+            **dict.fromkeys(("logprobs", "prompt_logprobs"), INTEGER | None),
+            **dict.fromkeys(("keep_special_tokens", "include_stop"), FLAG),
+        },
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +80,9 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens.
         keep_special_tokens: whether the text keeps special tokens.
         include_stop: whether the text keeps the matched stop string.
+
+    Raises:
+        InvalidRequest: a value has the wrong type; the error names the field as on the wire.
     """
 
     temperature: float = 1.0
@@ -68,6 +107,12 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     keep_special_tokens: bool = False
     include_stop: bool = False
+
+    def __post_init__(self) -> None:
+        for part, types in _TYPES.items():
+            if (wrong := wrong_type(self, types)) is not None:
+                name, why = wrong
+                raise InvalidRequest(f"{part}.{name} is {why}", field=f"{part}.{name}")
 
     @property
     def constraint(self) -> Constraint | None:

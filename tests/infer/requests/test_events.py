@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields
+from typing import Any
 
 import pytest
 
-from tk.core.errors import TkError
+from tk.core.errors import InvalidRequest, TkError
 from tk.infer.requests.events import (
+    CacheOptions,
     Delta,
     Failed,
     Finished,
@@ -54,3 +56,10 @@ def test_events_are_values() -> None:
 def test_events_load_neither_torch_nor_grpc() -> None:
     code = "import sys, tk.infer.requests.events; sys.exit('torch' in sys.modules or 'grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(("field", "value"), [("salt", b"a"), ("salt", 1), ("salt", None), ("bypass", "no")])
+def test_the_use_of_the_cache_has_types(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=rf"cache\.{field} is {type(value).__name__} .*; it must be ") as error:
+        CacheOptions(**{field: value})
+    assert error.value.field == f"cache.{field}"

@@ -1,11 +1,13 @@
 """Sampling parameters: the limits of each, each refusal with the name of the wire's field."""
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from tk.core.errors import InvalidRequest
+from tk.infer.requests import sampling_params
 from tk.infer.requests.sampling_params import SamplingParams
 
 VOCAB = 10
@@ -52,3 +54,39 @@ def test_a_large_vocabulary_has_at_most_1024_biases() -> None:
     SamplingParams(logit_bias=dict.fromkeys(range(1024), 1.0)).validate(5000)
     with pytest.raises(InvalidRequest, match="1025 entries; it must be at most 1024"):
         SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)).validate(5000)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sampling.temperature", "1"),
+        ("sampling.top_k", 1.5),
+        ("sampling.top_p", None),
+        ("sampling.repetition_penalty", [1.0]),
+        ("sampling.n", 2.0),
+        ("sampling.n", True),
+        ("sampling.seed", "7"),
+        ("sampling.logit_bias", [(1, 2.0)]),
+        ("sampling.logit_bias", {"1": 2.0}),
+        ("sampling.json_schema", {"type": "integer"}),
+        ("stopping.max_new_tokens", "10"),
+        ("stopping.min_new_tokens", None),
+        ("stopping.stop", "end"),
+        ("stopping.stop", (b"end",)),
+        ("stopping.stop_token_ids", 3),
+        ("stopping.ignore_eos", 1),
+        ("output.logprobs", False),
+        ("output.include_stop", "no"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_with_its_field(field: str, value: Any) -> None:
+    part, _, name = field.partition(".")
+    with pytest.raises(InvalidRequest, match=rf"{part}\.{name} is {type(value).__name__} .*; it must be ") as error:
+        SamplingParams(**{name: value})
+    assert error.value.field == field
+
+
+def test_every_field_has_a_type() -> None:
+    assert {name for types in sampling_params._TYPES.values() for name in types} == {
+        field.name for field in fields(SamplingParams)
+    }
