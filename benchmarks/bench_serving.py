@@ -17,9 +17,9 @@ import click
 
 from tk.benchmarks.peers.environments import BUILD
 from tk.benchmarks.random_model import random_model
-from tk.benchmarks.serving import beside_peers, limits, own_ratios, structured
+from tk.benchmarks.serving import beside_peers, cache_formats, limits, own_ratios, structured, weights
 from tk.benchmarks.serving.in_turn import Promise
-from tk.benchmarks.serving.setup import ENVIRONMENTS, Setup, running_peers
+from tk.benchmarks.serving.setup import ENVIRONMENTS, LLAMACPP, QUANTIZED, Setup, running_peers
 from tk.core.cpu import read_cpu
 
 Section = Callable[[Setup], list[Promise]]
@@ -28,8 +28,10 @@ SECTIONS: Final[Mapping[str, Section]] = MappingProxyType(
         "prefill": beside_peers.prefill,
         "decode": beside_peers.decode,
         "long": beside_peers.long,
+        "weights": weights.weights,
         "read": limits.read,
-        "kv": own_ratios.kv,
+        "kv": cache_formats.kv,
+        "long-kv": cache_formats.long_kv,
         "tp": own_ratios.ranks,
         "sampling": own_ratios.sampling,
         "structured": structured.structured,
@@ -38,6 +40,7 @@ SECTIONS: Final[Mapping[str, Section]] = MappingProxyType(
     }
 )
 WITH_PEERS: Final = ("prefill", "decode", "long")
+WITH_QUANTIZED_PEERS: Final = ("weights",)
 
 
 def listed(known: Mapping[str, object], _: click.Context, option: click.Parameter, value: str) -> list[str]:
@@ -95,11 +98,14 @@ def main(
     show = partial(print, flush=True)
     show(f"{path}: {threads} threads, medians of {runs}")
     setup = Setup(path, model is None, threads, runs, batches, prompt_tokens, new_tokens, show)
-    beside = [name for name in only if name in WITH_PEERS]
     promises: list[Promise] = []
-    with running_peers(peers if beside else (), path, threads, cpu, show) as started:
-        promises += run_sections(beside, replace(setup, peers=started))
-    promises += run_sections([name for name in only if name not in WITH_PEERS], setup)
+    quantized = list(QUANTIZED.values()) if LLAMACPP in peers else []
+    for sections, needed in ((WITH_PEERS, peers), (WITH_QUANTIZED_PEERS, quantized)):
+        beside = [name for name in only if name in sections]
+        with running_peers(needed if beside else (), path, threads, cpu, show) as started:
+            promises += run_sections(beside, replace(setup, peers=started))
+    alone = [name for name in only if name not in (*WITH_PEERS, *WITH_QUANTIZED_PEERS)]
+    promises += run_sections(alone, setup)
     missed = [promise for promise in promises if not promise.is_kept]
     show(f"\n{len(promises) - len(missed)} of {len(promises)} promises are kept" + (", missed:" if missed else ""))
     for promise in missed:

@@ -1,8 +1,10 @@
-"""llama.cpp for bench_serving.py, by bare `llama_decode` calls, in its own environment: FOLDER THREADS.
+"""llama.cpp for bench_serving.py, by bare `llama_decode` calls, in its own environment: FOLDER THREADS [Q8_0|Q4_0].
 
-FOLDER.gguf is written from the folder's bf16 weights if it is missing; keys and values are fp16.
+FOLDER.gguf is written from the folder's bf16 weights if it is missing, and FOLDER.Q8_0.gguf from that by llama.cpp's
+own quantizer; keys and values are fp16.
 """
 
+import ctypes
 import sys
 import time
 from collections.abc import Sequence
@@ -94,18 +96,39 @@ class LoadedModel:
             raise RuntimeError(f"llama_decode returned {failed}")
 
 
+def converted(folder: Path, quantization: str, threads: int) -> Path:
+    """Returns the GGUF file of a model, which is written if it is missing.
+
+    Args:
+        folder: a Hugging Face folder in bf16.
+        quantization: the format of its weights, Q8_0 for example; "" = bf16.
+        threads: the threads that quantize.
+
+    Raises:
+        RuntimeError: llama.cpp cannot quantize it.
+    """
+    path = folder.with_name(".".join(filter(None, (folder.name, quantization, "gguf"))))
+    if path.exists():
+        return path
+    partial = path.with_suffix(".part")
+    if not quantization:
+        write_gguf(folder, partial)
+    else:
+        options = llama_cpp.llama_model_quantize_default_params()
+        options.ftype, options.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{quantization}"), threads
+        source = converted(folder, "", threads)
+        if llama_cpp.llama_model_quantize(str(source).encode(), str(partial).encode(), ctypes.byref(options)):
+            raise RuntimeError(f"llama.cpp cannot quantize {source} to {quantization}")
+    return partial.rename(path)
+
+
 def main() -> None:
-    folder, threads = Path(sys.argv[1]), int(sys.argv[2])
-    path = folder.with_name(f"{folder.name}.gguf")
+    folder, threads, quantization = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
     silent = llama_cpp.llama_log_callback(lambda *_: None)  # a name of its own: C keeps no reference to it
     llama_cpp.llama_log_set(silent, None)
 
     def load() -> Run:
-        if not path.exists():
-            partial = path.with_suffix(".part")
-            write_gguf(folder, partial)
-            partial.rename(path)
-        return LoadedModel(path, threads).run
+        return LoadedModel(converted(folder, quantization, threads), threads).run
 
     serve(load)
 

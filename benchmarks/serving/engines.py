@@ -23,12 +23,16 @@ class EngineContestant:
         name: its name in what is printed.
         llm: the engine.
         prompt: the prompt of all sequences; None = random ones of the workload's length.
+        prompt_seed: the seed of random prompts, which every run then has: after the first, the prefix cache holds them.
     """
 
-    def __init__(self, name: str, llm: LLM, prompt: Sequence[int] | None = None, **sampling: Any) -> None:
+    def __init__(
+        self, name: str, llm: LLM, prompt: Sequence[int] | None = None, prompt_seed: int | None = None, **sampling: Any
+    ) -> None:
         self.name = name
         self.llm = llm
         self.prompt = prompt
+        self.prompt_seed = prompt_seed
         self._sampling = {"temperature": 0.0, "ignore_eos": True} | sampling
 
     def run(self, workload: Workload) -> Speeds:
@@ -47,7 +51,7 @@ class EngineContestant:
         """Returns the time of the start, and the times of each sequence's tokens."""
         params = SamplingParams(max_new_tokens=workload.new_tokens, **self._sampling)
         vocab, shape = self.llm.model_info().vocab_size, (workload.batch, workload.prompt_tokens)
-        ids = np.random.default_rng().integers(3, vocab, shape).tolist()
+        ids = np.random.default_rng(self.prompt_seed).integers(3, vocab, shape).tolist()
         if self.prompt is not None:
             ids = [self.prompt] * workload.batch
         arrivals: list[list[float]] = [[] for _ in ids]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from typing import Protocol
 
@@ -68,6 +69,37 @@ def medians_in_turn(
                 del found[one.name]
                 show(str(error))
     return {name: {kind: median(run[kind] for run in speeds) for kind in speeds[0]} for name, speeds in found.items()}
+
+
+def ratios(
+    contestants: Sequence[Contestant],
+    workloads: Iterable[Workload],
+    kinds: Iterable[str],
+    bound: float,
+    runs: int,
+    show: Show,
+    where: str = "",
+) -> list[Promise]:
+    """Runs workloads, and promises that each contestant has a part of the last one's speed.
+
+    Args:
+        contestants: those that are compared, and the one that they are compared with.
+        kinds: the kinds of speed: "prefill", "decode".
+        bound: the part.
+        runs: the runs of each.
+        show: prints a line.
+        where: ends the texts of the promises.
+    """
+    promises = []
+    *own, other = (one.name for one in contestants)
+    for workload in workloads:
+        speeds = medians_in_turn(contestants, workload, runs, show)
+        for kind, name in product(kinds, own):
+            pair = {each: speeds[each] for each in (name, other)}
+            show(f"batch {workload.batch:>3} {kind:<8} {compared(pair, kind)}")
+            text = f"{kind} at batch {workload.batch} with {name} beside {other}{where}"
+            promises.append(Promise(text, pair[name][kind] / pair[other][kind], bound))
+    return promises
 
 
 def compared(speeds: Mapping[str, Speeds], kind: str) -> str:

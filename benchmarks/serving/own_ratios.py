@@ -1,18 +1,15 @@
-"""The sections of bench_serving.py that compare tk with itself: KV dtypes, ranks, sampling and proposals."""
+"""The sections of bench_serving.py that compare tk with itself: ranks, sampling and proposals."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from tk.benchmarks.peers.environments import BUILD
 from tk.benchmarks.peers.token_clock import Workload
 from tk.benchmarks.random_model import random_model
 from tk.benchmarks.serving.engines import EngineContestant, engine
-from tk.benchmarks.serving.in_turn import Promise, compared, medians_in_turn
+from tk.benchmarks.serving.in_turn import Promise, ratios
 from tk.benchmarks.serving.setup import Setup
 from tk.core.errors import TkError
 
-INT8_BOUND: Final = 0.97
 RANKS_BOUND: Final = 0.8
 LARGE_VOCAB: Final = 128256
 # Times the standard deviation of a random model's logits, 0.55: at 16 about two tokens share most of the probability,
@@ -40,16 +37,6 @@ TO_REWRITE: Final = (
 )
 
 
-def kv(setup: Setup) -> list[Promise]:
-    """Compares an int8 cache with one in bf16."""
-    options = {"threads": setup.threads, "max_model_len": setup.prompt_tokens + setup.new_tokens}
-    with (
-        engine("int8 KV", setup.model, kv_dtype="int8", **options) as small,
-        engine("bf16 KV", setup.model, kv_dtype="bf16", **options) as wide,
-    ):
-        return _ratios(setup, (small, wide), ("prefill", "decode"), INT8_BOUND)
-
-
 def ranks(setup: Setup) -> list[Promise]:
     """Compares ranks of one thread with one rank of as many threads."""
     length, count = setup.prompt_tokens + setup.new_tokens, setup.threads
@@ -58,7 +45,7 @@ def ranks(setup: Setup) -> list[Promise]:
             engine(f"tp={count}", setup.model, tp=count, threads=1, max_model_len=length) as many,
             engine("tp=1", setup.model, threads=count, max_model_len=length) as one,
         ):
-            return _ratios(setup, (many, one), ("prefill", "decode"), RANKS_BOUND)
+            return ratios((many, one), setup.workloads(), ("prefill", "decode"), RANKS_BOUND, setup.runs, setup.show)
     except TkError as error:
         setup.show(f"tp={count} is left out: {error}")
         return []
@@ -78,8 +65,9 @@ def sampling(setup: Setup) -> list[Promise]:
         with engine("greedy", model, threads=setup.threads, max_model_len=64) as greedy:
             drawn = EngineContestant("temperature 1, top_p 0.9", greedy.llm, temperature=1.0, top_p=0.9)
             setup.show(f"{logits}, vocabulary {greedy.llm.model_info().vocab_size}:")
-            short = Workload(0, 16, 32)
-            promises += _ratios(setup, (drawn, greedy), ("decode",), bound, short, f" with {logits}")
+            short = [Workload(batch, 16, 32) for batch in setup.batches]
+            where = f" with {logits}"
+            promises += ratios((drawn, greedy), short, ("decode",), bound, setup.runs, setup.show, where)
     return promises
 
 
@@ -96,38 +84,11 @@ def proposals(setup: Setup) -> list[Promise]:
         tokenizer = many.llm.engine.tokenizer
         prompt = None if tokenizer is None else tokenizer.encode(TO_REWRITE)
         promises = []
-        for text, temperature, batches, bound in (
-            (" where text repeats", 0.0, (1,), REPETITIVE_BOUND),
-            (" where it does not", 1.0, setup.batches, OTHER_BOUND),
+        for text, temperature, workloads, bound in (
+            (" where text repeats", 0.0, setup.workloads((1,)), REPETITIVE_BOUND),
+            (" where it does not", 1.0, setup.workloads(), OTHER_BOUND),
         ):
             setup.show(f"decoding{text}:")
             pair = [EngineContestant(one.name, one.llm, prompt, temperature=temperature) for one in (many, none)]
-            promises += _ratios(replace(setup, batches=batches), pair, ("decode",), bound, where=text)
+            promises += ratios(pair, workloads, ("decode",), bound, setup.runs, setup.show, text)
         return promises
-
-
-def _ratios(
-    setup: Setup,
-    contestants: Sequence[EngineContestant],
-    kinds: Sequence[str],
-    bound: float,
-    shape: Workload | None = None,
-    where: str = "",
-) -> list[Promise]:
-    """Runs two contestants at every batch size, and promises that the first has a part of the second's speed.
-
-    Args:
-        shape: the workload but for its batch; None = that of the setup.
-        where: ends the texts of the promises.
-    """
-    shape = shape or Workload(0, setup.prompt_tokens, setup.new_tokens)
-    promises = []
-    own, other = (one.name for one in contestants)
-    for batch in setup.batches:
-        workload = Workload(batch, shape.prompt_tokens, shape.new_tokens)
-        speeds = medians_in_turn(contestants, workload, setup.runs, setup.show)
-        for kind in kinds:
-            setup.show(f"batch {batch:>3} {kind:<8} {compared(speeds, kind)}")
-            ratio = speeds[own][kind] / speeds[other][kind]
-            promises.append(Promise(f"{kind} at batch {batch} with {own} beside {other}{where}", ratio, bound))
-    return promises

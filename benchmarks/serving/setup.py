@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tk.benchmarks.peers.environments import BUILD, python_if_possible
+from tk.benchmarks.peers.token_clock import Workload
 from tk.benchmarks.serving.in_turn import Show
 from tk.benchmarks.serving.peer_process import PeerFailed, PeerProcess
 from tk.checkpoint import Checkpoint
@@ -18,6 +19,7 @@ LLAMACPP: Final = "llama.cpp"
 OPENVINO: Final = "OpenVINO"
 VLLM: Final = "vLLM"
 ENVIRONMENTS: Final = {LLAMACPP: "llamacpp", OPENVINO: "openvino", VLLM: "vllm"}
+QUANTIZED: Final = {"int8": f"{LLAMACPP} Q8_0", "int4": f"{LLAMACPP} Q4_0"}  # peers by the weight dtype of ours
 LONGEST: Final = 4096  # tokens of a sequence
 
 
@@ -46,16 +48,23 @@ class Setup:
     show: Show
     peers: tuple[PeerProcess, ...] = ()
 
+    def workloads(self, batches: tuple[int, ...] | None = None) -> list[Workload]:
+        """Returns the workloads of some batch sizes, of all by default."""
+        return [Workload(batch, self.prompt_tokens, self.new_tokens) for batch in batches or self.batches]
+
 
 @contextmanager
 def running_peers(
     names: Iterable[str], model: Path, threads: int, cpu: Cpu, show: Show
 ) -> Iterator[tuple[PeerProcess, ...]]:
-    """Starts peers, each of which loads the model, for a with block; shows why a peer is left out."""
+    """Starts peers, each of which loads the model, for a with block; shows why a peer is left out.
+
+    A name of llama.cpp may end with a format of GGUF to which weights are quantized, as in "llama.cpp Q8_0".
+    """
     with ExitStack() as stack:
         started = []
         for name in names:
-            python = python_if_possible(ENVIRONMENTS[name])
+            python = python_if_possible(_environment(name))
             if python is None:
                 continue
             command = peer_command(name, python, model, threads, cpu)
@@ -71,11 +80,16 @@ def running_peers(
 
 def peer_command(name: str, python: Path, model: Path, threads: int, cpu: Cpu) -> list[str]:
     """Returns the command that starts a peer; its products are in bf16 where they are fast on the CPU."""
-    module = f"tk.benchmarks.peers.{ENVIRONMENTS[name]}_serve"
+    module = f"tk.benchmarks.peers.{_environment(name)}_serve"
     precision = "bf16" if {"avx512_bf16", "amx"} & set(cpu.instruction_sets) else "f32"
     dtype = "bfloat16" if "avx512" in cpu.instruction_sets else "float32"
-    more = {LLAMACPP: [], OPENVINO: [precision], VLLM: [str(LONGEST), dtype]}[name]
+    peer, *quantization = name.split()
+    more = {LLAMACPP: quantization, OPENVINO: [precision], VLLM: [str(LONGEST), dtype]}[peer]
     return [str(python), "-m", module, str(model.absolute()), str(threads), *more]
+
+
+def _environment(name: str) -> str:
+    return ENVIRONMENTS[name.split()[0]]
 
 
 def weight_bytes(model: Path) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from tk.benchmarks import bench_serving
 from tk.benchmarks.peers.token_clock import Speeds, Workload
 from tk.benchmarks.serving import beside_peers
+from tk.benchmarks.serving.in_turn import Promise
 from tk.benchmarks.serving.setup import OPENVINO
 
 SMALL = ("--prompt-tokens", "16", "--new-tokens", "24", "--batch", "1", "--batch", "3", "--runs", "1")
@@ -84,6 +85,25 @@ def test_peers_are_compared_and_missed_promises_come_again_at_the_end(
     missed = "decode at batch 3 beside OpenVINO: 0.00, promised at least 1.2: MISSED by 100%"
     assert output.count(missed) == 2
     assert output.endswith(f"2 of 3 promises are kept, missed:\n{missed}\n")
+
+
+@pytest.mark.parametrize(
+    ("peers", "started"), [("llama.cpp,vLLM", ["llama.cpp Q8_0", "llama.cpp Q4_0"]), ("vLLM", []), ("", [])]
+)
+def test_quantized_weights_run_beside_quantized_llamacpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peers: str, started: list[str]
+) -> None:
+    names: list[str] = []
+
+    @contextmanager
+    def running(wanted: list[str], *_: Any) -> Iterator[tuple[FixedPeer, ...]]:
+        names.extend(wanted)
+        yield ()
+
+    monkeypatch.setattr(bench_serving, "running_peers", running)
+    monkeypatch.setattr(bench_serving, "SECTIONS", {"weights": lambda _: [Promise("a", 1.0, 1.0)]})
+    assert "1 of 1 promises are kept" in run("--model", str(tmp_path), "--only", "weights", "--peers", peers)
+    assert names == started
 
 
 @pytest.mark.parametrize(("option", "known"), [("--only", "prefill, decode"), ("--peers", "llama.cpp, OpenVINO, vLLM")])

@@ -3,7 +3,7 @@
 import pytest
 
 from tk.benchmarks.peers.token_clock import Speeds, Workload
-from tk.benchmarks.serving.in_turn import Promise, best_of, compared, medians_in_turn
+from tk.benchmarks.serving.in_turn import Promise, best_of, compared, medians_in_turn, ratios
 from tk.benchmarks.serving.peer_process import PeerFailed
 
 WORKLOAD = Workload(2, 8, 1)
@@ -37,6 +37,20 @@ def test_a_contestant_that_fails_is_left_out_and_shown() -> None:
     assert medians_in_turn(contestants, WORKLOAD, 3, shown.append) == {"a": {"prefill": 1.0}}
     assert "".join(order) == "ababa"
     assert shown == ["b failed"]
+
+
+def test_each_is_compared_with_the_last() -> None:
+    shown: list[str] = []
+    contestants = [Listed(name, [speed], []) for name, speed in (("a", 9.0), ("b", 12.0), ("c", 10.0))]
+    promises = ratios(contestants, [WORKLOAD], ["prefill"], 1.0, 1, shown.append, " here")
+    assert promises == [
+        Promise("prefill at batch 2 with a beside c here", 0.9, 1.0),
+        Promise("prefill at batch 2 with b beside c here", 1.2, 1.0),
+    ]
+    assert shown == [
+        "batch   2 prefill  a 9 tokens/s   c 10 (x 0.90)",
+        "batch   2 prefill  b 12 tokens/s   c 10 (x 1.20)",
+    ]
 
 
 def test_speeds_are_compared_with_the_first() -> None:

@@ -9,7 +9,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from tk.benchmarks.serving import setup
-from tk.benchmarks.serving.setup import ENVIRONMENTS, OPENVINO, VLLM, peer_command, running_peers, weight_bytes
+from tk.benchmarks.serving.setup import (
+    ENVIRONMENTS,
+    LLAMACPP,
+    OPENVINO,
+    QUANTIZED,
+    VLLM,
+    peer_command,
+    running_peers,
+    weight_bytes,
+)
 from tk.core.cpu import INSTRUCTION_SETS, Cpu
 
 PLAIN = Cpu("plain", INSTRUCTION_SETS["avx2"])
@@ -29,6 +38,12 @@ def test_vllm_computes_in_bf16_where_torch_does(name: str, dtype: str) -> None:
     assert command == ["python", "-m", "tk.benchmarks.peers.vllm_serve", "/model", "2", "4096", dtype]
 
 
+def test_llamacpp_gets_the_format_of_quantized_weights() -> None:
+    commands = [peer_command(name, Path("python"), Path("/model"), 2, PLAIN) for name in (LLAMACPP, QUANTIZED["int4"])]
+    plain = ["python", "-m", "tk.benchmarks.peers.llamacpp_serve", "/model", "2"]
+    assert commands == [plain, [*plain, "Q4_0"]]
+
+
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_every_peer_has_a_module_and_requirements(name: str, root_of_peers: Path) -> None:
     module = peer_command(name, Path("python"), Path("model"), 2, PLAIN)[2]
@@ -46,11 +61,12 @@ def test_peers_that_cannot_be_had_are_left_out(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(setup, "BUILD", tmp_path)
     monkeypatch.setattr(setup, "python_if_possible", lambda name: None if name == "vllm" else Path(sys.executable))
     monkeypatch.setattr(setup, "peer_command", lambda *_: [sys.executable, "-c", "raise SystemExit('no model')"])
-    with running_peers(ENVIRONMENTS, tmp_path, 2, PLAIN, shown.append) as peers:
+    with running_peers([*ENVIRONMENTS, QUANTIZED["int8"]], tmp_path, 2, PLAIN, shown.append) as peers:
         assert peers == ()
     assert [line.split(" (see")[0] for line in shown] == [
         "llama.cpp is left out: llama.cpp failed: no model",
         "OpenVINO is left out: OpenVINO failed: no model",
+        "llama.cpp Q8_0 is left out: llama.cpp Q8_0 failed: no model",
     ]
 
 

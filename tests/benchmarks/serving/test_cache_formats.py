@@ -1,0 +1,38 @@
+"""The sections about the formats of keys and values, on a tiny model."""
+
+from pathlib import Path
+
+import pytest
+
+from tk.benchmarks.serving import cache_formats
+from tk.benchmarks.serving.in_turn import Promise
+from tk.benchmarks.serving.setup import Setup
+from tk.tests.infer.server.tiny_model import write_tiny_model
+
+FORMATS = ("fp8", "int8", "k8v4", "int4")
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    return Setup(write_tiny_model(tmp_path / "model"), False, 1, 1, (2,), 8, 16, lambda _: None)
+
+
+def texts(promises: list[Promise]) -> list[str]:
+    """Returns the texts of promises whose figures were measured."""
+    assert all(promise.found > 0 for promise in promises)
+    return [promise.text for promise in promises]
+
+
+def test_each_format_is_compared_with_bf16(setup: Setup) -> None:
+    promises = cache_formats.kv(setup)
+    kinds = ("prefill", "decode")
+    assert texts(promises) == [f"{kind} at batch 2 with {name} KV beside bf16 KV" for kind in kinds for name in FORMATS]
+    assert {promise.bound for promise in promises} == {0.97}
+
+
+def test_after_long_prompts_it_must_be_faster(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LONG_PROMPT": 40, "LONG_BATCH": 2, "STEPS": 8, "LONGEST": 64}.items():
+        monkeypatch.setattr(cache_formats, name, value)
+    promises = cache_formats.long_kv(setup)
+    assert texts(promises) == [f"decode at batch 2 with {name} KV beside bf16 KV after 40 tokens" for name in FORMATS]
+    assert {promise.bound for promise in promises} == {1.0}

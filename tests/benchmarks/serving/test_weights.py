@@ -1,0 +1,34 @@
+"""The section about quantized weights, on a tiny model beside peers of fixed speeds."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tk.benchmarks.peers.token_clock import Speeds, Workload
+from tk.benchmarks.serving.setup import Setup
+from tk.benchmarks.serving.weights import weights
+from tk.tests.infer.server.tiny_model import write_tiny_model
+
+
+class FixedPeer:
+    """A peer with a fixed speed of decoding at batch 1."""
+
+    def __init__(self, name: str, speed: float) -> None:
+        self.name, self._speed = name, speed
+
+    def run(self, workload: Workload) -> Speeds:
+        assert workload.batch == 1
+        return {"prefill": 1.0, "decode": self._speed}
+
+
+def test_each_dtype_is_compared_with_the_format_of_as_many_bits(tmp_path: Path) -> None:
+    shown: list[str] = []
+    peers: Any = (FixedPeer("llama.cpp Q8_0", 1e9), FixedPeer("llama.cpp Q4_0", 1e-3))
+    setup = Setup(write_tiny_model(tmp_path / "model"), False, 1, 1, (8,), 8, 16, shown.append, peers)
+    int8, int4 = weights(setup)
+    assert (int8.text, int8.bound) == ("decode at batch 1 with int8 weights beside llama.cpp Q8_0", 1.5)
+    assert (int4.text, int4.bound) == ("decode at batch 1 with int4 weights beside llama.cpp Q4_0", 1.2)
+    assert int8.found < 1.5 < int4.found
+    assert "tk int8 weights" in shown[0]
+    assert "llama.cpp Q8_0 1000000000 (x 0.00)   tk auto weights" in shown[0]
+    assert weights(replace(setup, peers=())) == []
