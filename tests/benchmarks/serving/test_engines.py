@@ -1,5 +1,6 @@
 """Engines as contestants."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tk.benchmarks.peers.token_clock import NotTogether, Workload
 from tk.benchmarks.serving.engines import EngineContestant, engine
 from tk.infer import LLM
+from tk.infer.requests.events import Event, Request
 from tk.tests.infer.server.tiny_model import write_tiny_model
 
 TOGETHER = (0.0, [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
@@ -34,9 +36,12 @@ def test_a_seed_gives_every_run_the_same_prompts(
     with engine("tk", write_tiny_model(tmp_path), threads=1) as opened:
         prompts: list[tuple[int, ...]] = []
         submit = opened.llm.engine.submit
-        monkeypatch.setattr(
-            opened.llm.engine, "submit", lambda request, emit: (prompts.append(request.prompt), submit(request, emit))
-        )
+
+        def recorded(request: Request, emit: Callable[[Event], None]) -> None:
+            prompts.append(request.prompt)
+            submit(request, emit)
+
+        monkeypatch.setattr(opened.llm.engine, "submit", recorded)
         contestant = EngineContestant("tk", opened.llm, prompt_seed=seed)
         for _ in range(2):
             contestant.run(Workload(2, 40, 1))
