@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..requests.sampling_params import MAX_TOP_LOGPROBS
-from ..scheduling.step_plan import Array, SamplerOutput, SamplingRows
+from ..scheduling.step_plan import NO_LOGPROBS, Array, SamplerOutput, SamplingRows
 
 _NUMBERS: Final = ("vocab", "row_stride", "mask_stride", "top_width")
 _OPTIONS: Final[dict[str, type[np.generic]]] = {
@@ -82,8 +82,15 @@ class SamplingBlock:
         else:
             self.batch.masks = None
 
+    def advance(self, new_number: Array) -> None:
+        """Sets the numbers of the new tokens: nothing else of the rows has changed since `fill`."""
+        self._options["new_number"][: len(new_number)] = new_number
+
     def output(self, num_rows: int, most: int) -> SamplerOutput:
-        """Returns a copy of the results of the first rows, with `most` alternatives each."""
+        """Returns a copy of the results of the first rows, with `most` alternatives each (see `most_alternatives`)."""
+        if most == NO_LOGPROBS:
+            tokens, finite = (self._results[name][:num_rows].copy() for name in ("token_ids", "finite"))
+            return SamplerOutput.of_tokens(tokens, finite)
         found = {name: column[:num_rows] for name, column in self._results.items()}
         found |= {name: found[name][:, :most] for name in ("top_ids", "top_logprobs")}
         return SamplerOutput(**{name: column.copy() for name, column in found.items()})
@@ -109,8 +116,8 @@ def results_bytes(capacity: int, top_width: int = MAX_TOP_LOGPROBS) -> int:
 
 
 def most_alternatives(rows: SamplingRows) -> int:
-    """Returns the largest number of alternatives that one of the rows requests."""
-    return max(0, int(rows.num_top.max(initial=0)))
+    """Returns the largest number of alternatives that one of the rows requests, or NO_LOGPROBS."""
+    return int(rows.num_top.max(initial=NO_LOGPROBS))
 
 
 def _divide(memory: Array, capacity: int, top_width: int) -> dict[str, Array]:

@@ -19,7 +19,7 @@ _LARGEST: Final = np.finfo(np.float32).max
 
 def sample(logits_RV: Array, rows: SamplingRows, masks: Array | None = None) -> SamplerOutput:
     """Samples all rows; see `sampler.run_sampler`."""
-    num_rows, most = len(rows), most_alternatives(rows)
+    num_rows, most = len(rows), max(0, most_alternatives(rows))
     output = SamplerOutput(
         token_ids=np.zeros(num_rows, np.int32),
         finite=np.zeros(num_rows, np.uint8),

@@ -10,17 +10,21 @@ from ..requests.sampling_params import SamplingParams
 from .scheduler import ScheduledChunk
 from .sequence import UNKNOWN, Status
 from .sequence import Sequence as Sample
-from .step_message import OPENED, StepMessage
+from .step_message import OPENED, NextTokens, StepMessage
 from .step_plan import NO_LOGPROBS, NO_MASK, Array, SamplingRow
 from .token_counts import TokenCounts
 
 
 @dataclass(slots=True)
 class _Slot:
-    """The slot of a sequence: its number, the sequence's preemptions when it was opened, the blocks sent so far."""
+    """The slot of a sequence: its number, the sequence's preemptions when it was opened, the blocks sent so far.
+
+    It is plain if its rows have neither bias nor counts.
+    """
 
     number: int
     preemptions: int
+    is_plain: bool
     num_blocks: int = 0
 
 
@@ -36,6 +40,7 @@ class BatchWriter:
         self._free = list(range(num_slots - 1, -1, -1))
         self._slots: dict[Sample, _Slot] = {}
         self._stopping = stopping
+        self._going_on: list[Sample] = []  # of the step before, if `NextTokens` could follow it
 
     def can_write(self, chunk: ScheduledChunk) -> bool:
         """Returns whether a chunk can be computed before the sequence's last token is known.
@@ -55,14 +60,43 @@ class BatchWriter:
         slot = self._slots.pop(sequence, None)
         if slot is not None:
             self._free.append(slot.number)
+            self._going_on = []
 
-    def write(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow] = ()) -> StepMessage:
+    def write(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow] = ()) -> StepMessage | NextTokens:
         """Returns the message of a step.
 
         Args:
             chunks: the scheduled chunks. The last token of a sequence that the writer holds may be UNKNOWN.
             scored: the rows that score known tokens, with ascending indexes among the chunks' tokens.
         """
+        if not scored and self._go_on(chunks):
+            return NextTokens(_ints(self._new_blocks()).reshape(-1, 2))
+        return self._changes(chunks, scored)
+
+    def _go_on(self, chunks: Sequence[ScheduledChunk]) -> bool:
+        """Returns whether chunks compute just the tokens that the step before samples."""
+        return len(chunks) == len(self._going_on) and all(
+            chunk.sequence is sequence
+            and chunk.length == 1
+            and sequence.output[-1] == UNKNOWN
+            and not sequence.copies
+            and self._slots[sequence].preemptions == sequence.preemptions
+            and len(sequence.blocks) <= self._slots[sequence].num_blocks + 1
+            for chunk, sequence in zip(chunks, self._going_on, strict=True)
+        )
+
+    def _new_blocks(self) -> "array[int]":
+        """Returns the numbers of the spans that have a new block, and the blocks, in turn."""
+        blocks = array("i")
+        for i, sequence in enumerate(self._going_on):
+            slot = self._slots[sequence]
+            if len(sequence.blocks) > slot.num_blocks:
+                slot.num_blocks += 1
+                blocks.extend((i, sequence.blocks[-1]))
+        return blocks
+
+    def _changes(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow]) -> StepMessage:
+        going_on: list[Sample] = []
         spans, tokens, blocks, copies = array("i"), array("i"), array("i"), array("i")
         opened: list[tuple[int, Sample]] = []
         num_masks = 0
@@ -94,6 +128,9 @@ class BatchWriter:
             length = chunk.length
             spans.extend((slot.number, start, length, length - is_fed, len(output), num_rows, num_added, mask))
             num_masks += is_masked
+            if length == num_rows == 1 and slot.is_plain:
+                going_on.append(sequence)
+        self._going_on = going_on if len(going_on) == len(chunks) and not copies and not scored else []
         rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
         return StepMessage(
             _ints(spans).reshape(-1, 8),
@@ -110,7 +147,7 @@ class BatchWriter:
             for other in [other for other in self._slots if other.status is not Status.RUNNING]:
                 self.release(other)
         number = slot.number if slot is not None else self._free.pop()
-        self._slots[sequence] = opened = _Slot(number, sequence.preemptions)
+        self._slots[sequence] = opened = _Slot(number, sequence.preemptions, _is_plain(sequence.params))
         return opened
 
     def _options(self, opened: Sequence[tuple[int, Sample]]) -> tuple[Array, Array, Array, Array, Array]:
@@ -141,12 +178,20 @@ class BatchWriter:
 def count_tokens(sequence: Sample) -> TokenCounts | None:
     """Returns the tokens under penalties, counted in all of a sequence; None without penalties."""
     params: SamplingParams = sequence.params
-    if params.repetition_penalty == 1 and not params.presence_penalty and not params.frequency_penalty:
+    if not _has_penalties(params):
         return None
     prompt = sequence.prompt if params.repetition_penalty != 1 else ()
     counts = TokenCounts(dict.fromkeys(prompt, 0))
     counts.add(sequence.output)
     return counts
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    return not (params.logit_bias or params.min_new_tokens or _has_penalties(params))
 
 
 def _ints(values: "array[int]") -> Array:

@@ -1,8 +1,11 @@
 """The message of one step: all that changed in the persistent batch since the step before, in a fixed binary layout.
 
 Each running sequence has a slot, in which every worker keeps its block table, sampling options and token counts. A
-message opens slots, extends their tables and says which tokens to compute. It is encoded once for all ranks:
-little-endian int32 numbers of items, one per section in the order of the fields below, and the sections end to end.
+`StepMessage` opens slots, extends their tables and says which tokens to compute. Most steps of decoding compute the
+next token of each sequence of the step before, in the same order: their message, `NextTokens`, has only new blocks.
+
+A message is encoded once for all ranks: little-endian int32 numbers of items, one per section in the order of the
+fields below, and the sections end to end. `NextTokens` has no spans, so it begins with 0, and its blocks follow.
 """
 
 from dataclasses import dataclass
@@ -36,11 +39,14 @@ _SECTIONS: Final = (
     ("scored", _INT, 3),
 )
 _HEADER_BYTES: Final = 4 * len(_SECTIONS)
+_NO_SPANS: Final = bytes(4)
 
 
 @dataclass(frozen=True, slots=True)
 class StepMessage:
-    """The work of a step and the changes before it. Entries of `opened` have their lists end to end, in its order.
+    """The work of a step, at least one span, and the changes before it.
+
+    Entries of `opened` have their lists end to end, in its order.
 
     Attributes:
         spans: per sequence its slot, first position, number of tokens, how many of them `tokens` holds (all, or all but
@@ -76,13 +82,30 @@ class StepMessage:
         header = np.array([len(section) for section in sections], _INT)
         return b"".join((header.tobytes(), *(section.tobytes() for section in sections if len(section))))
 
-    @staticmethod
-    def decode(data: bytes | bytearray) -> "StepMessage":
-        """Returns the message that `encode` wrote; its arrays are views of `data`."""
-        lengths = np.frombuffer(data, _INT, len(_SECTIONS)).tolist()
-        found, offset = [], _HEADER_BYTES
-        for (_, dtype, width), length in zip(_SECTIONS, lengths, strict=True):
-            section = np.frombuffer(data, dtype, length * width, offset)
-            offset += section.nbytes
-            found.append(section.reshape(length, width) if width > 1 else section)
-        return StepMessage(*found)
+
+@dataclass(frozen=True, slots=True)
+class NextTokens:
+    """A step that computes, for each sequence of the step before, the token that was sampled there.
+
+    Attributes:
+        blocks: the spans that go on in a new block, and the blocks: int32 [.., 2].
+    """
+
+    blocks: Array
+
+    def encode(self) -> bytes:
+        """Returns the message as bytes."""
+        return _NO_SPANS + self.blocks.tobytes()
+
+
+def decode_message(data: bytes | bytearray) -> StepMessage | NextTokens:
+    """Returns the message that `encode` wrote; its arrays are views of `data`."""
+    if data.startswith(_NO_SPANS):
+        return NextTokens(np.frombuffer(data, _INT, offset=len(_NO_SPANS)).reshape(-1, 2))
+    lengths = np.frombuffer(data, _INT, len(_SECTIONS)).tolist()
+    found, offset = [], _HEADER_BYTES
+    for (_, dtype, width), length in zip(_SECTIONS, lengths, strict=True):
+        section = np.frombuffer(data, dtype, length * width, offset)
+        offset += section.nbytes
+        found.append(section.reshape(length, width) if width > 1 else section)
+    return StepMessage(*found)

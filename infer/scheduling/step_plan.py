@@ -153,7 +153,9 @@ class SamplingRows:
 class StepPlan:
     """The computation of one step.
 
-    The tokens of a span are consecutive in `tokens`; the spans have the order of `span_length`.
+    The tokens of a span are consecutive in `tokens`; the spans have the order of `span_length`. A step that only goes
+    on with the next tokens has the plan of the step before, which has advanced: `tokens`, `positions`, `slots`,
+    `span_context` and `rows.new_number` have other values in the same memory.
 
     Attributes:
         tokens: the token ids.
@@ -216,6 +218,12 @@ class SamplerOutput:
             columns.append(np.frombuffer(data, code, int(np.prod(shape)), offset).reshape(shape))
             offset += columns[-1].nbytes
         return SamplerOutput(*columns)
+
+    @staticmethod
+    def of_tokens(token_ids: Array, finite: Array) -> "SamplerOutput":
+        """Returns the output of rows that request no log-probabilities."""
+        logprob, none = np.zeros(len(token_ids), np.float32), np.zeros((len(token_ids), 0), np.int32)
+        return SamplerOutput(token_ids, finite, logprob, np.zeros_like(token_ids), none, none.astype(np.float32))
 
     @staticmethod
     def join(parts: Sequence["SamplerOutput"]) -> "SamplerOutput":

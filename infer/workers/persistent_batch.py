@@ -1,11 +1,12 @@
 """The worker's half of the persistent batch: slots with block tables, options, counts, and the tokens it sampled."""
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from ...core.integers import ceil_div
-from ..scheduling.step_message import StepMessage
+from ..scheduling.step_message import NextTokens, StepMessage
 from ..scheduling.step_plan import Array, SamplingRow, SamplingRows, StepPlan, entries
 from ..scheduling.token_counts import TokenCounts
 from .sampled_rows import SampledRows
@@ -41,11 +42,41 @@ class PersistentBatch:
         self._counts: dict[int, TokenCounts] = {}
         self._sampled = SampledRows(*[np.empty(0, np.int32)] * 5)  # of the last plan
         self._places, self._given = _NOTHING  # their numbers among all rows, and their own tokens
+        self._plan: StepPlan | None = None
 
-    def plan(self, message: StepMessage) -> StepPlan:
-        """Applies the changes of a step's message and returns the step's plan. `feed` must follow before the next."""
+    def plan(self, message: StepMessage | NextTokens) -> StepPlan:
+        """Applies the changes of a step's message and returns the step's plan. `feed` must follow before the next.
+
+        The plan of `NextTokens` is that of the step before, advanced in place, as long as no block is new.
+        """
+        if isinstance(message, StepMessage):
+            self._plan = self._new_plan(message)
+        else:
+            assert self._plan is not None, "a first step has spans"
+            if len(message.blocks):
+                self._plan = self._with_blocks(self._plan, *message.blocks.T)
+            self._advance(self._plan)
+        return self._plan
+
+    def _with_blocks(self, plan: StepPlan, span: Array, block: Array) -> StepPlan:
+        """Returns a plan in which some spans have a new block each."""
+        slots = self._sampled.slot  # each span has one row
+        self._extend(slots[span], np.ones(len(span), np.int32), block)
+        return replace(plan, block_tables=self._tables[slots, : self._num_blocks[slots].max()])
+
+    def _advance(self, plan: StepPlan) -> None:
+        """Moves a plan on by a token: each of its spans has one token, and the only row of it, a plain one."""
+        self._last.take(self._sampled.slot, out=plan.tokens)
+        for counted in (plan.positions, plan.slots, plan.span_context, plan.rows.new_number):
+            counted += 1
+        entered = np.flatnonzero(plan.positions % self._block_size == 0)
+        if len(entered):
+            block = plan.block_tables[entered, plan.positions[entered] // self._block_size]
+            plan.slots[entered] = block * self._block_size
+
+    def _new_plan(self, message: StepMessage) -> StepPlan:
         self._open(message)
-        slot, start, length, given, number, num_rows, num_added, mask = np.ascontiguousarray(message.spans.T)
+        slot, start, length, given, number, num_rows, num_added, mask = message.spans.T.copy()
         if len(message.blocks):
             self._extend(slot, num_added, message.blocks)
         first = np.cumsum(length, dtype=np.int32) - length
@@ -126,7 +157,7 @@ class PersistentBatch:
         """Returns the packed tokens: the known ones, and before them in some spans the token sampled last."""
         num_fed = int(is_fed.sum())
         if not num_fed:
-            return known
+            return known.copy()
         tokens = np.empty(len(known) + num_fed, np.int32)
         is_known = np.ones(len(tokens), np.bool_)
         is_known[first[is_fed]] = False

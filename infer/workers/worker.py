@@ -25,7 +25,7 @@ from ..planning.job import Job
 from ..program.lower import lower, serving_slices
 from ..program.quantization import groupings
 from ..program.weights import load_params
-from ..scheduling.step_message import StepMessage
+from ..scheduling.step_message import NextTokens, StepMessage, decode_message
 from ..scheduling.step_plan import Array
 from .ipc import Frame, error_frame, receive, send
 from .persistent_batch import PersistentBatch
@@ -92,14 +92,14 @@ def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch
     Args:
         answers: whether this rank sends the results to the engine.
     """
-    ahead: deque[StepMessage] = deque()
+    ahead: deque[StepMessage | NextTokens] = deque()
     knows_tokens = True
     while (frame := receive(connection)) is not None:
         if frame.op == "tokens":
             batch.feed(np.frombuffer(frame.body, np.int32))
             knows_tokens = True
         else:
-            ahead.append(StepMessage.decode(frame.body))
+            ahead.append(decode_message(frame.body))
         if ahead and knows_tokens:
             output = backend.step(batch.plan(ahead.popleft()), lambda: _masks(connection))
             knows_tokens = output is not None

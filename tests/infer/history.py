@@ -11,7 +11,7 @@ from tk.infer.scheduling.scheduler import Limits, Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Status
 from tk.infer.scheduling.sequence import Sequence as Sample
 from tk.infer.scheduling.speculation import Speculation
-from tk.infer.scheduling.step_message import StepMessage
+from tk.infer.scheduling.step_message import decode_message
 from tk.infer.workers.persistent_batch import PersistentBatch
 
 BLOCK_SIZE = 16  # of the runners that `make_runner` makes
@@ -91,7 +91,7 @@ class History:
         return self
 
     def _compute(self, message: bytes, rows: Sequence[tuple[Sample, int, int | None]]) -> None:
-        plan = self.batch.plan(StepMessage.decode(bytearray(message)))
+        plan = self.batch.plan(decode_message(bytearray(message)))
         logits = torch.from_numpy(self.runner.logits(plan))
         self.batch.feed(logits.argmax(-1).numpy())
         for (sample, place, proposal), row in zip(rows, logits, strict=True):

@@ -18,7 +18,8 @@ from .operations import prepare_operations
 from .packing import PackedWeights, format_of
 from .sampling import StepSampler
 from .state import State
-from .structures import NativeModel, StepArrays
+from .structures import NativeModel
+from .taken_plan import TakenPlan
 
 
 class NativeRunner:
@@ -67,6 +68,7 @@ class NativeRunner:
         self.kv_bytes = self._state.kv_bytes
         head = next(each.matrix for each in program.operations if isinstance(each, Head))
         self._rows_of_rank = head.out_features
+        self._taken: TakenPlan | None = None
         kernels.start_threads(byref(model), threads)
 
     def close(self) -> None:
@@ -79,8 +81,8 @@ class NativeRunner:
 
         Where a row has a mask, the logits are computed while it is made, and sampled in a call of their own.
         """
-        outputs, found, are_masked = [], None, plan.rows.are_masked
-        sampler = self._sampler
+        are_masked = self._take(plan).are_masked
+        outputs, found, sampler = [], None, self._sampler
         self._model.sampling = sampler.address if sampler and not are_masked else None
         for rows in self._run(plan):
             if are_masked and found is None:
@@ -95,17 +97,24 @@ class NativeRunner:
 
     def logits(self, plan: StepPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
+        self._take(plan)
         self._model.sampling = None
         return np.concatenate([self._logits(len(rows)).copy() for rows in self._run(plan)])
 
-    def _run(self, plan: StepPlan) -> Iterator[SamplingRows]:
-        """Computes a step in parts of its rows, and yields the rows of each when its logits are computed and sampled.
+    def _take(self, plan: StepPlan) -> TakenPlan:
+        """Points the kernels to a plan; the one of the step before, to which they point already, may have advanced."""
+        if self._taken is None or plan is not self._taken.plan:
+            self._taken = TakenPlan(plan, self._model)
+            self._state.copy_of[plan.copies[:, 0]] = plan.copies[:, 1]
+        self._taken.follow()
+        return self._taken
 
-        The next part overwrites both; a step without rows has one empty part.
+    def _run(self, plan: StepPlan) -> Iterator[SamplingRows]:
+        """Computes the step of the plan that was taken in parts of its rows; yields each when its logits are sampled.
+
+        The next part overwrites logits and samples; a step without rows has one empty part.
         """
         model, num_rows = self._model, len(plan.rows)
-        arrays, model.step = _arrays(plan, model.block_size)
-        self._state.copy_of[plan.copies[:, 0]] = plan.copies[:, 1]
         compute = self._functions.step
         for first in range(0, max(1, num_rows), self._state.max_head_rows):
             rows = plan.rows.part(first, first + self._state.max_head_rows)
@@ -115,7 +124,6 @@ class NativeRunner:
             compute(byref(model))
             yield rows
             compute = self._functions.head
-        arrays.clear()  # they had to live as long as the kernels read them
 
     def _sample(self, sampler: StepSampler, rows: SamplingRows, masks: Array | None) -> None:
         """Samples the rows whose logits were computed last."""
@@ -128,20 +136,3 @@ class NativeRunner:
         """Returns the logits of all ranks without padding; a view on one rank."""
         parts = self._state.logits[:num_rows, :, : self._rows_of_rank]
         return parts.reshape(num_rows, parts.shape[1] * self._rows_of_rank)[:, : self._program.vocab_size]
-
-
-def _arrays(plan: StepPlan, block_size: int) -> tuple[list[Array], StepArrays]:
-    """Returns the plan as the kernels read it, and before it the arrays that must live meanwhile."""
-    num_spans = len(plan.span_length)
-    spans = np.empty((num_spans, 4), np.int32)
-    spans[:, 0] = np.cumsum(plan.span_length) - plan.span_length
-    spans[:, 1] = plan.span_length
-    spans[:, 2] = plan.span_context - plan.span_length
-    spans[:, 3] = np.arange(num_spans) * plan.block_tables.shape[1]
-    begun = plan.slots[plan.slots % block_size == 0] // block_size
-    arrays = [
-        np.ascontiguousarray(each, np.int32)
-        for each in (plan.tokens, plan.positions, plan.slots, spans, plan.block_tables, plan.rows.token, begun)
-    ]
-    pointers = [each.ctypes.data for each in arrays]
-    return arrays, StepArrays(len(plan.tokens), num_spans, len(plan.rows), len(begun), *pointers)

@@ -27,6 +27,8 @@ class StepSampler:
         scratch_bytes = sampler.scratch_bytes(vocab)
         self._scratch: Array = lazy(threads * scratch_bytes)
         self._sampler = sampler  # its library stays loaded
+        self._rows: SamplingRows | None = None  # those that the block has, without masks
+        self._most = 0  # alternatives of them
         self._arguments = Sampling(
             rows=cast(sampler.sample_rows, c_void_p).value,
             batch=addressof(self._block.batch),
@@ -40,9 +42,16 @@ class StepSampler:
         return addressof(self._arguments)
 
     def prepare(self, rows: SamplingRows, masks: Array | None = None) -> None:
-        """Sets the options of the rows that the next call of the kernels samples, and the masks that they number."""
+        """Sets the options of the rows that the next call of the kernels samples, and the masks that they number.
+
+        The rows of the step before may have advanced (see `StepPlan`).
+        """
+        if rows is self._rows and masks is None:
+            self._block.advance(rows.new_number)
+            return
         self._block.fill(rows, masks)
+        self._rows, self._most = rows if masks is None else None, most_alternatives(rows)
 
     def output(self, rows: SamplingRows) -> SamplerOutput:
-        """Returns the samples of these rows, those of other ranks included."""
-        return self._block.output(len(rows), most_alternatives(rows))
+        """Returns the samples of the rows that were prepared last, those of other ranks included."""
+        return self._block.output(len(rows), self._most)

@@ -20,7 +20,7 @@ from tk.infer.scheduling.prefix_keys import BlockKey
 from tk.infer.scheduling.scheduler import Limits, Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
 from tk.infer.scheduling.speculation import Speculation
-from tk.infer.scheduling.step_message import StepMessage
+from tk.infer.scheduling.step_message import decode_message
 from tk.infer.workers.persistent_batch import PersistentBatch
 from tk.tests.infer.full_plan import Planned
 
@@ -131,7 +131,7 @@ class World:
         return was_busy
 
     def compute(self, message: bytes, planned: list[Planned]) -> None:
-        plan = self.batch.plan(StepMessage.decode(message))
+        plan = self.batch.plan(decode_message(message))
         first, tokens = 0, []
         self.copy_of |= dict(plan.copies.tolist())
         for chunk, table in zip(planned, plan.block_tables.tolist(), strict=True):

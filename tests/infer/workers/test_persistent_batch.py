@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
 from tk.infer.scheduling.speculation import Speculation
-from tk.infer.scheduling.step_message import StepMessage
+from tk.infer.scheduling.step_message import NextTokens, decode_message
 from tk.infer.scheduling.step_plan import SAMPLE, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.persistent_batch import PersistentBatch
 from tk.tests.infer.full_plan import Planned, full_plan
@@ -82,13 +82,17 @@ class Traffic:
             top_k=choose([0, 5]),
             top_p=choose([1.0, 0.9]),
             min_p=choose([0.0, 0.1]),
-            repetition_penalty=choose([1.0, 1.0, 1.3]),
-            presence_penalty=choose([0.0, 0.0, 0.5]),
-            frequency_penalty=choose([0.0, 0.0, 0.2]),
-            min_new_tokens=choose([0, 0, 3]),
-            logit_bias=choose([{}, {}, {3: 1.5, 7: -2.0}]),
             logprobs=choose([None, 2]),
         )
+        if number // 100 % 2:  # in between there is traffic without bias and counts
+            params = replace(
+                params,
+                repetition_penalty=choose([1.0, 1.0, 1.3]),
+                presence_penalty=choose([0.0, 0.0, 0.5]),
+                frequency_penalty=choose([0.0, 0.0, 0.2]),
+                min_new_tokens=choose([0, 0, 3]),
+                logit_bias=choose([{}, {}, {3: 1.5, 7: -2.0}]),
+            )
         prompt = [self.random.randrange(VOCAB) for _ in range(self.random.randint(1, 14))]
         longest = len(prompt) + self.random.randint(1, 28)
         sequence = Sequence(str(number), number % 3, number, params, 2**64 - 1 - number, prompt, longest)
@@ -145,7 +149,11 @@ class Traffic:
             self.scheduler.check_integrity()
 
     def compute(self, message: bytes, planned: list[Planned], scored: list[SamplingRow]) -> None:
-        plan = self.batch.plan(StepMessage.decode(message))
+        decoded = decode_message(message)
+        if isinstance(decoded, NextTokens):
+            self.seen["went on"] += 1
+            self.seen["new blocks"] += len(decoded.blocks)
+        plan = self.batch.plan(decoded)
         assert_same(plan, full_plan(planned, BLOCK_SIZE, STOPPING, scored))
         self.seen["masked"] += plan.rows.are_masked
         self.cache.step(plan, planned)
@@ -191,6 +199,7 @@ def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int, s
     assert min(seen["preempted"], seen["cancelled"], seen["expired"], seen["scored"], seen["masked"]) > 5
     assert bool(seen["computed in vain"]) == bool(seen["left out"]) == bool(ahead)
     assert (min(seen["accepted"], seen["rejected"]) > 20) == (speculate > 0)
+    assert (min(seen["went on"], seen["new blocks"]) > 20) == bool(ahead)
 
 
 def test_slots_and_tables_grow() -> None:
@@ -203,7 +212,7 @@ def test_slots_and_tables_grow() -> None:
     for _ in range(4):
         chunks = scheduler.schedule()
         planned = [Planned.of(chunk) for chunk in chunks]
-        plan = batch.plan(StepMessage.decode(writer.write(chunks).encode()))
+        plan = batch.plan(decode_message(writer.write(chunks).encode()))
         assert_same(plan, full_plan(planned, 16))
         batch.feed(np.full(len(plan.rows), 9, np.int32))
         for chunk in chunks:
@@ -225,10 +234,11 @@ def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
         chunks = scheduler.schedule()
         message = writer.write(chunks).encode()
         lengths.append(len(message))
-        batch.plan(StepMessage.decode(message))
+        batch.plan(decode_message(message))
         batch.feed(np.full(8, 9, np.int32))
         for chunk in chunks:
             scheduler.advance(chunk)
             chunk.sequence.append(UNKNOWN)
     assert lengths[0] > 8 * 4999 * 4, "the prompts"
     assert lengths[1] < 300, "a decode step has 8 numbers for each sequence"
+    assert (lengths[2] == 4) == (penalty == 1), "sequences go on by the tokens that they sampled"
