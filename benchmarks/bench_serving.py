@@ -17,7 +17,7 @@ import click
 
 from tk.benchmarks.peers.environments import BUILD
 from tk.benchmarks.random_model import random_model
-from tk.benchmarks.serving import beside_peers, cache_formats, limits, own_ratios, structured, weights
+from tk.benchmarks.serving import beside_peers, cache_formats, limits, own_ratios, prefix_hit, structured, weights
 from tk.benchmarks.serving.in_turn import Promise
 from tk.benchmarks.serving.setup import ENVIRONMENTS, LLAMACPP, QUANTIZED, Setup, running_peers
 from tk.core.cpu import read_cpu
@@ -36,6 +36,7 @@ SECTIONS: Final[Mapping[str, Section]] = MappingProxyType(
         "sampling": own_ratios.sampling,
         "structured": structured.structured,
         "speculate": own_ratios.proposals,
+        "prefix": prefix_hit.prefix,
         "start": limits.start,
     }
 )
