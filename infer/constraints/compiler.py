@@ -10,7 +10,7 @@ import numpy as np
 from ...core.errors import InvalidRequest
 from ...core.integers import ceil_div
 from ...text.tokenizer import Tokenizer
-from .grammar import Constraint, Grammar, first_line
+from .grammar import NO_TOKEN, Constraint, Grammar, first_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -97,7 +97,7 @@ class Grammars:
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # finds texts that can never be
         if matcher.is_error():
             why = first_line(matcher.get_error())
-            raise _wrong(constraint, "no text matches it" if why.startswith("NoExtension") else why)
+            raise _wrong(constraint, "no text matches it" if why.startswith(NO_TOKEN) else why)
         return matcher
 
     def _known_vocabulary(self, constraint: Constraint) -> "LLTokenizer":

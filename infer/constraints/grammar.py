@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 Kind = Literal["json_schema", "regex", "grammar"]
+NO_TOKEN: Final = "NoExtension"  # the library's word for a text that must go on and that no token continues
 ALL_TOKENS: Final = np.uint32(2**32 - 1)  # a word of a mask that allows its 32 tokens
 
 
@@ -57,6 +58,12 @@ class Matcher:
         if not self._state.is_error():
             return None
         why = first_line(self._state.get_error())
+        if why.startswith(NO_TOKEN):
+            return InvalidRequest(
+                f"{self._constraint.field} came to a place where the text must go on and no token of the model's "
+                "vocabulary does. Allow characters that the vocabulary has.",
+                field=self._constraint.field,
+            )
         return InvalidRequest(
             f"{self._constraint.field} became too complex in the middle of a sample ({why}). Simplify it: shorter "
             "bounds, fewer alternatives that begin alike.",

@@ -179,6 +179,19 @@ def test_a_grammar_that_becomes_too_complex_has_an_error(
     assert not matcher.is_complete
 
 
+def test_a_text_that_no_token_continues_has_an_error_that_says_so(tmp_path: Path) -> None:
+    backend = Backend(models.BPE({"a": 0, "b": 1}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    matcher = Grammars(Tokenizer.from_folder(tmp_path), 3, (2,)).compile(Constraint("regex", "a(y|z)")).start()
+    assert allowed(matcher) == [0]
+    matcher.take(0)
+    matcher.write_mask(np.zeros(matcher.num_words, np.uint32))
+    assert "no token of the model's vocabulary does" in str(matcher.error)
+
+
 def test_a_token_that_is_not_allowed_is_an_error(grammars: Grammars) -> None:
     matcher = grammars.compile(Constraint("regex", "b")).start()
     matcher.take(ord("a") - 33)
