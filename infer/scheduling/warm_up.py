@@ -14,23 +14,26 @@ _MAX_CONTEXT: Final = 2048  # tokens; the warm-up must be short
 _MAX_CHUNK: Final = 256
 
 
-def warm_up_chunks(limits: Limits, num_blocks: int, block_size: int) -> list[ScheduledChunk]:
+def warm_up_chunks(limits: Limits, num_blocks: int, block_size: int, num_copies: int = 0) -> list[ScheduledChunk]:
     """Returns the steps to measure, one chunk each: few and many tokens, after short and long contexts.
 
     Args:
         limits: the limits on steps and sequences, which the chunks keep.
         num_blocks: the number of blocks of the cache, all of them free.
         block_size: the number of tokens of a block.
+        num_copies: see `BlockAllocator`; blocks that are written have copies, so that none is written to copy 0.
     """
     context = min(limits.max_model_len, num_blocks * block_size, _MAX_CONTEXT)
     longest = min(limits.max_batched_tokens, context, _MAX_CHUNK)
     short = max(1, longest // 4)
     places = ((0, 1), (0, short), (0, longest), (context - 1, 1), (context - short, short))
-    return [_chunk(start, length, block_size) for start, length in dict.fromkeys(places)]
+    return [_chunk(start, length, block_size, num_copies) for start, length in dict.fromkeys(places)]
 
 
-def _chunk(start: int, length: int, block_size: int) -> ScheduledChunk:
+def _chunk(start: int, length: int, block_size: int, num_copies: int) -> ScheduledChunk:
     num_tokens = start + length
+    blocks = list(range(1, ceil_div(num_tokens, block_size) + 1))
+    written = blocks[start // block_size :] if num_copies else []
     sequence = Sequence(
         request_id="",
         index=0,
@@ -39,6 +42,7 @@ def _chunk(start: int, length: int, block_size: int) -> ScheduledChunk:
         seed=0,
         prompt=[0] * num_tokens,
         max_tokens=num_tokens + 1,
-        blocks=list(range(1, ceil_div(num_tokens, block_size) + 1)),
+        blocks=blocks,
+        copies=[number for pair in enumerate(written, 1) for number in reversed(pair)],
     )
     return ScheduledChunk(sequence, start, length)

@@ -25,7 +25,7 @@ def measure_steps(
     Raises:
         WorkerDied: see `WorkerGroup.receive`.
     """
-    chunks = warm_up_chunks(scheduler.limits, memory.num_blocks, memory.block_size)
+    chunks = warm_up_chunks(scheduler.limits, memory.num_blocks, memory.block_size, memory.num_copies)
     measured = []
     for chunk in (chunks[0], *chunks):
         message = batch.write([chunk]).encode()

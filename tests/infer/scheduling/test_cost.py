@@ -90,3 +90,15 @@ def test_warm_up_steps_keep_the_limits(max_tokens: int, num_blocks: int) -> None
         assert chunk.start + chunk.length == chunk.sequence.num_tokens <= min(64, num_blocks * 8)
         assert all(1 <= block <= num_blocks for block in chunk.sequence.blocks)
         assert len(chunk.sequence.blocks) * 8 >= chunk.sequence.num_tokens
+
+
+def test_every_block_that_a_warm_up_step_writes_has_a_copy_of_its_own() -> None:
+    """If blocks have fewer copies: those without one would write to copy 0, which stays zero."""
+    chunks = warm_up_chunks(LIMITS, 128, 32, num_copies=20)
+    for chunk in chunks:
+        blocks, copies = chunk.sequence.copies[::2], chunk.sequence.copies[1::2]
+        written = {position // 32 for position in range(chunk.start, chunk.start + chunk.length)}
+        assert blocks == [chunk.sequence.blocks[i] for i in sorted(written)]
+        assert copies == list(range(1, len(blocks) + 1))
+        assert len(copies) <= 20
+    assert not any(chunk.sequence.copies for chunk in warm_up_chunks(LIMITS, 128, 32))
