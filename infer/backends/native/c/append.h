@@ -129,38 +129,45 @@ INLINE void append_head(const struct model *m, int format, char *to, char *scale
         store_values(format, (const char *)&rounded, count, values, pair, values ? offset % 2 : offset % PANEL);
     }
 }
-// How the dims of a group are rounded: (x - zero) * inverse.
-struct rounding {
-    float zero, inverse;
-};
 
-// The scale and the zero of a group, which it stores, the zero `tokens` further on.
-static struct rounding scale_group(const float *x, int64_t n, uint16_t *to, int64_t tokens) {
-    float low = x[0], high = x[0], sum = 0.0f;
-    for (int64_t i = 0; i < n; i++) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
-        sum += x[i] - x[i];  // zero, if all are finite
+// Rounds GROUP dims to 4 bits, and stores their scale and, `tokens` further on, their zero.
+static void round_group(const float *x, uint16_t *scale, int64_t tokens, int16_t *codes) {
+    vf low = v_load(x), high = low, odd = v_set1(0.0f);
+    for (int64_t i = 0; i < GROUP; i += VW) {
+        low = v_min(low, v_load(x + i));
+        high = v_max(high, v_load(x + i));
+        odd = odd + (v_load(x + i) - v_load(x + i));  // zero, if all are finite
     }
-    to[tokens] = float_to_fp16(fmaxf(-LARGEST_FP16, fminf(LARGEST_FP16, low)) + sum);
-    float zero = fp16_to_float(to[tokens]);
-    to[0] = float_to_fp16(fmaxf(LEAST_FP16, fminf(LARGEST_FP16, (high - zero) / 15.0f)));
-    return (struct rounding){zero, isnan(zero) ? 0.0f : 1.0f / fp16_to_float(to[0])};
+    float least = fmaxf(-LARGEST_FP16, fminf(LARGEST_FP16, -v_largest(v_set1(0.0f) - low)));
+    scale[tokens] = float_to_fp16(least + v_sum(odd));
+    float zero = fp16_to_float(scale[tokens]);
+    scale[0] = float_to_fp16(fmaxf(LEAST_FP16, fminf(LARGEST_FP16, (v_largest(high) - zero) / 15.0f)));
+    memset(codes, 0, GROUP * sizeof *codes);
+    float inverse = 1.0f / fp16_to_float(scale[0]);
+    for (int64_t i = 0; i < GROUP && !isnan(zero); i += VW) {
+        vf value = (v_load(x + i) - v_set1(zero)) * v_set1(inverse);
+        v_store_int16(codes + i, v_max(v_set1(0.0f), v_min(v_set1(15.0f), value)));
+    }
 }
 
 // Appends a key or a value to a page of int4.
 static void append_nibbles(const struct model *m, char *to, char *scales, int64_t offset, int values, const float *x) {
     int64_t n = m->head_dim, panel_bytes = (values ? m->block_size : n) / 2 * pair_bytes(INT4);
-    struct rounding rounding = {0.0f, 0.0f};
-    for (int64_t i = 0; i < n; i++) {
-        if (i % GROUP == 0)
-            rounding = scale_group(x + i, n - i < GROUP ? n - i : GROUP,
-                                   (uint16_t *)scales + i / GROUP * 2 * m->block_size + offset, m->block_size);
-        float value = rounding.inverse == 0.0f ? 0.0f : nearbyintf((x[i] - rounding.zero) * rounding.inverse);
-        uint8_t code = (uint8_t)(value > 15.0f ? 15.0f : value < 0.0f ? 0.0f : value);
-        int64_t line = values ? offset : i, column = values ? i : offset;
-        uint8_t *both = (uint8_t *)to + column / PANEL * panel_bytes + line / 2 * pair_bytes(INT4) + column % PANEL;
-        *both = line % 2 ? (uint8_t)((*both & 15) | code << 4) : (uint8_t)((*both & 240) | code);
+    for (int64_t first = 0; first < n; first += GROUP) {
+        int64_t count = n - first < GROUP ? n - first : GROUP;
+        float group[GROUP];
+        int16_t codes[GROUP];
+        for (int64_t i = 0; i < GROUP; i++) group[i] = x[first + (i < count ? i : 0)];
+        round_group(group, (uint16_t *)scales + first / GROUP * 2 * m->block_size + offset, m->block_size, codes);
+        uint8_t *both = (uint8_t *)to + (values ? first / PANEL : offset / PANEL) * panel_bytes;
+        both += values ? offset / 2 * pair_bytes(INT4) : first / 2 * pair_bytes(INT4) + offset % PANEL;
+        if (values)
+            for (int64_t i = 0; i < count; i++) {
+                uint8_t *at = both + i / PANEL * panel_bytes + i % PANEL;
+                *at = (uint8_t)(offset % 2 ? (*at & 15) | codes[i] << 4 : (*at & 240) | codes[i]);
+            }
+        else
+            for (int64_t i = 0; i < count; i += 2) both[i / 2 * pair_bytes(INT4)] = (uint8_t)(codes[i] | codes[i + 1] << 4);
     }
 }
 

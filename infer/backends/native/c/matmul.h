@@ -26,13 +26,22 @@ INLINE int64_t pair_bytes(int format) {
 INLINE vf load_half(int format, const char *w, int n, int half) {
     int at = half * PANEL + n * VW;
     if (format == FP32) return v_load((const float *)w + at);
-    if (format == FP8) return v_widen_fp8((const uint8_t *)w + at);
     if (format == BF16) {
         vi both;
         memcpy(&both, w + n * 4 * VW, sizeof both);
         return half ? v_high_halves(both) : (vf)(both << 16);
     }
     return v_widen_fp16((const uint16_t *)w + at);
+}
+
+// Widens all vectors of the even or odd column of the pair at w, those of FP8 divided by FP8_SCALE.
+INLINE void load_column(int format, const char *w, int half, vf *to) {
+    if (format == FP8) {
+        v_widen_fp8((const uint8_t *)w + half * PANEL, to);
+        return;
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < VECTORS; n++) to[n] = load_half(format, w, n, half);
 }
 
 // The place from which a tile fetches the next values into the cache: `bytes` further on for every pair of columns.
@@ -60,8 +69,7 @@ INLINE void tile(const int rows, const int panels, const int format, const int f
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
                 vf weights[VECTORS];
-#pragma GCC unroll 4
-                for (int n = 0; n < VECTORS; n++) weights[n] = load_half(format, line, n, half);
+                load_column(format, line, half, weights);
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) {
                     vf value = v_set1(x[r * x_stride + 2 * k + half]);
@@ -82,6 +90,7 @@ INLINE void tile(const int rows, const int panels, const int format, const int f
         for (int i = 0; i < panels * VECTORS; i++) {
             vf sum = sums[r * panels * VECTORS + i];
             float *to = out + r * out_stride + i * VW;
+            if (format == FP8) sum = sum * v_set1(FP8_SCALE);
             if (bias) sum = sum + v_load(bias + i * VW);
             if (add) sum = v_load(to) + sum;
             v_store(to, sum);

@@ -178,14 +178,15 @@ typedef void (*spread_function)(const struct spread *s, float *out, int64_t out_
         spread_tile(rows, panels, bits, s, out, out_stride);                                              \
     }
 #define SPREAD_TILES(bits)                                                                                        \
-    SPREAD_TILE(1, 4, bits) SPREAD_TILE(2, 2, bits) SPREAD_TILE(1, 1, bits) SPREAD_TILE(2, 1, bits)               \
+    SPREAD_TILE(1, 4, bits) SPREAD_TILE(1, 2, bits) SPREAD_TILE(2, 2, bits) SPREAD_TILE(1, 1, bits) SPREAD_TILE(2, 1, bits)               \
     SPREAD_TILE(3, 1, bits) SPREAD_TILE(4, 1, bits) SPREAD_TILE(5, 1, bits) SPREAD_TILE(6, 1, bits)
 #define SPREAD_NARROW(bits) \
     spread_##bits##_1_1, spread_##bits##_2_1, spread_##bits##_3_1, spread_##bits##_4_1, spread_##bits##_5_1, spread_##bits##_6_1
 SPREAD_TILES(8)
 SPREAD_TILES(4)
 static const spread_function NARROW_SPREAD[2][SPREAD_ROWS] = {{SPREAD_NARROW(8)}, {SPREAD_NARROW(4)}};
-static const spread_function WIDE_SPREAD[2][2] = {{spread_8_1_4, spread_8_2_2}, {spread_4_1_4, spread_4_2_2}};
+static const spread_function TWO_PANELS_SPREAD[2][2] = {{spread_8_1_2, spread_8_2_2}, {spread_4_1_2, spread_4_2_2}};
+static const spread_function FOUR_PANELS_SPREAD[2] = {spread_8_1_4, spread_4_1_4};
 
 // Sums one tile of spread rows, from panel p on, in one slice: up to SPREAD_ROWS rows of one panel, or few of several.
 static void sum_spread(const struct matrix *w, const float *x, int64_t rows, int64_t p, int64_t panels, int slice,
@@ -200,7 +201,10 @@ static void sum_spread(const struct matrix *w, const float *x, int64_t rows, int
                        .lines = lines_of(w),
                        .bytes = bytes};
     int kind = w->format == CODES4;
-    (panels > 1 ? WIDE_SPREAD[kind][rows - 1] : NARROW_SPREAD[kind][rows - 1])(&s, out, out_stride);
+    spread_function sum = panels == 4   ? FOUR_PANELS_SPREAD[kind]
+                          : panels == 2 ? TWO_PANELS_SPREAD[kind][rows - 1]
+                                        : NARROW_SPREAD[kind][rows - 1];
+    sum(&s, out, out_stride);
 }
 
 // Cuts the rows that are left into tiles of nearly equal size.
@@ -211,7 +215,7 @@ INLINE int64_t rows_of_spread_tile(int64_t left) {
 
 // The panels that a tile of so few rows takes together: enough sums to hide the latency of a fused product.
 INLINE int64_t panels_of_tile(int64_t rows, int64_t left) {
-    return rows == 1 && left >= 4 ? 4 : rows == 2 && left >= 2 ? 2 : 1;
+    return rows == 1 && left >= 4 ? 4 : rows <= 2 && left >= 2 ? 2 : 1;
 }
 
 // Adds the slices of a tile as a binary tree, the bias and, with `add`, the values that are there.

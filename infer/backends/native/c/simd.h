@@ -231,28 +231,33 @@ INLINE vf v_widen_fp16(const uint16_t *p) {
 #endif
 }
 
-// fp8 (e4m3: no infinity, one NaN of each sign) has the exponents of fp16 less 8, so its bits are widened as fp16.
+// fp8 (e4m3: no infinity, one NaN of each sign) has the exponents of fp16 less 8: its bits, widened as fp16, count
+// FP8_SCALE times too little. Sums are multiplied by it, which is exact.
 #define FP8_SCALE 256.0f
-INLINE float fp8_to_float(uint8_t b) {
-    uint16_t half = (uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7);
-    return fp16_to_float((b & 0x7f) == 0x7f ? 0x7fff : half) * FP8_SCALE;
+INLINE uint16_t fp8_as_fp16(uint8_t b) {
+    return (b & 0x7f) == 0x7f ? 0x7fff : (uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7);
 }
-INLINE vf v_widen_fp8(const uint8_t *p) {
-#if defined(TK_AVX512)
+#if defined(TK_AVX512) || defined(TK_AVX2)
+INLINE __m256i sixteen_fp8_as_fp16(const uint8_t *p) {
     __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
     half = _mm256_and_si256(half, _mm256_set1_epi16((int16_t)0xbf80));
     __m256i size = _mm256_or_si256(half, _mm256_set1_epi16((int16_t)0x8000));
-    __m256i nan = _mm256_cmpeq_epi16(size, _mm256_set1_epi16((int16_t)0xbf80));
-    return _mm512_cvtph_ps(_mm256_or_si256(half, nan)) * v_set1(FP8_SCALE);
+    return _mm256_or_si256(half, _mm256_cmpeq_epi16(size, _mm256_set1_epi16((int16_t)0xbf80)));  // NaN: all bits
+}
+#endif
+
+// Widens 16 of fp8, divided by FP8_SCALE.
+INLINE void v_widen_fp8(const uint8_t *p, vf *to) {
+#if defined(TK_AVX512)
+    to[0] = _mm512_cvtph_ps(sixteen_fp8_as_fp16(p));
 #elif defined(TK_AVX2)
-    __m128i half = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
-    half = _mm_and_si128(half, _mm_set1_epi16((int16_t)0xbf80));
-    __m128i nan = _mm_cmpeq_epi16(_mm_or_si128(half, _mm_set1_epi16((int16_t)0x8000)), _mm_set1_epi16((int16_t)0xbf80));
-    return _mm256_cvtph_ps(_mm_or_si128(half, nan)) * v_set1(FP8_SCALE);
+    __m256i half = sixteen_fp8_as_fp16(p);
+    to[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
+    to[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
 #else
-    float wide[VW];
-    for (int i = 0; i < VW; i++) wide[i] = fp8_to_float(p[i]);
-    return v_load(wide);
+    float wide[16];
+    for (int i = 0; i < 16; i++) wide[i] = fp16_to_float(fp8_as_fp16(p[i]));
+    for (int n = 0; n < 16 / VW; n++) to[n] = v_load(wide + n * VW);
 #endif
 }
 
