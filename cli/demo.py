@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +13,13 @@ from typing import Any
 import click
 
 from ..core.errors import ConfigError, TkError
+from ..core.process import module_command
 from .demo_report import Stream, report
 
 PROMPTS = ("def read_lines(path):\n", "class Stack:\n    def __init__(self", "import os\nimport sys\n\n")
 NEW_TOKENS = 100
 CONFIG_FILE = "demo.toml"
 MADE = frozenset({CONFIG_FILE, "run", "tp1", "hugging-face"})
-TK = (sys.executable, "-P", "-m", "tk")  # -P: modules in the current folder must not shadow installed ones
 CONFIG = """\
 # The run of `tk demo`: Python's standard library on two local ranks, tensor parallel, ZeRO-1. Change it and run
 #   tk train {file}
@@ -130,7 +129,7 @@ def _fresh_folder(out: Path, steps: int) -> Path:
 def _run(*arguments: str) -> None:
     """Runs a tk command as a user would; its output appears with that of the demo."""
     click.echo(f"$ tk {' '.join(arguments)}")
-    done = subprocess.run([*TK, *arguments], check=False)
+    done = subprocess.run(module_command("tk", arguments), check=False)
     if done.returncode == 130:
         raise KeyboardInterrupt
     if done.returncode:
@@ -148,7 +147,7 @@ def _server(checkpoint: Path) -> Iterator[str]:
     """Starts `tk serve` in a process, yields its HOST:PORT, and drains it at the end."""
     arguments = ["serve", str(checkpoint), "--kv-dtype", "int8", "--port", "0", "--max-model-len", "512"]
     click.echo(f"$ tk {' '.join(arguments)}")
-    process = subprocess.Popen([*TK, *arguments], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(module_command("tk", arguments), stdout=subprocess.PIPE, text=True)
     try:
         ready = process.stdout.readline() if process.stdout else ""
         if not ready.startswith("ready "):

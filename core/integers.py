@@ -1,8 +1,16 @@
 """Division that rounds up."""
 
+from typing import TYPE_CHECKING, TypeVar
 
-def ceil_div(number: int, divisor: int) -> int:
-    """Returns the smallest integer that is at least number / divisor."""
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_Integers = TypeVar("_Integers", int, "NDArray[np.int64]")
+
+
+def ceil_div(number: _Integers, divisor: int) -> _Integers:
+    """Returns the smallest integer that is at least number / divisor; of an array, for each of its numbers."""
     return -(-number // divisor)
 
 

@@ -17,6 +17,11 @@ _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # constants of glibc's malloc.h
 
 
+def module_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
+    """Returns the words of `python -m MODULE ARGUMENTS`, by the interpreter of this process."""
+    return [sys.executable, "-P", "-m", module, *arguments]  # -P: modules in the current folder must not shadow others
+
+
 def start_module(
     module: str,
     arguments: Sequence[str] = (),
@@ -42,7 +47,7 @@ def start_module(
     """
     paths = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *arguments],  # -P: modules in the current folder must not shadow others
+        module_command(module, arguments),
         env={**os.environ, **environment, "PYTHONPATH": paths, PARENT_VARIABLE: str(os.getpid())},
         pass_fds=inherited,
         stdin=stdin,

@@ -5,6 +5,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.integers import ceil_div
 from ..core.labels import IGNORED
 from .packing import pack
 from .row import Row
@@ -122,7 +123,7 @@ def _split(
     starts: NDArray[np.int64], stops: NDArray[np.int64], seq_len: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Splits ranges into pieces of at most seq_len + 1 tokens; a piece begins with the last token of the one before."""
-    counts = -(-(stops - starts - 1) // seq_len)
+    counts = ceil_div(stops - starts - 1, seq_len)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     firsts = np.repeat(starts, counts) + number * seq_len
     return firsts, np.minimum(firsts + seq_len + 1, np.repeat(stops, counts))

@@ -8,13 +8,14 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
+
+from ..process import module_command
 
 INSTALL_HINT: Final = "install one (apt install gcc), or the one for Python: pip install 'tk-toolkit[compiler]'"
 _SYSTEM_COMPILERS: Final = ("cc", "gcc", "clang")
@@ -127,5 +128,4 @@ def _packaged() -> Iterator[Compiler]:
             version = metadata.version("ziglang")
         except metadata.PackageNotFoundError:
             version = "of unknown version"
-        # -P: a folder `ziglang` in the current folder must not be run.
-        yield Compiler((sys.executable, "-P", "-m", "ziglang", "cc", *target), f"ziglang {version}")
+        yield Compiler((*module_command("ziglang", ["cc"]), *target), f"ziglang {version}")

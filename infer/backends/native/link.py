@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from ....checkpoint.read.shared_read import Peers
+from ....core.integers import round_up
 from ...scheduling.step_plan import Array
 from .memory import CACHE_LINE
 from .structures import MAX_RANKS, Buffer, NativeModel
@@ -77,7 +78,7 @@ class SharedMemory:
         """
         assert peers.size <= MAX_RANKS
         sizes = (peers.size * CACHE_LINE, 2 * peers.size * slot_floats * 4, logits_floats * 4, num_results)
-        starts = np.cumsum([0, *(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes)]).tolist()
+        starts = np.cumsum([0, *(round_up(size, mmap.PAGESIZE) for size in sizes)]).tolist()
         own = os.memfd_create("tk-link", os.MFD_CLOEXEC) if peers.rank == 0 else -1
         if own >= 0:
             os.ftruncate(own, starts[-1])
