@@ -54,7 +54,7 @@ def main(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: Path
         results = [json.loads(rank.communicate()[0]) for rank in ranks]
     worst = max(results, key=lambda result: result["stall"])
     print(f"dp {dp}, ZeRO {zero}: a rank writes {worst['bytes'] / 2**20:.0f} MiB")
-    for what in ("memcpy", "work", "first", "copy", "settle", "stall", "beside"):
+    for what in ("memcpy", "work", "first", "copy", "compare", "stall", "beside"):
         print(f"{what:<8} {worst[what] * 1e3:>8.1f} ms {worst[what] / worst['memcpy']:>6.2f} x memcpy")
     print(f"{'cpu':<8} {worst['cpu'] * 1e3:>8.1f} ms {worst['cpu'] / worst['memcpy_cpu']:>6.2f} x memcpy's")
 
@@ -83,7 +83,7 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
     copies = [np.zeros_like(value) for value in values]
     left, right = torch.rand(2, 512, 512)
     products = sum(value.nbytes for value in values) // 2**22
-    names = ("memcpy", "memcpy_cpu", "work", "work_cpu", "copy", "settle", "step", "step_cpu")
+    names = ("memcpy", "memcpy_cpu", "work", "work_cpu", "copy", "compare", "step", "step_cpu")
     times: dict[str, list[float]] = {name: [] for name in names}
 
     def work() -> None:
@@ -105,13 +105,13 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
             with clock(times["copy"]):
                 saver.save(step, {}, wait=False)
             work()
-            with clock(times["settle"]):
+            with clock(times["compare"]):
                 saver.flush_pending()
         assert saver._writer
         saver._writer.wait()
     saver.close(failed=False)
     dist.destroy_process_group()
-    times["stall"] = list(map(add, times["copy"], times["settle"]))
+    times["stall"] = list(map(add, times["copy"], times["compare"]))
     times["beside"] = list(map(sub, map(sub, times["step"], times["work"]), times["stall"]))
     times["cpu"] = list(map(sub, times["step_cpu"], times["work_cpu"]))
     first = times["stall"][0]

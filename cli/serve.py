@@ -45,7 +45,7 @@ EXIT_INTERRUPTED = 130
     is_flag=True,
     flag_value=False,
     default=True,
-    help="Compute every prompt whole, also what earlier requests began with.",
+    help="Compute every prompt whole, also a beginning that an earlier request had.",
 )
 @max_model_len_option
 @speculate_option

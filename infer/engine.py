@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final, Self
 
-from ..core.errors import Cancelled, DeadlinePassed, InvalidRequest, TkError, WorkerDied
+from ..core.errors import Cancelled, InvalidRequest, TkError, WorkerDied
 from .constraints.compiler import Grammars
 from .options import EngineOptions
 from .planning.job import threads_per_rank
@@ -161,7 +161,8 @@ class Engine:
                 raise Cancelled("The engine is closed.")
             if request.request_id in self._live:
                 raise InvalidRequest(
-                    f"Request id {request.request_id!r} is live already; choose another.", field="request_id"
+                    f"Request id {request.request_id!r} belongs to a live request; choose another.",
+                    field="request_id",
                 )
             self._scheduler.add(live.sequences, time.monotonic())
             self._live[request.request_id] = live
@@ -298,8 +299,7 @@ class Engine:
                 continue
             touched[request := row.request] = None
             if not result.finite[index]:
-                name = row.sequence.request_id
-                self._fail(request, TkError(f"The model's logits for request {name} are not finite."))
+                self._fail(request, request.not_finite())
             elif row.scored is not None:
                 request.score(row.scored, result, index)
             else:
@@ -325,8 +325,7 @@ class Engine:
         for request in cancelled:
             self._fail(request, Cancelled(f"Request {request.request.request_id} was aborted."))
         for request in late:
-            name = request.request.request_id
-            self._fail(request, DeadlinePassed(f"Request {name} is not expected to answer before its deadline."))
+            self._fail(request, request.too_late())
 
     def _events_sent(self) -> None:
         for callback in self._after_events:

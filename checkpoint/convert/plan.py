@@ -145,7 +145,7 @@ def _cast_to(name: str, weight: DType, dtype: DType | None) -> DType:
         return weight
     if weight != dtype and weight not in dtypes.COMPUTE_DTYPES:
         raise CheckpointError(
-            f"{name} is stored as {weight.code}, which has no cast to {dtype.name} (quantized values mean nothing "
+            f"{name} is stored as {weight.code}, which tk cannot cast to {dtype.name} (quantized values mean nothing "
             f"without their scales); leave out --dtype."
         )
     return dtype

@@ -63,7 +63,7 @@ class CheckpointFolder(Protocol):
         """Opens a data file and returns its descriptor.
 
         Raises:
-            CheckpointError: the file is not that of which the metadata tells; ShardCorrupt if it has another header.
+            CheckpointError: the file is not the one that the metadata describes; ShardCorrupt if it has another header.
         """
 
     def file_sizes(self) -> Mapping[str, int]:

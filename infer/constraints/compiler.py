@@ -66,7 +66,7 @@ class Grammars:
         try:
             num_bytes = len(constraint.text.encode())
         except UnicodeEncodeError as error:
-            raise _wrong(constraint, "it has a lone surrogate, which is no valid Unicode") from error
+            raise _wrong(constraint, "it contains a lone surrogate, which is not valid Unicode") from error
         if num_bytes > MAX_BYTES:
             raise InvalidRequest(
                 f"{constraint.field} has more than {MAX_BYTES} bytes; send a shorter one.", field=constraint.field
@@ -139,7 +139,7 @@ def _library_text(constraint: Constraint) -> str:
             raise _wrong(constraint, f"a schema is a JSON object, not {type(schema).__name__}")
         return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)  # type: ignore[arg-type]  # a plain dict
     except (ValueError, RecursionError) as error:
-        raise _wrong(constraint, f"it is no JSON: {error}") from error
+        raise _wrong(constraint, f"it is not valid JSON: {error}") from error
 
 
 def _wrong(constraint: Constraint, why: str) -> InvalidRequest:

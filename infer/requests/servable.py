@@ -30,7 +30,7 @@ def check_servable(request: Request, info: ModelInfo, has_tokenizer: bool) -> No
     check_length(len(request.prompt), info.max_model_len)
     wrong = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise InvalidRequest(f"Token id {wrong} is not below the vocabulary's {vocab_size}.", field="prompt")
+        raise InvalidRequest(f"Token id {wrong} is not one of the vocabulary's, 0 to {vocab_size - 1}.", field="prompt")
     if params.stop and not has_tokenizer:
         raise InvalidRequest(
             "Stop strings need text, and the checkpoint has no tokenizer.json; use stop_token_ids.",

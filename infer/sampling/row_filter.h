@@ -8,7 +8,7 @@
 #include "row.h"
 
 #define BUCKETS 512
-#define STRIDE 16     /* of the blocks that are looked at first: they tell peaked rows from flat ones, and where to cut */
+#define STRIDE 16     /* of the blocks that are looked at first: they show whether a row is peaked, and where to cut */
 #define PLACES 2048   /* of the scores of these blocks, by which the cut is expected */
 #define MARGIN 0.015   /* of the weight around the cut of these blocks, in which the cut of all blocks is expected */
 

@@ -1,6 +1,6 @@
 """The allocator of KV cache blocks: reference counts, and the blocks that are kept because they may be wanted again.
 
-A block is free, used (it has holders) or cached: nobody holds it, and its key finds it. When free blocks run out, the
+A block is free, used (it has holders) or cached: it has no holder, and its key finds it. When free blocks run out, the
 cached block that was unused for longest is taken. Blocks are plain integers, so tests of all policies take
 microseconds. No operation costs more than the blocks that it is given, but for `copy` without a free copy.
 

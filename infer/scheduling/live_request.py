@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ...core.errors import TkError
+from ...core.errors import DeadlinePassed, TkError
 from ...text.tokenizer import Tokenizer
 from ..requests.events import (
     Done,
@@ -200,6 +200,20 @@ class LiveRequest:
         self._num_unfinished = 0
         self._started = True
         self._due.append(Failed(error))
+
+    def not_finite(self) -> TkError:
+        """Returns the error for logits with NaN or infinity."""
+        return TkError(
+            f"The model's logits for request {self.request.request_id} are not finite. Serve the model in fp32 "
+            "(--dtype fp32); if they are not finite then either, train or convert it again."
+        )
+
+    def too_late(self) -> DeadlinePassed:
+        """Returns the error for a deadline that has passed, or that will pass before the first token."""
+        return DeadlinePassed(
+            f"Request {self.request.request_id} is not expected to answer before its deadline. Allow more time or try "
+            "again later."
+        )
 
     def deliver(self) -> None:
         """Sends the pending events. If the callback raises, it gets no more events; other requests are not affected."""

@@ -1,4 +1,4 @@
-"""The keys of full KV cache blocks: what a block holds, and all that stands before it, as one digest.
+"""The keys of full KV cache blocks: one digest of a block's tokens and of all tokens before them.
 
 A block's keys and values are a function of the model and of all tokens up to the block's last one. The digest is
 chained: SHA-256 of the digest of the block before and of the block's own tokens. The first block's chain begins with a

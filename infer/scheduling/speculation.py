@@ -1,8 +1,8 @@
-"""Proposals for the next tokens of one sequence by prompt lookup: tokens repeat what followed the same tokens before.
+"""Proposals for the next tokens of a sequence by prompt lookup: those that followed the same tokens before.
 
 The idea is that of Saxena, "Prompt Lookup Decoding" (2023). A step computes the proposals behind the sequence's last
 token, the worker samples after each of them, and those that equal the sampled tokens are kept. No draft model takes
-part, and no token differs from what would have come without.
+part, and every token is the one that would have come without proposals.
 """
 
 from collections.abc import Sequence

@@ -172,7 +172,7 @@ class WorkerGroup:
         """
         ready = self._selector.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise WorkerDied("The inference workers did not answer in time.")
+            raise WorkerDied("The inference workers did not answer in time; see their messages on stderr.")
         ranks = [key.data for key, _ in ready if key.data is not None]
         if not ranks:
             with suppress(BlockingIOError):

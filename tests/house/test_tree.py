@@ -10,6 +10,7 @@ from tk.tests.house.conftest import ROOMS
 
 MAX_FILE_LINES = 350
 MAX_TEST_FILE_LINES = 500
+MAX_UNTESTED_LINES = 100
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 PRINTERS = ("cli", "core/progress.py", "core/console_log.py")
@@ -26,6 +27,26 @@ def test_no_file_is_long(root: Path, sources: list[Path]) -> None:
     for files, most in ((sources, MAX_FILE_LINES), (tests, MAX_TEST_FILE_LINES)):
         lines = {str(path): len((root / path).read_text().splitlines()) for path in files}
         assert {path: number for path, number in lines.items() if number > most} == {}
+
+
+def without_tests(lines: dict[Path, int], tests: set[Path]) -> list[str]:
+    """Returns the modules of more than MAX_UNTESTED_LINES lines that have no test file of their own."""
+    return [
+        str(path)
+        for path, number in lines.items()
+        if number > MAX_UNTESTED_LINES and path.with_name(f"test_{path.name}") not in tests
+    ]
+
+
+def test_every_module_of_some_size_has_a_test_file_of_its_own(root: Path, sources: list[Path]) -> None:
+    lines = {path: len((root / path).read_text().splitlines()) for path in sources}
+    tests = {path.relative_to(root / "tests") for path in (root / "tests").rglob("test_*.py")}
+    assert without_tests(lines, tests) == []
+
+
+def test_a_module_without_a_test_file_is_seen() -> None:
+    lines = {Path("core/a.py"): 101, Path("core/b.py"): 101, Path("core/c.py"): 100}
+    assert without_tests(lines, {Path("core/test_b.py"), Path("text/test_a.py")}) == ["core/a.py"]
 
 
 def test_no_function_is_long(root: Path, sources: list[Path]) -> None:

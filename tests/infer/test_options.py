@@ -1,4 +1,4 @@
-"""The options of an engine: a value of a wrong type is refused with its name, before anything starts."""
+"""Options of an engine: those of a wrong type, or wrong for every model, are refused by name, before anything starts."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -8,7 +8,53 @@ import pytest
 
 from tk.core.errors import ConfigError
 from tk.infer import LLM, options
-from tk.infer.options import EngineOptions
+from tk.infer.kv_formats import KV_DTYPES
+from tk.infer.options import WEIGHT_DTYPES, EngineOptions
+
+FOLDER = Path("model")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        *(({name: 0}, f"{name} = 0; it must be 1 or more") for name in ("tp", "kv_blocks", "kv_memory", "threads")),
+        *(({name: 0}, f"{name} = 0; it must be 1 or more") for name in ("max_model_len", "max_running")),
+        *(({name: -1}, f"{name} = -1; it must be 0 or more") for name in ("max_queued", "max_restarts", "speculate")),
+        ({"max_step_ms": 0.0}, "max_step_ms = 0.0; it must be more than 0 milliseconds"),
+        ({"max_step_ms": float("nan")}, "max_step_ms = nan"),
+        ({"dtype": "int8"}, "dtype = 'int8'; use one of auto, fp32"),
+        ({"weight_dtype": "fp32"}, "weight_dtype = 'fp32'; use one of auto, int8"),
+        ({"kv_dtype": "fp4"}, "kv_dtype = 'fp4'; use one of auto, fp32"),
+        ({"kernels": "cuda"}, "kernels = 'cuda'; use one of auto, native"),
+        ({"block_size": 48}, "block_size = 48; it must be a power of two up to 256"),
+        ({"block_size": 0}, "block_size = 0"),
+        ({"max_running": 9, "max_batched_tokens": 8}, "max_running = 9 is more than max_batched_tokens = 8"),
+        ({"kv_blocks": 8, "kv_memory": 1 << 20}, "kv_blocks and kv_memory both set"),
+    ],
+)
+def test_wrong_options_are_named(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        EngineOptions(FOLDER, **given).validate()
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"tp": 8, "kv_blocks": 1, "threads": 1, "max_queued": 0, "max_step_ms": 0.5},
+        {"max_running": 8, "max_batched_tokens": 8, "block_size": 256, "kernels": "aten"},
+        *({"kv_dtype": name} for name in KV_DTYPES),
+        *({"weight_dtype": name} for name in WEIGHT_DTYPES),
+    ],
+)
+def test_other_options_are_left_to_the_engine(given: dict[str, Any]) -> None:
+    EngineOptions(FOLDER, **given).validate()
+
+
+def test_only_the_checkpoint_has_a_place() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        EngineOptions(FOLDER, 2)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ class TrainingEngine:
     def refuse_while_whole(self, call: str) -> None:
         """Raises ConfigError inside `whole_parameters`, where parameters would keep the values from before `call`."""
         if self._whole:
-            raise ConfigError(f"{call} inside `with engine.full_parameters():`; leave it first.")
+            raise ConfigError(f"{call} was called inside `with engine.full_parameters():`. Leave that block first.")
 
     def parameters_one_by_one(self) -> Iterator[torch.nn.Parameter]:
         """Yields, at ZeRO stage 3, every trainable parameter while its unit is whole; every rank runs it to its end."""

@@ -67,9 +67,9 @@ class ModuleWatch:
         for name, (parameter, version) in self._written_at.items():
             if parameter._version != version:
                 raise ConfigError(
-                    f"The parameter {name} was written in place after initialize (load_state_dict, clamp_, ...), "
-                    "and its fp32 master counts: the change would be lost. Load values before initialize, with "
-                    "engine.load, or inside engine.full_parameters()."
+                    f"The parameter {name} was written in place after initialize (load_state_dict, clamp_, ...). "
+                    "An update starts from its fp32 master, so the change would be lost. Load values before "
+                    "initialize, with engine.load, or inside engine.full_parameters()."
                 )
 
     def check_names(self) -> None:

@@ -12,7 +12,7 @@ GRACE_SECONDS = 5.0  # the time in which other waiting ranks give up too
 _POLL_SECONDS = 0.05
 
 
-def set_aside_report(logs: Path) -> None:
+def keep_earlier_report(logs: Path) -> None:
     """Renames the report of an earlier attempt; rank 0 calls it before the rendezvous."""
     path = logs / STALL_REPORT
     if path.exists():

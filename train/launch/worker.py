@@ -21,7 +21,7 @@ from ..run.trainer import Trainer
 from .launcher import FORK, RENDEZVOUS_VARIABLE
 from .rank_report import write_error
 from .rendezvous import agents_keep_a_store, rendezvous_store
-from .torchrun import give_up, set_aside_report
+from .torchrun import give_up, keep_earlier_report
 
 ECHO_SECONDS = 3.0  # under torchrun, signals within this time count as one
 SHARED_SECONDS = 1.0  # between two writes of a heartbeat to a run folder that many hosts may share
@@ -41,7 +41,7 @@ def run_rank(config: TrainConfig, resume: str, fork: bool = False) -> int:
     heartbeats = Path(os.environ.get(HEARTBEATS_VARIABLE) or logs / "heartbeats")
     heartbeat = Heartbeat(heartbeats, rank, 0.0 if launched else SHARED_SECONDS)
     if rank == 0 and not launched:
-        set_aside_report(logs)
+        keep_earlier_report(logs)
     start_flight_recorder(logs)
     try:
         _join(config, rank, world, stop, resume, fork, heartbeat)

@@ -104,5 +104,5 @@ class _Resuming:
             if key != "dtype" and shape[key] != value:
                 raise ConfigError(
                     f"{checkpoint.path} has model.{key} = {shape[key]!r}, and the configuration {value!r}: a run "
-                    "continues with the model that it began with. Set the former, or give the new run another folder."
+                    f"continues with the model that it began with. Keep {key}, or give the new run another folder."
                 )

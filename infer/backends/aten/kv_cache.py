@@ -124,7 +124,7 @@ class KVCache:
         return self._keys[layer].read(pages).view(shape), self._values[layer].read(pages).view(shape)
 
     def read_copies(self, layer: int, pages: torch.Tensor, num_blocks: int) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Returns what `read` does from the copies; no keys if these have none."""
+        """Returns keys and values as `read` does, from their copies; None for keys without copies."""
         shape = (-1, num_blocks * self.block_size, self.head_dim)
         keys = self._key_copies[layer].read(pages).view(shape) if self._key_copies else None
         return keys, self._value_copies[layer].read(pages).view(shape)

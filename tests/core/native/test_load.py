@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.core.native import NativeSource, NativeUnit, load_library
+from tk.core.native import load_library
 from tk.tests.core.native.sources import CountingCompiler, small_source
 
 
@@ -60,50 +60,8 @@ def test_a_changed_header_is_built_and_loaded(tmp_path: Path) -> None:
     assert changed.library.answer() == 43
 
 
-def test_a_unit_that_the_compiler_refuses_is_left_out(
-    tmp_path: Path, compiler: CountingCompiler, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = small_source(tmp_path)
-    source = replace(source, units=(*source.units, NativeUnit("odd", tmp_path / "answer.c", ("-mno-such-set",))))
-    library = load_library(source)
-    assert library is not None
-    assert library.units == ("scalar", "twice")
-    assert [name for name, _ in library.omitted] == ["odd"]
-    assert "-mno-such-set" in library.omitted[0][1]
-    assert "cannot compile odd of small, which is left out" in caplog.text
-    compiler.runs()
-    assert load_library(source) is not None
-    assert compiler.compiled() == []  # until there is another compiler, this one is not asked again
-
-
-def test_without_its_base_there_is_no_library(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = small_source(tmp_path)
-    (tmp_path / "answer.c").write_text("not C\n")
-    assert load_library(source) is None
-    assert "could not compile scalar of small" in caplog.text
-    assert "torch's kernels are used" in caplog.text
-
-
-def test_units_of_other_machines_are_not_compiled(tmp_path: Path) -> None:
-    source = small_source(tmp_path)
-    elsewhere = NativeUnit("elsewhere", tmp_path / "answer.c", machines=("pdp11",))
-    library = load_library(replace(source, units=(elsewhere, *source.units)))
-    assert library is not None
-    assert library.units == ("scalar", "twice")
-    assert load_library(NativeSource("none", (elsewhere,))) is None
-
-
 def test_the_current_folder_takes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert load_library(small_source(tmp_path)) is not None
     assert list(Path().iterdir()) == []
-
-
-def test_a_header_that_is_no_part_of_the_key_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "a folder with spaces"
-    folder.mkdir()
-    source = small_source(folder)
-    assert load_library(source) is not None
-    assert load_library(replace(source, headers=())) is None
-    assert f"scalar of small includes {folder}/number.h, which is not among its headers" in caplog.text

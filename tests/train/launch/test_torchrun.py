@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tk.train.health.heartbeat import Heartbeat
-from tk.train.launch.torchrun import give_up, set_aside_report
+from tk.train.launch.torchrun import give_up, keep_earlier_report
 
 LOST = RuntimeError("Connection closed by peer [10.0.0.7]:4711")
 
@@ -33,8 +33,8 @@ def test_the_report_is_written_within_the_timeout(tmp_path: Path) -> None:
 
 
 def test_the_report_of_an_earlier_attempt_is_renamed(tmp_path: Path) -> None:
-    set_aside_report(tmp_path)
+    keep_earlier_report(tmp_path)
     (tmp_path / "stall-report.txt").write_text("earlier")
-    set_aside_report(tmp_path)
+    keep_earlier_report(tmp_path)
     assert [path.read_text() for path in tmp_path.glob("stall-report-*.txt")] == ["earlier"]
     assert not (tmp_path / "stall-report.txt").exists()

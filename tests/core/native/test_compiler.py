@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from tk.core.native import compiler, load_library
 from tk.core.native.compiler import find_compilers
 from tk.tests.core.native.sources import CountingCompiler, small_source
 
-REFUSE_TWICE = 'case "$*" in *FACTOR*) echo "error: {message}" >&2; exit 1;; esac'
 FAKE_ZIG = """
 import os, sys
 first, *arguments = sys.argv[1:]
@@ -44,57 +42,6 @@ def test_a_cc_that_does_not_exist_is_named_and_passed_over(
     monkeypatch.setenv("CC", chosen)
     assert next(find_compilers()) == usual
     assert chosen.split(" -")[0] in caplog.text
-
-
-def test_another_compiler_is_tried_where_the_first_cannot_compile_the_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = 'case "$*" in *answer.c*) echo "fatal error: stdio.h: No such file" >&2; exit 1;; esac'
-    broken = CountingCompiler(tmp_path, monkeypatch, before)
-    library = load_library(small_source(tmp_path))
-    assert library is not None
-    assert str(broken.path) not in library.compiler
-    assert "stdio.h: No such file" in caplog.text
-
-
-def test_a_full_disk_does_not_leave_a_unit_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = CountingCompiler(tmp_path, monkeypatch, REFUSE_TWICE.format(message="No space left on device"))
-    library = load_library(small_source(tmp_path))
-    assert library is not None
-    assert library.units == ("scalar", "twice")
-    assert str(full.path) not in library.compiler
-
-
-def test_another_compiler_than_the_one_that_refused_a_unit_builds_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = small_source(tmp_path)
-    CountingCompiler(tmp_path, monkeypatch, REFUSE_TWICE.format(message="unknown flag"), "old")
-    first = load_library(source)
-    assert first is not None
-    assert (first.units, first.omitted) == (("scalar",), (("twice", "error: unknown flag"),))
-    newer = CountingCompiler(tmp_path, monkeypatch, name="new")
-    second = load_library(source)
-    assert second is not None
-    assert (second.units, second.omitted, second.library.twice(3)) == (("scalar", "twice"), (), 6)
-    newer.runs()
-    assert load_library(source) is not None
-    assert newer.runs() == []
-
-
-def test_a_function_that_no_unit_defines_is_an_error_of_the_build(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = small_source(tmp_path)
-    (tmp_path / "answer.c").write_text("int absent(void);\nint answer(void) { return absent(); }\n")
-    assert load_library(source) is None
-    assert "could not link small" in caplog.text
-
-
-def test_flags_of_the_link_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = CountingCompiler(tmp_path, monkeypatch)
-    assert load_library(replace(small_source(tmp_path), link_flags=("-Wl,-soname,own-name",))) is not None
-    assert "-Wl,-soname,own-name" in counting.runs()[-1]
 
 
 @pytest.mark.usefixtures("no_compiler")
