@@ -95,15 +95,19 @@ class WorkerProcesses:
 
     def _start(self, module: str, environment: dict[str, str]) -> socket.socket:
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = start_module(
-                module,
-                [str(theirs.fileno())],
-                environment=environment,
-                inherited=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # standard output is the command's own
-            )
+        try:
+            with theirs:
+                process = start_module(
+                    module,
+                    [str(theirs.fileno())],
+                    environment=environment,
+                    inherited=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # standard output is the command's own
+                )
+        except OSError:
+            ours.close()
+            raise
         self._processes.append(process)
         return ours
 

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tk.infer.options import EngineOptions
 from tk.infer.server import app
 from tk.infer.server.options import ServerOptions
 from tk.infer.workers import processes
+from tk.tests.infer.server.fake_engine import INFO
 
 
 @pytest.fixture
@@ -57,31 +59,59 @@ def test_a_port_in_use_is_named_before_a_worker_starts(capsys: pytest.CaptureFix
     assert f"Cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
 
 
+class StartedEngine:
+    """An engine without a model, which records that it was closed."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options, self.info, self.is_closed = options, INFO, False
+
+    def wait_ready(self) -> None:
+        """Does nothing: no worker loads a model."""
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class NoProcesses:
+    """The processes of workers, without any process."""
+
+    def __init__(self, tp: int, threads: int) -> None:
+        assert (tp, threads) == (2, 3)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 @pytest.mark.parametrize(("orderly", "code"), [(True, 0), (False, 130)])
 def test_options_reach_the_server_and_the_engine(
-    orderly: bool,
-    code: int,
-    model_folder: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    orderly: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[tuple[EngineOptions, ServerOptions]] = []
+    engines: list[StartedEngine] = []
+    served: list[ServerOptions] = []
 
-    def serve(engine: Engine, options: ServerOptions, ready: Callable[[str], Any]) -> bool:
-        seen.append((engine.options, options))
+    def begin(options: EngineOptions, on_plan: Callable[..., None], processes: NoProcesses) -> StartedEngine:
+        on_plan(INFO, SimpleNamespace(table=lambda: "a table of memory"))
+        engines.append(StartedEngine(options))
+        return engines[0]
+
+    def serve(engine: StartedEngine, options: ServerOptions, ready: Callable[[str], Any]) -> bool:
+        assert not engine.is_closed
+        served.append(options)
         ready("127.0.0.1:7")
         return orderly
 
+    monkeypatch.setattr(processes, "WorkerProcesses", NoProcesses)
+    monkeypatch.setattr(Engine, "begin", begin)
     monkeypatch.setattr(app, "serve_until_signal", serve)
-    folder = model_folder("grouped")
-    arguments = ["--max-model-len", "64", "--kv-blocks", "9", "--no-prefix-cache", "--max-queued", "0"]
+    sizes = ["--tp", "2", "--threads", "3", "--max-model-len", "64", "--kv-blocks", "9", "--max-queued", "0"]
     server = ["--port", "0", "--drain-timeout", "1.5", "--default-max-new-tokens", "7"]
-    assert main(["serve", str(folder), *arguments, *server]) == code
-    [(engine, options)] = seen
-    assert (engine.checkpoint, engine.max_model_len, engine.kv_blocks, engine.max_queued) == (folder, 64, 9, 0)
-    assert not engine.prefix_cache
-    assert options == ServerOptions(port=0, drain_timeout=1.5, default_max_new_tokens=7)
+    assert main(["serve", "model", "--no-prefix-cache", *sizes, *server]) == code
+    given = {"tp": 2, "threads": 3, "max_model_len": 64, "kv_blocks": 9, "max_queued": 0, "prefix_cache": False}
+    assert [engine.options for engine in engines] == [EngineOptions(Path("model"), **given)]  # type: ignore[arg-type]
+    assert served == [ServerOptions(port=0, drain_timeout=1.5, default_max_new_tokens=7)]
+    assert engines[0].is_closed
     output = capsys.readouterr()
     assert output.out == "ready 127.0.0.1:7\n"
-    assert "64 tokens per request" in output.err
-    assert "kernels   " in output.err
+    assert f"{INFO.max_model_len} tokens per request" in output.err
+    assert "a table of memory" in output.err
+    assert f"kernels   {INFO.kernels}\nthreads   3 on each of 2 ranks\n" in output.err
