@@ -1,4 +1,4 @@
-"""Options of an engine: those of a wrong type, or wrong for every model, are refused by name, before anything starts."""
+"""Options of an engine: those of a wrong type, or wrong for every model, are refused by name before anything starts."""
 
 from dataclasses import fields
 from pathlib import Path
