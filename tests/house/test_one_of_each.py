@@ -1,4 +1,4 @@
-"""One of each: a child of Python, a division that rounds up and an ignored label each have one place in the house."""
+"""One of each: a child of Python, a division that rounds up, an ignored label and a locked run have one place each."""
 
 import ast
 from collections.abc import Callable
@@ -26,10 +26,16 @@ def names_ignored_labels(node: ast.AST) -> bool:
     return any(isinstance(each, ast.Name) and each.id == "IGNORED" for each in targets)
 
 
+def makes_a_locked_run(node: ast.AST) -> bool:
+    """Returns whether a node constructs a LockedRun, which only a run folder's lock gives."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "LockedRun"
+
+
 ONE_PLACE = [
     ("core/process.py", starts_python),
     ("core/integers.py", divides_upwards),
     ("core/labels.py", names_ignored_labels),
+    ("checkpoint/run/run_folder.py", makes_a_locked_run),
 ]
 
 
@@ -46,6 +52,7 @@ def test_there_is_one_of_each(root: Path, sources: list[Path], place: str, is_on
         (divides_upwards, "-(-size // 8) * 8"),
         (names_ignored_labels, "IGNORED: Final = -100"),
         (names_ignored_labels, "IGNORED = -1"),
+        (makes_a_locked_run, "run = LockedRun(path, attempt, ())"),
     ],
 )
 def test_another_one_is_seen(is_one: Callable[[ast.AST], bool], text: str) -> None:

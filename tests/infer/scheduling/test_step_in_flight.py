@@ -76,7 +76,7 @@ def test_rows_of_a_prompt_come_before_the_one_that_chooses() -> None:
 def test_a_complete_sample_is_finished() -> None:
     events: list[Event] = []
     served = Served(live(events, max_new_tokens=2))
-    rows = []
+    rows: list[WantedRow] = []
     for token in (5, 6):
         rows += served.step().rows
         take_token(rows[-1], chosen(token), 0, served.scheduler)
