@@ -1,10 +1,13 @@
 """One of each: a child of Python, a division that rounds up, an ignored label and a locked run have one place each."""
 
 import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+COMMUNICATES = re.compile(r"all_|reduce|broadcast|send|recv|isend|irecv|batch_isend|barrier|gather|scatter|monitored")
 
 
 def starts_python(node: ast.AST) -> bool:
@@ -39,6 +42,18 @@ ONE_PLACE = [
 ]
 
 
+def calls_a_collective(node: ast.AST) -> bool:
+    """Returns whether a node names a function of torch.distributed that communicates."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value) == "dist" and bool(COMMUNICATES.match(node.attr))
+
+
+def test_only_parallel_calls_collectives_of_torch(root: Path, sources: list[Path]) -> None:
+    found = {
+        path for path in sources for node in ast.walk(ast.parse((root / path).read_text())) if calls_a_collective(node)
+    }
+    assert {path.parts[0] for path in found} == {"parallel"}
+
+
 @pytest.mark.parametrize(("place", "is_one"), ONE_PLACE)
 def test_there_is_one_of_each(root: Path, sources: list[Path], place: str, is_one: Callable[[ast.AST], bool]) -> None:
     found = {str(path) for path in sources for node in ast.walk(ast.parse((root / path).read_text())) if is_one(node)}
@@ -53,6 +68,7 @@ def test_there_is_one_of_each(root: Path, sources: list[Path], place: str, is_on
         (names_ignored_labels, "IGNORED: Final = -100"),
         (names_ignored_labels, "IGNORED = -1"),
         (makes_a_locked_run, "run = LockedRun(path, attempt, ())"),
+        (calls_a_collective, "dist.all_gather_into_tensor(whole, part)"),
     ],
 )
 def test_another_one_is_seen(is_one: Callable[[ast.AST], bool], text: str) -> None:
