@@ -54,7 +54,8 @@ def test_results_lie_in_given_memory_and_are_copied_out(capacity: int, top_width
 
 def test_only_the_requested_alternatives_are_returned() -> None:
     assert most_alternatives(ROWS) == 3
-    assert most_alternatives(SamplingRows.pack([SamplingRow(0, num_top=NO_LOGPROBS)])) == 0
-    assert most_alternatives(SamplingRows.pack([])) == 0
+    assert most_alternatives(SamplingRows.pack([SamplingRow(0, num_top=0)])) == 0
+    for none in ([SamplingRow(0, num_top=NO_LOGPROBS)], []):
+        assert most_alternatives(SamplingRows.pack(none)) == NO_LOGPROBS
     block = SamplingBlock(3, 50)
     assert block.output(2, most_alternatives(ROWS)).top_logprobs.shape == (2, 3)

@@ -15,7 +15,7 @@ from tk.infer.scheduling.live_request import LiveRequest
 from tk.infer.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Status
 from tk.infer.scheduling.step_in_flight import StepInFlight, WantedRow, prepare_step, record_step, take_token
-from tk.infer.scheduling.step_message import StepMessage
+from tk.infer.scheduling.step_message import StepMessage, decode_message
 from tk.tests.infer.scheduling.test_live_request import PROMPT, chosen, live
 
 
@@ -62,7 +62,9 @@ def test_a_prompt_is_computed_and_its_sample_gets_an_unknown_token() -> None:
     assert sequence.output == [UNKNOWN]
     assert sequence.num_computed == len(PROMPT)
     assert [type(event) for event in events] == [Started]
-    assert StepMessage.decode(step.message).tokens.tolist() == list(PROMPT)
+    message = decode_message(step.message)
+    assert isinstance(message, StepMessage)
+    assert message.tokens.tolist() == list(PROMPT)
     take_token(row, chosen(7), 0, served.scheduler)
     assert sequence.output == [7]
 

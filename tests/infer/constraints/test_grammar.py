@@ -1,0 +1,91 @@
+"""The state of a grammar along a sample, over a library's matcher that follows a script."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+from tk.infer.constraints.grammar import Constraint, Grammar, Kind, Matcher, first_line
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+CONSTRAINT = Constraint("regex", "a+")
+
+
+class Script:
+    """A library's matcher that takes any token until `limit`, and fails with a message."""
+
+    def __init__(self, limit: int = 99, message: str = "") -> None:
+        self.limit, self.message = limit, message
+        self.taken: list[int] = []
+
+    def deep_copy(self) -> "Script":
+        return Script(self.limit, self.message)
+
+    def consume_token(self, token: int) -> None:
+        self.taken.append(token)
+
+    def is_stopped(self) -> bool:
+        return len(self.taken) >= self.limit
+
+    def is_error(self) -> bool:
+        return bool(self.message)
+
+    def get_error(self) -> str:
+        return self.message
+
+    def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
+        self.mask: Any = (address, num_bytes)
+
+
+def matcher(script: Script, vocab_size: int = 65) -> Matcher:
+    return Matcher(CONSTRAINT, cast("LLMatcher", script), vocab_size)
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "grammar"])
+def test_the_field_is_that_of_the_wire(kind: Kind) -> None:
+    assert Constraint(kind, "").field == f"sampling.{kind}"
+
+
+def test_a_mask_has_a_bit_for_every_token() -> None:
+    script = Script()
+    assert [matcher(script, size).num_words for size in (1, 32, 33, 65)] == [1, 1, 2, 3]
+    mask = np.zeros(3, np.uint32)
+    matcher(script).write_mask(mask)
+    assert script.mask == (mask.ctypes.data, 12)
+
+
+def test_a_sample_is_complete_when_the_grammar_stops_without_an_error() -> None:
+    script = Script(limit=2)
+    state = matcher(script)
+    for token in (5, 6):
+        assert not state.is_complete
+        state.take(token)
+    assert script.taken == [5, 6]
+    assert state.is_complete
+    assert state.error is None
+    script.message = "too many states"
+    assert not state.is_complete
+
+
+def test_a_grammar_that_cannot_go_on_says_why() -> None:
+    error = matcher(Script(message="too many states\n<state>\n a dump of many lines")).error
+    assert error is not None
+    assert error.field == "sampling.regex"
+    assert "became too complex in the middle of a sample (too many states)" in str(error)
+
+
+def test_every_sample_has_a_state_of_its_own() -> None:
+    start = Script()
+    grammar = Grammar(CONSTRAINT, cast("LLMatcher", start), 65)
+    one, two = grammar.start(), grammar.start()
+    one.take(5)
+    assert start.taken == []
+    assert one is not two
+    assert not two.is_complete
+
+
+def test_the_librarys_message_is_one_line_without_its_states() -> None:
+    assert first_line("lexer\n  error.\n<non-verbose>x</non-verbose>") == "lexer error"
+    assert first_line("plain") == "plain"
