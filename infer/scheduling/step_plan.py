@@ -6,6 +6,7 @@ rows of logits.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from struct import Struct
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ Array = npt.NDArray[Any]
 SAMPLE: Final = -1  # the target of a row whose token the sampler chooses
 NO_LOGPROBS: Final = -1
 NO_MASK: Final = -1
+_RESULT_HEAD: Final = Struct("<2i")  # rows, and alternatives of each, -1 without log-probabilities
 _NOTHING: Final = (np.empty(0, np.int32), np.empty(0, np.int32))
 
 
@@ -199,25 +201,27 @@ class SamplerOutput:
 
     def encode(self) -> bytes:
         """Returns the output as bytes: int32 R, K and the columns; K is -1 if no row requests a log-probability."""
-        most = self.top_ids.shape[1]
         scored = bool(self.rank.any())
-        head = np.array([len(self.token_ids), most if scored else -1], np.int32)
-        columns = (self.token_ids, self.finite, self.logprob, self.rank, self.top_ids, self.top_logprobs)
-        return b"".join((head.tobytes(), *(column.tobytes() for column in columns[: 6 if scored else 2])))
+        head = _RESULT_HEAD.pack(len(self.token_ids), self.top_ids.shape[1] if scored else -1)
+        columns = (self.logprob, self.rank, self.top_ids, self.top_logprobs) if scored else ()
+        return b"".join((head, self.token_ids.tobytes(), self.finite.tobytes(), *(each.tobytes() for each in columns)))
 
     @staticmethod
     def decode(data: bytes | bytearray) -> "SamplerOutput":
         """Returns the output that `encode` wrote; where none was requested, it has no log-probabilities."""
-        num_rows, most = np.frombuffer(data, np.int32, 2).tolist()
-        shapes = (*((num_rows,),) * 4, *((num_rows, max(0, most)),) * 2)
-        columns, offset = [], 8
-        for i, (shape, code) in enumerate(zip(shapes, ("<i4", "u1", "<f4", "<i4", "<i4", "<f4"), strict=True)):
-            if i >= 2 and most < 0:
-                columns.append(np.zeros(shape, code))
-                continue
-            columns.append(np.frombuffer(data, code, int(np.prod(shape)), offset).reshape(shape))
+        num_rows, most = _RESULT_HEAD.unpack_from(data)
+        token_ids = np.frombuffer(data, "<i4", num_rows, _RESULT_HEAD.size)
+        offset = _RESULT_HEAD.size + token_ids.nbytes
+        finite = np.frombuffer(data, np.uint8, num_rows, offset)
+        if most < 0:
+            return SamplerOutput.of_tokens(token_ids, finite)
+        columns, offset = list[Array](), offset + finite.nbytes
+        for code, width in (("<f4", 1), ("<i4", 1), ("<i4", most), ("<f4", most)):
+            columns.append(np.frombuffer(data, code, num_rows * width, offset))
             offset += columns[-1].nbytes
-        return SamplerOutput(*columns)
+        logprob, rank, top_ids, top_logprobs = columns
+        shape = (num_rows, most)
+        return SamplerOutput(token_ids, finite, logprob, rank, top_ids.reshape(shape), top_logprobs.reshape(shape))
 
     @staticmethod
     def of_tokens(token_ids: Array, finite: Array) -> "SamplerOutput":

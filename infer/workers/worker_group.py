@@ -126,7 +126,8 @@ class WorkerGroup:
                 if answer.op == "error":
                     raise WorkerDied(str(error_from(answer)))
                 output = SamplerOutput.decode(answer.body)
-                self._send(Frame("tokens", body=output.token_ids.tobytes()), self._uninformed, timeout)
+                if self._uninformed:
+                    self._send(Frame("tokens", body=output.token_ids.tobytes()), self._uninformed, timeout)
                 return output
 
     def sleep(self) -> None:

@@ -41,9 +41,10 @@ class TakenPlan:
         """Brings up to date what the kernels read beside the plan's arrays; it follows each change of the plan."""
         plan, size = self.plan, self._model.block_size
         np.subtract(plan.span_context, plan.span_length, out=self._spans[:, 2])
-        begun = plan.slots[plan.slots % size == 0]
-        self._begun[: len(begun)] = begun // size
+        begun = np.flatnonzero(plan.slots % size == 0)
         self._model.step.begun = len(begun)
+        if len(begun):
+            self._begun[: len(begun)] = plan.slots[begun] // size
 
 
 def _address(array: Array) -> int:
