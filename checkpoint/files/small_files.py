@@ -27,10 +27,18 @@ def write_small(path: Path, data: bytes) -> None:
         storage.close(fd)
 
 
-def replace_small(path: Path, data: bytes, suffix: str) -> None:
-    """Writes a small file that appears whole or not at all, under `NAME.tmp-SUFFIX` until it is; durable."""
+def place_small(path: Path, data: bytes, suffix: str) -> None:
+    """Writes a small file that appears whole or not at all, under `NAME.tmp-SUFFIX` until it is.
+
+    Its bytes are durable, its name is not before an fsync of the folder.
+    """
     temporary = path.with_name(f"{path.name}.tmp-{suffix}")
     folders.remove_file(temporary)
     write_small(temporary, data)
     folders.rename(temporary, path)
+
+
+def replace_small(path: Path, data: bytes, suffix: str) -> None:
+    """Writes a small file that appears whole or not at all, durably; see `place_small`."""
+    place_small(path, data, suffix)
     folders.fsync_dir(path.parent)

@@ -185,8 +185,11 @@ def write_part(
 
 
 def put_part(folder: Path, part: Part) -> None:
-    """Writes parts/WRITER.json whole or not at all."""
-    small_files.replace_small(folder / PARTS / part_name(part.writer), _readable(part), "writing")
+    """Writes parts/WRITER.json whole or not at all; `seal` makes its name durable.
+
+    It is the last thing that a writer does in the folder: rank 0 may rename the folder once the last part is there.
+    """
+    small_files.place_small(folder / PARTS / part_name(part.writer), _readable(part), "writing")
 
 
 def check_part(writer: int, files: Sequence[PlannedFile]) -> None:

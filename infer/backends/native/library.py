@@ -29,7 +29,7 @@ def _unit(name: str, flags: tuple[str, ...] = (), machines: tuple[str, ...] = _X
 SOURCE: Final = NativeSource(
     "kernels",
     (
-        _unit("baseline", machines=()),
+        _unit("baseline", ("-O2",), machines=()),  # -O3 takes three times as long to compile it, and is not faster
         _unit("avx2", _AVX2),
         _unit("avx512", _AVX512),
         _unit("avx512_bf16", ("-DTK_DOT_BF16", *_BF16)),

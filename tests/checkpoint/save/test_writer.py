@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tk.checkpoint import Checkpoint, NewStep, Options, RunFolder, commit, prepare_reshard, reshard, write_part
+from tk.checkpoint.files import folders
 from tk.checkpoint.format import manifest
 from tk.checkpoint.format.chunk import Part
 from tk.checkpoint.save import writer
@@ -32,6 +33,27 @@ def test_values_of_another_shape_or_dtype_are_refused(tmp_path: Path, values: np
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight, slot weight: got values"):
         write_part(tmp_path, 0, (spec,), [(item, "F32", values)])
     assert not list((tmp_path / "parts").iterdir())
+
+
+def test_a_step_may_be_committed_as_soon_as_its_last_part_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0, in another process, can be that quick: the last writer has no more to do in the folder then."""
+    rename = folders.rename
+
+    def and_commit(source: Path, target: Path) -> None:
+        rename(source, target)
+        if target.parent.name == "parts":
+            monkeypatch.setattr(folders, "rename", rename)
+            commit(run, NewStep(1, SMALL, Layout(), {"weight": "F32"}))
+
+    monkeypatch.setattr(folders, "rename", and_commit)
+    specs = {spec.name: spec for spec in SMALL}
+    items = owned(SMALL, Layout(), 0, ["weight"])
+    with RunFolder(tmp_path).lock() as run:
+        entries = [(item, "F32", cut(true_values(specs[item.tensor], item.slot, "F32"), item)) for item in items]
+        write_part(run.begin_step(1), 0, SMALL, entries)
+    assert Checkpoint.open(tmp_path).verify().ok
 
 
 def test_a_writer_begins_a_new_file_when_one_is_full(tmp_path: Path) -> None:
