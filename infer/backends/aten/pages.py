@@ -1,7 +1,9 @@
 """The pages of the cache on torch: the keys or the values of one layer, in one of the formats."""
 
+import math
 from typing import Final
 
+import numpy as np
 import torch
 
 from ....core.dtypes import FP8_E4M3
@@ -42,12 +44,18 @@ def _per_element(of_groups: torch.Tensor, head_dim: int) -> torch.Tensor:
     return of_groups.float().repeat_interleave(GROUP, dim=-1)[..., :head_dim]
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Returns zeros that the system commits page by page as they are written; torch.zeros would write all of them."""
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
+
+
 class FloatPages:
     """Floats: [blocks, kv heads, block_size, E]."""
 
     def __init__(self, shape: tuple[int, int, int, int], format_: VectorFormat) -> None:
         self._format = format_
-        self._data = torch.zeros(shape, dtype=round_to(torch.zeros(1), format_).dtype)
+        self._data = _zeros(shape, round_to(torch.zeros(1), format_).dtype)
         # torch neither gathers nor scatters 8-bit floats
         self._stored = self._data.view(torch.uint8) if format_ == FP8 else self._data
         self.parts: tuple[torch.Tensor, ...] = (self._stored,)
@@ -66,7 +74,7 @@ class Int8Pages:
     """int8: [blocks, kv heads, block_size, E], with one symmetric fp32 scale for each vector."""
 
     def __init__(self, shape: tuple[int, int, int, int]) -> None:
-        self._data, self._scales = torch.zeros(shape, dtype=torch.int8), torch.zeros(shape[:3])
+        self._data, self._scales = _zeros(shape, torch.int8), _zeros(shape[:3], torch.float32)
         self.parts: tuple[torch.Tensor, ...] = (self._data, self._scales)
 
     def write(self, lines: torch.Tensor, x_NE: torch.Tensor) -> None:
@@ -86,9 +94,9 @@ class Int4Pages:
 
     def __init__(self, shape: tuple[int, int, int, int]) -> None:
         self._head_dim = shape[-1]
-        self._bytes = torch.zeros((*shape[:3], (shape[-1] + 1) // 2), dtype=torch.uint8)
+        self._bytes = _zeros((*shape[:3], (shape[-1] + 1) // 2), torch.uint8)
         groups = (*shape[:3], (shape[-1] + GROUP - 1) // GROUP)
-        self._scales, self._zeros = torch.zeros(groups, dtype=torch.float16), torch.zeros(groups, dtype=torch.float16)
+        self._scales, self._zeros = _zeros(groups, torch.float16), _zeros(groups, torch.float16)
         self.parts: tuple[torch.Tensor, ...] = (self._bytes, self._scales, self._zeros)
 
     def write(self, lines: torch.Tensor, x_NE: torch.Tensor) -> None:

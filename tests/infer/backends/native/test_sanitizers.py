@@ -21,7 +21,7 @@ def _runtime(name: str) -> str:
 
 @pytest.mark.matrix
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc's sanitizers are preloaded")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_every_architecture_runs_clean(tmp_path: Path) -> None:
     runtime = _runtime("libasan.so")
     assert Path(runtime).is_absolute(), "gcc has no libasan"
