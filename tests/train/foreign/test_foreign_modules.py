@@ -25,9 +25,10 @@ OPTIMIZER = {"lr": LR, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1, "
 # Elements whose gradient stays below this share of the model's largest are left out where single tensors are compared:
 # attention does not depend on a key's bias, so that its gradient is an error of rounding, and Adam makes steps of it.
 NOISE = 1e-4
+ROUNDINGS = 4
 # Relative distances |a - b| / |b|. "whole" is that of all parameters as one vector, nothing left out; "tensor" that of
-# the worst one, where the effect of the order of sums on a small gradient shows more: one that is nearer to plain
-# PyTorch's fp32 than that is to PyTorch's fp64 does not count. In bf16 gradients are sums of
+# the worst one, where the effect of the order of sums on a small gradient shows more: one whose distance is less than
+# ROUNDINGS times that between PyTorch's fp32 and PyTorch's fp64 does not count. In bf16 gradients are sums of
 # the same bf16 gradients and masters are fp32, so that distances are those of fp32 until a rounding to bf16 falls the
 # other way: an element of a parameter moves by 2^-8 of itself then, and all gradients of the next step, too.
 BOUNDS = {
@@ -216,7 +217,7 @@ def _distances(engine: Any, plain: Plain) -> dict[str, float]:
     }
     if plain.dtype == torch.float32 and max(tensors.values()) > BOUNDS["fp32"]["tensor"]:
         rounding = _rounding(plain)
-        tensors = {name: value for name, value in tensors.items() if value > rounding[name]}
+        tensors = {name: value for name, value in tensors.items() if value > ROUNDINGS * rounding[name]}
     buffers = [
         float(
             (value.double() - plain.buffers[0][name]).norm() / max(float(plain.buffers[0][name].double().norm()), 1e-3)
