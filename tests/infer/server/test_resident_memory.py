@@ -92,7 +92,7 @@ def test_a_step_of_full_load_stays_within_the_plan(model: Path, weight_dtype: st
 
 def cache_resident(process: int) -> int:
     """Returns the bytes of a worker's cache that are in memory: of its anonymous mappings of 200 MiB and more."""
-    found = size = 0
+    found, size, anonymous = 0, 0, False
     for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
         key, value, *rest = line.split()
         if "-" in key:
