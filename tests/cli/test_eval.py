@@ -29,7 +29,7 @@ def text_file(tmp_path: Path) -> str:
 
 
 def results(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["eval", *arguments, "--json", "--kernels", "aten", "--threads", "1"]) == 0
+    assert main(["eval", *arguments, "--json", "--threads", "1"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
 
@@ -47,7 +47,7 @@ def test_a_text_file_json_lines_and_a_token_folder(
         ids = torch.tensor([tokenizer.encode(text)])
         with torch.no_grad():
             losses.append((float(reference("grouped")(ids, labels=ids).loss), ids.shape[1] - 1))
-    document = results(capsys, folder, "--data", text_file)
+    document = results(capsys, folder, "--data", text_file, "--kernels", "aten")
     [found] = document["results"]
     assert found["loss"] == pytest.approx(losses[0][0], abs=1e-4)
     assert (document["num_tokens"], document["num_windows"], document["context"]) == (losses[0][1], 1, 640)

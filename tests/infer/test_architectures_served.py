@@ -50,7 +50,9 @@ def test_greedy_equals_transformers_alone_and_in_company(
             assert torch.equal(torch.stack(together.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
 
 
-@pytest.mark.parametrize("name", ["mistral", pytest.param("qwen3_moe", marks=pytest.mark.matrix), "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["mistral", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("qwen3_moe", "gpt2"))]
+)
 def test_bf16_bits_depend_on_a_request_alone(make_runner: Callable[..., Backend], tmp_path: Path, name: str) -> None:
     ENTRIES[name].make(tmp_path)
     runner = make_runner(tmp_path, "bf16", "bf16", 100)

@@ -83,7 +83,7 @@ def test_ctrl_c_saves_and_the_resumed_run_is_bit_equal(
 def test_the_second_ctrl_c_ends_at_once_and_leaves_committed_steps(
     configure: Configure, write_toml: WriteToml, tmp_path: Path
 ) -> None:
-    config = write_toml(configure(train={"steps": 100_000}, parallel={"tp": 2}, checkpoint={"every": 3}))
+    config = write_toml(configure(train={"steps": 100_000}, checkpoint={"every": 3}))
     process = _start(str(config))
     wait_for_step(tmp_path / "run", 8, process)
     process.send_signal(signal.SIGINT)

@@ -105,7 +105,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Layout | None],
     ("source", "target", "apart"),
     [
         (Layout(), Layout(tp=4), 2.5),
-        (Layout(tp=4), Layout(tp=2), 1.0),
+        pytest.param(Layout(tp=4), Layout(tp=2), 1.0, marks=pytest.mark.matrix),
         (None, Layout(tp=4), 1.5),
         (Layout(dp=4, zero=3), Layout(tp=2), 1.5),
     ],
@@ -132,7 +132,7 @@ def test_inference_ranks_read_the_weights_once(
     ("source", "target"),
     [
         (Layout(dp=4, zero=1), Layout(tp=2, dp=2, zero=1)),
-        (Layout(tp=4), Layout(dp=2)),
+        pytest.param(Layout(tp=4), Layout(dp=2), marks=pytest.mark.matrix),
         (Layout(tp=2, dp=2, zero=3), Layout(tp=2, dp=2, zero=3)),
     ],
     ids=["zero-1-to-tp", "4-to-replicas", "as-stored"],
@@ -170,7 +170,7 @@ SOURCES = [
     pytest.param(Layout(), marks=pytest.mark.matrix),
     pytest.param(Layout(tp=4), marks=pytest.mark.matrix),
     Layout(tp=2, pp=2, dp=2, zero=2, bucket_size=2000),
-    Layout(dp=4, zero=3),
+    pytest.param(Layout(dp=4, zero=3), marks=pytest.mark.matrix),
 ]
 TARGETS = [Layout(tp=8), Layout(pp=2, dp=2, zero=1), Layout(tp=2, dp=3, zero=3, sharding="dim0")]
 

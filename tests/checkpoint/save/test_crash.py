@@ -27,7 +27,7 @@ from tk.tests.checkpoint.faults import CHANGES, LOOKS, MADE_OF_CHANGES, MODULES,
 
 # (scenario, stride): of its operations each `stride`-th is tried. An odd stride meets both kinds of errors.
 ALL = [pytest.param(name, 1, marks=pytest.mark.matrix, id=f"{name}, all") for name in SCENARIOS]
-SOME = [pytest.param(name, 3 if name == "save and prune" else 7, id=name) for name in SCENARIOS]
+SOME = [pytest.param(name, 5 if name == "save and prune" else 11, id=name) for name in SCENARIOS]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 

@@ -87,7 +87,7 @@ def assert_same(found: SamplerOutput, expected: SamplerOutput) -> None:
         assert np.array_equal(getattr(found, name), values), f"{name}: {getattr(found, name)} is not {values}"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(batches())
 def test_c_and_numpy_agree_to_the_bit(drawn: tuple[Logits, SamplingRows, Logits | None]) -> None:
     logits, rows, masks = drawn

@@ -53,7 +53,7 @@ def compute(policy: Scheduler) -> tuple[ScheduledChunk, ...]:
     return chunks
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(2, 12),

@@ -83,9 +83,9 @@ def train_llama(
 @pytest.mark.parametrize(
     ("zero", "world", "tied", "checkpointing", "shard_size"),
     [
-        (0, 2, True, False, 0),
+        pytest.param(0, 2, True, False, 0, marks=pytest.mark.matrix),  # test_foreign_modules.py has every stage
         (1, 2, True, False, 0),
-        (2, 2, False, False, 0),
+        pytest.param(2, 2, False, False, 0, marks=pytest.mark.matrix),
         (3, 2, True, True, 0),
         (3, 4, False, False, 2),
     ],

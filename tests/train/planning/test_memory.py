@@ -74,7 +74,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "selective recompute": {"recompute": {"mode": "selective"}},
     "full recompute": {"recompute": {"mode": "full"}},
 }
-SIMILAR = ("zero 0", "zero 3", "zero 1 bf16", "tp")  # to others, which `make test` has
+SIMILAR = ("zero 0", "zero 1", "zero 3", "zero 1 bf16", "tp", "selective recompute")  # to others, which `make test` has
 
 
 @pytest.mark.parametrize(
