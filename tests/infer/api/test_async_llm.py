@@ -125,7 +125,7 @@ def test_an_event_loop_that_ends_leaves_no_request(async_llm: AsyncLLM) -> None:
 
 
 def test_one_request_that_cannot_be_served_ends_all_of_its_call(async_llm: AsyncLLM) -> None:
-    with pytest.raises(InvalidRequest, match="below the vocabulary"):
+    with pytest.raises(InvalidRequest, match="is not one of the vocabulary's"):
         asyncio.run(async_llm.generate([[1, 2], [1, 9999]], ENDLESS))
     check_nothing_is_held(async_llm)
 

@@ -46,7 +46,7 @@ def test_leaving_a_stream_early_ends_its_request(llm: LLM) -> None:
 
 
 def test_one_request_that_cannot_be_served_ends_all_of_its_call(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="below the vocabulary"):
+    with pytest.raises(InvalidRequest, match="is not one of the vocabulary's"):
         llm.generate([[1, 2], [1, 9999]], GREEDY)
     with pytest.raises(InvalidRequest, match="2 SamplingParams for 1 prompts"):
         llm.generate([[1]], [GREEDY, GREEDY])

@@ -108,7 +108,9 @@ def test_written_values_of_whole_parameters_stay(zero: int) -> None:
     engine = make_engine(module, zero)
     with engine.whole_parameters(), torch.no_grad():
         module.get_parameter("1.bias").fill_(7.0)
-        with pytest.raises(ConfigError, match=r"engine\.step\(\) inside `with engine\.full_parameters\(\):`"):
+        with pytest.raises(
+            ConfigError, match=r"engine\.step\(\) was called inside `with engine\.full_parameters\(\):`"
+        ):
             engine.refuse_while_whole("engine.step()")
     engine.refuse_while_whole("engine.step()")
     with engine.whole_parameters():
