@@ -209,8 +209,7 @@ class Engine:
         end: TkError = Cancelled("The engine was closed.")
         try:
             kernels = self._workers.start(self._source.job(), self.options.start_timeout)
-            if self.options.max_step_ms is not None:
-                measure_steps(self._workers, self._batch, self._scheduler, self.memory, self.options.step_timeout)
+            measure_steps(self._workers, self._batch, self._scheduler, self.memory, self.options)
             self._ready.set_result(kernels)
             turn_with_restarts(self._turn, self._start_again, self._fail_all, self.options.max_restarts)
         except TkError as error:

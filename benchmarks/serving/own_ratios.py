@@ -22,6 +22,7 @@ REPETITIVE_BOUND: Final = 1.5
 OTHER_BOUND: Final = 0.95
 TO_REWRITE: Final = (
     "Write this code again, with the name path changed to file:\n\n"
+    "```python\n"
     "def read_rows(path, columns):\n"
     "    rows = []\n"
     "    with open(path) as lines:\n"
@@ -32,9 +33,12 @@ TO_REWRITE: Final = (
     "def write_rows(path, rows):\n"
     '    with open(path, "w") as lines:\n'
     "        for row in rows:\n"
-    '            lines.write(",".join(row) + "\\n")\n\n'
+    '            lines.write(",".join(row) + "\\n")\n'
+    "```\n\n"
     "The new code:\n\n"
+    "```python\n"
 )
+TO_TELL: Final = "A letter to a friend about a walk along the coast, and the weather of that day.\n\nDear Anna,\n"
 
 
 def ranks(setup: Setup) -> list[Promise]:
@@ -74,21 +78,21 @@ def sampling(setup: Setup) -> list[Promise]:
 def proposals(setup: Setup) -> list[Promise]:
     """Compares an engine that proposes tokens with one that does not, where text repeats and where it does not.
 
-    A given model rewrites code, greedily or at temperature 1. Greedy text of the random model soon is one token only,
-    and no two of its tokens at temperature 1 come together twice.
+    A given model rewrites code greedily, and writes a letter at temperature 1. Greedy text of the random model soon is
+    one token only, and no two of its tokens at temperature 1 come together twice.
     """
     with (
         engine("proposals", setup.model, threads=setup.threads, speculate=PROPOSALS) as many,
         engine("none", setup.model, threads=setup.threads) as none,
     ):
         tokenizer = many.llm.engine.tokenizer
-        prompt = None if tokenizer is None else tokenizer.encode(TO_REWRITE)
         promises = []
-        for text, temperature, workloads, bound in (
-            (" where text repeats", 0.0, setup.workloads((1,)), REPETITIVE_BOUND),
-            (" where it does not", 1.0, setup.workloads(), OTHER_BOUND),
+        for text, words, temperature, workloads, bound in (
+            (" where text repeats", TO_REWRITE, 0.0, setup.workloads((1,)), REPETITIVE_BOUND),
+            (" where it does not", TO_TELL, 1.0, setup.workloads(), OTHER_BOUND),
         ):
             setup.show(f"decoding{text}:")
+            prompt = None if tokenizer is None else tokenizer.encode(words)
             pair = [EngineContestant(one.name, one.llm, prompt, temperature=temperature) for one in (many, none)]
             promises += ratios(pair, workloads, ("decode",), bound, setup.runs, setup.show, text)
         return promises

@@ -30,10 +30,6 @@ class NgramIndex:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def tokens(self, start: int, stop: int) -> list[int]:
-        """Returns the tokens at places [start, stop), as far as they are known."""
-        return self._tokens[start:stop].tolist()
-
     def extend(self, tokens: Sequence[int]) -> None:
         """Adds tokens at the end."""
         start = len(self._tokens)
@@ -49,17 +45,25 @@ class NgramIndex:
             for entry in self._entries(place):
                 self._table[entry] = place
 
-    def continuation(self, count: int) -> list[int]:
-        """Returns the tokens that followed the last tokens when these stood together before; none if they never did.
+    def find(self) -> tuple[int, int]:
+        """Returns the last place before the end after which the last tokens stood together, and how many of them did.
 
-        Where the text ends before `count` tokens, it is taken to go round from the found place to its end.
+        Returns:
+            The place of the token that followed them, and a number from SHORTEST to LONGEST; (0, 0) if they never did.
         """
         stop = len(self._tokens)
         for size, entry in reversed([*enumerate(self._entries(stop), SHORTEST)]):
             place = self._table[entry]
             if place >= size and self._tokens[place - size : place] == self._tokens[stop - size : stop]:
-                return [self._tokens[place + i % (stop - place)] for i in range(count)]
-        return []
+                return place, size
+        return 0, 0
+
+    def follow(self, place: int, count: int) -> list[int]:
+        """Returns `count` tokens from a place on; where the text ends before, it goes round from there to its end."""
+        found = self._tokens[place : place + count].tolist()
+        while len(found) < count:
+            found += found[: count - len(found)]
+        return found
 
     def _entries(self, place: int) -> list[int]:
         """Returns the table's entries of the n-grams that end before a place, the shortest first."""

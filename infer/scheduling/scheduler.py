@@ -21,6 +21,8 @@ from .block_tables import BlockTables
 from .cost import StepCost, StepSize
 from .fair_share import FairShare
 from .lazy_heap import LazyHeap
+from .proposals import choose_proposals
+from .row_cost import RowCost
 from .sample_groups import SampleGroups
 from .sequence import UNKNOWN, Sequence, Status
 from .step_budget import StepBudget
@@ -75,6 +77,7 @@ class Scheduler:
 
     Attributes:
         cost: the duration of steps, as `observe` learns it.
+        row_cost: the duration of steps of decoding, on which proposals depend.
         running: the running sequences, in the order in which they are computed.
         waiting: the waiting ones.
     """
@@ -83,6 +86,7 @@ class Scheduler:
         self.limits = limits
         self.running: list[Sequence] = []
         self.cost = StepCost()
+        self.row_cost = RowCost()
         self._shares = FairShare()
         self.waiting = WaitQueue(self._shares)
         self._tables = BlockTables(num_blocks, block_size, num_copies)
@@ -153,7 +157,8 @@ class Scheduler:
             if not length:
                 break  # the tokens before it, which are computed, make its first token cost more than there is room for
             chunks.append(ScheduledChunk(first, first.num_computed, length))
-        chunks = [self._speculate(chunk, budget) for chunk in decoding] + chunks
+        proposals = choose_proposals([c.sequence for c in decoding], budget.num_taken, self.row_cost)
+        chunks = [self._with_proposals(each, proposals.get(each.sequence, []), budget) for each in decoding] + chunks
         for chunk in chunks:
             self._tables.copy(chunk.sequence, chunk.start, chunk.start + chunk.length)
             self._shares.charge(chunk.sequence.principal, chunk.sequence.weight, chunk.length)
@@ -303,23 +308,18 @@ class Scheduler:
                 chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1))
         return chunks
 
-    def _speculate(self, chunk: ScheduledChunk, budget: StepBudget) -> ScheduledChunk:
-        """Returns a decoding sequence's chunk with proposals, for which it takes blocks and budget that are left.
+    def _with_proposals(self, chunk: ScheduledChunk, proposals: list[int], budget: StepBudget) -> ScheduledChunk:
+        """Returns a decoding sequence's chunk with proposals, as many as there are blocks and budget left for.
 
         Blocks of proposals that do not come true stay with the sequence, for the tokens that come instead.
         """
-        sequence = chunk.sequence
-        if sequence.speculation is None:
+        most = min(len(proposals), self._tables.room(chunk.sequence, len(self.running))) if proposals else 0
+        count = budget.rest(chunk.stop, most)
+        if count <= 0:
             return chunk
-        most = min(sequence.max_tokens - sequence.num_tokens - 1, self._tables.room(sequence, len(self.running)))
-        most = budget.rest(chunk.stop, most)
-        new = sequence.tokens(len(sequence.speculation), sequence.num_known)
-        proposals = sequence.speculation.propose(new, sequence.num_tokens - sequence.num_known, most)
-        if not proposals:
-            return chunk
-        budget.take(chunk.stop, len(proposals))
-        self._tables.grow(sequence, len(proposals))
-        return replace(chunk, length=chunk.length + len(proposals), proposals=tuple(proposals))
+        budget.take(chunk.stop, count)
+        self._tables.grow(chunk.sequence, count)
+        return replace(chunk, length=chunk.length + count, proposals=tuple(proposals[:count]))
 
     def _admit(self, sequence: Sequence) -> bool:
         """Lets a waiting sequence run, if there is a place and all of its known tokens fit; returns whether it does.

@@ -3,6 +3,9 @@
 The idea is that of Saxena, "Prompt Lookup Decoding" (2023). A step computes the proposals behind the sequence's last
 token, the worker samples after each of them, and those that equal the sampled tokens are kept. No draft model takes
 part, and every token is the one that would have come without proposals.
+
+A sequence follows a place of its text, and every token that comes says whether the place told the truth, proposed or
+not. So it knows how often tokens come true after runs of each length, before it costs anything to propose them.
 """
 
 from collections.abc import Sequence
@@ -10,11 +13,17 @@ from typing import Final
 
 from .ngram_index import NgramIndex
 
-_LONGEST_PAUSE: Final = 64  # tokens
+_LONGEST_RUN: Final = 8  # runs of at least so many tokens count alike
+_WEIGHT: Final = 2.0  # of the first guess, in tokens
+_MEMORY: Final = 0.97  # the part of their weight that earlier tokens keep with every later one
+_BULK: Final = 32  # of so many tokens at once, a prompt, only the end is followed
 
 
 class Speculation:
-    """The proposals for one sequence: many where they came true, and few, with growing pauses, where they did not.
+    """The proposals for one sequence, and their chances.
+
+    It expects the token that stands where the last tokens stood before. After a surprise it looks for another such
+    place; if there is none, one token may just have been replaced, and it goes on behind that, until the next surprise.
 
     Args:
         most: the largest number of proposals at once.
@@ -22,45 +31,61 @@ class Speculation:
 
     def __init__(self, most: int) -> None:
         self._index = NgramIndex()
-        self._most = self._width = most
-        self._pause = 1
-        self._resume = 0  # the number of tokens from which on there are proposals
-        self._pending: tuple[int, list[int]] = (0, [])  # the last proposals, and the place of the first
+        self._most = most
+        self._source = 0  # the place of the token that is expected; 0: none is
+        self._run = 0  # how many tokens before it were as expected, or stood together there
+        self._is_replaced = False  # whether the last token was a surprise that is taken for a replacement
+        runs = range(_LONGEST_RUN + 1)
+        self._right = [_WEIGHT * (run + 1) / (run + 3) for run in runs]  # of the tokens after a run of each length
+        self._seen = [_WEIGHT for _ in runs]
 
     def __len__(self) -> int:
         """The number of tokens that it has read."""
         return len(self._index)
 
-    def propose(self, new: Sequence[int], num_unknown: int, most: int) -> list[int]:
-        """Returns the tokens that may follow.
+    def propose(self, new: Sequence[int], num_unknown: int, most: int) -> tuple[list[int], list[float]]:
+        """Returns the tokens that may follow, and the chance of each that it comes true with all before it.
 
         Args:
             new: the tokens of the sequence after those that it has read.
             num_unknown: the number of tokens after these that are sampled and not known yet.
             most: the largest number of proposals.
         """
-        self._index.extend(new)
-        self._learn()
-        if len(self._index) < self._resume:
-            return []
-        count = min(most, self._width)
-        found = self._index.continuation(num_unknown + count)[num_unknown:] if count > 0 else []
-        self._pending = (len(self._index) + num_unknown, found)
-        return found
+        self._follow(new)
+        count = min(most, self._most)
+        if not self._source or count <= 0:
+            return [], []
+        chance, chances = 1.0, []
+        for run in range(self._run, self._run + num_unknown + count):
+            chance *= self._right[min(run, _LONGEST_RUN)] / self._seen[min(run, _LONGEST_RUN)]
+            chances.append(chance)
+        return self._index.follow(self._source, num_unknown + count)[num_unknown:], chances[num_unknown:]
 
-    def _learn(self) -> None:
-        """Compares the last proposals with the tokens that came, once."""
-        start, proposed = self._pending
-        came = self._index.tokens(start, start + len(proposed))
-        if not came:
+    def _follow(self, new: Sequence[int]) -> None:
+        if len(new) >= _BULK:
+            self._index.extend(new)
+            self._source, self._run = self._index.find()
             return
-        self._pending = (0, [])
-        pairs = enumerate(zip(proposed, came, strict=False))
-        num_right = next((i for i, (one, other) in pairs if one != other), len(came))
-        if num_right:
-            width = self._width if num_right == len(proposed) else num_right
-            self._width, self._pause = min(self._most, 2 * width), 1
+        for token in new:
+            is_right = self._source > 0 and self._learn(token)
+            self._index.extend((token,))
+            if is_right:
+                self._source, self._run, self._is_replaced = self._source + 1, self._run + 1, False
+            else:
+                self._look()
+
+    def _learn(self, token: int) -> bool:
+        """Returns whether the next token is the expected one, and counts it."""
+        is_right = self._index.follow(self._source, 1)[0] == token
+        run = min(self._run, _LONGEST_RUN)
+        self._right[run] = _MEMORY * self._right[run] + is_right
+        self._seen[run] = _MEMORY * self._seen[run] + 1
+        return is_right
+
+    def _look(self) -> None:
+        """Looks for the place to follow after a token that was not expected."""
+        place, size = self._index.find()
+        if not size and self._source and not self._is_replaced:
+            self._source, self._run, self._is_replaced = self._source + 1, 0, True
         else:
-            self._width = max(1, self._width // 2)
-            self._resume = len(self._index) + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._source, self._run, self._is_replaced = place, size, False

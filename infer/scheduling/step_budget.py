@@ -21,6 +21,11 @@ class StepBudget:
         self._size = StepSize()
         self._has_prompt = False
 
+    @property
+    def num_taken(self) -> int:
+        """The number of tokens that were taken."""
+        return self._size.num_tokens
+
     def take(self, start: int, length: int) -> None:
         """Takes tokens [start, start + length) of a sequence."""
         self._num_left -= length

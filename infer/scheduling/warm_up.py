@@ -12,6 +12,8 @@ from .sequence import Sequence
 
 _MAX_CONTEXT: Final = 2048  # tokens; the warm-up must be short
 _MAX_CHUNK: Final = 256
+_ROWS: Final = (*range(1, 10), 12, 16, 24, 32, 48)
+_ROW_CONTEXT: Final = 256  # tokens
 
 
 def warm_up_chunks(limits: Limits, num_blocks: int, block_size: int, num_copies: int = 0) -> list[ScheduledChunk]:
@@ -30,7 +32,17 @@ def warm_up_chunks(limits: Limits, num_blocks: int, block_size: int, num_copies:
     return [_chunk(start, length, block_size, num_copies) for start, length in dict.fromkeys(places)]
 
 
-def _chunk(start: int, length: int, block_size: int, num_copies: int) -> ScheduledChunk:
+def row_chunks(limits: Limits, num_blocks: int, block_size: int, num_copies: int = 0) -> list[ScheduledChunk]:
+    """Returns the steps to measure that have a row of logits for each token, as decoding does: few and more tokens.
+
+    Each is one token and proposals behind it. The arguments are those of `warm_up_chunks`.
+    """
+    context = min(limits.max_model_len, num_blocks * block_size, _ROW_CONTEXT)
+    lengths = [length for length in _ROWS if length <= min(limits.max_batched_tokens, context)]
+    return [_chunk(context - length, length, block_size, num_copies, length - 1) for length in lengths]
+
+
+def _chunk(start: int, length: int, block_size: int, num_copies: int, num_proposals: int = 0) -> ScheduledChunk:
     num_tokens = start + length
     blocks = list(range(1, ceil_div(num_tokens, block_size) + 1))
     written = blocks[start // block_size :] if num_copies else []
@@ -40,9 +52,9 @@ def _chunk(start: int, length: int, block_size: int, num_copies: int) -> Schedul
         arrival=0,
         params=SamplingParams(temperature=0.0),
         seed=0,
-        prompt=[0] * num_tokens,
+        prompt=[0] * (num_tokens - num_proposals),
         max_tokens=num_tokens + 1,
         blocks=blocks,
         copies=[number for pair in enumerate(written, 1) for number in reversed(pair)],
     )
-    return ScheduledChunk(sequence, start, length)
+    return ScheduledChunk(sequence, start, length, (0,) * num_proposals)

@@ -1,37 +1,68 @@
 """The measurement of steps before the first request, from which the scheduler knows the cost of steps."""
 
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
 
+from ..options import EngineOptions
 from ..planning.memory_plan import MemoryPlan
 from ..scheduling.batch_writer import BatchWriter
 from ..scheduling.cost import StepSize
-from ..scheduling.scheduler import Scheduler
-from ..scheduling.warm_up import warm_up_chunks
+from ..scheduling.row_cost import RowCost
+from ..scheduling.scheduler import ScheduledChunk, Scheduler
+from ..scheduling.warm_up import row_chunks, warm_up_chunks
 from .worker_group import WorkerGroup
+
+_RUNS: Final = 3  # of a number of rows; the fastest one counts
+_MOST_SECONDS: Final = 2.0
+_LEAST_ROWS: Final = 8  # up to so many are measured however long they take
+Measure = Callable[[ScheduledChunk], float]
 
 
 def measure_steps(
-    workers: WorkerGroup, batch: BatchWriter, scheduler: Scheduler, memory: MemoryPlan, timeout: float
+    workers: WorkerGroup, batch: BatchWriter, scheduler: Scheduler, memory: MemoryPlan, options: EngineOptions
 ) -> None:
-    """Measures the duration of steps of different sizes; the first one includes work that is done only once.
+    """Measures the duration of those steps of different sizes on which the options make decisions depend.
 
     Args:
         workers: the loaded workers, on the thread that may use them.
         batch: their slots, none of them in use.
         scheduler: the scheduler, which learns the durations.
         memory: the size of the cache.
-        timeout: the time of a step, in seconds, after which a worker counts as dead.
+        options: the engine's options.
 
     Raises:
         WorkerDied: see `WorkerGroup.receive`.
     """
-    chunks = warm_up_chunks(scheduler.limits, memory.num_blocks, memory.block_size, memory.num_copies)
-    measured = []
-    for chunk in (chunks[0], *chunks):
-        message = batch.write([chunk]).encode()
-        begun = time.monotonic()
-        workers.send(message, timeout)
-        workers.receive(timeout)
-        batch.release(chunk.sequence)
-        measured.append((StepSize().plus(chunk.start, chunk.length), time.monotonic() - begun))
-    scheduler.cost.calibrate(measured[1:])
+    measure = partial(_seconds, workers, batch, options.step_timeout)
+    cache = (scheduler.limits, memory.num_blocks, memory.block_size, memory.num_copies)
+    if options.max_step_ms is not None:
+        chunks = warm_up_chunks(*cache)
+        measure(chunks[0])  # it includes work that is done only once
+        scheduler.cost.calibrate([(StepSize().plus(each.start, each.length), measure(each)) for each in chunks])
+    if options.speculate:
+        scheduler.row_cost = _measure_rows(row_chunks(*cache), measure)
+
+
+def _measure_rows(chunks: list[ScheduledChunk], measure: Measure) -> RowCost:
+    """Measures chunks of ascending numbers of rows, fewer of them where steps are slow."""
+    measure(chunks[0])
+    measured: dict[int, float] = {}
+    end = time.monotonic() + _MOST_SECONDS
+    for chunk in chunks:
+        if chunk.length > _LEAST_ROWS and time.monotonic() > end:
+            break
+        measured[chunk.length] = min(measure(chunk) for _ in range(_RUNS))
+    return RowCost(measured)
+
+
+def _seconds(workers: WorkerGroup, batch: BatchWriter, timeout: float, chunk: ScheduledChunk) -> float:
+    """Returns the duration of a step of one chunk."""
+    message = batch.write([chunk]).encode()
+    begun = time.monotonic()
+    workers.send(message, timeout)
+    workers.receive(timeout)
+    seconds = time.monotonic() - begun
+    batch.release(chunk.sequence)
+    return seconds

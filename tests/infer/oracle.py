@@ -24,10 +24,11 @@ class Oracle(Speculation):
     def __len__(self) -> int:
         return len(self._read)
 
-    def propose(self, new: Sequence[int], num_unknown: int, most: int) -> list[int]:
+    def propose(self, new: Sequence[int], num_unknown: int, most: int) -> tuple[list[int], list[float]]:
         """See `Speculation.propose`."""
         self._read += new
         start = len(self._read) + num_unknown
         text = next((text for text in self._texts if text[: len(self._read)] == self._read), [])
         proposals = text[start : start + max(0, min(most, self._most))]
-        return [token if self._random.random() < 5 / 6 else (token + 1) % 5 for token in proposals]
+        found = [token if self._random.random() < 5 / 6 else (token + 1) % 5 for token in proposals]
+        return found, [1.0] * len(found)

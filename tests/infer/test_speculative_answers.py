@@ -14,6 +14,8 @@ from tk.infer.backends.backend import Backend
 from tk.infer.requests.completion import Completion
 from tk.infer.requests.events import FinishReason
 from tk.infer.scheduling import live_request
+from tk.infer.scheduling.row_cost import RowCost
+from tk.infer.workers import step_timing
 from tk.tests.infer.history import History
 from tk.tests.infer.oracle import Oracle
 
@@ -45,8 +47,9 @@ def said(completions: Iterable[Completion]) -> list[object]:
 
 
 def know(monkeypatch: pytest.MonkeyPatch, texts: Sequence[Sequence[int]]) -> None:
-    """Lets engines that start from now on propose what follows in these texts."""
+    """Lets engines that start from now on propose what follows in these texts, whatever steps cost."""
     seeds = count()
+    monkeypatch.setattr(step_timing, "RowCost", lambda measured: RowCost({1: 1.0}))
     monkeypatch.setattr(live_request, "Speculation", lambda most: Oracle(texts, most, next(seeds)))
 
 
@@ -120,3 +123,20 @@ def test_logits_are_the_same_bits(make_runner: Callable[..., Backend], dtype: st
         for i in every:
             for one, other in zip(alone[i].logits[i], found.logits[i], strict=True):
                 assert torch.equal(one, other), (i, num_blocks, ahead)
+
+
+@pytest.mark.parametrize(("width", "least", "most"), [(1, 60, 120), (12, 0, 60)])
+def test_a_wide_batch_stops_proposing(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, width: int, least: int, most: int
+) -> None:
+    """Four rows take as long as one and more take longer; the same token comes 100 times."""
+    monkeypatch.setattr(step_timing, "RowCost", lambda measured: RowCost({1: 1.0, 4: 1.0, 64: 16.0}))
+    prompts = [[9, i] for i in range(width)]
+    params = SamplingParams(temperature=0, max_new_tokens=100, ignore_eos=True, logit_bias={7: 50.0}, logprobs=1)
+    options: dict[str, Any] = {"kv_blocks": 120, "block_size": 16, "threads": 1, "max_running": 12}
+    with LLM(model_folder("grouped"), **options) as llm:
+        expected = llm.generate(prompts, params)
+    with LLM(model_folder("grouped"), **options, speculate=8) as llm:
+        found = llm.generate(prompts, params)
+    assert said(found) == said(expected)
+    assert least <= sum(each.usage.proposed_tokens for each in found) <= most

@@ -17,6 +17,7 @@ from tk.core.integers import ceil_div
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.prefix_keys import BlockKey
+from tk.infer.scheduling.row_cost import RowCost
 from tk.infer.scheduling.scheduler import Limits, Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
 from tk.infer.scheduling.speculation import Speculation
@@ -60,6 +61,7 @@ class World:
         # The first block and the one that is filled of each sequence, and those that a step begins, as far as it can.
         num_copies = 3 * slots + ceil_div(limits.max_batched_tokens, BLOCK) if self.has_copies else 0
         self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_copies)
+        self.policy.row_cost = RowCost({1: 1.0})
         self.writer, self.batch = BatchWriter(slots, lambda sequence: ()), PersistentBatch(BLOCK)
         self.texts = [[self.random.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
 
@@ -282,11 +284,12 @@ class Wrong:
     def __len__(self) -> int:
         return self.length
 
-    def propose(self, new: list[int], num_unknown: int, most: int) -> list[int]:
+    def propose(self, new: list[int], num_unknown: int, most: int) -> tuple[list[int], list[float]]:
         """Proposes as many tokens as may be."""
         self.length += len(new)
         self.quiet -= 1
-        return [0] * most if self.quiet == 0 else []
+        count = most if self.quiet == 0 else 0
+        return [0] * count, [1.0] * count
 
 
 def test_blocks_of_proposals_that_did_not_come_true_keep_no_copies() -> None:
@@ -294,6 +297,7 @@ def test_blocks_of_proposals_that_did_not_come_true_keep_no_copies() -> None:
     limits = Limits(4, 0, 8 * BLOCK, 200)
     num_copies = 3 * limits.max_running + ceil_div(limits.max_batched_tokens, BLOCK)
     policy = Scheduler(limits, 200, BLOCK, num_copies)
+    policy.row_cost = RowCost({1: 1.0})
     for number in range(limits.max_running):
         sequence = Sequence(str(number), 0, number, SamplingParams(), 0, [1], 200, root=bytes([number]))
         sequence.speculation = Wrong(quiet=2 + number)  # type: ignore[assignment]
