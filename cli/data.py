@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from ..core.progress import format_bytes, format_seconds, progress_bar
+from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
 
 
 @click.group(epilog="Example: tk data prepare books/ more.jsonl --tokenizer tokenizer --out tokens")
@@ -46,7 +46,7 @@ def prepare(inputs: tuple[str, ...], tokenizer_folder: str, out: Path, force: bo
         tokens = prepare_tokens(corpus.documents(bar.advance), tokenizer, out, replaceable)
     if corpus.skipped:
         click.echo(
-            f"skipped {len(corpus.skipped)} files that cannot be read as UTF-8 text, the first: {corpus.skipped[0]}",
+            f"skipped {format_count(len(corpus.skipped), 'file')} without UTF-8 text, the first: {corpus.skipped[0]}",
             err=True,
         )
     meta = tokens.meta

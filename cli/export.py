@@ -35,4 +35,4 @@ def export(source: Path, target: Path, plain: bool, link: bool, dry_run: bool, f
     if as_json:
         print_json({"source": str(checkpoint.path), "target": str(target), "linked": True})
         return
-    click.echo(f"{target}: files were linked, their checksums copied without a check (tk verify {target} checks them)")
+    click.echo(f"{target}: checksums of linked files were copied without a check (tk verify {target} checks them)")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.dtypes import COMPUTE_NAMES
-from ..core.progress import format_bytes, format_seconds, progress_bar
+from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
 from .common import print_json
 
 if TYPE_CHECKING:
@@ -100,12 +100,12 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
         return
     speed = plan.bytes_read / 1e9 / max(seconds, 1e-6)
     click.echo(
-        f"{prepared.target.path}: {format_bytes(plan.bytes_written)} in {len(summary['files'])} files, "
+        f"{prepared.target.path}: {format_bytes(plan.bytes_written)} in {format_count(len(summary['files']), 'file')}, "
         f"{format_seconds(seconds)}, {speed:.2f} GB/s"
     )
     if prepared.links:
         click.echo(
-            f"{len(prepared.links)} files were linked, their checksums copied without a check (tk verify "
+            f"linked {format_count(len(prepared.links), 'file')}: checksums were copied without a check (tk verify "
             f"{prepared.target.path} checks them)"
         )
 

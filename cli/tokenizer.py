@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from ..core.progress import format_bytes, format_seconds, progress_bar
+from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
 from .signals import exit_on_signals
 
 
@@ -45,7 +45,7 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> N
         trained = write_byte_level_bpe(learned, out, replaceable)
     if corpus.skipped:
         click.echo(
-            f"skipped {len(corpus.skipped)} files that cannot be read as UTF-8 text, the first: {corpus.skipped[0]}",
+            f"skipped {format_count(len(corpus.skipped), 'file')} without UTF-8 text, the first: {corpus.skipped[0]}",
             err=True,
         )
     click.echo(f"{out}: {trained.vocab_size:,} tokens, in {format_seconds(time.monotonic() - start)}")

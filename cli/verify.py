@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from ..core.progress import format_bytes, format_seconds, progress_bar
+from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
 from .common import print_json
 from .reshard import open_checkpoint
 
@@ -35,15 +35,16 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
             click.echo(f"error: {problem.message}", err=True)
         for note in report.notes:
             click.echo(f"note: {note}", err=True)
+        num_files = format_count(report.num_files, "file")
         if not report.has_checksums:
             click.echo(
-                f"{report.path}: headers and sizes of {report.num_files} files are correct; the checkpoint has no "
-                "checksums, so their data was not checked"
+                f"{report.path}: correct headers and sizes in {num_files}; the checkpoint has no checksums, so their "
+                "data was not checked"
             )
         elif report.ok:
             speed = report.num_bytes / 1e9 / max(seconds, 1e-6)
             click.echo(
-                f"{report.path}: {format_bytes(report.num_bytes)} in {report.num_files} files are as written "
+                f"{report.path}: {format_bytes(report.num_bytes)} in {num_files}, all as written "
                 f"({format_seconds(seconds)}, {speed:.2f} GB/s)"
             )
     if not report.ok:

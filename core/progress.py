@@ -30,6 +30,11 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def format_count(number: int, noun: str) -> str:
+    """Formats a number of things: (1, "file") -> "1 file", (1200, "file") -> "1,200 files"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class Progress(Protocol):
     """The progress display of work with a known number of units."""
 

@@ -57,6 +57,11 @@ class KVFormat:
         return self.keys.scale_bytes > 0
 
     @property
+    def is_equalized(self) -> bool:
+        """Whether the channels of keys are equalized before they are rotated (see `KeyEqualizer`)."""
+        return self.keys == INT4
+
+    @property
     def num_copied(self) -> int:
         """How many of the two are copied in int8 for attention to near and first tokens: those of 4 bits."""
         return (self.keys == INT4) + (self.values == INT4)

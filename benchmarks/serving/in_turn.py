@@ -56,11 +56,13 @@ def medians_in_turn(
 ) -> dict[str, Speeds]:
     """Runs a workload several times, all contestants in each round, and returns the median speeds by name.
 
-    A peer that fails is left out, and shown.
+    Each round begins with another one, so that no contestant keeps a good or a bad place. A peer that fails is left
+    out, and shown.
     """
     found: dict[str, list[Speeds]] = {one.name: [] for one in contestants}
-    for _ in range(runs):
-        for one in contestants:
+    for number in range(runs):
+        first = number % len(contestants)
+        for one in (*contestants[first:], *contestants[:first]):
             if one.name not in found:
                 continue
             try:

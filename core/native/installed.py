@@ -5,6 +5,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..cpu import read_cpu
 from .cache_folders import candidates, prebuilt_folder, why_unusable
 from .library_folder import LibraryFolder
 from .record import LibraryRecord
@@ -29,12 +30,14 @@ class InstalledLibrary:
 
 def find_installed(source: NativeSource) -> InstalledLibrary:
     """Looks for a library where `load_library` does. Raises OSError if its source cannot be read."""
-    stem = source.stem(platform.machine())
+    machine = platform.machine()
+    whole_stem, own_stem = source.stem(machine), source.for_cpu(read_cpu()).stem(machine)
     prebuilt = prebuilt_folder()
     folders = [prebuilt] if prebuilt else []
     folders += [LibraryFolder(path, frozenset({os.geteuid()})) for path in candidates()]
     reasons: list[str] = []
     for folder in folders:
+        stem = whole_stem if folder is prebuilt else own_stem
         try:
             record = folder.record(stem)
         except (Untrusted, OSError) as error:

@@ -1,4 +1,7 @@
-"""Loads a native library: from the folder of an image, from the cache, or by a build that fills the cache."""
+"""Loads a native library: from the folder of an image, from the cache, or by a build that fills the cache.
+
+An image has all units of a library; the cache has those that this CPU can run.
+"""
 
 import logging
 import platform
@@ -8,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from ..cpu import read_cpu
 from .build import BuildFailed, NoCompiler, Say, build_library
 from .cache_folders import PREBUILT_VARIABLE, candidates, make_cache_folder, prebuilt_folder
 from .compiler import find_compilers
@@ -35,14 +39,15 @@ def load_library(source: NativeSource, on_progress: Say = _log.info) -> LoadedLi
     if not source.units_for(machine):
         _say_once(f"tk has no native {source.name} for {machine}.")
         return None
+    own = source.for_cpu(read_cpu())
     try:
-        stem = source.stem(machine)
+        whole_stem, stem = source.stem(machine), own.stem(machine)
     except OSError as error:
         _say_once(f"The source of the native {source.name} cannot be read: {error}.")
         return None
-    library = _load_prebuilt(source, stem)
+    library = _load_prebuilt(source, whole_stem)
     try:
-        return library or _load_cached(source, stem, machine, on_progress)
+        return library or _load_cached(own, stem, machine, on_progress)
     except NoCompiler as error:
         _say_once(f"{error} Until then everything works without native code, on torch's kernels.")
     except BuildFailed as error:

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+from ..cpu import Cpu
 
 # No -march=native: a library may be loaded on another machine of a shared home folder. No fast-math, no contraction:
 # the order of every sum is that of the source. No warnings (-w): users could do nothing about them.
@@ -63,6 +65,10 @@ class NativeSource:
     def units_for(self, machine: str) -> tuple[NativeUnit, ...]:
         """Returns the units that are for a machine, the base first."""
         return tuple(unit for unit in self.units if not unit.machines or machine in unit.machines)
+
+    def for_cpu(self, cpu: Cpu) -> "NativeSource":
+        """Returns the source without the units that the CPU cannot run, which are most of the time of a build."""
+        return replace(self, units=tuple(unit for unit in self.units if not cpu.lacks(unit.flags)))
 
     def stem(self, machine: str) -> str:
         """Returns the name, without suffix, of this library's files for a machine: NAME-KEY.

@@ -12,9 +12,8 @@ import numpy.typing as npt
 from ...core.errors import ConfigError
 from .llm import LLM
 
-_BATCH_TOKENS: Final = (
-    8192  # of the windows that the engine gets at once: enough to fill steps, few enough for progress
-)
+# The tokens of the windows that the engine gets at once: enough to fill steps, few enough for progress.
+_BATCH_TOKENS: Final = 8192
 
 
 @dataclass(frozen=True, eq=False)

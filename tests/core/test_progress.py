@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from tk.core.progress import PlainProgress, format_bytes, format_seconds, progress_bar
+from tk.core.progress import PlainProgress, format_bytes, format_count, format_seconds, progress_bar
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,11 @@ def test_sizes_are_written(num_bytes: int, text: str) -> None:
 )
 def test_durations_are_written(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 files"), (1, "1 file"), (1200, "1,200 files")])
+def test_counts_are_written(number: int, text: str) -> None:
+    assert format_count(number, "file") == text
 
 
 class Clock:

@@ -65,6 +65,7 @@ class Interpreter:
     def __init__(self, program: Program, weights: PreparedWeights, tp: Group) -> None:
         self._program, self._weights, self._tp = program, weights, tp
         self._products = weights.products(program)
+        self._group = program.num_heads // program.num_kv_heads
 
     def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attention: PagedAttention) -> torch.Tensor:
         """Runs the operations before the head; stores keys and values, and returns normed hidden states [T, D]."""
@@ -131,6 +132,8 @@ class Interpreter:
             key = rms_norm(key, self._weights[operation.k_norm], operation.eps)
         if state.rotary is not None:
             query, key = rotate(query, state.rotary), rotate(key, state.rotary)
+        if (factors_KE := self._weights.key_factors.get(operation.layer)) is not None:  # exact, up to fp16's range
+            query, key = query * factors_KE.repeat_interleave(self._group, dim=0), key / factors_KE
         state.attention.append(operation.layer, key, value)
         state.buffers["query"] = query
 

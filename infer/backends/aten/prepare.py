@@ -11,6 +11,7 @@ from ....parallel.mesh import ALONE, Group, join_world
 from ...planning.job import Job
 from ...program.lower import Program
 from ...program.weights import LoadParams
+from ..loading import load_weights
 from .kv_cache import KVCache
 from .model_runner import ModelRunner
 from .prepared_weights import PreparedWeights
@@ -26,7 +27,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
     device = _device(job.rank, job.tp)
     tp = _join(job, device)
     weights = PreparedWeights(program, dtypes.by_name(job.dtype), job.weight_dtype)
-    load(weights.take, peers(tp), 1)
+    weights.keep_key_factors(load_weights(job, program, load, weights.take, peers(tp), 1))
     if device.type == "cuda":
         _check_room(job.kv_bytes, device)
     cache = KVCache(

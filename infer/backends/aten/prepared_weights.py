@@ -1,5 +1,6 @@
 """The weights of a rank as tensors, and its matrix products."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -55,10 +56,16 @@ class PreparedWeights:
         program: the rank's program.
         dtype: the dtype of the parameters that are not quantized, and of products.
         weight_dtype: see EngineOptions.
+
+    Attributes:
+        dtype: the dtype of products.
+        key_factors: the factors of each layer's keys, [kv heads, E], in that dtype, which has powers of two; {} for
+            a cache whose keys are not equalized.
     """
 
     def __init__(self, program: Program, dtype: DType, weight_dtype: str = "auto") -> None:
         self.dtype = torch_dtype(dtype)
+        self.key_factors: dict[int, torch.Tensor] = {}
         self._format = dtype
         self._params: dict[str, torch.Tensor] = {}
         self._coded: dict[str, CodedWeight] = {}
@@ -76,6 +83,11 @@ class PreparedWeights:
         self._params[param.name] = torch.empty(param.shape, dtype=self.dtype).copy_(
             StoredArray(values, self._format).torch()
         )
+
+    def keep_key_factors(self, factors: Mapping[int, Array]) -> None:
+        """Keeps factors, fp32 [kv heads, E] for each layer (see `KeyEqualizer.factors`)."""
+        for layer, factors_KE in factors.items():
+            self.key_factors[layer] = torch.from_numpy(factors_KE).to(torch.get_default_device(), self.dtype)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._params[name]

@@ -54,7 +54,8 @@ def _plain(operation: Operation, program: Program, weights: PackedWeights) -> li
             return [PreparedOperation(kind=OperationKind.MULTIPLY, matrix=product, **kinds)]
         case RotateAndAppend(layer, q_norm, k_norm, eps):
             norms = {"weight": _vector(weights, q_norm), "offset": _vector(weights, k_norm)}
-            return [PreparedOperation(kind=OperationKind.APPEND, layer=layer, eps=eps, **norms)]
+            factors = weights.key_factors[layer].ctypes.data if weights.key_factors else None
+            return [PreparedOperation(kind=OperationKind.APPEND, layer=layer, eps=eps, factors=factors, **norms)]
         case AttendToCache(layer, window):
             return [PreparedOperation(kind=OperationKind.ATTEND, layer=layer, window=window or 0)]
         case Gate(kind, columns):

@@ -74,6 +74,7 @@ class PackedWeights:
         matrices: the packed parameters; a bias is set where an operation has one.
         vectors: norms and biases in fp32.
         tables: the embeddings that are read by row and are neither quantized nor the head, in the weights' dtype.
+        key_factors: those of each layer (see `KeyEqualizer.factors`); {} for a cache whose keys are not equalized.
     """
 
     program: Program
@@ -83,6 +84,7 @@ class PackedWeights:
     matrices: dict[str, PackedMatrix] = field(default_factory=dict)
     vectors: dict[str, Array] = field(default_factory=dict)
     tables: dict[str, Array] = field(default_factory=dict)
+    key_factors: dict[int, Array] = field(default_factory=dict)
     _memory: list[Array] = field(default_factory=list)
 
     def __post_init__(self) -> None:

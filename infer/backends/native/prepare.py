@@ -12,6 +12,7 @@ from ...planning.job import Job
 from ...program.lower import Program
 from ...program.weights import LoadParams
 from ..backend import CacheShape
+from ..loading import load_weights
 from .library import BF16_SETS, Kernels, instruction_sets, load_kernels
 from .link import FileGather
 from .model_runner import NativeRunner
@@ -50,7 +51,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
     weights = PackedWeights(program, by_name(job.dtype), kernels, job.weight_dtype)
     peers = Peers(job.rank, job.tp, FileGather(job.store, job.rank, job.tp)) if job.tp > 1 else ALONE
     with freed_memory_returned():
-        load(weights.take, peers, job.threads)
+        weights.key_factors = load_weights(job, program, load, weights.take, peers, job.threads)
     cache = CacheShape(job.num_blocks, job.block_size, job.kv_dtype, job.num_copies)
     return NativeRunner(program, weights, cache, kernels, job.max_batched_tokens, job.threads, peers)
 

@@ -96,6 +96,7 @@ class PreparedOperation(Structure):
         ("offset", c_void_p),
         ("table", c_void_p),
         ("positions", c_void_p),
+        ("factors", c_void_p),
         ("matrix", PackedMatrix),
         ("second", PackedMatrix),
     )

@@ -27,7 +27,13 @@ def test_contestants_run_in_turn_and_medians_are_returned() -> None:
     order: list[str] = []
     contestants = [Listed("a", [1.0, 9.0, 2.0], order), Listed("b", [5.0, 4.0, 6.0], order)]
     assert medians_in_turn(contestants, WORKLOAD, 3) == {"a": {"prefill": 2.0}, "b": {"prefill": 5.0}}
-    assert "".join(order) == "ababab"
+    assert "".join(order) == "abbaab"
+
+
+def test_each_round_begins_with_another_contestant() -> None:
+    order: list[str] = []
+    medians_in_turn([Listed(name, [1.0] * 4, order) for name in "abc"], WORKLOAD, 4)
+    assert "".join(order) == "abcbcacababc"
 
 
 def test_a_contestant_that_fails_is_left_out_and_shown() -> None:
@@ -35,7 +41,7 @@ def test_a_contestant_that_fails_is_left_out_and_shown() -> None:
     shown: list[str] = []
     contestants = [Listed("a", [1.0, 1.0, 1.0], order), Listed("b", [5.0], order)]
     assert medians_in_turn(contestants, WORKLOAD, 3, shown.append) == {"a": {"prefill": 1.0}}
-    assert "".join(order) == "ababa"
+    assert "".join(order) == "abbaa"
     assert shown == ["b failed"]
 
 

@@ -16,7 +16,7 @@ def test_verify_and_inspect_of_a_good_one(
     llama_step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert main(["verify", str(llama_step.parent)]) == 0
-    assert "are as written" in capsys.readouterr().out
+    assert "all as written" in capsys.readouterr().out
     assert main(["inspect", str(llama_step), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["kind"], found["step"], found["layout"]["tp"]) == ("tk", 1, 2)

@@ -32,9 +32,8 @@ static void hadamard(const struct model *m, float *x) {
     for (int64_t i = 0; i < m->head_dim; i++) x[i] *= scale;
 }
 
-// Norms a head if it has a norm, rotates its pairs (d, d + half), scales it and transforms it.
-static void rotate_head(const struct model *m, int64_t t, const float *x, float *y, const float *weight, float eps,
-                        float scale) {
+// Norms a head if it has a norm, and rotates its pairs (d, d + half).
+static void rotate_head(const struct model *m, int64_t t, const float *x, float *y, const float *weight, float eps) {
     int64_t n = m->head_dim, half = n / 2;
     if (weight) norm_row(x, y, n, weight, NULL, 0, eps);
     else memmove(y, x, (size_t)n * sizeof *y);
@@ -44,8 +43,13 @@ static void rotate_head(const struct model *m, int64_t t, const float *x, float 
         y[i] = a * cosine[i] - b * sine[i];
         y[i + half] = b * cosine[i] + a * sine[i];
     }
-    for (int64_t i = 0; i < n; i++) y[i] *= scale;
-    hadamard(m, y);
+}
+
+// Multiplies a query by the scale of scores, and by the factors of its kv head's keys if there are some.
+INLINE void scale_query(float *x, int64_t n, const float *factors) {
+    float scale = 1.0f / sqrtf((float)n);
+    for (int64_t i = 0; i < n; i++) x[i] *= scale;
+    for (int64_t i = 0; factors && i < n; i++) x[i] *= factors[i];
 }
 
 INLINE int is_integer(int format) { return format == INT8 || format == INT4; }
@@ -207,13 +211,20 @@ static void append(const struct model *m, const struct operation *op, int32_t th
     int64_t n = m->head_dim, group = m->heads / m->kv_heads, tokens = m->step.tokens;
     struct share mine = share_of(m, m->kv_heads * tokens, thread);
     mine = (struct share){whole_pairs(m, mine.first), whole_pairs(m, mine.last)};
-    float *scratch = scratch_of(m, thread), scale = 1.0f / sqrtf((float)n);
+    float *scratch = scratch_of(m, thread);
     for (int64_t i = mine.first; i < mine.last; i++) {
         int64_t h = i / tokens, t = i % tokens;
         const float *query = row(m, QKV, t) + h * group * n, *key = row(m, QKV, t) + (m->heads + h) * n;
-        for (int64_t g = 0; g < group; g++)
-            rotate_head(m, t, query + g * n, row(m, QUERY, t) + (h * group + g) * n, op->weight, op->eps, scale);
-        rotate_head(m, t, key, scratch, op->offset, op->eps, 1.0f);
+        const float *factors = op->factors ? op->factors + h * n : NULL;
+        for (int64_t g = 0; g < group; g++) {
+            float *to = row(m, QUERY, t) + (h * group + g) * n;
+            rotate_head(m, t, query + g * n, to, op->weight, op->eps);
+            scale_query(to, n, factors);
+            hadamard(m, to);
+        }
+        rotate_head(m, t, key, scratch, op->offset, op->eps);
+        for (int64_t i = 0; factors && i < n; i++) scratch[i] /= factors[i];  // powers of two: exact
+        hadamard(m, scratch);
         append_vector(m, op, t, 0, h, scratch);
         memcpy(scratch, key + m->kv_heads * n, (size_t)n * sizeof *scratch);
         hadamard(m, scratch);

@@ -18,6 +18,7 @@ from tk.tests.infer.backends.native.running import BEST, NUM_BLOCKS, logits, run
 from tk.tests.infer.backends.native.test_attention import TOKENS, decode, make
 from tk.tests.infer.backends.stored import Parts, hadamard, in_aten, in_native
 from tk.tests.infer.history import BLOCK_SIZE
+from tk.tests.infer.program.test_equalization import scale_keys
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
 LENGTH = 100
@@ -45,6 +46,15 @@ def stored_by_aten(folder: Path, kv_dtype: str) -> list[Parts]:
     made = aten(folder, kv_dtype)
     logits(made, TOKENS[:LENGTH], ())
     return [tuple(part.numpy() for part in parts) for parts in in_aten(made)]
+
+
+def key_factors(folder: Path) -> Array:
+    """Returns what keys are divided by, [kv heads, E], which tests/infer/program/test_equalization.py checks."""
+    made = runner(folder, "fp32", "int4")
+    made.close()
+    factors = made._weights.key_factors[0]
+    assert len(np.unique(factors)) > 1
+    return factors
 
 
 def check_codes(format_: VectorFormat, exact: Array, parts: Parts) -> None:
@@ -78,10 +88,12 @@ def check_codes(format_: VectorFormat, exact: Array, parts: Parts) -> None:
 def test_codes_are_those_of_numpy(
     tmp_path: Path, heads: int, head_dim: int, kv_dtype: str, instruction_set: str
 ) -> None:
-    make(tmp_path, None, heads, head_dim)
+    scale_keys(make(tmp_path, None, heads, head_dim), (1, 3), 8.0).save_pretrained(tmp_path)
     exact = stored(tmp_path, "fp32", instruction_set)
     found = (stored(tmp_path, kv_dtype, instruction_set), stored_by_aten(tmp_path, kv_dtype))
     format_ = kv_format(kv_dtype)
+    if format_.is_equalized:
+        exact[0] = (exact[0][0] / key_factors(tmp_path)[:, None],)
     kinds = [(format_.keys, exact[0]), (format_.values, exact[1])]
     kinds += [(INT8, vectors) for kind, vectors in kinds if kind == INT4]
     for backend in found:
