@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from tk.infer.backends.backend import Masks, no_masks
+from tk.infer.backends.backend import EngineLine, Masks, no_masks
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import Array, SamplerOutput, StepPlan
 from tk.infer.workers.worker import work
@@ -30,6 +30,10 @@ class ZeroCompute:
         none = np.zeros((num_rows, 0), np.int32)
         output = SamplerOutput(zeros + np.int32(7), np.ones(num_rows, np.uint8), floats, zeros, none, none.view("f4"))
         return output if self.samples else None
+
+    def go_on(self, line: EngineLine) -> Array | None:
+        """Leaves all steps to the worker."""
+        return None
 
     def logits(self, plan: StepPlan) -> Array:
         """Returns zeros."""

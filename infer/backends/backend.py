@@ -32,6 +32,24 @@ class CacheShape:
     num_copies: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLine:
+    """A rank's socket to the engine, for a backend that goes on by itself.
+
+    Attributes:
+        descriptor: the socket's file descriptor; the socket blocks.
+        next_step: the message of a step that computes the next token of each sequence, and has no new blocks.
+        encode: returns the message of a step's results. Without log-probabilities it ends with the token of each row
+            and whether its logits are finite: int32 [R], uint8 [R].
+        answers: whether this rank sends the results.
+    """
+
+    descriptor: int
+    next_step: bytes
+    encode: Callable[[SamplerOutput], bytes]
+    answers: bool
+
+
 class Backend(Protocol):
     """A rank's prepared program, with its packed weights and its cache.
 
@@ -53,6 +71,14 @@ class Backend(Protocol):
         Args:
             plan: the plan of the step.
             masks: is called once before rows are sampled of which one has a mask, on ranks that sample.
+        """
+
+    def go_on(self, line: EngineLine) -> Array | None:
+        """Carries out further steps, and sends their results, as long as the engine's next message is `next_step`.
+
+        The last step sampled a token for each of its spans; its plan advances in place (see `StepPlan`). Returns the
+        tokens that were sampled last, int32 [R]; None, if there was no further step, or the backend leaves steps to the
+        worker.
         """
 
     def logits(self, plan: StepPlan) -> Array:

@@ -19,14 +19,14 @@ from ...core.dtypes import by_name
 from ...core.errors import CheckpointError, TkError, WorkerDied
 from ...model.registry import decoder_spec
 from ...model.stored_config import stored_config
-from ..backends.backend import Backend
+from ..backends.backend import Backend, EngineLine
 from ..backends.choose import prepare
 from ..planning.job import Job
 from ..program.lower import lower, serving_slices
 from ..program.quantization import groupings
 from ..program.weights import load_params
 from ..scheduling.step_message import NextTokens, StepMessage, decode_message
-from ..scheduling.step_plan import Array
+from ..scheduling.step_plan import Array, SamplerOutput
 from .ipc import Frame, error_frame, receive, send
 from .persistent_batch import PersistentBatch
 
@@ -94,6 +94,8 @@ def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch
     """
     ahead: deque[StepMessage | NextTokens] = deque()
     knows_tokens = True
+    next_step = Frame("step", body=NextTokens(np.empty((0, 2), np.int32)).encode()).encode()
+    line = EngineLine(connection.fileno(), next_step, _result, answers)
     while (frame := receive(connection)) is not None:
         if frame.op == "tokens":
             batch.feed(np.frombuffer(frame.body, np.int32))
@@ -105,8 +107,14 @@ def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch
             knows_tokens = output is not None
             if output is not None:
                 if answers:
-                    send(connection, Frame("result", body=output.encode()))
+                    send(connection, _result(output))
                 batch.feed(output.token_ids)
+                if (last := backend.go_on(line)) is not None:
+                    batch.feed(last)
+
+
+def _result(output: SamplerOutput) -> bytes:
+    return Frame("result", body=output.encode()).encode()
 
 
 def _masks(connection: socket.socket) -> Array:

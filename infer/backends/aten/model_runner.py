@@ -11,7 +11,7 @@ from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
 from ...sampling.sampler import best_sampler, run_sampler
 from ...scheduling.step_plan import Array, SamplerOutput, StepPlan, spans_within
-from ..backend import Masks, no_masks
+from ..backend import EngineLine, Masks, no_masks
 from .interpreter import Interpreter
 from .kv_cache import KVCache
 from .paged_attention import PagedAttention
@@ -59,6 +59,10 @@ class ModelRunner:
         return SamplerOutput.join(outputs) if outputs else None
 
     @torch.inference_mode()
+    def go_on(self, line: EngineLine) -> Array | None:
+        """Leaves all steps to the worker."""
+        return None
+
     def logits(self, plan: StepPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
         found: Array = torch.cat([logits_RV for _, logits_RV in self._logits(plan)]).cpu().numpy()

@@ -12,7 +12,7 @@ from ...program.operations import Head
 from ...sampling.native_sampler import native_sampler
 from ...sampling.sampler import run_sampler
 from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows, StepPlan
-from ..backend import CacheShape, Masks, no_masks
+from ..backend import CacheShape, EngineLine, Masks, no_masks
 from .library import Kernels
 from .operations import prepare_operations
 from .packing import PackedWeights, format_of
@@ -94,6 +94,18 @@ class NativeRunner:
                 self._sample(sampler, rows, found)
             outputs.append(sampler.output(rows))
         return outputs[0] if len(outputs) == 1 else SamplerOutput.join(outputs)
+
+    def go_on(self, line: EngineLine) -> Array | None:
+        """Carries out the engine's next steps within one call into C: see `Backend` and c/exchange.h."""
+        taken, sampler = self._taken, self._sampler
+        if taken is None or sampler is None or not taken.can_go_on:
+            return None
+        arguments = sampler.going_on(line, taken.plan.rows)
+        steps = self._functions.go_on(byref(self._model), byref(arguments.structure)) if arguments else 0
+        if not steps:
+            return None
+        taken.went_on(steps)
+        return sampler.output(taken.plan.rows).token_ids
 
     def logits(self, plan: StepPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""

@@ -4,7 +4,9 @@ from ctypes import addressof, c_void_p, cast
 
 from ...sampling.block import SamplingBlock, most_alternatives
 from ...sampling.native_sampler import NativeSampler
-from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows
+from ...scheduling.step_plan import NO_LOGPROBS, Array, SamplerOutput, SamplingRows
+from ..backend import EngineLine
+from .going_on import GoingOn
 from .memory import lazy
 from .state import State
 from .structures import Sampling
@@ -51,6 +53,15 @@ class StepSampler:
             return
         self._block.fill(rows, masks)
         self._rows, self._most = rows if masks is None else None, most_alternatives(rows)
+
+    def going_on(self, line: EngineLine, rows: SamplingRows) -> GoingOn | None:
+        """Returns the arguments with which kernels sample further tokens of the rows.
+
+        None, if they were not prepared last, or have a mask, or request log-probabilities.
+        """
+        if rows is not self._rows or self._most != NO_LOGPROBS:
+            return None
+        return GoingOn(line, len(rows), self._block.batch)
 
     def output(self, rows: SamplingRows) -> SamplerOutput:
         """Returns the samples of the rows that were prepared last, those of other ranks included."""

@@ -120,6 +120,22 @@ class StepArrays(Structure):
     )
 
 
+class StepExchange(Structure):
+    """`struct exchange`."""
+
+    _fields_ = (
+        ("descriptor", c_int32),
+        ("answers", c_int32),
+        ("next_step", c_void_p),
+        ("next_step_bytes", c_int64),
+        ("answer", c_void_p),
+        ("answer_bytes", c_int64),
+        ("sampled", c_void_p),
+        ("finite", c_void_p),
+        ("numbers", c_void_p),
+    )
+
+
 class RankLink(Structure):
     """`struct link`."""
 

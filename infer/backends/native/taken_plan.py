@@ -18,6 +18,7 @@ class TakenPlan:
     Attributes:
         plan: the plan.
         are_masked: whether one of its rows has a mask.
+        can_go_on: whether each span has one token, and that one the only row.
     """
 
     def __init__(self, plan: StepPlan, model: NativeModel) -> None:
@@ -25,6 +26,7 @@ class TakenPlan:
         self.are_masked = plan.rows.are_masked
         self._model = model
         num_spans, num_tokens = len(plan.span_length), len(plan.tokens)
+        self.can_go_on = num_spans == num_tokens == len(plan.rows)
         self._spans = np.empty((num_spans, 4), np.int32)
         self._spans[:, 0] = np.cumsum(plan.span_length) - plan.span_length
         self._spans[:, 1] = plan.span_length
@@ -45,6 +47,11 @@ class TakenPlan:
         self._model.step.begun = len(begun)
         if len(begun):
             self._begun[: len(begun)] = plan.slots[begun] // size
+
+    def went_on(self, steps: int) -> None:
+        """Moves on by `steps` what the kernels left: they advance the other arrays themselves (c/exchange.h)."""
+        self.plan.span_context[:] += np.int32(steps)
+        self.plan.rows.new_number[:] += np.int32(steps)
 
 
 def _address(array: Array) -> int:

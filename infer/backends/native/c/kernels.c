@@ -2,6 +2,7 @@
 // once per instruction set, with its flags and its TK_NAME.
 #define _GNU_SOURCE  // syscall, in amx.h
 #include "attention.h"
+#include "exchange.h"
 #include "experts.h"
 #include "link.h"
 
@@ -141,6 +142,18 @@ static void run_sample(void *argument, int32_t thread) {
 // Computes m->step, and the logits of its first m->head_count wanted rows.
 __attribute__((visibility("default"))) void NAMED(tk_step_, TK_NAME)(struct model *m) {
     tk_pool_run(m->pool, run_step, m);
+}
+
+// Goes on from the last step, which sampled one token of each sequence; returns the number of further steps.
+__attribute__((visibility("default"))) int32_t NAMED(tk_go_on_, TK_NAME)(struct model *m, struct exchange *e) {
+    int32_t steps = 0;
+    while (takes_next_step(e)) {
+        advance(m, e);
+        tk_pool_run(m->pool, run_step, m);
+        steps++;
+        if (!send_answer(m, e)) break;  // the worker sees the end, too
+    }
+    return steps;
 }
 
 // Computes the logits of further wanted rows of the last step: m->head_count of them from m->head_first on.

@@ -62,11 +62,23 @@ struct span {                      // consecutive tokens of one sequence
 
 struct step {
     int32_t tokens, spans, wanted, begun;
-    const int32_t *token_ids, *positions, *slots;
-    const struct span *span;
+    int32_t *token_ids, *positions, *slots;
+    struct span *span;
     const int32_t *tables;
     const int32_t *rows;           // the packed tokens whose logits are wanted
-    const int32_t *begun_blocks;   // blocks that a sequence begins to fill: an earlier owner's data is cleared
+    int32_t *begun_blocks;         // blocks that a sequence begins to fill: an earlier owner's data is cleared
+};
+
+struct exchange {                  // a rank's socket to the engine, see exchange.h
+    int32_t descriptor;
+    int32_t answers;               // whether this rank sends results
+    const char *next_step;         // the message on which the rank goes on
+    int64_t next_step_bytes;
+    char *answer;                  // the message of a result; at its end the tokens, int32, and whether each is finite
+    int64_t answer_bytes;
+    const int32_t *sampled;        // the results of the sampler
+    const uint8_t *finite;
+    int32_t *numbers;              // of the new tokens, as the sampler reads them
 };
 
 struct arrival {                   // how often a rank has met the others; on a cache line of its own

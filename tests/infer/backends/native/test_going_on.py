@@ -1,0 +1,153 @@
+"""Steps that the kernels carry out alone: results and plans of steps one by one, until another message comes."""
+
+import socket
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tk.infer.backends.backend import EngineLine
+from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.model_runner import NativeRunner
+from tk.infer.scheduling.step_plan import NO_LOGPROBS, Array, SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.tests.infer.backends.native.running import logits, runner
+from tk.tests.infer.history import BLOCK_SIZE
+from tk.tests.model.architectures import ENTRIES
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
+LENGTHS = (BLOCK_SIZE - 2, 5)
+TABLE = np.array([[1, 2], [5, 6]], np.int32)
+NEXT = b"next step"
+STEPS = 4
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The engine's end of a socket, and the rank's."""
+    engine, rank = socket.socketpair()
+    engine.settimeout(60)
+    with engine, rank:
+        yield engine, rank
+
+
+def begin(made: NativeRunner, num_top: int = NO_LOGPROBS) -> tuple[StepPlan, SamplerOutput]:
+    """Computes two prompts and a step behind them; returns its plan and its results."""
+    for i, length in enumerate(LENGTHS):
+        logits(made, range(3, 3 + length), (), first_block=1 + 4 * i)
+    start = np.array(LENGTHS, np.int32)
+    plan = StepPlan(
+        tokens=np.array([7, 8], np.int32),
+        positions=start.copy(),
+        slots=TABLE[:, 0] * BLOCK_SIZE + start,
+        span_length=np.ones(2, np.int32),
+        span_context=start + 1,
+        block_tables=TABLE,
+        rows=SamplingRows.pack([SamplingRow(i, temperature=1.0, seed=i, num_top=num_top) for i in range(2)]),
+    )
+    return plan, made.step(plan)
+
+
+def advance(plan: StepPlan, sampled: Array) -> None:
+    """Moves a plan on by the tokens that were sampled."""
+    plan.tokens[:] = sampled
+    for counted in (plan.positions, plan.span_context, plan.rows.new_number):
+        counted += 1
+    plan.slots[:] = TABLE[[0, 1], plan.positions // BLOCK_SIZE] * BLOCK_SIZE + plan.positions % BLOCK_SIZE
+
+
+def encode(output: SamplerOutput) -> bytes:
+    """Returns results behind a header."""
+    return b"results" + output.encode()
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp32", "int4"])
+def test_steps_are_those_that_come_one_by_one(
+    tmp_path: Path, ends: tuple[socket.socket, socket.socket], kv_dtype: str
+) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    alone, guided = (runner(tmp_path, kv_dtype=kv_dtype, threads=threads) for threads in (2, 1))
+    plan, output = begin(alone)
+    expected, first = begin(guided)
+    assert output.encode() == first.encode()
+    engine.sendall(NEXT * STEPS + b"next slot")
+    last = alone.go_on(EngineLine(rank.fileno(), NEXT, encode, answers=True))
+    assert last is not None
+    tokens = first.token_ids
+    for _ in range(STEPS):
+        advance(expected, tokens)
+        one = guided.step(expected)
+        tokens = one.token_ids
+        answer = encode(one)
+        assert engine.recv(len(answer), socket.MSG_WAITALL) == answer
+    assert last.tolist() == tokens.tolist()
+    assert rank.recv(100) == b"next slot", "a message that says anything else stays where it is"
+    advance(expected, tokens)
+    tokens_of_plan = plan.tokens.copy()
+    advance(plan, last)
+    assert tokens_of_plan.tolist() != plan.tokens.tolist()
+    for name in ("tokens", "positions", "slots", "span_context"):
+        assert getattr(plan, name).tolist() == getattr(expected, name).tolist(), name
+    assert plan.rows.new_number.tolist() == expected.rows.new_number.tolist()
+    assert alone.step(plan).encode() == guided.step(expected).encode()
+    alone.close()
+    guided.close()
+
+
+def test_a_rank_that_does_not_answer_sends_nothing(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    made = runner(tmp_path)
+    begin(made)
+    engine.sendall(NEXT)
+    assert made.go_on(EngineLine(rank.fileno(), NEXT, encode, answers=False)) is not None
+    engine.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        engine.recv(1)
+    made.close()
+
+
+@pytest.mark.parametrize("message", [b"", NEXT[:-1], b"other step"])
+def test_without_the_message_there_is_no_step(
+    tmp_path: Path, ends: tuple[socket.socket, socket.socket], message: bytes
+) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    made = runner(tmp_path)
+    plan, _ = begin(made)
+    before = deepcopy(plan)
+    engine.sendall(message)
+    assert made.go_on(EngineLine(rank.fileno(), NEXT, encode, answers=True)) is None
+    assert plan.positions.tolist() == before.positions.tolist()
+    engine.close()
+    assert rank.recv(100) == message
+    made.close()
+
+
+def test_log_probabilities_and_prompts_are_left_to_the_worker(
+    tmp_path: Path, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    made = runner(tmp_path)
+    line = EngineLine(rank.fileno(), NEXT, encode, answers=True)
+    engine.sendall(NEXT)
+    assert made.go_on(line) is None, "there was no step before"
+    begin(made, num_top=0)
+    assert made.go_on(line) is None
+    plan, _ = begin(made)
+    several = StepPlan(
+        tokens=np.array([3, 4, 5], np.int32),
+        positions=np.arange(3, dtype=np.int32),
+        slots=BLOCK_SIZE + np.arange(3, dtype=np.int32),
+        span_length=np.array([3], np.int32),
+        span_context=np.array([3], np.int32),
+        block_tables=TABLE[:1],
+        rows=plan.rows.part(0, 1),
+    )
+    made.step(several)
+    assert made.go_on(line) is None
+    assert rank.recv(100) == NEXT
+    made.close()
