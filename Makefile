@@ -47,7 +47,7 @@ test: $(READY) $(LINK) ## the tests, of matrices a choice (ARGS="tests/core -k b
 	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 test-all: ## every test that this machine can run: whole matrices and long runs, too
-	@TK_FOREIGN_MATRIX=.build/foreign-modules.md \
+	@TK_FOREIGN_MATRIX=.build/foreign-modules.md TK_EVERY_EXAMPLE=1 \
 		$(MAKE) --no-print-directory test ARGS="-m 'not gpu' --timeout 3600 $(ARGS)"
 
 check: $(READY) $(LINK) ## format, lint, types, import floors

@@ -4,16 +4,17 @@ from itertools import groupby
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from tk.core.buckets import buckets, shards
 from tk.core.layout import Layout
 from tk.core.local_params import local_params
 from tk.core.tensors import TensorSpec
 from tk.tests.core.layouts import layouts, tables
+from tk.tests.example_counts import examples
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(tables(), layouts())
 def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec, ...], layout: Layout) -> None:
     params = local_params(table, layout, 0, layout.tp - 1)

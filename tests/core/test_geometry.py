@@ -4,11 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.geometry import Box, covers_exactly, flat_to_boxes
 from tk.tests.call_count import count_calls
+from tk.tests.example_counts import examples
 
 shapes = st.lists(st.integers(1, 5), min_size=0, max_size=4).map(tuple)
 
@@ -96,7 +97,7 @@ def cut_up(draw: st.DrawFn) -> tuple[Box, list[Box]]:
     return whole, draw(st.permutations(pieces))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(cut_up())
 def test_cover_equals_the_count_of_every_element(case: tuple[Box, list[Box]]) -> None:
     whole, boxes = case

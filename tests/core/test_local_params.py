@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tk.core.errors import ParallelError
 from tk.core.geometry import Box
@@ -10,9 +10,10 @@ from tk.core.layout import Layout
 from tk.core.local_params import local_params
 from tk.core.tensors import Split, TensorSpec, split_boxes
 from tk.tests.core.layouts import HEAD, layouts, tables
+from tk.tests.example_counts import examples
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(tables(), layouts())
 def test_a_position_holds_its_pieces(table: tuple[TensorSpec, ...], layout: Layout) -> None:
     for pp in range(layout.pp):

@@ -3,13 +3,14 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tk.core.geometry import Box, covers_exactly, flat_to_boxes
 from tk.core.layout import Layout
 from tk.core.ownership import Owned, owned
 from tk.core.tensors import Split, TensorSpec
 from tk.tests.core.layouts import SLOTS, layouts, tables
+from tk.tests.example_counts import examples
 
 
 def _slots(spec: TensorSpec) -> tuple[str, ...]:
@@ -20,7 +21,7 @@ def boxes_of(item: Owned) -> list[Box]:
     return list(flat_to_boxes(item.box, *(item.flat or (0, item.box.size))))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(tables(), layouts())
 def test_every_element_of_every_slot_has_one_owner(table: tuple[TensorSpec, ...], layout: Layout) -> None:
     items = [item for rank in range(layout.world_size) for item in owned(table, layout, rank, SLOTS)]

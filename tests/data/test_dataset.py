@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import ConfigError
@@ -20,6 +20,7 @@ from tk.data.permutation import derive_key, permute
 from tk.data.row import Row
 from tk.data.token_file import TokenFile
 from tk.data.unigram import unigram_entropy
+from tk.tests.example_counts import examples
 
 LENGTH = 32
 
@@ -78,7 +79,7 @@ def test_orders_differ_by_epoch_and_seed(token_folder: Path) -> None:
         assert sum(a == b for a, b in zip(one, two, strict=True)) < rows.num_rows / 4
 
 
-@settings(deadline=None)
+@examples(100)
 @given(indexes=st.lists(st.integers(0, 10**9), max_size=8))
 def test_a_row_does_not_depend_on_earlier_reads(token_folder: Path, indexes: list[int]) -> None:
     used = dataset(token_folder, token_folder)

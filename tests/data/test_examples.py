@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -17,6 +17,7 @@ from tk.data.examples import Chat, ExampleEncoder, PromptResponse
 from tk.data.prepare import prepare_tokens
 from tk.data.sources import find_corpus
 from tk.data.token_file import TokenFile
+from tk.tests.example_counts import examples
 from tk.tests.text.test_chat_template import MESSAGES
 from tk.text.chat_template import ChatTemplate
 from tk.text.tokenizer import Tokenizer
@@ -99,7 +100,7 @@ def test_chats_are_as_transformers_has_them(ours: Tokenizer, theirs: Any, name: 
         assert any(learned) == (len(messages) > 1)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(contents=st.lists(st.text("ab \n.<|>é", max_size=12).map(lambda text: f"{text}!"), min_size=1, max_size=5))
 def test_any_words_in_any_number_of_turns(ours: Tokenizer, theirs: Any, contents: list[str]) -> None:
     roles = ("user", "assistant")

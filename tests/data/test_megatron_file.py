@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import ConfigError
 from tk.data.dataset import PackedDataset
 from tk.data.megatron_file import MegatronFile
 from tk.data.token_stream import open_tokens
+from tk.tests.example_counts import examples
 from tk.text.tokenizer import Tokenizer
 
 CODES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 8: "u2"}
@@ -53,7 +54,7 @@ def test_documents_come_back(byte_level: Tokenizer, tmp_path: Path, code: int, m
     assert tokens.learned(2, 4).tolist() == [True, True]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(documents=st.lists(st.lists(st.lists(st.integers(0, 999), max_size=4), max_size=3), max_size=8))
 def test_empty_sequences_and_documents_are_none(
     byte_level: Tokenizer, tmp_path_factory: pytest.TempPathFactory, documents: Documents

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.checkpoint.files import storage
 from tk.checkpoint.files.direct_writer import LARGEST, PAGE, SMALLEST, DirectWriter
 from tk.tests.checkpoint.faults import Operation, watched
+from tk.tests.example_counts import examples
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3 * LARGEST, np.uint8).data
 
@@ -57,7 +58,7 @@ def write(path: Path, runs: list[int], watch: Writes) -> int:
     return at
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.one_of(AWKWARD, st.integers(0, 2 * SMALLEST)), max_size=8))
 def test_the_file_holds_any_runs_that_were_written(tmp_path_factory: pytest.TempPathFactory, runs: list[int]) -> None:
     path = tmp_path_factory.getbasetemp() / "file"

@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.checkpoint.format.chunk import Chunk
@@ -15,6 +15,7 @@ from tk.core.errors import ManifestError
 from tk.core.geometry import Box
 from tk.core.tensors import Split, TensorSpec, split_boxes
 from tk.tests.call_count import count_calls
+from tk.tests.example_counts import examples
 
 
 @st.composite
@@ -30,7 +31,7 @@ def cut_tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Chunk]]:
     return shape, draw(st.permutations(chunks))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(cut_tensors(), st.data())
 def test_a_region_finds_every_chunk_that_it_meets(
     tensor: tuple[tuple[int, ...], list[Chunk]], data: st.DataObject

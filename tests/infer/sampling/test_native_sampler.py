@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.infer.sampling import numpy_sampler
@@ -16,6 +16,7 @@ from tk.infer.sampling.native_sampler import native_sampler
 from tk.infer.sampling.sampler import Sample, best_sampler, run_sampler
 from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow, SamplingRows
 from tk.infer.scheduling.token_counts import TokenCounts
+from tk.tests.example_counts import examples
 from tk.tests.infer.sampling.native import native_samplers
 
 Logits = np.ndarray[Any, Any]
@@ -87,7 +88,7 @@ def assert_same(found: SamplerOutput, expected: SamplerOutput) -> None:
         assert np.array_equal(getattr(found, name), values), f"{name}: {getattr(found, name)} is not {values}"
 
 
-@settings(max_examples=120, deadline=None)
+@examples(200)
 @given(batches())
 def test_c_and_numpy_agree_to_the_bit(drawn: tuple[Logits, SamplingRows, Logits | None]) -> None:
     logits, rows, masks = drawn

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.infer.sampling import numpy_sampler
@@ -14,6 +14,7 @@ from tk.infer.sampling.philox import gumbel, uniform
 from tk.infer.sampling.sampler import Sample, run_sampler
 from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows
 from tk.infer.scheduling.token_counts import TokenCounts
+from tk.tests.example_counts import examples
 from tk.tests.infer.sampling.native import able_units, native_samplers
 
 VOCAB = 40
@@ -75,7 +76,7 @@ rows = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(batch=st.lists(rows, min_size=1, max_size=6), seed=st.integers(0, 1000))
 def test_every_row_is_chosen_as_the_wire_says(batch: list[SamplingRow], seed: int) -> None:
     logits = normal(seed, len(batch)) * np.float32(3)

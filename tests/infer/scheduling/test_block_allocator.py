@@ -4,11 +4,12 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.infer.scheduling.block_allocator import BlockAllocator
 from tk.infer.scheduling.prefix_keys import BlockKey, next_key
+from tk.tests.example_counts import examples
 
 
 def key(number: int) -> BlockKey:
@@ -21,7 +22,7 @@ def found(allocator: BlockAllocator, count: int) -> dict[int, BlockKey]:
     return {block: name for name, block in blocks.items() if block is not None}
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(1, 20), st.lists(st.integers(0, 6), max_size=60), st.integers(0, 2**32))
 def test_any_history_keeps_the_books(total: int, wishes: list[int], seed: int) -> None:
     choose = random.Random(seed)

@@ -4,13 +4,14 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import Overloaded, PromptTooLong
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from tk.infer.scheduling.sequence import Sequence, Status
+from tk.tests.example_counts import examples
 
 BLOCK = 4
 
@@ -53,7 +54,7 @@ def compute(policy: Scheduler) -> tuple[ScheduledChunk, ...]:
     return chunks
 
 
-@settings(max_examples=40, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(2, 12),
@@ -87,7 +88,7 @@ def test_any_history_keeps_the_books_and_ends(seed: int, num_blocks: int, max_ru
     assert policy.allocator.num_available == num_blocks
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=2, max_size=12))
 def test_first_come_first_served(sizes: list[tuple[int, int]]) -> None:
     policy = scheduler()

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 
+from tk.tests.example_counts import examples
 from tk.tests.train.pipeline.test_schedules import any_schedule
 from tk.train.pipeline.actions import Schedule, Transfer
 from tk.train.pipeline.communication import Batch, Posts, plan_communication
@@ -38,14 +39,14 @@ def blocked(programs: list[list[Batch]]) -> list[Batch]:
             turns[rank] += 1
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(any_schedule())
 def test_blocking_exchanges_never_deadlock(schedule: Schedule) -> None:
     plans = plan_communication(schedule)
     assert blocked([_program(schedule, rank, posts) for rank, posts in enumerate(plans)]) == []
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(any_schedule())
 def test_tensors_are_sent_after_their_computation_and_received_before_their_use(schedule: Schedule) -> None:
     expected = {t for actions in schedule.ranks for action in actions if (t := schedule.transfer_of(action))}
@@ -60,7 +61,7 @@ def test_tensors_are_sent_after_their_computation_and_received_before_their_use(
                 assert slot <= turns[transfer.consumer]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(any_schedule())
 def test_two_ranks_post_their_transfers_in_the_same_order(schedule: Schedule) -> None:
     programs = [_program(schedule, rank, posts) for rank, posts in enumerate(plan_communication(schedule))]

@@ -5,11 +5,12 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torchs
 
 from tk.core.errors import ParallelError
+from tk.tests.example_counts import examples
 from tk.train.pipeline.actions import Action, Kind, Schedule
 from tk.train.pipeline.schedules import NAMES, make_schedule
 
@@ -23,7 +24,7 @@ def any_schedule(draw: st.DrawFn, names: tuple[str, ...] = (*NAMES, "forward-onl
     return make_schedule(name, pp, draw(st.integers(low, high)), draw(st.integers(1, 24)))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(any_schedule())
 def test_every_micro_batch_goes_once_through_every_stage_in_order(schedule: Schedule) -> None:
     if schedule.forward_only:
@@ -45,7 +46,7 @@ def test_every_micro_batch_goes_once_through_every_stage_in_order(schedule: Sche
         assert all(each == expected for each in kinds.values())
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(any_schedule())
 def test_every_stage_takes_micro_batches_in_order(schedule: Schedule) -> None:
     """Gradients are then summed in the order of one process."""

@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import ParallelError
+from tk.tests.example_counts import examples
 from tk.tests.train.pipeline.test_schedules import any_schedule
 from tk.train.pipeline.actions import Action, Schedule
 from tk.train.pipeline.schedules import make_schedule
@@ -17,7 +18,7 @@ from tk.train.pipeline.simulator import Costs, simulate
 RANKS, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 30)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(any_schedule(), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(0, 3))
 def test_no_schedule_deadlocks_and_no_rank_does_two_things_at_once(
     schedule: Schedule, forward: int, backward_input: int, backward_weight: int, communication: int
@@ -38,7 +39,7 @@ def test_no_schedule_deadlocks_and_no_rank_does_two_things_at_once(
     assert result.makespan == max(result.ends.values())
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(RANKS, MICRO_BATCHES, st.integers(1, 9), st.integers(1, 9))
 def test_gpipe_and_1f1b_have_the_known_bubble(pp: int, m: int, forward: int, backward: int) -> None:
     """(pp - 1) / (m + pp - 1), for any duration of forward and backward (arXiv 2104.04473, section 2.2.1)."""
@@ -49,7 +50,7 @@ def test_gpipe_and_1f1b_have_the_known_bubble(pp: int, m: int, forward: int, bac
         assert result.bubble == pytest.approx((pp - 1) / (m + pp - 1), abs=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(2, 8), st.integers(2, 4), st.integers(0, 20))
 def test_interleaving_divides_the_bubble_by_the_virtual_stages(pp: int, v: int, more: int) -> None:
     """The time lost is pp - 1 times a chunk's forward and backward, also if pp does not divide the micro-batches."""
@@ -59,7 +60,7 @@ def test_interleaving_divides_the_bubble_by_the_virtual_stages(pp: int, v: int, 
     assert result.bubble == pytest.approx((pp - 1) / (v * m + pp - 1), abs=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(2, 8), st.integers(0, 20), st.integers(1, 9))
 def test_zero_bubble_h1_loses_the_time_of_its_paper(pp: int, more: int, cost: int) -> None:
     """(pp - 1)(F + I - W) (arXiv 2401.10241, section 2.3), where F = I = W and there are pp micro-batches or more."""
@@ -67,7 +68,7 @@ def test_zero_bubble_h1_loses_the_time_of_its_paper(pp: int, more: int, cost: in
     assert result.makespan - result.busy[0] == (pp - 1) * cost
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(2, 8), MICRO_BATCHES)
 def test_zero_bubble_h1_is_faster_than_1f1b_at_its_peak_memory(pp: int, m: int) -> None:
     zero_bubble, plain = (simulate(make_schedule(name, pp, 1, m)) for name in ("zb-h1", "1f1b"))
@@ -75,7 +76,7 @@ def test_zero_bubble_h1_is_faster_than_1f1b_at_its_peak_memory(pp: int, m: int) 
     assert max(zero_bubble.peak_in_flight) == max(plain.peak_in_flight)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(RANKS, MICRO_BATCHES)
 def test_activations_in_flight(pp: int, m: int) -> None:
     assert simulate(make_schedule("gpipe", pp, 1, m)).peak_in_flight == (m,) * pp
@@ -84,7 +85,7 @@ def test_activations_in_flight(pp: int, m: int) -> None:
     assert simulate(make_schedule("forward-only", pp, 1, m)).peak_in_flight == (1,) * pp
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(2, 8), st.integers(2, 4), st.integers(1, 5))
 def test_activations_in_flight_when_interleaved(pp: int, v: int, groups: int) -> None:
     """pp x v chunks' worth of 1f1b's, and (pp - 1) / (pp v) more of them (arXiv 2205.05198, section 4.2.3)."""
