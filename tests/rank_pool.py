@@ -23,6 +23,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
+from tk.core.process import lasting_imports
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -127,9 +129,9 @@ class RankPool:
 
 def _serve_forks() -> None:
     """Runs the fork server: forks a rank, or ends one and answers with its exit code; at the end of input, ends all."""
-    import_module("tk.train.run.trainer")
-    import_module("tk.tests.model.architectures")
-    gc.freeze()  # imported modules stay: ranks, which collect garbage after each job, need not look at it
+    with lasting_imports():  # ranks, which collect garbage after each job, need not look at these modules
+        import_module("tk.train.run.trainer")
+        import_module("tk.tests.model.architectures")
     assert len(os.listdir("/proc/self/task")) == 1, "a forked process lacks its parent's other threads"
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # stdout carries answers, so tests print to stderr
