@@ -189,7 +189,10 @@ def test_a_close_does_not_wait_for_workers_that_start_again(model_folder: Callab
 
 
 @pytest.mark.skipif(not instruction_sets(), reason="no compiler")
-@pytest.mark.parametrize(("kernels", "tp"), [("native", 1), ("native", 4), ("aten", 1)])
+@pytest.mark.parametrize(
+    ("kernels", "tp"),
+    [("native", 2), ("aten", 1), *(pytest.param("native", tp, marks=pytest.mark.matrix) for tp in (1, 4))],
+)
 def test_native_workers_load_no_torch(model_folder: Callable[[str], Path], kernels: str, tp: int) -> None:
     with LLM(model_folder("grouped"), kernels=kernels, tp=tp, kv_blocks=20) as llm:
         llm.generate([1, 2, 3], SamplingParams(max_new_tokens=2))
