@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-SAMPLE_SECONDS = 0.2
+SAMPLE_SECONDS = 0.5
 
 
 class PeakMemory:

@@ -46,7 +46,7 @@ class Demo:
     peak_bytes: int
 
 
-@pytest.fixture(params=[8, pytest.param(FULL, marks=pytest.mark.matrix)])
+@pytest.fixture(params=[5, pytest.param(FULL, marks=pytest.mark.matrix)])
 def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """A demo of few steps shows that all parts work together, one of all steps that the model learns."""
     steps: int = request.param
