@@ -5,7 +5,7 @@ import pytest
 from tk.infer.scheduling.cost import StepCost, StepSize
 from tk.infer.scheduling.scheduler import Limits
 from tk.infer.scheduling.step_budget import StepBudget
-from tk.infer.scheduling.warm_up import warm_up_chunks
+from tk.infer.scheduling.warm_up import row_chunks, warm_up_chunks
 
 LIMITS = Limits(8, 100, 512, 4096)
 MACHINES = [(5e-3, 4e-4, 2e-8), (2e-2, 1e-3, 1e-7), (1e-3, 1e-3, 1e-6), (1e-2, 1e-4, 0.0)]
@@ -85,16 +85,26 @@ def test_a_budget_gives_one_prompt_token_beyond_its_bound() -> None:
 
 @pytest.mark.parametrize(("max_tokens", "num_blocks"), [(512, 128), (8, 2), (1, 1)])
 def test_warm_up_steps_keep_the_limits(max_tokens: int, num_blocks: int) -> None:
-    for chunk in warm_up_chunks(Limits(1, 1, max_tokens, 64), num_blocks, 8):
+    limits = Limits(1, 1, max_tokens, 64)
+    for chunk in [*warm_up_chunks(limits, num_blocks, 8), *row_chunks(limits, num_blocks, 8)]:
         assert 1 <= chunk.length <= max_tokens
-        assert chunk.start + chunk.length == chunk.sequence.num_tokens <= min(64, num_blocks * 8)
+        num_tokens = chunk.sequence.num_tokens + len(chunk.proposals)
+        assert chunk.start + chunk.length == num_tokens <= min(64, num_blocks * 8)
         assert all(1 <= block <= num_blocks for block in chunk.sequence.blocks)
-        assert len(chunk.sequence.blocks) * 8 >= chunk.sequence.num_tokens
+        assert len(chunk.sequence.blocks) * 8 >= num_tokens
+
+
+def test_steps_of_rows_have_a_row_for_each_token() -> None:
+    chunks = row_chunks(LIMITS, 128, 32)
+    assert [chunk.length for chunk in chunks] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48]
+    for chunk in chunks:
+        assert chunk.is_last
+        assert len(chunk.proposals) == chunk.length - 1
 
 
 def test_every_block_that_a_warm_up_step_writes_has_a_copy_of_its_own() -> None:
     """If blocks have fewer copies: those without one would write to copy 0, which stays zero."""
-    chunks = warm_up_chunks(LIMITS, 128, 32, num_copies=20)
+    chunks = warm_up_chunks(LIMITS, 128, 32, num_copies=20) + row_chunks(LIMITS, 128, 32, num_copies=20)
     for chunk in chunks:
         blocks, copies = chunk.sequence.copies[::2], chunk.sequence.copies[1::2]
         written = {position // 32 for position in range(chunk.start, chunk.start + chunk.length)}

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.proposals import choose_proposals, least_chance, worthwhile
 from tk.infer.scheduling.row_cost import RowCost
 from tk.infer.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
-from tk.infer.scheduling.sequence import Sequence
+from tk.infer.scheduling.sequence import UNKNOWN, Sequence
 from tk.infer.scheduling.speculation import Speculation
+from tk.infer.scheduling.step_message import NextTokens
 
 # Milliseconds of SmolLM2-135M on two cores with AVX2: groups of 6 rows, then products take the time.
 MEASURED = RowCost(
@@ -130,3 +132,22 @@ def test_sequences_in_a_wide_batch_need_not_read_their_tokens() -> None:
     assert choose_proposals([sequence], 1, MEASURED)[sequence] == [1, 2, 3, 1, 2]
     sequence.speculation = None
     assert choose_proposals([sequence], 1, MEASURED) == {}
+
+
+@pytest.mark.parametrize("cost", [MEASURED, FLAT])
+def test_steps_without_proposals_just_go_on(cost: RowCost) -> None:
+    policy, writer = Scheduler(Limits(4, 0, 64, 64), 16, 16), BatchWriter(4, lambda sequence: ())
+    policy.row_cost = cost
+    sequences = [Sequence(str(i), 0, i, SamplingParams(), 0, [i], 20, speculation=Speculation(8)) for i in range(4)]
+    policy.add(sequences)
+    messages = []
+    for step in range(12):
+        chunks = policy.schedule()
+        messages.append(writer.write(chunks))
+        for chunk in chunks:
+            policy.advance(chunk)
+            if chunk.sequence.output:
+                chunk.sequence.output[-1] = 100 * chunk.sequence.arrival + step
+            chunk.sequence.append(UNKNOWN)
+    assert [isinstance(message, NextTokens) for message in messages[-6:]] == [True] * 6
+    assert all(sequence.num_proposed == 0 and sequence.num_new > 6 for sequence in sequences)
