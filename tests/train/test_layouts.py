@@ -140,8 +140,11 @@ def test_every_architecture_trains_alike(
         _assert_alike(result, expected, where)
 
 
-def test_bf16_layouts_equal_one_process_to_1e_3(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
-    config = configure("one", precision={"params": "bf16"}, train={"steps": 12})
+@pytest.mark.parametrize("steps", [12, pytest.param(20, marks=pytest.mark.matrix)])
+def test_bf16_layouts_equal_one_process_to_1e_3(
+    rank_pool: RankPool, configure: Configure, tmp_path: Path, steps: int
+) -> None:
+    config = configure("one", precision={"params": "bf16"}, train={"steps": steps})
     expected = run_training(config)
     layout = LAYOUTS["tp2 dp2 zero1"]
     mine = _with_layout(config | {"checkpoint": {"dir": str(tmp_path / "many")}}, layout)

@@ -89,7 +89,7 @@ def resume(folder: str, zero: int) -> dict[str, Any]:
     train_step(whole, 0)
     for each in (engine, whole):
         train_step(each, 1)
-    engine.save(folder, wait=True)
+    engine.save(folder, wait=zero < 3)
     engine.close()
     return {"found": found, "values": values_of(engine), "whole": values_of(whole)}
 
