@@ -114,7 +114,9 @@ def check_that_transformers_generates_the_same_tokens_from_the_export(demo: Demo
 def check_that_a_flipped_bit_is_found_and_never_served(
     demo: Demo, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    for shard in sorted(path.name for path in (demo.folder / "run").glob(f"step-*/{kind}*.safetensors")):
+    shards = sorted(path.name for path in (demo.folder / "run").glob(f"step-*/{kind}*.safetensors"))
+    assert len(shards) >= 2, "a shard for each rank"
+    for shard in shards if demo.steps == FULL else shards[:2]:
         damaged = tmp_path / shard
         shutil.copytree(demo.folder / "run", damaged)
         path = next(damaged.glob(f"step-*/{shard}"))
