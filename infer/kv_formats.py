@@ -79,7 +79,6 @@ FP8: Final = VectorFormat("fp8", 8 * FP8_E4M3.itemsize)  # e4m3; larger values b
 INT8: Final = VectorFormat("int8", 8, scale_bytes=4)  # symmetric, with an fp32 scale
 GROUP: Final = 32
 INT4: Final = VectorFormat("int4", 4, scale_bytes=4, group=GROUP)  # from a zero on, in steps of a scale, both fp16
-KEY_FITS: Final = 3  # how often scale and zero of keys in int4 are fitted to the codes; those of values are not
 _FLOATS: Final = tuple(VectorFormat(dtype.name, 8 * dtype.itemsize) for dtype in COMPUTE_DTYPES)
 KV_FORMATS: Final = (
     *(KVFormat(each.name, each, each) for each in (*_FLOATS, FP8, INT8, INT4)),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kv_formats import INT4, INT8, KEY_FITS, kv_format
+from ...kv_formats import INT4, INT8, kv_format
 from .hadamard import hadamard
 from .pages import Pages, make_pages
 
@@ -58,7 +58,7 @@ class KVCache:
         self.head_dim = head_dim
         shape = (num_blocks + 1, num_kv_heads, block_size, head_dim)
         self._format = kv_format(dtype)
-        self._keys = [make_pages(shape, self._format.keys, KEY_FITS) for _ in range(num_layers)]
+        self._keys = [make_pages(shape, self._format.keys) for _ in range(num_layers)]
         self._values = [make_pages(shape, self._format.values) for _ in range(num_layers)]
         self.has_copies = self._format.num_copied > 0
         self._copy_of = torch.zeros(num_blocks + 1, dtype=torch.int64) if num_copies else torch.arange(num_blocks + 1)

@@ -29,57 +29,15 @@ def quantize(x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.round(x_NE / scale_N.unsqueeze(-1)).clamp_(-_LARGEST, _LARGEST).to(torch.int8), scale_N
 
 
-def quantize_to_4_bits(x_NE: torch.Tensor, num_fits: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantizes fp32 [..., E] to codes of 0..15 (uint8), and fp16 scales and zeros [..., groups].
-
-    Steps go from the least to the largest element of a group; then scale and zero are fitted to the codes by least
-    squares, and codes are chosen again, so many times. A vector's bits depend on it alone.
-    """
-    x_NGW = x_NE[..., _cycled(x_NE.shape[-1])]
-    lowest, highest = x_NGW.aminmax(dim=-1)
+def quantize_to_4_bits(x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantizes fp32 [..., E] to codes of 0..15 (uint8), and fp16 scales and zeros [..., groups]."""
+    parts = x_NE.split(GROUP, dim=-1)
+    lowest, highest = (torch.stack([part.aminmax(dim=-1)[i] for part in parts], dim=-1) for i in range(2))
     nothing = highest - highest  # NaN where an element is not finite
-    zeros = _to_fp16(lowest, -_LARGEST_FP16) + nothing.half()
-    scales = _to_fp16((highest - zeros.float()) / 15, _TINY_FP16)
-    codes_NGW = _codes(x_NGW, scales, zeros)
-    for _ in range(num_fits):
-        scales, zeros = _fitted(x_NGW, codes_NGW, scales, zeros)
-        codes_NGW = _codes(x_NGW, scales, zeros)
-    return codes_NGW.flatten(-2)[..., : x_NE.shape[-1]].to(torch.uint8), scales, zeros
-
-
-def _cycled(head_dim: int) -> torch.Tensor:
-    """Returns the elements of each group, int64 [groups, GROUP]; a last group of fewer has them again and again."""
-    firsts = torch.arange(0, head_dim, GROUP).unsqueeze(-1)
-    return firsts + torch.arange(GROUP) % (head_dim - firsts)
-
-
-def _to_fp16(values: torch.Tensor, least: float) -> torch.Tensor:
-    return values.clamp(least, _LARGEST_FP16).half()
-
-
-def _codes(x_NGW: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-    scale, zero = scales.float().unsqueeze(-1), zeros.float().unsqueeze(-1)
-    return torch.round((x_NGW - zero) / scale).clamp_(0, 15)
-
-
-def _fitted(
-    x_NGW: torch.Tensor, codes_NGW: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns fp16 scales and zeros with the least squared errors; codes that are all the same fit any scale."""
-    rises = x_NGW - zeros.float().unsqueeze(-1)
-    code, square, rise, product = map(_total, (codes_NGW, codes_NGW * codes_NGW, rises, codes_NGW * rises))
-    spread = square - code * code / GROUP
-    scale = torch.where(spread > 0, (product - code * rise / GROUP) / spread, scales.float())
-    zero = zeros.float() + torch.where(spread > 0, (rise - scale * code) / GROUP, 0.0)
-    return _to_fp16(scale, _TINY_FP16), _to_fp16(zero, -_LARGEST_FP16)
-
-
-def _total(x_NGW: torch.Tensor) -> torch.Tensor:
-    """Sums groups, half by half: in an order that the number of vectors does not change."""
-    while x_NGW.shape[-1] > 1:
-        first, second = x_NGW.chunk(2, dim=-1)
-        x_NGW = first + second
-    return x_NGW.squeeze(-1)
+    zeros = (lowest.clamp(-_LARGEST_FP16, _LARGEST_FP16) + nothing).half()
+    scales = ((highest - zeros.float()) / 15).clamp(_TINY_FP16, _LARGEST_FP16).half()
+    scale_NE, zero_NE = (_per_element(each, x_NE.shape[-1]) for each in (scales, zeros))
+    return torch.round((x_NE - zero_NE) / scale_NE).clamp_(0, 15).to(torch.uint8), scales, zeros
 
 
 def _per_element(of_groups: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -132,15 +90,10 @@ class Int8Pages:
 
 
 class Int4Pages:
-    """4 bits: bytes of two elements, the first one low, [blocks, kv heads, block_size, E / 2], scales and zeros.
+    """4 bits: bytes of two elements, the first one low, [blocks, kv heads, block_size, E / 2], scales and zeros."""
 
-    Args:
-        shape: that of the elements.
-        num_fits: see `quantize_to_4_bits`.
-    """
-
-    def __init__(self, shape: tuple[int, int, int, int], num_fits: int = 0) -> None:
-        self._head_dim, self._num_fits = shape[-1], num_fits
+    def __init__(self, shape: tuple[int, int, int, int]) -> None:
+        self._head_dim = shape[-1]
         self._bytes = _zeros((*shape[:3], (shape[-1] + 1) // 2), torch.uint8)
         groups = (*shape[:3], (shape[-1] + GROUP - 1) // GROUP)
         self._scales, self._zeros = _zeros(groups, torch.float16), _zeros(groups, torch.float16)
@@ -148,7 +101,7 @@ class Int4Pages:
 
     def write(self, lines: torch.Tensor, x_NE: torch.Tensor) -> None:
         """See `FloatPages.write`."""
-        codes, scales, zeros = quantize_to_4_bits(x_NE.float(), self._num_fits)
+        codes, scales, zeros = quantize_to_4_bits(x_NE.float())
         padded: torch.Tensor = torch.nn.functional.pad(codes, (0, self._head_dim % 2))
         both = padded[..., 0::2] | padded[..., 1::2] << 4
         for part, values in zip(self.parts, (both, scales, zeros), strict=True):
@@ -165,8 +118,8 @@ class Int4Pages:
 Pages = FloatPages | Int8Pages | Int4Pages
 
 
-def make_pages(shape: tuple[int, int, int, int], format_: VectorFormat, num_fits: int = 0) -> Pages:
-    """Returns zeroed pages, [blocks, kv heads, block_size, E]; those of int4 fit their steps so many times."""
+def make_pages(shape: tuple[int, int, int, int], format_: VectorFormat) -> Pages:
+    """Returns zeroed pages: [blocks, kv heads, block_size, E]."""
     if format_ == INT8:
         return Int8Pages(shape)
-    return Int4Pages(shape, num_fits) if format_ == INT4 else FloatPages(shape, format_)
+    return Int4Pages(shape) if format_ == INT4 else FloatPages(shape, format_)

@@ -134,52 +134,24 @@ INLINE void append_head(const struct model *m, int format, char *to, char *scale
     }
 }
 
-// The codes of GROUP dims, 0 to 15, in steps of a scale from a zero on.
-INLINE void codes_of_group(const float *x, float scale, float zero, float *codes) {
-    vf inverse = v_set1(1.0f / scale), magic = v_set1(12582912.0f);  // see v_exp
-    for (int64_t i = 0; i < GROUP; i += VW) {
-        vf value = (v_load(x + i) - v_set1(zero)) * inverse;
-        v_store(codes + i, (v_max(v_set1(0.0f), v_min(v_set1(15.0f), value)) + magic) - magic);
-    }
-}
-
-// Fits scale and zero to codes: the squared errors are then least. Codes that are all the same fit any scale.
-INLINE void fit_steps(const float *x, const float *codes, float *scale, float *zero) {
-    vf sum = v_set1(0.0f), squares = sum, rises = sum, products = sum;
-    for (int64_t i = 0; i < GROUP; i += VW) {
-        vf code = v_load(codes + i), rise = v_load(x + i) - v_set1(*zero);
-        sum = sum + code;
-        squares = squares + code * code;
-        rises = rises + rise;
-        products = products + code * rise;
-    }
-    float mean = v_sum(sum) / GROUP, spread = v_sum(squares) - v_sum(sum) * mean, rise = v_sum(rises) / GROUP;
-    if (!(spread > 0.0f)) return;
-    *scale = (v_sum(products) - v_sum(sum) * rise) / spread;
-    *zero += rise - *scale * mean;
-}
-
-// Rounds GROUP dims to 4 bits, from the least to the largest and then as fits find it; stores their scale and, `tokens`
-// further on, their zero.
-static void round_group(const float *x, uint16_t *scale, int64_t tokens, int16_t *codes, int fits) {
+// Rounds GROUP dims to 4 bits, and stores their scale and, `tokens` further on, their zero.
+static void round_group(const float *x, uint16_t *scale, int64_t tokens, int16_t *codes) {
     vf low = v_load(x), high = low, odd = v_set1(0.0f);
     for (int64_t i = 0; i < GROUP; i += VW) {
         low = v_min(low, v_load(x + i));
         high = v_max(high, v_load(x + i));
         odd = odd + (v_load(x + i) - v_load(x + i));  // zero, if all are finite
     }
-    float zero = -v_largest(v_set1(0.0f) - low), step = 0.0f, rounded[GROUP] = {0};
-    for (int fit = 0; fit <= fits; fit++) {
-        if (fit) fit_steps(x, rounded, &step, &zero);
-        scale[tokens] = float_to_fp16(fmaxf(-LARGEST_FP16, fminf(LARGEST_FP16, zero)) + v_sum(odd));
-        zero = fp16_to_float(scale[tokens]);
-        if (!fit) step = (v_largest(high) - zero) / 15.0f;
-        scale[0] = float_to_fp16(fmaxf(LEAST_FP16, fminf(LARGEST_FP16, step)));
-        step = fp16_to_float(scale[0]);
-        if (isnan(zero)) break;
-        codes_of_group(x, step, zero, rounded);
+    float least = fmaxf(-LARGEST_FP16, fminf(LARGEST_FP16, -v_largest(v_set1(0.0f) - low)));
+    scale[tokens] = float_to_fp16(least + v_sum(odd));
+    float zero = fp16_to_float(scale[tokens]);
+    scale[0] = float_to_fp16(fmaxf(LEAST_FP16, fminf(LARGEST_FP16, (v_largest(high) - zero) / 15.0f)));
+    memset(codes, 0, GROUP * sizeof *codes);
+    float inverse = 1.0f / fp16_to_float(scale[0]);
+    for (int64_t i = 0; i < GROUP && !isnan(zero); i += VW) {
+        vf value = (v_load(x + i) - v_set1(zero)) * v_set1(inverse);
+        v_store_int16(codes + i, v_max(v_set1(0.0f), v_min(v_set1(15.0f), value)));
     }
-    for (int64_t i = 0; i < GROUP; i += VW) v_store_int16(codes + i, v_load(rounded + i));
 }
 
 // Appends a key or a value to a page of int4.
@@ -189,9 +161,8 @@ static void append_nibbles(const struct model *m, char *to, char *scales, int64_
         int64_t count = n - first < GROUP ? n - first : GROUP;
         float group[GROUP];
         int16_t codes[GROUP];
-        for (int64_t i = 0; i < GROUP; i++) group[i] = x[first + i % count];  // as often each
-        uint16_t *scale = (uint16_t *)scales + first / GROUP * 2 * m->block_size + offset;
-        round_group(group, scale, m->block_size, codes, values ? 0 : KEY_FITS);
+        for (int64_t i = 0; i < GROUP; i++) group[i] = x[first + (i < count ? i : 0)];
+        round_group(group, (uint16_t *)scales + first / GROUP * 2 * m->block_size + offset, m->block_size, codes);
         uint8_t *both = (uint8_t *)to + (values ? first / PANEL : offset / PANEL) * panel_bytes;
         both += values ? offset / 2 * pair_bytes(INT4) : first / 2 * pair_bytes(INT4) + offset % PANEL;
         if (values)

@@ -17,7 +17,6 @@
 #define KEY_SPLIT 1024    // keys that are summed on their own before they are merged, in order
 #define SHARED_ITEMS 8    // an item of attention with more than this part of a thread's work is shared split by split
 #define GROUP 32          // dims of a key or value in int4 that have a scale of their own
-#define KEY_FITS 3        // how often the steps of a key in int4 are fitted to its codes
 #define EXPERT_TOKENS 64  // tokens that pass the experts together
 
 enum format { FP32, BF16, FP16, FP8, INT8, INT4,  // from FP8 on: keys and values only, see pages.h and nibbles.h

@@ -12,7 +12,7 @@ from tk.infer.backends.aten.hadamard import hadamard
 from tk.infer.backends.aten.kv_cache import KVCache
 from tk.infer.backends.aten.paged_attention import PagedAttention
 from tk.infer.backends.aten.pages import make_pages
-from tk.infer.kv_formats import INT8, KEY_FITS, VectorFormat, kv_format
+from tk.infer.kv_formats import INT8, VectorFormat, kv_format
 from tk.infer.scheduling.step_plan import Array, TokenSpan
 
 BLOCK, NUM_BLOCKS = 32, 64
@@ -73,9 +73,9 @@ def exact(case: Case, k: torch.Tensor, v: torch.Tensor, window: int = LENGTH) ->
     return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
 
 
-def stored(x: torch.Tensor, format_: VectorFormat, is_rotated: bool, num_fits: int = 0) -> torch.Tensor:
+def stored(x: torch.Tensor, format_: VectorFormat, is_rotated: bool) -> torch.Tensor:
     """Vectors [T, K, E] as they come back from pages of a format."""
-    pages = make_pages((len(x), x.shape[1], 1, x.shape[2]), format_, num_fits)
+    pages = make_pages((len(x), x.shape[1], 1, x.shape[2]), format_)
     pages.write(torch.arange(x.shape[0] * x.shape[1]), (hadamard(x) if is_rotated else x).flatten(0, 1))
     back = pages.read(torch.arange(x.shape[0] * x.shape[1])).view(x.shape)
     return hadamard(back) if is_rotated else back
@@ -135,10 +135,8 @@ def test_near_and_first_keys_are_read_in_8_bits(kv_dtype: str) -> None:
     """Each query sees its own block and the sequence's first one as int8, and the others as 4 bits."""
     case, format_ = Case(4, 2, 16, kv_dtype, torch.float32), kv_format(kv_dtype)
     found = case.run([LENGTH])
-    kinds = ((case.k, format_.keys, KEY_FITS), (case.v, format_.values, 0))
-    (k, v), (near_k, near_v) = (
-        [stored(x, kind or given, True, fits) for x, given, fits in kinds] for kind in (None, INT8)
-    )
+    kinds = ((case.k, format_.keys), (case.v, format_.values))
+    (k, v), (near_k, near_v) = ([stored(x, kind or given, True) for x, given in kinds] for kind in (None, INT8))
     for query in (0, 31, 32, 100, 599):
         own = torch.arange(LENGTH) // BLOCK
         near = ((own == 0) | (own == query // BLOCK))[:, None, None]
