@@ -1,7 +1,8 @@
 """The peak memory of loading, as the kernel counts it: `python peak_memory.py FOLDER`, a line for each broken step.
 
 Every step is loaded by a forked child of one warmed-up process, so that the peaks of children differ only by what
-loading makes them allocate. Small steps are the corpus of broken checkpoints, large ones have files of 8 MiB.
+loading makes them allocate. Small steps are the corpus of broken checkpoints, large ones have files of 8 MiB,
+in `make test-all` of 16.
 """
 
 import json
@@ -21,12 +22,12 @@ from tk.core.ownership import Owned
 from tk.core.tensors import TensorSpec
 from tk.scripts.broken_checkpoints import CASES, explain, flip, make_good, write_manifest, write_part_data
 
-LARGE = 2**23  # bytes
+LARGE = 2 ** (24 if os.environ.get("TK_EVERY_EXAMPLE") else 23)  # bytes
 DATA = "model-00000.safetensors"
 
 
 def make_large(run: Path) -> Path:
-    """A step of one tensor and one side file of 8 MiB each."""
+    """A step of one tensor and one side file of LARGE bytes each."""
     spec = TensorSpec("weight", (LARGE // 4,))
     item = Owned(spec.name, "weight", Box.whole(spec.shape))
     with RunFolder(run).lock() as locked:
@@ -37,7 +38,7 @@ def make_large(run: Path) -> Path:
 
 
 def crafted(unit: bytes) -> bytes:
-    """8 MiB of an array's beginning."""
+    """LARGE bytes of an array's beginning."""
     return b'{"format":[' + unit * (LARGE // len(unit))
 
 
