@@ -9,7 +9,14 @@
 #define LEAST_FP16 5.9604645e-8f    // the least and the largest scale of int4
 #define LARGEST_FP16 65504.0f
 
-// A pass of the transform: short halves are constants, so that the compiler makes vectors of them.
+// A pass of the transform within vectors: of two lanes the lower becomes their sum, the upper their difference.
+INLINE vf add_and_subtract_lanes(vf v, const int distance) {
+    vi sign;
+    for (int i = 0; i < VW; i++) sign[i] = i & distance ? INT32_MIN : 0;
+    return v_swap(v, distance) + (vf)((vi)v ^ sign);
+}
+
+// A pass of the transform over elements that are `half` apart.
 INLINE void add_and_subtract(float *x, int64_t n, int64_t half) {
     for (int64_t low = 0; low < n; low += 2 * half)
         for (int64_t i = low; i < low + half; i++) {
@@ -18,18 +25,28 @@ INLINE void add_and_subtract(float *x, int64_t n, int64_t half) {
             x[i + half] = first - second;
         }
 }
+INLINE void add_and_subtract_vectors(float *x, int64_t n, int64_t half) {
+    for (int64_t low = 0; low < n; low += 2 * half)
+        for (int64_t i = low; i < low + half; i += VW) {
+            vf first = v_load(x + i), second = v_load(x + i + half);
+            v_store(x + i, first + second);
+            v_store(x + i + half, first - second);
+        }
+}
 
 // The Hadamard transform of a head, in blocks of m->hadamard dims; a second time turns it back.
 static void hadamard(const struct model *m, float *x) {
+    int64_t n = m->head_dim, half = 1;
     if (m->hadamard == 1) return;
-    for (int64_t half = 1; half < m->hadamard; half *= 2) {
-        if (half == 1) add_and_subtract(x, m->head_dim, 1);
-        else if (half == 2) add_and_subtract(x, m->head_dim, 2);
-        else if (half == 4) add_and_subtract(x, m->head_dim, 4);
-        else add_and_subtract(x, m->head_dim, half);
+    for (int64_t i = 0; m->hadamard >= VW && i < n; i += VW) {
+        vf v = add_and_subtract_lanes(add_and_subtract_lanes(add_and_subtract_lanes(v_load(x + i), 1), 2), 4);
+        v_store(x + i, VW == 16 ? add_and_subtract_lanes(v, 8) : v);
     }
+    if (m->hadamard >= VW) half = VW;
+    for (; half < VW && half < m->hadamard; half *= 2) add_and_subtract(x, n, half);
+    for (; half < m->hadamard; half *= 2) add_and_subtract_vectors(x, n, half);
     float scale = 1.0f / sqrtf((float)m->hadamard);
-    for (int64_t i = 0; i < m->head_dim; i++) x[i] *= scale;
+    for (int64_t i = 0; i < n; i++) x[i] *= scale;
 }
 
 // Norms a head if it has a norm, and rotates its pairs (d, d + half).
@@ -154,6 +171,12 @@ static void round_group(const float *x, uint16_t *scale, int64_t tokens, int16_t
     }
 }
 
+// Writes PANEL codes into the low or the high halves of as many bytes.
+INLINE void put_nibbles(uint8_t *to, const int16_t *codes, int64_t high) {
+    uint8_t kept = high ? 15 : 240, shift = high ? 4 : 0;
+    for (int i = 0; i < PANEL; i++) to[i] = (uint8_t)((to[i] & kept) | (uint8_t)codes[i] << shift);
+}
+
 // Appends a key or a value to a page of int4.
 static void append_nibbles(const struct model *m, char *to, char *scales, int64_t offset, int values, const float *x) {
     int64_t n = m->head_dim, panel_bytes = (values ? m->block_size : n) / 2 * pair_bytes(INT4);
@@ -161,15 +184,14 @@ static void append_nibbles(const struct model *m, char *to, char *scales, int64_
         int64_t count = n - first < GROUP ? n - first : GROUP;
         float group[GROUP];
         int16_t codes[GROUP];
-        for (int64_t i = 0; i < GROUP; i++) group[i] = x[first + (i < count ? i : 0)];
-        round_group(group, (uint16_t *)scales + first / GROUP * 2 * m->block_size + offset, m->block_size, codes);
+        for (int64_t i = 0; count < GROUP && i < GROUP; i++) group[i] = x[first + (i < count ? i : 0)];
+        uint16_t *scale = (uint16_t *)scales + first / GROUP * 2 * m->block_size + offset;
+        round_group(count < GROUP ? group : x + first, scale, m->block_size, codes);
+        memset(codes + count, 0, (size_t)(GROUP - count) * sizeof *codes);
         uint8_t *both = (uint8_t *)to + (values ? first / PANEL : offset / PANEL) * panel_bytes;
         both += values ? offset / 2 * pair_bytes(INT4) : first / 2 * pair_bytes(INT4) + offset % PANEL;
         if (values)
-            for (int64_t i = 0; i < count; i++) {
-                uint8_t *at = both + i / PANEL * panel_bytes + i % PANEL;
-                *at = (uint8_t)(offset % 2 ? (*at & 15) | codes[i] << 4 : (*at & 240) | codes[i]);
-            }
+            for (int64_t i = 0; i < count; i += PANEL) put_nibbles(both + i / PANEL * panel_bytes, codes + i, offset % 2);
         else
             for (int64_t i = 0; i < count; i += 2) both[i / 2 * pair_bytes(INT4)] = (uint8_t)(codes[i] | codes[i + 1] << 4);
     }

@@ -51,6 +51,23 @@ INLINE void v_store_part(float *p, vf v, int64_t count) {
     else memcpy(p, &v, (size_t)count * sizeof *p);
 }
 
+// Swaps lanes whose numbers differ by `distance`, a power of two below VW and a constant.
+INLINE vf v_swap(vf v, const int distance) {
+#if defined(TK_AVX512)
+    if (distance == 1) return _mm512_permute_ps(v, 0xb1);
+    if (distance == 2) return _mm512_permute_ps(v, 0x4e);
+    return distance == 4 ? _mm512_shuffle_f32x4(v, v, 0xb1) : _mm512_shuffle_f32x4(v, v, 0x4e);
+#elif defined(TK_AVX2)
+    if (distance == 1) return _mm256_permute_ps(v, 0xb1);
+    return distance == 2 ? _mm256_permute_ps(v, 0x4e) : _mm256_permute2f128_ps(v, v, 1);
+#else
+    float from[VW], to[VW];
+    v_store(from, v);
+    for (int i = 0; i < VW; i++) to[i] = from[i ^ distance];
+    return v_load(to);
+#endif
+}
+
 // Clears the lower 16 bits of every lane.
 #if defined(TK_AVX2)
 static const uint32_t TK_HIGH_HALVES[VW] = EVERY_LANE(0xffff0000);

@@ -31,11 +31,10 @@ static void clear_softmax(struct softmax *state, int64_t rows, int64_t width) {
 
 // Clears the lanes that are not in [from, to).
 INLINE vf v_only(vf v, int64_t from, int64_t to) {
-    float lanes[VW];
-    v_store(lanes, v);
-    for (int64_t i = 0; i < VW; i++)
-        if (i < from || i >= to) lanes[i] = 0.0f;
-    return v_load(lanes);
+    vi lanes;
+    for (int i = 0; i < VW; i++) lanes[i] = i;
+    int32_t low = from < 0 ? 0 : from < VW ? (int32_t)from : VW, high = to < 0 ? 0 : to < VW ? (int32_t)to : VW;
+    return (vf)((vi)v & (lanes >= vi_set1(low)) & (lanes < vi_set1(high)));
 }
 
 // Turns a row's scores of `keys` keys, a multiple of PANEL, into weights; it sees the keys [from, to). With scales, those
