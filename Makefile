@@ -22,13 +22,14 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
-# --no-compile: most of what is installed is never imported; what is, is compiled then. It halves the time. torch is
-# larger than all else together, so two processes unpack at once; the third step adds what torch needs on this machine.
+# --no-compile: most of what is installed is never imported; what is, is compiled then. It halves the time. Two processes
+# install half of the packages each, torch is quickly unpacked; the third step adds what torch needs on this machine.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+HALF := '^(torch=|[a-k])'
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "tk needs Python 3.11 or newer with venv and pip (Debian: apt install python3-venv)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --no-deps -r <(grep '^torch==' $<) & $(PIP) --no-deps -r <(grep -v '^torch==' $<) && wait $$!
+	$(PIP) --no-deps -r <(grep -E $(HALF) $<) & $(PIP) --no-deps -r <(grep -vE $(HALF) $<) && wait $$!
 	$(PIP) --no-build-isolation -r $< --editable .
 	@for cc in $$CC cc gcc clang; do command -v "$$cc" && break; done >/dev/null || \
 		$(PIP) 'ziglang>=0.13' || \
