@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tk.tests.house.syntax import nodes
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("core", "parallel", "checkpoint", "proto", "text", "model", "data", "train", "infer", "parity", "cli")
 
@@ -34,3 +36,10 @@ def sources() -> list[Path]:
 def project() -> dict[str, Any]:
     """The content of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="package", autouse=True)
+def syntax_is_forgotten() -> Iterator[None]:
+    """Frees the syntax trees after the last test of the house: other tests would feel their 100 MB."""
+    yield
+    nodes.cache_clear()

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tk.tests.house.syntax import nodes
+
 FLOORS = {
     "core": 0,
     "parallel": 1,
@@ -88,7 +90,7 @@ def room_of(name: str) -> str:
 def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
     """Yields (line, name below `tk`) for every import of tk's own modules, inside functions too."""
     package = ["tk", *path.parent.parts]
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -133,7 +135,7 @@ def test_every_folder_of_a_room_with_floors_has_one(sources: list[Path]) -> None
 def test_rooms_use_relative_imports(root: Path, sources: list[Path]) -> None:
     wrong = []
     for path in sources:
-        for node in ast.walk(ast.parse((root / path).read_text())):
+        for node in nodes((root / path).read_text()):
             if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "tk":
                 wrong.append(f"{path}:{node.lineno}: import tk's own rooms relatively")
     assert not wrong, "\n".join(wrong)
@@ -175,7 +177,7 @@ def taken_twice(texts: dict[Path, str]) -> list[str]:
     places: dict[str, list[str]] = {}
     public = set()
     for path, text in texts.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.ClassDef):
                 name = node.name.lstrip("_")
                 places.setdefault(name, []).append(f"{path}:{node.lineno}")

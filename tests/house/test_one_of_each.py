@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tk.tests.house.syntax import nodes
+
 COMMUNICATES = re.compile(r"all_|reduce|broadcast|send|recv|isend|irecv|batch_isend|barrier|gather|scatter|monitored")
 
 
@@ -48,15 +50,13 @@ def calls_a_collective(node: ast.AST) -> bool:
 
 
 def test_only_parallel_calls_collectives_of_torch(root: Path, sources: list[Path]) -> None:
-    found = {
-        path for path in sources for node in ast.walk(ast.parse((root / path).read_text())) if calls_a_collective(node)
-    }
+    found = {path for path in sources for node in nodes((root / path).read_text()) if calls_a_collective(node)}
     assert {path.parts[0] for path in found} == {"parallel"}
 
 
 @pytest.mark.parametrize(("place", "is_one"), ONE_PLACE)
 def test_there_is_one_of_each(root: Path, sources: list[Path], place: str, is_one: Callable[[ast.AST], bool]) -> None:
-    found = {str(path) for path in sources for node in ast.walk(ast.parse((root / path).read_text())) if is_one(node)}
+    found = {str(path) for path in sources for node in nodes((root / path).read_text()) if is_one(node)}
     assert found == {place}
 
 
@@ -72,4 +72,4 @@ def test_there_is_one_of_each(root: Path, sources: list[Path], place: str, is_on
     ],
 )
 def test_another_one_is_seen(is_one: Callable[[ast.AST], bool], text: str) -> None:
-    assert any(is_one(node) for node in ast.walk(ast.parse(text)))
+    assert any(is_one(node) for node in nodes(text))

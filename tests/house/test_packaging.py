@@ -18,6 +18,7 @@ from packaging.version import Version
 
 import tk
 from tk.tests.house.conftest import ROOMS
+from tk.tests.house.syntax import nodes
 
 OUTSIDE = frozenset({"tests", "benchmarks", "docs", "examples", "scripts", "runs", "build"})
 
@@ -44,7 +45,7 @@ def third_party(root: Path, sources: list[Path]) -> set[str]:
     """Returns the names that the package imports, in functions too, without its own and the standard library's."""
     names = set()
     for path in sources:
-        for node in ast.walk(ast.parse((root / path).read_text())):
+        for node in nodes((root / path).read_text()):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:

@@ -7,6 +7,7 @@ import pytest
 
 from tk.scripts import module_map
 from tk.tests.house.conftest import ROOMS
+from tk.tests.house.syntax import nodes
 
 MAX_FILE_LINES = 350
 MAX_TEST_FILE_LINES = 500
@@ -53,7 +54,7 @@ def test_no_function_is_long(root: Path, sources: list[Path]) -> None:
     long = {
         f"{path}:{node.lineno} {node.name}": length
         for path in sources
-        for node in ast.walk(ast.parse((root / path).read_text()))
+        for node in nodes((root / path).read_text())
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
     }
@@ -63,7 +64,7 @@ def test_no_function_is_long(root: Path, sources: list[Path]) -> None:
 def many_parameters(path: Path, text: str) -> dict[str, int]:
     """Returns functions with too many parameters, but for commands, whose parameters are a user's options."""
     found = {}
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             number = len(names) - (names[:1] in (["self"], ["cls"]))
@@ -90,7 +91,7 @@ def test_many_parameters_are_seen() -> None:
 def pickling(text: str) -> list[str]:
     """Returns the places where a module's source pickles or unpickles, as "line: name"."""
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         match node:
             case ast.Import(names=names):
                 found += [f"{node.lineno}: import {n.name}" for n in names if n.name.split(".")[0] in PICKLING_MODULES]
@@ -131,7 +132,7 @@ def test_libraries_log_and_commands_print(root: Path, sources: list[Path]) -> No
         f"{path}:{node.lineno}"
         for path in sources
         if not str(path).startswith(PRINTERS)
-        for node in ast.walk(ast.parse((root / path).read_text()))
+        for node in nodes((root / path).read_text())
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert printing == []

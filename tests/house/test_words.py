@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from tk.tests.house.syntax import nodes
+
 CRUTCHES = re.compile(r"\b(whoever|nobody|somebody|told|tells?|aside|settles?|speaks)\b", re.IGNORECASE)
 
 
@@ -11,7 +13,7 @@ def crutches(text: str) -> list[str]:
     """Returns the strings of a module, docstrings among them, that use a crutch, as "line: word"."""
     return [
         f"{node.lineno}: {found[0]}"
-        for node in ast.walk(ast.parse(text))
+        for node in nodes(text)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (found := CRUTCHES.search(node.value))
     ]
 
