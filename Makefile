@@ -23,14 +23,15 @@ help: ## list the targets
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
 # --no-compile: most of what is installed is never imported; what is, is compiled then. It halves the time. Two processes
-# install half of the packages each, torch is quickly unpacked; the third step adds what torch needs on this machine.
+# install half of the packages each, torch is quickly unpacked; the third step adds what torch needs on this machine,
+# while what everything imports of torch is compiled: the processes of tests would do it side by side.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 HALF := '^(torch=|[a-k])'
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "tk needs Python 3.11 or newer with venv and pip (Debian: apt install python3-venv)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps -r <(grep -E $(HALF) $<) & $(PIP) --no-deps -r <(grep -vE $(HALF) $<) && wait $$!
-	$(PIP) --no-build-isolation -r $< --editable .
+	$(PIP) --no-build-isolation -r $< --editable . & $(BIN)/python -c 'import torch.distributed.fsdp, torch.testing' 2>/dev/null; wait $$!
 	@for cc in $$CC cc gcc clang; do command -v "$$cc" && break; done >/dev/null || \
 		$(PIP) 'ziglang>=0.13' || \
 		echo "This machine has no C compiler, and ziglang could not be installed: serving will use torch's kernels." >&2
