@@ -1,18 +1,21 @@
 """Runs models on kernels that are built with the address and undefined-behaviour sanitizers: FOLDER..."""
 
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from tk.infer.backends.backend import Backend, EngineLine
 from tk.infer.backends.native import library, prepare
 from tk.infer.planning.job import Job
-from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.worker import load
 from tk.tests.infer.backends.native.products import MODELS, portable
 
 FLAGS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
+NEXT = b"next step"
 TOKENS = np.random.default_rng(0).integers(0, 101, 50).astype(np.int32)
 
 
@@ -20,7 +23,7 @@ def plan(start: int, stop: int, size: int) -> StepPlan:
     """Returns the step of tokens [start, stop), every second block of the cache being the sequence's."""
     table, position = np.arange(1, 20, 2, dtype=np.int32), np.arange(start, stop, dtype=np.int32)
     return StepPlan(
-        tokens=TOKENS[start:stop],
+        tokens=TOKENS[start:stop].copy(),
         positions=position,
         slots=table[position // size] * size + position % size,
         span_length=np.array([stop - start], np.int32),
@@ -31,12 +34,22 @@ def plan(start: int, stop: int, size: int) -> StepPlan:
 
 
 def run(folder: str, dtype: str, kv_dtype: str, weight_dtype: str, instruction_set: str) -> None:
-    """Computes a prefill and some decodes, with buffers of just the size that they need."""
+    """Computes a prefill and some decodes, in buffers of just the size that they need; at last without Python."""
     job = Job(folder, "native", dtype, kv_dtype, 20, 0, 16, 37, 1, 0, "", 2, instruction_set, "", weight_dtype)
     backend = load(job)
     for start, stop in ((0, 37), (37, 38), (38, 40), (40, 43), (43, 50)):
         assert np.isfinite(backend.logits(plan(start, stop, 16))).all()
+    go_on(backend)
     backend.close()  # type: ignore[attr-defined]
+
+
+def go_on(backend: Backend) -> None:
+    """Computes the last token, and tokens behind it up to the middle of a new block."""
+    engine, rank = socket.socketpair()
+    with engine, rank:
+        backend.step(plan(49, 50, 16))
+        engine.sendall(NEXT * 20)
+        assert backend.go_on(EngineLine(rank.fileno(), NEXT, SamplerOutput.encode, answers=True)) is not None
 
 
 def main() -> None:
