@@ -15,7 +15,29 @@ from tk.parity.run import ParityRun
 from tk.parity.subject import Subject
 from tk.tests.parity.test_report import FP32
 
-LAYOUTS = """
+PAIRS = """
+[[layouts]]
+tp = 2
+sequence_parallel = true
+kv_heads = "fewer than tp"
+[[layouts]]
+dp = 2
+zero = 3
+tied = true
+[[layouts]]
+pp = 2
+schedule = "interleaved"
+num_virtual_stages = 2
+[[layouts]]
+dp = 2
+zero = 1
+shard_size = 1
+[[layouts]]
+dp = 2
+zero = 3
+foreign = true
+"""
+FOURS = """
 [[layouts]]
 tp = 4
 sequence_parallel = true
@@ -31,9 +53,6 @@ dp = 2
 zero = 2
 schedule = "interleaved"
 num_virtual_stages = 2
-[[layouts]]
-dp = 2
-zero = 1
 [[layouts]]
 dp = 4
 zero = 2
@@ -51,24 +70,29 @@ def invoke(*words: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def test_layouts_give_the_model_of_one_process_and_results_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "layouts.toml").write_text(LAYOUTS)
-    words = ["--layouts", str(tmp_path / "layouts.toml"), "--steps", "4", "--nproc", "4"]
+@pytest.mark.parametrize(
+    ("num_ranks", "layouts"), [(2, PAIRS), pytest.param(4, FOURS, marks=pytest.mark.matrix)], ids=["2", "4"]
+)
+def test_layouts_give_the_model_of_one_process_and_results_are_kept(
+    tmp_path: Path, num_ranks: int, layouts: str
+) -> None:
+    (tmp_path / "layouts.toml").write_text(layouts)
+    words = ["--layouts", str(tmp_path / "layouts.toml"), "--steps", "4", "--nproc", str(num_ranks)]
     words += ["--resume", str(tmp_path / "results.jsonl"), "-o", str(tmp_path / "page.md"), "--json"]
     code, output = invoke(*words)
     assert code == 0, output
     document = json.loads(output)
     assert set(document) == {"layouts"}
-    assert len(document["layouts"]) == 6
+    assert len(document["layouts"]) == 5
     for entry in document["layouts"]:
         assert 0 <= entry["loss"] <= 1e-5
         assert 0 <= entry["grad_norm"] <= 1e-4
         assert 0 <= entry["gradients"] <= 1e-5
     assert max(entry["gradients"] for entry in document["layouts"]) > 0, "other sums, other rounding"
     page = (tmp_path / "page.md").read_text()
-    assert "6 of 6 layouts give the model of one process" in page
+    assert "5 of 5 layouts give the model of one process" in page
     assert "| zero | 3 | 2 | 0 |" in page
-    assert f"--steps 4 --nproc 4 --resume {tmp_path}" in page
+    assert f"--steps 4 --nproc {num_ranks} --resume {tmp_path}" in page
 
     seconds = [entry["seconds"] for entry in document["layouts"]]
     again = json.loads(invoke(*words)[1])
