@@ -100,11 +100,17 @@ def test_a_job_of_this_host_that_died_is_followed_at_once(run: Path) -> None:
 
 
 def test_of_two_that_start_at_once_without_locks_one_goes_on(run: Path) -> None:
-    other = threading.Timer(0.05, lambda: (run / "LOCK").write_bytes(Holder("b", 1, "0000beef", "b").to_bytes()))
+    def write_second() -> None:
+        while not (run / "LOCK").exists() or Holder.of(run) is None:
+            time.sleep(0.005)
+        (run / "LOCK").write_bytes(Holder("b", 1, "0000beef", "b").to_bytes())
+
+    other = threading.Thread(target=write_second)
     with on_host("a", no_locks):
         other.start()
         with pytest.raises(CheckpointError, match=r"in use by another job: process 1 on host b"), RunFolder(run).lock():
             pass
+    other.join()
     assert Holder.of(run) == Holder("b", 1, "0000beef", "b"), "the other's note stays"
 
 

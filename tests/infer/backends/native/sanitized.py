@@ -44,11 +44,11 @@ def run(folder: str, dtype: str, kv_dtype: str, weight_dtype: str, instruction_s
 
 
 def go_on(backend: Backend) -> None:
-    """Computes the last token, and tokens behind it up to the middle of a new block."""
+    """Computes the last token, and twelve tokens behind it, some in a new block."""
     engine, rank = socket.socketpair()
     with engine, rank:
         backend.step(plan(49, 50, 16))
-        engine.sendall(NEXT * 20)
+        engine.sendall(NEXT * 12)
         assert backend.go_on(EngineLine(rank.fileno(), NEXT, SamplerOutput.encode, answers=True)) is not None
 
 
