@@ -58,11 +58,11 @@ class ModelRunner:
                 outputs.append(run_sampler(logits_RV.cpu().numpy(), rows, found, self._sample))
         return SamplerOutput.join(outputs) if outputs else None
 
-    @torch.inference_mode()
     def go_on(self, line: EngineLine) -> Array | None:
         """Leaves all steps to the worker."""
         return None
 
+    @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
         found: Array = torch.cat([logits_RV for _, logits_RV in self._logits(plan)]).cpu().numpy()
