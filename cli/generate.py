@@ -1,8 +1,9 @@
 """`tk generate`: the continuation of a prompt, from a server or from a checkpoint."""
 
+import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ from .engine_options import (
 
 if TYPE_CHECKING:
     from ..infer.api.client import Client
+    from ..infer.api.credentials import Credentials
     from ..infer.api.llm import LLM
     from ..infer.requests.completion import Completion
     from ..infer.requests.events import ModelInfo
@@ -64,17 +66,23 @@ _TEXT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @max_model_len_option
 @speculate_option
 @kernels_option
+@click.option("--tls", is_flag=True, help="Encrypt the connection to HOST:PORT.")
+@click.option("--tls-ca", type=_TEXT_FILE, help="PEM file of the authorities of the server's certificate.")
+@click.option("--tls-cert", type=_TEXT_FILE, help="PEM file of this client's certificate; needs --tls-key.")
+@click.option("--tls-key", type=_TEXT_FILE, help="PEM file of its private key.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, which describes the model too.")
 def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json: bool, **options: Any) -> None:
     """Continue PROMPT, or the text on stdin, and stream the continuation to stdout.
 
     The model is the one that a server at HOST:PORT serves, or CKPT: a step folder, a run folder or a Hugging Face
-    folder. --chat and the options from --tp on are for a CKPT; a server has its own.
+    folder. --chat and the options from --tp to --kernels are for a CKPT; a server has its own. The token for a server
+    that needs one is read from the environment variable TK_TOKEN.
     """
     from ..infer.requests.events import CacheOptions
     from ..infer.requests.sampling_params import SamplingParams
 
     params = SamplingParams(**{name: _text_of(options.pop(name)) for name in _SAMPLING})
+    credentials = _credentials(options)
     loading = {name: value for name, value in options.items() if value is not None}
     cache = CacheOptions(bypass=bypass)
     text = _read_stdin() if prompt is None else prompt
@@ -82,7 +90,7 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
     if address:
         _refuse_loading(source, {"chat": True, **loading} if chat else loading)
     given = _chat_tokens(Path(source), text) if chat else text
-    with _opened(source, address, loading) as model:
+    with _opened(source, address, loading, credentials) as model:
         if as_json:
             [completion] = model.generate([given], params, cache)
             print_json(_document(text, completion, model.model_info()))
@@ -149,13 +157,27 @@ def _chat_tokens(checkpoint: Path, message: str) -> list[int]:
     return tokenizer.encode(prompt, special_tokens=False)  # the template spells them out
 
 
+def _credentials(options: dict[str, Any]) -> "Callable[[], Credentials]":
+    """Takes the options of a connection; returns the function that makes credentials of them and TK_TOKEN."""
+    tls, ca, cert, key = (options.pop(name) for name in ("tls", "tls_ca", "tls_cert", "tls_key"))
+
+    def make() -> "Credentials":
+        from ..infer.api.credentials import Credentials  # gRPC, which a CKPT does not need
+
+        return Credentials(token=os.environ.get("TK_TOKEN"), tls=tls, ca=ca, cert=cert, key=key)
+
+    return make
+
+
 @contextmanager
-def _opened(source: str, address: bool, loading: Mapping[str, Any]) -> "Iterator[Client | LLM]":
+def _opened(
+    source: str, address: bool, loading: Mapping[str, Any], credentials: "Callable[[], Credentials]"
+) -> "Iterator[Client | LLM]":
     """Yields a client for an address, or an engine for a path."""
     if address:
         from ..infer.api.client import Client
 
-        with Client(source) as client:
+        with Client(source, credentials=credentials()) as client:
             yield client
     else:
         from ..infer.api.llm import LLM

@@ -70,7 +70,21 @@ EXIT_INTERRUPTED = 130
 )
 @click.option("--default-max-new-tokens", type=click.IntRange(1), help="Limit for requests that set none.")
 @click.option(
-    "--insecure", is_flag=True, help="Allow a --host that other machines can reach, without encryption or a password."
+    "--tls-cert", type=click.Path(path_type=Path), help="PEM file of the server's certificate; needs --tls-key."
+)
+@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM file of its private key.")
+@click.option(
+    "--tls-client-ca",
+    type=click.Path(path_type=Path),
+    help="PEM file of the authorities of clients; every client then needs a certificate.",
+)
+@click.option(
+    "--tokens",
+    type=click.Path(path_type=Path),
+    help="File of the callers' tokens, which `tk token` makes; without it every caller may make every call.",
+)
+@click.option(
+    "--insecure", is_flag=True, help="Allow a --host that other machines can reach, without encryption or tokens."
 )
 def serve(
     checkpoint: Path,
@@ -78,6 +92,10 @@ def serve(
     port: int,
     drain_timeout: float,
     default_max_new_tokens: int | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    tokens: Path | None,
     insecure: bool,
     **engine_values: Any,
 ) -> None:
@@ -90,6 +108,7 @@ def serve(
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank
     from ..infer.server.options import ServerOptions, check_address
+    from ..infer.server.tls import certificates_of
     from ..infer.workers.processes import WorkerProcesses
 
     server_options = ServerOptions(
@@ -98,6 +117,8 @@ def serve(
         drain_timeout=drain_timeout,
         default_max_new_tokens=default_max_new_tokens,
         insecure=insecure,
+        certificates=certificates_of(tls_cert, tls_key, tls_client_ca),
+        tokens=tokens,
     )
     server_options.validate()
     check_address(server_options)

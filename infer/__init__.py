@@ -7,6 +7,7 @@ from ..core.public_names import public_names
 if TYPE_CHECKING:
     from .api.async_llm import AsyncLLM as AsyncLLM
     from .api.client import Client as Client
+    from .api.credentials import Credentials as Credentials
     from .api.llm import LLM as LLM
     from .requests.completion import Choice as Choice
     from .requests.completion import Completion as Completion
@@ -21,6 +22,7 @@ else:
             "CacheOptions": ".requests.events",
             "Choice": ".requests.completion",
             "Client": ".api.client",
+            "Credentials": ".api.credentials",
             "Completion": ".requests.completion",
             "LLM": ".api.llm",
             "SamplingParams": ".requests.sampling_params",

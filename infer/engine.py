@@ -57,14 +57,14 @@ class Engine:
         self._source = source
         self._served = Served.of(source.info, source.tokenizer, options.prefix_cache, options.speculate)
         self._workers = WorkerGroup(processes)
-        self._batch = BatchWriter(options.max_running, lambda sequence: self._live[sequence.request_id].stopping)
+        self._batch = BatchWriter(options.max_running, lambda sequence: self._live[sequence.key].stopping)
         self._in_flight: StepInFlight | None = None
         self._begun = 0.0  # when the workers began to compute it
         self._arrivals = itertools.count()
         self._lock = threading.Lock()  # guards all below
         limits = Limits.of(options, memory.max_model_len)
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_copies)
-        self._live: dict[str, LiveRequest] = {}
+        self._live: dict[tuple[str, str], LiveRequest] = {}  # by principal and id
         self._cancelled: list[LiveRequest] = []
         self._after_events: list[Callable[[], object]] = []
         self._availability = Availability()
@@ -159,19 +159,19 @@ class Engine:
             self._availability.check()
             if self._closing:
                 raise Cancelled("The engine is closed.")
-            if request.request_id in self._live:
+            if request.key in self._live:
                 raise InvalidRequest(
                     f"Request id {request.request_id!r} belongs to a live request; choose another.",
                     field="request_id",
                 )
             self._scheduler.add(live.sequences, time.monotonic())
-            self._live[request.request_id] = live
+            self._live[request.key] = live
         self._workers.wake()
 
-    def abort(self, request_id: str) -> bool:
-        """Ends a request, from any thread; its last event is Failed(Cancelled). Returns False if it is not live."""
+    def abort(self, request_id: str, principal: str = "") -> bool:
+        """Ends a principal's request, from any thread; its last event is Failed(Cancelled). False: it is not live."""
         with self._lock:
-            request = self._live.get(request_id)
+            request = self._live.get((principal, request_id))
             if request is None:
                 return False
             self._cancelled.append(request)
@@ -319,8 +319,8 @@ class Engine:
         """Ends requests that were aborted or whose deadline has passed."""
         with self._lock:
             cancelled, self._cancelled = self._cancelled, []
-            expired = {sequence.request_id for sequence in self._scheduler.expire(time.monotonic())}
-            late = [self._live[name] for name in expired]
+            expired = {sequence.key for sequence in self._scheduler.expire(time.monotonic())}
+            late = [self._live[key] for key in expired]
         for request in cancelled:
             self._fail(request, Cancelled(f"Request {request.request.request_id} was aborted."))
         for request in late:
@@ -343,5 +343,5 @@ class Engine:
             for sequence in request.sequences:
                 self._scheduler.finish(sequence)
                 self._batch.release(sequence)
-            if self._live.get(request.request.request_id) is request:  # a later one may have its id
-                del self._live[request.request.request_id]
+            if self._live.get(request.request.key) is request:  # a later one may have its id
+                del self._live[request.request.key]

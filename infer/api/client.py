@@ -17,19 +17,14 @@ from ..requests.completion import Completion
 from ..requests.events import CacheOptions, Delta, ModelInfo
 from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts, check_options
 from ..requests.sampling_params import SamplingParams
+from .credentials import Credentials
 from .remote_errors import Unavailable, error_from_rpc
 from .wire import cache_to_request, completion_from_wire, event_from_wire, model_info_from_wire, params_to_request
 
-MAX_RESPONSE_BYTES: Final = 16 << 20
 MAX_IN_FLIGHT: Final = 64
 FIRST_RETRY_SECONDS: Final = 0.2
 LONGEST_RETRY_SECONDS: Final = 5.0
 _ANY_VOCABULARY: Final = 1 << 32
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-)
 
 
 class Client:
@@ -42,14 +37,24 @@ class Client:
         target: the server's address, HOST:PORT.
         timeout: the largest number of seconds that a call may take; None = no limit.
         max_attempts: the largest number of attempts of a call.
+        credentials: the token and certificates, for a server that wants them; None = neither.
 
     All methods raise InvalidRequest, Overloaded, Cancelled, DeadlinePassed, Unavailable, or RemoteError for every other
     status.
     """
 
-    def __init__(self, target: str, *, timeout: float | None = None, max_attempts: int = 4) -> None:
-        self._target, self._timeout, self._max_attempts = target, timeout, max_attempts
-        self._channel = grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout: float | None = None,
+        max_attempts: int = 4,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._target, self._max_attempts = target, max_attempts
+        credentials = credentials or Credentials()
+        self._options: dict[str, Any] = {"timeout": timeout, "metadata": credentials.metadata}  # of every call
+        self._channel = credentials.channel(target)
         self._stub: Any = pb_grpc.GenerationStub(self._channel)
 
     def generate(
@@ -119,7 +124,7 @@ class Client:
         self.close()
 
     def _start(self, request: pb.GenerateRequest) -> Any:
-        return self._stub.GenerateOnce.future(request, timeout=self._timeout)
+        return self._stub.GenerateOnce.future(request, **self._options)
 
     def _finish(self, request: pb.GenerateRequest, call: Any) -> Completion:
         """Returns the result of a started call, which it repeats if another attempt makes sense."""
@@ -133,7 +138,7 @@ class Client:
 
     def _stream(self, request: pb.GenerateRequest) -> Iterator[Delta]:
         for attempt in count(1):
-            call = self._stub.Generate(request, timeout=self._timeout)
+            call = self._stub.Generate(request, **self._options)
             begun = False
             try:
                 for response in call:
@@ -152,7 +157,7 @@ class Client:
     def _call(self, method: Any, request: Any) -> Any:
         for attempt in count(1):
             try:
-                return method(request, timeout=self._timeout)
+                return method(request, **self._options)
             except grpc.RpcError as error:
                 self._pause_or_raise(error, attempt)
 

@@ -48,7 +48,7 @@ class Request:
     """A prompt to continue.
 
     Attributes:
-        request_id: the request's name, unique among live requests of this engine.
+        request_id: the request's name, unique among the live requests of its principal.
         prompt: the token ids, including special tokens.
         params: the sampling options, which the engine validates at submission.
         priority: the priority; requests with higher values run first.
@@ -56,7 +56,8 @@ class Request:
         logprobs_from: the first place of the prompt that `params.prompt_logprobs` reports; the logits before it are
             not computed.
         principal: the name of the caller; principals with waiting requests of one priority get equal shares of tokens.
-            They share no cached prefixes.
+            They share no cached prefixes, and each has request ids of its own.
+        weight: the principal's weight, above 0: twice the weight, twice the share.
         cache: the use of the prefix cache.
         grammar: the grammar of `params.constraint`; None = none, or `Engine.submit` builds it.
     """
@@ -68,8 +69,14 @@ class Request:
     deadline: float | None = None
     logprobs_from: int = 0
     principal: str = ""
+    weight: float = 1.0
     cache: CacheOptions = field(default_factory=CacheOptions)
     grammar: Grammar | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The principal and the request id, which no other live request of an engine has."""
+        return self.principal, self.request_id
 
 
 @dataclass(frozen=True)

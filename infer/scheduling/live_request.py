@@ -114,6 +114,7 @@ class LiveRequest:
                 max_tokens=num_prompt + max_new,
                 priority=request.priority,
                 principal=request.principal,
+                weight=request.weight,
                 deadline=request.deadline,
                 root=root,
                 prompt_keys=keys,

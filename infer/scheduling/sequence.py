@@ -93,6 +93,11 @@ class Sequence:
         self.num_prompt = len(self.prompt)
 
     @property
+    def key(self) -> tuple[str, str]:
+        """The principal and the name of the request, which no other live request has."""
+        return self.principal, self.request_id
+
+    @property
     def order(self) -> tuple[int, int, int]:
         """The sort key: lower sequences are served first and preempted last."""
         return (-self.priority, self.arrival, self.index)

@@ -82,14 +82,16 @@ class StepInFlight:
         return np.stack(masks), failed
 
 
-def prepare_step(chunks: Sequence[ScheduledChunk], live: Mapping[str, LiveRequest], batch: BatchWriter) -> StepInFlight:
+def prepare_step(
+    chunks: Sequence[ScheduledChunk], live: Mapping[tuple[str, str], LiveRequest], batch: BatchWriter
+) -> StepInFlight:
     """Returns a step of scheduled chunks, and sends the first event of requests that begin."""
     rows: list[WantedRow] = []
     scored: list[SamplingRow] = []
     first = 0
     for chunk in chunks:
         sequence = chunk.sequence
-        request = live[sequence.request_id]
+        request = live[sequence.key]
         for row in request.want(chunk, first):
             scored.append(row)
             rows.append(WantedRow(request, sequence, 0, row))

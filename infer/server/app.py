@@ -12,7 +12,9 @@ import grpc
 
 from ...core.errors import WorkerDied
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
+from .callers import Callers, TokenCallers
 from .engine_protocol import ServedEngine
+from .guard import Guard
 from .health import HEALTH_SERVICE, READINESS, Health
 from .options import ServerOptions, not_ours
 from .reflection import add_reflection
@@ -48,10 +50,11 @@ class Server:
         options.validate()
         self._engine, self._options = engine, options
         self._health = Health()
-        self._service = GenerationService(engine, options.default_max_new_tokens)
+        callers = Callers() if options.tokens is None else TokenCallers(options.tokens)
+        self._service = GenerationService(engine, options.default_max_new_tokens, callers)
         self._dead = asyncio.Event()
         self._death: WorkerDied | None = None
-        self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[Guard(callers)], options=_CHANNEL_OPTIONS)
         pb_grpc.add_GenerationServicer_to_server(self._service, self._server)
         self._health.add_to(self._server)
         add_reflection(self._server, (READINESS, HEALTH_SERVICE))
@@ -63,7 +66,7 @@ class Server:
             ConfigError: the address is in use or not available.
         """
         try:
-            port = self._server.add_insecure_port(self._options.address)
+            port = self._add_port()
         except RuntimeError as error:
             raise not_ours(self._options, error) from error
         await self._health.set_ready()
@@ -76,6 +79,12 @@ class Server:
 
         self._engine.watch(on_change)
         return replace(self._options, port=port).address
+
+    def _add_port(self) -> int:
+        address, certificates = self._options.address, self._options.certificates
+        if certificates is None:
+            return int(self._server.add_insecure_port(address))
+        return int(self._server.add_secure_port(address, certificates.credentials()))
 
     async def _follow(self, error: WorkerDied | None) -> None:
         """Reports the state of the workers: dead for good, starting again (`retry_after`), or started again (None)."""

@@ -43,8 +43,8 @@ class ServedEngine(Protocol):
         The engine's thread calls `on_event` with each event, the last being Done or Failed; it must not block.
         """
 
-    def abort(self, request_id: str) -> bool:
-        """Ends a request, from any thread; its last event is Failed. Returns False if it is not live."""
+    def abort(self, request_id: str, principal: str = "") -> bool:
+        """Ends a principal's request, from any thread; its last event is Failed. Returns False if it is not live."""
 
     def after_events(self, callback: Callable[[], object]) -> None:
         """Registers a callback, which the engine's thread calls when it has sent all events that it has."""

@@ -5,6 +5,7 @@ TkError
 |  |- NotBuilt            UNIMPLEMENTED        a field or call that this version knows and does not implement
 |  |- UnknownModel        NOT_FOUND            a request for another model than the served one
 |  |- DuplicateRequest    ALREADY_EXISTS       a request id that is in use
+|  |- Unauthenticated     UNAUTHENTICATED      a call without a token, or with an unknown one
 |  |- RoleMissing         PERMISSION_DENIED    a request that needs a role which the caller lacks
 |  `- NoTokenizer         FAILED_PRECONDITION  text for a checkpoint without a tokenizer
 `- Draining               UNAVAILABLE          a request to a server that shuts down
@@ -29,6 +30,12 @@ class DuplicateRequest(RequestError):
     """A request id that another live request has."""
 
     grpc_status = "ALREADY_EXISTS"
+
+
+class Unauthenticated(RequestError):
+    """A call without a token, or with one that the server does not know."""
+
+    grpc_status = "UNAUTHENTICATED"
 
 
 class RoleMissing(RequestError):

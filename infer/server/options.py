@@ -3,8 +3,11 @@
 import ipaddress
 import socket
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 
 from ...core.errors import ConfigError
+from .tls import Certificates
+from .tokens import parse_tokens, read_text
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,8 @@ class ServerOptions:
         drain_timeout: the time, in seconds, for live requests to end after the server receives a signal.
         default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
         insecure: whether to listen on an address that other machines reach, without encryption or authentication.
+        certificates: the certificates of TLS; None = connections are not encrypted.
+        tokens: the file of the callers' tokens (see callers.py); None = every caller may make every call.
     """
 
     _: KW_ONLY
@@ -25,6 +30,8 @@ class ServerOptions:
     drain_timeout: float = 30.0
     default_max_new_tokens: int | None = None
     insecure: bool = False
+    certificates: Certificates | None = None
+    tokens: Path | None = None
 
     @property
     def address(self) -> str:
@@ -43,10 +50,20 @@ class ServerOptions:
             raise ConfigError(f"drain_timeout = {self.drain_timeout:g}; it must be 0 seconds or more.")
         if self.default_max_new_tokens is not None and self.default_max_new_tokens < 1:
             raise ConfigError(f"default_max_new_tokens = {self.default_max_new_tokens}; it must be 1 or more.")
-        if not self.insecure and not _is_loopback(self.host):
+        if self.certificates is not None:
+            self.certificates.check()
+        if self.tokens is not None:
+            parse_tokens(read_text(self.tokens), self.tokens)
+        missing = [
+            name
+            for name, value in (("--tls-cert and --tls-key", self.certificates), ("--tokens", self.tokens))
+            if value is None
+        ]
+        if missing and not self.insecure and not _is_loopback(self.host):
             raise ConfigError(
-                f"host = {self.host!r} can be reached from other machines, and this server has neither encryption nor "
-                "authentication. Listen on 127.0.0.1 behind a proxy, or accept the risk with --insecure."
+                f"host = {self.host!r} can be reached from other machines, and {' and '.join(missing)} "
+                f"{'is' if missing == ['--tokens'] else 'are'} missing. Give both, listen on 127.0.0.1 behind a proxy, "
+                "or accept the risk with --insecure."
             )
 
 

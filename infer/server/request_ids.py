@@ -30,7 +30,9 @@ def chosen_id(requested: str) -> str:
 
 
 class LiveRequests:
-    """The requests that the engine computes or a handler answers, by id; only the event loop's thread uses it.
+    """The requests that the engine computes or a handler answers; only the event loop's thread uses it.
+
+    Each caller has ids of its own: it neither sees those of others nor is refused because of them.
 
     Args:
         wakeups: wakes the readers of their events.
@@ -38,25 +40,26 @@ class LiveRequests:
 
     def __init__(self, wakeups: Wakeups) -> None:
         self._wakeups = wakeups
-        self._streams: dict[str, EventStream] = {}
+        self._streams: dict[tuple[str, str], EventStream] = {}  # by principal and id
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def open(self, request_id: str) -> EventStream:
+    def open(self, request_id: str, principal: str = "") -> EventStream:
         """Opens a stream under this id, which is live until the stream closes or `discard` is called.
 
         Raises:
-            DuplicateRequest: the id is live already.
+            DuplicateRequest: another live request of the principal has the id.
         """
-        if request_id in self._streams:
+        key = principal, request_id
+        if key in self._streams:
             raise DuplicateRequest(f"request_id {request_id!r} is in use by a live request; choose another.")
-        stream = self._streams[request_id] = EventStream(self._wakeups, lambda: self.discard(request_id))
+        stream = self._streams[key] = EventStream(self._wakeups, lambda: self.discard(request_id, principal))
         self._empty.clear()
         return stream
 
-    def discard(self, request_id: str) -> None:
-        """Removes an id; does nothing if it is not live."""
-        self._streams.pop(request_id, None)
+    def discard(self, request_id: str, principal: str = "") -> None:
+        """Removes a principal's id; does nothing if it is not live."""
+        self._streams.pop((principal, request_id), None)
         if not self._streams:
             self._empty.set()
 

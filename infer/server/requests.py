@@ -9,12 +9,13 @@ from ...core.errors import InvalidRequest, PromptTooLong
 from ...proto.v1 import generation_pb2 as pb
 from ..requests.events import ModelInfo
 from .errors import NotBuilt, RoleMissing, UnknownModel
+from .tokens import ADMIN, Caller
 
 # The fields of the wire that this version knows and does not implement.
 NOT_BUILT: Final = ("chat",)
 
 
-def check_request(request: pb.GenerateRequest, info: ModelInfo) -> None:
+def check_request(request: pb.GenerateRequest, info: ModelInfo, caller: Caller) -> None:
     """Checks a request's fields, model, priority and prompt.
 
     Raises:
@@ -29,7 +30,7 @@ def check_request(request: pb.GenerateRequest, info: ModelInfo) -> None:
             raise NotBuilt(f"{path} is set, and this version of tk does not implement it yet; leave it unset.")
     if request.model and request.model != info.name:
         raise UnknownModel(f"Model {request.model!r} is not served here; leave it empty or ask for {info.name!r}.")
-    if request.priority > 0:
+    if request.priority > 0 and ADMIN not in caller.roles:
         raise RoleMissing(f"priority is {request.priority}; above 0 it needs the role admin. Use 0 or less.")
     if request.WhichOneof("prompt") is None:
         raise InvalidRequest("The request has no prompt; set text or tokens.", field="prompt")

@@ -17,11 +17,13 @@ from ..requests.prompts import check_length
 from ..requests.sampling_params import SamplingParams
 from ..requests.servable import with_grammar
 from ..requests.streams import EventStream, Wakeups
+from .callers import Callers
 from .engine_protocol import ServedEngine, ServedTokenizer
 from .errors import Draining, NotBuilt, NoTokenizer
 from .request_ids import METADATA_KEY, LiveRequests, chosen_id
 from .requests import check_request, check_text, refuse_unknown_fields
 from .status import answered
+from .tokens import Caller
 
 
 class GenerationService(pb_grpc.GenerationServicer):
@@ -33,8 +35,11 @@ class GenerationService(pb_grpc.GenerationServicer):
         live: the requests that the engine computes or a handler answers.
     """
 
-    def __init__(self, engine: ServedEngine, default_max_new_tokens: int | None = None) -> None:
+    def __init__(
+        self, engine: ServedEngine, default_max_new_tokens: int | None = None, callers: Callers | None = None
+    ) -> None:
         self._engine = engine
+        self._callers = callers or Callers()
         self._default_max_new_tokens = default_max_new_tokens
         self._draining = False
         wakeups = Wakeups()
@@ -94,26 +99,29 @@ class GenerationService(pb_grpc.GenerationServicer):
     ) -> AsyncIterator[EventStream]:
         """Runs a request in the engine while the body runs, and yields its events."""
         deadline = _deadline(context)
-        check_request(request, self._engine.info)
+        caller = self._callers.identify(context.invocation_metadata())
+        check_request(request, self._engine.info, caller)
         if self._draining:
             raise Draining("The server is draining and takes no new requests; ask another one.")
         request_id = chosen_id(request.request_id)
-        stream = self.live.open(request_id)
+        stream = self.live.open(request_id, caller.principal)
         submitted = False
         try:
             await context.send_initial_metadata(((METADATA_KEY, request_id),))
-            engine_request = await self._engine_request(request, request_id, deadline)
+            engine_request = await self._engine_request(request, request_id, deadline, caller)
             self._engine.submit(engine_request, stream.push)
             submitted = True
             yield stream
         finally:
             stream.leave()
             if not submitted:
-                self.live.discard(request_id)
+                self.live.discard(request_id, caller.principal)
             elif not stream.ended:
-                self._engine.abort(request_id)
+                self._engine.abort(request_id, caller.principal)
 
-    async def _engine_request(self, request: pb.GenerateRequest, request_id: str, deadline: float | None) -> Request:
+    async def _engine_request(
+        self, request: pb.GenerateRequest, request_id: str, deadline: float | None, caller: Caller
+    ) -> Request:
         """Makes the engine's request; checks options and length before it copies or tokenizes a long prompt."""
         info, ids = self._engine.info, request.tokens.ids
         params = params_from_request(request)
@@ -128,6 +136,8 @@ class GenerationService(pb_grpc.GenerationServicer):
             params,
             priority=request.priority,
             deadline=deadline,
+            principal=caller.principal,
+            weight=caller.weight,
             cache=cache_from_request(request),
         )
         if params.constraint is None:

@@ -63,15 +63,16 @@ async def answered(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
     try:
         yield
     except TkError as error:
-        await _abort(context, error)
+        await abort_with(context, error)
     except grpc.aio.BaseError:  # the server or the client has ended the call already
         raise
     except Exception as error:
         _LOG.exception("a call failed by a fault of the server")
-        await _abort(context, error)
+        await abort_with(context, error)
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
+async def abort_with(context: grpc.aio.ServicerContext, error: Exception) -> None:
+    """Ends a call with the status of an error; always raises."""
     status = rpc_status.to_status(status_of(error))
     await context.abort(status.code, status.details, status.trailing_metadata)
 

@@ -143,9 +143,11 @@ PROMISED = {
     "serve": {"--tp", "--host", "--port", "--dtype", "--kv-dtype", "--kv-memory", "--kv-blocks", "--max-model-len"}
     | {"--threads", "--weight-dtype"}
     | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"}
+    | {"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"}
     | {"--no-prefix-cache", "--speculate"},
+    "token": {"--role", "--weight", "--tokens"},
     "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json", "--chat", "--tp"}
-    | {"--json-schema", "--regex", "--grammar"}
+    | {"--json-schema", "--regex", "--grammar", "--tls", "--tls-ca", "--tls-cert", "--tls-key"}
     | {"--threads", "--dtype", "--weight-dtype", "--kv-dtype", "--kv-memory", "--max-model-len", "--kernels"}
     | {"--no-prefix-cache", "--speculate"},
     "eval": {

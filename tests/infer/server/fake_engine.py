@@ -98,7 +98,7 @@ class FakeEngine:
         self.refusal: TkError | None = None
         self.requests: list[Request] = []
         self.aborted: list[str] = []
-        self._sinks: dict[str, Callable[[Event], None]] = {}
+        self._sinks: dict[tuple[str, str], Callable[[Event], None]] = {}
         self._watchers: list[Callable[[WorkerDied | None], None]] = []
         self._after_events: list[Callable[[], object]] = []
         self._changed = threading.Condition()
@@ -113,22 +113,24 @@ class FakeEngine:
             self.requests.append(request)
             refusal = self.refusal
             if refusal is None:
-                assert request.request_id not in self._sinks
-                self._sinks[request.request_id] = on_event
+                assert request.key not in self._sinks
+                self._sinks[request.key] = on_event
             self._changed.notify_all()
         if refusal is not None:
             raise refusal
-        self.emit(request.request_id, *self.script(request))
+        self.emit(request.key, *self.script(request))
 
-    def emit(self, request_id: str, *events: Event) -> None:
-        self._thread.submit(self._emit, request_id, events)
+    def emit(self, request: str | tuple[str, str], *events: Event) -> None:
+        """Sends events of a request: its id, or its principal and id."""
+        key = ("", request) if isinstance(request, str) else request
+        self._thread.submit(self._emit, key, events)
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str, principal: str = "") -> bool:
         with self._changed:
             self.aborted.append(request_id)
             self._changed.notify_all()
-            live = request_id in self._sinks
-        self.emit(request_id, Failed(Cancelled("aborted")))
+            live = (principal, request_id) in self._sinks
+        self.emit((principal, request_id), Failed(Cancelled("aborted")))
         return live
 
     def after_events(self, callback: Callable[[], object]) -> None:
@@ -139,8 +141,8 @@ class FakeEngine:
 
     def die(self, retry_after: float | None = None) -> None:
         error = self.refusal = WorkerDied("worker 0 is gone", retry_after)
-        for request_id in list(self._sinks):
-            self.emit(request_id, Failed(error))
+        for key in list(self._sinks):
+            self.emit(key, Failed(error))
         self._tell(error)
 
     def recover(self) -> None:
@@ -165,19 +167,19 @@ class FakeEngine:
     def close(self) -> None:
         self._thread.shutdown()
 
-    def _emit(self, request_id: str, events: Sequence[Event]) -> None:
-        self._send(request_id, events)
+    def _emit(self, key: tuple[str, str], events: Sequence[Event]) -> None:
+        self._send(key, events)
         for callback in self._after_events:
             callback()
 
-    def _send(self, request_id: str, events: Sequence[Event]) -> None:
+    def _send(self, key: tuple[str, str], events: Sequence[Event]) -> None:
         for event in events:
-            sink = self._sinks.get(request_id)
+            sink = self._sinks.get(key)
             if sink is None:
                 return
             if isinstance(event, (Done, Failed)):
                 with self._changed:
-                    del self._sinks[request_id]
+                    del self._sinks[key]
                     self._changed.notify_all()
             sink(event)
 

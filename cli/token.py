@@ -1,0 +1,37 @@
+"""`tk token`: makes a token for a caller of `tk serve --tokens`."""
+
+import os
+import secrets
+from pathlib import Path
+
+import click
+
+
+@click.command(epilog="Example: tk token alice --role generate --tokens /etc/tk/tokens")
+@click.argument("principal")
+@click.option(
+    "--role", "roles", type=click.Choice(["generate", "admin"]), multiple=True, help="A role; default: generate."
+)
+@click.option("--weight", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="Share beside others.")
+@click.option("--tokens", "path", type=click.Path(path_type=Path), required=True, help="File to which a line is added.")
+def token(principal: str, roles: tuple[str, ...], weight: float, path: Path) -> None:
+    """Make a token for PRINCIPAL, add its hash to the file of tokens, and print the token.
+
+    The token is printed once and stored nowhere: the file has only its SHA-256. A running server reads the changed file
+    within a second. To withdraw a token, delete its line.
+    """
+    from ..core.errors import ConfigError
+    from ..infer.server.tokens import Caller, line_of, parse_tokens, read_text, token_digest
+
+    text = read_text(path) if path.exists() else ""
+    made = secrets.token_urlsafe(32)
+    line = line_of(token_digest(made), Caller(principal, frozenset(roles or ("generate",)), weight))
+    separator = "" if text.endswith("\n") or not text else "\n"
+    parse_tokens(text + separator + line, path)  # before it is written: a wrong name would make the file useless
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(descriptor, "a", encoding="utf-8") as file:
+            file.write(separator + line)
+    except OSError as error:
+        raise ConfigError(f"Cannot write {path}: {error}.") from error
+    click.echo(made)

@@ -1,0 +1,34 @@
+"""A client's credentials before any connection; tests/infer/server/test_tls.py uses them."""
+
+from pathlib import Path
+
+import pytest
+
+from tk.core.errors import ConfigError
+from tk.infer.api.client import Client
+from tk.infer.api.credentials import Credentials
+
+
+def test_the_token_is_sent_with_every_call_and_not_shown() -> None:
+    assert Credentials().metadata == ()
+    credentials = Credentials(token="secret")
+    assert credentials.metadata == (("authorization", "Bearer secret"),)
+    assert "secret" not in repr(credentials)
+
+
+@pytest.mark.parametrize("token", ["", " ", "secret\n", "geheimnüs"])
+def test_a_text_that_is_no_token_is_refused_without_showing_it(token: str) -> None:
+    with pytest.raises(ConfigError, match="characters that no token has") as caught:
+        Credentials(token=token)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
+    for half in ({"cert": tmp_path}, {"key": tmp_path}):
+        with pytest.raises(ConfigError, match="give both or neither"):
+            Credentials(**half)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Cannot read .*absent\.pem"):
+        Client("127.0.0.1:1", credentials=Credentials(ca=tmp_path / "absent.pem"))
