@@ -14,7 +14,7 @@ from .tokens import ADMIN, GENERATE
 _ROLES_BY_SERVICE: Final = (("/tk.v1.Generation/", GENERATE), ("/tk.v1.Admin/", ADMIN))
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no annotations
     """Refuses calls, before their messages are read, of callers that are unknown or lack the service's role."""
 
     def __init__(self, callers: Callers) -> None:

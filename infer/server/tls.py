@@ -109,7 +109,8 @@ class _Current:
 
     def _read(self) -> tuple[bytes, bytes, bytes | None]:
         files = self._files
-        return files.cert.read_bytes(), files.key.read_bytes(), files.client_ca and files.client_ca.read_bytes()
+        client_ca = None if files.client_ca is None else files.client_ca.read_bytes()
+        return files.cert.read_bytes(), files.key.read_bytes(), client_ca
 
 
 def _no_password() -> str:

@@ -24,9 +24,9 @@ def test_a_text_that_is_no_token_is_refused_without_showing_it(token: str) -> No
 
 
 def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
-    for half in ({"cert": tmp_path}, {"key": tmp_path}):
+    for cert, key in ((tmp_path, None), (None, tmp_path)):
         with pytest.raises(ConfigError, match="give both or neither"):
-            Credentials(**half)
+            Credentials(cert=cert, key=key)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Served:
         for number, request in enumerate(requests):
             for sequence in request.sequences:
                 sequence.request_id = str(number)
-            self.live[str(number)] = request
+            self.live["", str(number)] = request
             self.scheduler.add(request.sequences)
 
     def step(self, chunks: Sequence[ScheduledChunk] | None = None) -> StepInFlight:
@@ -57,7 +57,7 @@ def test_a_prompt_is_computed_and_its_sample_gets_an_unknown_token() -> None:
     events: list[Event] = []
     served = Served(live(events))
     step = served.step()
-    [row], [sequence] = step.rows, served.live["0"].sequences
+    [row], [sequence] = step.rows, served.live["", "0"].sequences
     assert (row.sequence, row.position, row.scored, row.is_void) == (sequence, len(PROMPT), None, False)
     assert sequence.output == [UNKNOWN]
     assert sequence.num_computed == len(PROMPT)
@@ -84,7 +84,7 @@ def test_a_complete_sample_is_finished() -> None:
         take_token(rows[-1], chosen(token), 0, served.scheduler)
     assert rows[-1].sequence.status is Status.FINISHED
     assert not served.scheduler.running
-    served.live["0"].deliver()
+    served.live["", "0"].deliver()
     assert [event.token_ids for event in events if isinstance(event, Delta)] != []
     assert all(row.is_void for row in rows), "the sequence has ended"
 
@@ -92,7 +92,7 @@ def test_a_complete_sample_is_finished() -> None:
 @pytest.mark.parametrize(("came_true", "taken"), [(0, [5]), (1, [5, 6]), (2, [5, 6, 7])])
 def test_a_proposal_counts_if_all_before_it_came_true(came_true: int, taken: list[int]) -> None:
     served = Served(live(max_new_tokens=9))
-    [sequence] = served.live["0"].sequences
+    [sequence] = served.live["", "0"].sequences
     [first] = served.step().rows
     take_token(first, chosen(4), 0, served.scheduler)
     [chunk] = served.scheduler.schedule()

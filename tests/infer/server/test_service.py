@@ -290,7 +290,6 @@ def test_a_fault_of_ours_is_internal_with_error_info(stub: Any, engine: FakeEngi
         ({"tokens": {"ids": [5] * 128}}, "INVALID_ARGUMENT"),
         ({"text": "hi", "sampling": {"n": 17}}, "INVALID_ARGUMENT"),
         ({"text": "hi", "model": "other"}, "NOT_FOUND"),
-        ({"text": "hi", "priority": 1}, "PERMISSION_DENIED"),
         ({"chat": {"messages": [{"role": "user", "content": "hi"}]}}, "UNIMPLEMENTED"),
         ({"text": "hi", "sampling": {"json_schema": ""}}, "INVALID_ARGUMENT"),
         ({"text": "hi", "sampling": {"regex": "a*"}}, "INVALID_ARGUMENT"),
