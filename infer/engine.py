@@ -60,6 +60,7 @@ class Engine:
         self._batch = BatchWriter(options.max_running, lambda sequence: self._live[sequence.key].stopping)
         self._in_flight: StepInFlight | None = None
         self._begun = 0.0  # when the workers began to compute it
+        self._taken: float | None = None  # when they had computed the one before; None: they had nothing to do
         self._arrivals = itertools.count()
         self._lock = threading.Lock()  # guards all below
         limits = Limits.of(options, memory.max_model_len)
@@ -283,15 +284,17 @@ class Engine:
         if before is not None:
             self._take(before)
         elif not chunks:
+            self._taken = None
             self._workers.sleep()
         return True
 
     def _take(self, step: StepInFlight) -> None:
         """Waits for the results of a step and sends its events."""
         result = self._workers.receive(self.options.step_timeout)
+        now = time.monotonic()
         with self._lock:
-            self._scheduler.observe(step.chunks, (now := time.monotonic()) - self._begun)
-        self._begun = now  # of the step that the workers know already
+            self._scheduler.observe(step.chunks, now - self._begun, None if self._taken is None else now - self._taken)
+        self._begun = self._taken = now  # the workers know the next step already
         touched: dict[LiveRequest, None] = {}
         for index, row in enumerate(step.rows):
             if row.is_void:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..requests.sampling_params import SamplingParams
-from .scheduler import ScheduledChunk
+from .scheduled_chunk import ScheduledChunk
 from .sequence import UNKNOWN, Status
 from .sequence import Sequence as Sample
 from .step_message import OPENED, NextTokens, StepMessage

@@ -25,7 +25,7 @@ from ..requests.events import (
 from ..requests.sampling_params import SamplingParams
 from .output import Ending, SampleOutput
 from .prefix_keys import cache_fingerprint, prompt_keys, root_digest
-from .scheduler import ScheduledChunk
+from .scheduled_chunk import ScheduledChunk
 from .sequence import Sequence
 from .speculation import Speculation
 from .step_plan import SamplerOutput, SamplingRow

@@ -11,18 +11,19 @@ from typing import Final
 from .row_cost import RowCost
 from .sequence import Sequence
 
-# The part of a step's time that proposals cost beside their rows: the next step is planned after their results.
-_PLANNING: Final = 0.05
 _SURE: Final = 0.9  # where only larger chances pay, proposals gain too little to look for them
 
 
-def choose_proposals(sequences: List[Sequence], num_tokens: int, cost: RowCost) -> dict[Sequence, list[int]]:
+def choose_proposals(
+    sequences: List[Sequence], num_tokens: int, cost: RowCost, overhead: float
+) -> dict[Sequence, list[int]]:
     """Returns the proposals that a step shall compute; of a sequence without any there may be an empty list.
 
     Args:
         sequences: the decoding sequences of the step.
         num_tokens: the tokens of the step without proposals, of prompts too.
         cost: the duration of steps by their tokens.
+        overhead: see `PlanningCost`.
     """
     if all(sequence.speculation is None for sequence in sequences):
         return {}
@@ -36,18 +37,21 @@ def choose_proposals(sequences: List[Sequence], num_tokens: int, cost: RowCost) 
             num_unknown, most = sequence.num_tokens - sequence.num_known, sequence.max_tokens - sequence.num_tokens - 1
             found[sequence], expected = sequence.speculation.propose(new, num_unknown, most)
             chances.append([chance for chance in expected if chance >= least])
-    counts = worthwhile(chances, len(sequences), num_tokens, cost)
+    counts = worthwhile(chances, num_tokens, cost, len(sequences), overhead)
     return {sequence: tokens[:count] for (sequence, tokens), count in zip(found.items(), counts, strict=True)}
 
 
-def worthwhile(chances: List[List[float]], num_sequences: int, num_tokens: int, cost: RowCost) -> list[int]:
+def worthwhile(
+    chances: List[List[float]], num_tokens: int, cost: RowCost, num_sequences: int, overhead: float
+) -> list[int]:
     """Returns how many proposals of each sequence a step computes: the most tokens per second are expected then.
 
     Args:
         chances: the chances of the proposals of each sequence that makes any, which never grow.
-        num_sequences: the number of all decoding sequences.
         num_tokens: the tokens of the step without proposals.
         cost: the duration of steps by their tokens.
+        num_sequences: the number of all decoding sequences.
+        overhead: see `PlanningCost`.
     """
     best_first = sorted(((chance, i) for i, each in enumerate(chances) for chance in each), reverse=True)
     alone, before = cost.seconds(num_sequences), cost.seconds(num_tokens)
@@ -55,7 +59,7 @@ def worthwhile(chances: List[List[float]], num_sequences: int, num_tokens: int, 
     most, num_kept = expected / alone, 0
     for count, (chance, _) in enumerate(best_first, 1):
         expected += chance
-        speed = expected / ((1 + _PLANNING) * alone + cost.seconds(num_tokens + count) - before)
+        speed = expected / ((1 + overhead) * alone + cost.seconds(num_tokens + count) - before)
         if speed > most:
             most, num_kept = speed, count
     counts = [0] * len(chances)

@@ -21,9 +21,11 @@ from .block_tables import BlockTables
 from .cost import StepCost, StepSize
 from .fair_share import FairShare
 from .lazy_heap import LazyHeap
+from .planning_cost import PlanningCost
 from .proposals import choose_proposals
 from .row_cost import RowCost
 from .sample_groups import SampleGroups
+from .scheduled_chunk import ScheduledChunk
 from .sequence import UNKNOWN, Sequence, Status
 from .step_budget import StepBudget
 from .wait_queue import WaitQueue
@@ -31,26 +33,6 @@ from .wait_queue import WaitQueue
 _LATENESS: Final = 1.5  # a first token is expected after this many times the measured duration of the tokens before it
 _RETRY_SECONDS: Final = 1.0  # the least time to ask a refused caller to wait, and without a measured step
 _MOST_RETRY_SECONDS: Final = 60.0  # sequences often end before their limits
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
-    """Tokens [start, start + length) of a sequence, which one step computes; the last of them may be proposals."""
-
-    sequence: Sequence
-    start: int
-    length: int
-    proposals: tuple[int, ...] = ()
-
-    @property
-    def stop(self) -> int:
-        """The end of the sequence's own tokens, where the proposals begin."""
-        return self.start + self.length - len(self.proposals)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the step reaches the sequence's last token, after which a new one is chosen."""
-        return self.stop == self.sequence.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +69,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.cost = StepCost()
         self.row_cost = RowCost()
+        self._planning = PlanningCost()
         self._shares = FairShare()
         self.waiting = WaitQueue(self._shares)
         self._tables = BlockTables(num_blocks, block_size, num_copies)
@@ -157,7 +140,9 @@ class Scheduler:
             if not length:
                 break  # the tokens before it, which are computed, make its first token cost more than there is room for
             chunks.append(ScheduledChunk(first, first.num_computed, length))
-        proposals = choose_proposals([c.sequence for c in decoding], budget.num_taken, self.row_cost)
+        proposals = choose_proposals(
+            [c.sequence for c in decoding], budget.num_taken, self.row_cost, self._planning.overhead
+        )
         chunks = [self._with_proposals(each, proposals.get(each.sequence, []), budget) for each in decoding] + chunks
         for chunk in chunks:
             self._tables.copy(chunk.sequence, chunk.start, chunk.start + chunk.length)
@@ -204,12 +189,20 @@ class Scheduler:
         self._shares.leave(sequence.principal)
         sequence.status = Status.FINISHED
 
-    def observe(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
-        """Records the duration of the step that computed `chunks`."""
-        size = StepSize()
+    def observe(self, chunks: Iterable[ScheduledChunk], seconds: float, period: float | None = None) -> None:
+        """Records the duration of the step that computed `chunks`.
+
+        Args:
+            period: the time from the results of the step before to its own; None if the workers had nothing to do.
+        """
+        size, proposals, is_decoding = StepSize(), 0, True
         for chunk in chunks:
             size = size.plus(chunk.start, chunk.length)
+            proposals += len(chunk.proposals)
+            is_decoding = is_decoding and chunk.start >= chunk.sequence.num_prompt
         self.cost.observe(size, seconds)
+        if is_decoding and period is not None:
+            self._planning.observe(self.row_cost.seconds(size.num_tokens), period, proposals > 0)
 
     def expire(self, now: float) -> list[Sequence]:
         """Finishes the sequences that are too late, and returns them.

@@ -9,7 +9,8 @@ from ...core.errors import TkError
 from ..constraints.grammar import ALL_TOKENS
 from .batch_writer import BatchWriter
 from .live_request import LiveRequest
-from .scheduler import ScheduledChunk, Scheduler
+from .scheduled_chunk import ScheduledChunk
+from .scheduler import Scheduler
 from .sequence import UNKNOWN, Status
 from .sequence import Sequence as Sample
 from .step_plan import Array, SamplerOutput, SamplingRow

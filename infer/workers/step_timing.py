@@ -10,7 +10,8 @@ from ..planning.memory_plan import MemoryPlan
 from ..scheduling.batch_writer import BatchWriter
 from ..scheduling.cost import StepSize
 from ..scheduling.row_cost import RowCost
-from ..scheduling.scheduler import ScheduledChunk, Scheduler
+from ..scheduling.scheduled_chunk import ScheduledChunk
+from ..scheduling.scheduler import Scheduler
 from ..scheduling.warm_up import row_chunks, warm_up_chunks
 from .worker_group import WorkerGroup
 

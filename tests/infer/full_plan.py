@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tk.infer.scheduling.scheduler import ScheduledChunk
+from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
 from tk.infer.scheduling.sequence import Sequence as Sample
 from tk.infer.scheduling.step_plan import NO_LOGPROBS, NO_MASK, SamplingRow, SamplingRows, StepPlan
 from tk.infer.scheduling.token_counts import TokenCounts

@@ -7,7 +7,7 @@ import pytest
 
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter, count_tokens
-from tk.infer.scheduling.scheduler import ScheduledChunk
+from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
 from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
 from tk.infer.scheduling.step_message import NextTokens, StepMessage
 from tk.infer.scheduling.step_plan import SamplingRow

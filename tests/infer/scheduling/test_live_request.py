@@ -22,7 +22,7 @@ from tk.infer.requests.events import (
 )
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.live_request import LiveRequest, Served
-from tk.infer.scheduling.scheduler import ScheduledChunk
+from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
 from tk.infer.scheduling.step_plan import SamplerOutput
 
 SERVED = Served(

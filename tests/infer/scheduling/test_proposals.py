@@ -9,7 +9,8 @@ from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.proposals import choose_proposals, least_chance, worthwhile
 from tk.infer.scheduling.row_cost import RowCost
-from tk.infer.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
+from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
+from tk.infer.scheduling.scheduler import Limits, Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Sequence
 from tk.infer.scheduling.speculation import Speculation
 from tk.infer.scheduling.step_message import NextTokens
@@ -39,20 +40,27 @@ def test_one_sequence_has_room_for_unlikely_proposals_and_a_wide_batch_for_none(
     ],
 )
 def test_as_many_as_pay(chances: list[list[float]], num_sequences: int, expected: list[int]) -> None:
-    assert worthwhile(chances, num_sequences, num_sequences, MEASURED) == expected
+    assert worthwhile(chances, num_sequences, MEASURED, num_sequences, 0.05) == expected
 
 
 def test_the_likely_ones_come_first() -> None:
-    counts = worthwhile([[0.5, 0.2], [0.95, 0.9, 0.85, 0.1], [0.01]], 3, 3, RowCost())
+    counts = worthwhile([[0.5, 0.2], [0.95, 0.9, 0.85, 0.1], [0.01]], 3, RowCost(), 3, 0.05)
     assert counts == [2, 3, 0], "no more than the 8 rows that take as long as one, and none that is not worth planning"
-    assert worthwhile([[0.9] * 8] * 3, 3, 3, FLAT) == [8] * 3
+    assert worthwhile([[0.9] * 8] * 3, 3, FLAT, 3, 0.05) == [8] * 3
+
+
+def test_proposals_pay_for_the_step_that_waits_for_them() -> None:
+    chances = [[0.3, 0.1]]
+    assert worthwhile(chances, 1, FLAT, 1, 0.05) == [2]
+    assert worthwhile(chances, 1, FLAT, 1, 0.35) == [2]
+    assert worthwhile(chances, 1, FLAT, 1, 0.45) == [0]
 
 
 def test_rows_of_prompts_are_not_paid_by_proposals() -> None:
     chances = [[0.9, 0.8, 0.7]]
-    assert worthwhile(chances, 1, 1, MEASURED) == [3]
-    assert worthwhile(chances, 1, 501, MEASURED) == [3]
-    assert worthwhile(chances, 1, 501, RowCost({1: 1.0, 500: 1.0, 600: 200.0})) == [0]
+    assert worthwhile(chances, 1, MEASURED, 1, 0.05) == [3]
+    assert worthwhile(chances, 501, MEASURED, 1, 0.05) == [3]
+    assert worthwhile(chances, 501, RowCost({1: 1.0, 500: 1.0, 600: 200.0}), 1, 0.05) == [0]
 
 
 @dataclass
@@ -126,7 +134,7 @@ def test_a_batch_that_becomes_narrow_proposes_again() -> None:
 
 def test_sequences_in_a_wide_batch_need_not_read_their_tokens() -> None:
     sequence = Sequence("", 0, 0, SamplingParams(), 0, [1, 2, 3] * 20, 100, speculation=Speculation(8))
-    assert choose_proposals([sequence] * 32, 32, MEASURED) == {}
+    assert choose_proposals([sequence] * 32, 32, MEASURED, 0.05) == {}
     assert sequence.speculation is not None
     assert len(sequence.speculation) == 0
     assert choose_proposals([sequence], 1, MEASURED)[sequence] == [1, 2, 3, 1, 2]

@@ -11,7 +11,8 @@ import pytest
 from tk.infer.constraints.grammar import Matcher
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter
-from tk.infer.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
+from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
+from tk.infer.scheduling.scheduler import Limits, Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
 from tk.infer.scheduling.speculation import Speculation
 from tk.infer.scheduling.step_message import NextTokens, decode_message

@@ -17,7 +17,7 @@ from tk.core.errors import CheckpointError, TkError
 from tk.infer.planning.job import Job
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter
-from tk.infer.scheduling.scheduler import ScheduledChunk
+from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
 from tk.infer.scheduling.sequence import Sequence
 from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow
 from tk.infer.workers.ipc import Frame, error_from, receive, send
