@@ -137,9 +137,9 @@ def test_sequences_in_a_wide_batch_need_not_read_their_tokens() -> None:
     assert choose_proposals([sequence] * 32, 32, MEASURED, 0.05) == {}
     assert sequence.speculation is not None
     assert len(sequence.speculation) == 0
-    assert choose_proposals([sequence], 1, MEASURED)[sequence] == [1, 2, 3, 1, 2]
+    assert choose_proposals([sequence], 1, MEASURED, 0.05)[sequence] == [1, 2, 3, 1, 2]
     sequence.speculation = None
-    assert choose_proposals([sequence], 1, MEASURED) == {}
+    assert choose_proposals([sequence], 1, MEASURED, 0.05) == {}
 
 
 @pytest.mark.parametrize("cost", [MEASURED, FLAT])
