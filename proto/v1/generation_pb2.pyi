@@ -14,11 +14,26 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP_TOKEN: _ClassVar[FinishReason]
     FINISH_REASON_STOP_STRING: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STATE_UNSPECIFIED: _ClassVar[State]
+    STATE_LOADING: _ClassVar[State]
+    STATE_SERVING: _ClassVar[State]
+    STATE_DRAINING: _ClassVar[State]
+    STATE_RECOVERING: _ClassVar[State]
+    STATE_FAILED: _ClassVar[State]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_STOP_STRING: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+STATE_UNSPECIFIED: State
+STATE_LOADING: State
+STATE_SERVING: State
+STATE_DRAINING: State
+STATE_RECOVERING: State
+STATE_FAILED: State
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "text", "tokens", "chat", "no_special_tokens", "sampling", "stopping", "output", "cache", "priority")
@@ -358,3 +373,103 @@ class ModelInfo(_message.Message):
     kv_bytes_per_token: int
     kernels: str
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., step: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., version: _Optional[str] = ..., api_revision: _Optional[int] = ..., tp: _Optional[int] = ..., dtype: _Optional[str] = ..., weight_dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_running: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_bytes_per_token: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
+
+class GetLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("state", "running", "waiting", "queued_tokens", "blocks_total", "blocks_used", "blocks_cached", "blocks_free", "prefix_hit_rate", "prefill_tokens_per_second", "decode_tokens_per_second")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_RATE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    state: State
+    running: int
+    waiting: int
+    queued_tokens: int
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_free: int
+    prefix_hit_rate: float
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    def __init__(self, state: _Optional[_Union[State, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefix_hit_rate: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("request_id", "principal")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    principal: str
+    def __init__(self, request_id: _Optional[str] = ..., principal: _Optional[str] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout_seconds",)
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    timeout_seconds: float
+    def __init__(self, timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("running",)
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    def __init__(self, running: _Optional[int] = ...) -> None: ...
+
+class FlushPrefixCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FlushPrefixCacheResponse(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
+class CheckCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CacheReport(_message.Message):
+    __slots__ = ("total", "used", "cached", "free", "leaked", "problems")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    LEAKED_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    used: int
+    cached: int
+    free: int
+    leaked: int
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, total: _Optional[int] = ..., used: _Optional[int] = ..., cached: _Optional[int] = ..., free: _Optional[int] = ..., leaked: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReloadRequest(_message.Message):
+    __slots__ = ("checkpoint",)
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    def __init__(self, checkpoint: _Optional[str] = ...) -> None: ...
+
+class ReloadResponse(_message.Message):
+    __slots__ = ("step", "manifest_sha256")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    manifest_sha256: str
+    def __init__(self, step: _Optional[int] = ..., manifest_sha256: _Optional[str] = ...) -> None: ...

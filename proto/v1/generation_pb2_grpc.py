@@ -324,3 +324,309 @@ class Generation(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class AdminStub(object):
+    """Watches and steers a server: for operators and the programs that balance and restart servers. All calls need the role
+    admin: without it they are PERMISSION_DENIED, and UNAUTHENTICATED without a token that the server knows. The server
+    answers them on the port of Generation, or on a port of their own (`tk serve --admin-port`), also while it loads,
+    drains or recovers.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetLoad = channel.unary_unary(
+                '/tk.v1.Admin/GetLoad',
+                request_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.Load.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/tk.v1.Admin/Abort',
+                request_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.AbortRequest.SerializeToString,
+                response_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.AbortResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/tk.v1.Admin/Drain',
+                request_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.DrainRequest.SerializeToString,
+                response_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.FlushPrefixCache = channel.unary_unary(
+                '/tk.v1.Admin/FlushPrefixCache',
+                request_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.FlushPrefixCacheRequest.SerializeToString,
+                response_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.FlushPrefixCacheResponse.FromString,
+                _registered_method=True)
+        self.CheckCache = channel.unary_unary(
+                '/tk.v1.Admin/CheckCache',
+                request_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.CheckCacheRequest.SerializeToString,
+                response_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.CacheReport.FromString,
+                _registered_method=True)
+        self.Reload = channel.unary_unary(
+                '/tk.v1.Admin/Reload',
+                request_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.ReloadRequest.SerializeToString,
+                response_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.ReloadResponse.FromString,
+                _registered_method=True)
+
+
+class AdminServicer(object):
+    """Watches and steers a server: for operators and the programs that balance and restart servers. All calls need the role
+    admin: without it they are PERMISSION_DENIED, and UNAUTHENTICATED without a token that the server knows. The server
+    answers them on the port of Generation, or on a port of their own (`tk serve --admin-port`), also while it loads,
+    drains or recovers.
+    """
+
+    def GetLoad(self, request, context):
+        """The state of the server, its queues and its cache, now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """Ends one request; its caller gets CANCELLED. Its blocks are free before the next step is planned.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Stops taking requests for good (they get UNAVAILABLE with a RetryInfo, and readiness is NOT_SERVING), and returns when
+        the live ones have ended or the time is over. The process stays, and answers health and Admin, until it is signalled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FlushPrefixCache(self, request, context):
+        """Forgets all blocks of the prefix cache that no request uses: later prompts are computed anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckCache(self, request, context):
+        """Counts the blocks of the cache, and compares its books with the tables of all requests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reload(self, request, context):
+        """Serves another step of the same model. This version answers UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.GetLoadRequest.FromString,
+                    response_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.Load.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.AbortRequest.FromString,
+                    response_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.AbortResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.DrainRequest.FromString,
+                    response_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.DrainResponse.SerializeToString,
+            ),
+            'FlushPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushPrefixCache,
+                    request_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.FlushPrefixCacheRequest.FromString,
+                    response_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.FlushPrefixCacheResponse.SerializeToString,
+            ),
+            'CheckCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckCache,
+                    request_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.CheckCacheRequest.FromString,
+                    response_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.CacheReport.SerializeToString,
+            ),
+            'Reload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reload,
+                    request_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.ReloadRequest.FromString,
+                    response_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.ReloadResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tk.v1.Admin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tk.v1.Admin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Admin(object):
+    """Watches and steers a server: for operators and the programs that balance and restart servers. All calls need the role
+    admin: without it they are PERMISSION_DENIED, and UNAUTHENTICATED without a token that the server knows. The server
+    answers them on the port of Generation, or on a port of their own (`tk serve --admin-port`), also while it loads,
+    drains or recovers.
+    """
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tk.v1.Admin/GetLoad',
+            tk_dot_proto_dot_v1_dot_generation__pb2.GetLoadRequest.SerializeToString,
+            tk_dot_proto_dot_v1_dot_generation__pb2.Load.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tk.v1.Admin/Abort',
+            tk_dot_proto_dot_v1_dot_generation__pb2.AbortRequest.SerializeToString,
+            tk_dot_proto_dot_v1_dot_generation__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tk.v1.Admin/Drain',
+            tk_dot_proto_dot_v1_dot_generation__pb2.DrainRequest.SerializeToString,
+            tk_dot_proto_dot_v1_dot_generation__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tk.v1.Admin/FlushPrefixCache',
+            tk_dot_proto_dot_v1_dot_generation__pb2.FlushPrefixCacheRequest.SerializeToString,
+            tk_dot_proto_dot_v1_dot_generation__pb2.FlushPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tk.v1.Admin/CheckCache',
+            tk_dot_proto_dot_v1_dot_generation__pb2.CheckCacheRequest.SerializeToString,
+            tk_dot_proto_dot_v1_dot_generation__pb2.CacheReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tk.v1.Admin/Reload',
+            tk_dot_proto_dot_v1_dot_generation__pb2.ReloadRequest.SerializeToString,
+            tk_dot_proto_dot_v1_dot_generation__pb2.ReloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
