@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ..core.public_names import public_names
 
 if TYPE_CHECKING:
+    from .api.async_client import AsyncClient as AsyncClient
     from .api.async_llm import AsyncLLM as AsyncLLM
     from .api.client import Client as Client
     from .api.credentials import Credentials as Credentials
@@ -18,6 +19,7 @@ else:
     __all__, __getattr__, __dir__ = public_names(
         __name__,
         {
+            "AsyncClient": ".api.async_client",
             "AsyncLLM": ".api.async_llm",
             "CacheOptions": ".requests.events",
             "Choice": ".requests.completion",

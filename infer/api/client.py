@@ -3,39 +3,35 @@
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
 from types import TracebackType
 from typing import Any, Final, Self
 
 import grpc
 
-from ...core.errors import InvalidRequest, Overloaded
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from ..requests.completion import Completion
 from ..requests.events import CacheOptions, Delta, ModelInfo
-from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts, check_options
+from ..requests.prompts import as_prompt
 from ..requests.sampling_params import SamplingParams
+from .attempts import Attempts
 from .credentials import Credentials
-from .remote_errors import Unavailable, error_from_rpc
-from .wire import cache_to_request, completion_from_wire, event_from_wire, model_info_from_wire, params_to_request
+from .outgoing import detokenize_message, message_for, messages_for, tokenize_message
+from .remote_errors import error_from_rpc
+from .wire import completion_from_wire, event_from_wire, model_info_from_wire
 
 MAX_IN_FLIGHT: Final = 64
-FIRST_RETRY_SECONDS: Final = 0.2
-LONGEST_RETRY_SECONDS: Final = 5.0
-_ANY_VOCABULARY: Final = 1 << 32
 
 
 class Client:
     """A connection to a server, usable from any thread and as a context manager.
 
-    If the server is unavailable or its queue is full, the client repeats the call after a growing pause, unless it has
-    already received an event.
+    If the server is unavailable or its queue is full, the client repeats the call after a growing pause, at least as
+    long as the server asks, unless it has already received an event.
 
     Args:
         target: the server's address, HOST:PORT.
-        timeout: the largest number of seconds that a call may take; None = no limit.
+        timeout: the largest number of seconds that a call may take with all its attempts; None = no limit.
         max_attempts: the largest number of attempts of a call.
         credentials: the token and certificates, for a server that wants them; None = neither.
 
@@ -51,9 +47,9 @@ class Client:
         max_attempts: int = 4,
         credentials: Credentials | None = None,
     ) -> None:
-        self._target, self._max_attempts = target, max_attempts
         credentials = credentials or Credentials()
-        self._options: dict[str, Any] = {"timeout": timeout, "metadata": credentials.metadata}  # of every call
+        self._target, self._timeout, self._max_attempts = target, timeout, max_attempts
+        self._metadata = credentials.metadata
         self._channel = credentials.channel(target)
         self._stub: Any = pb_grpc.GenerationStub(self._channel)
 
@@ -70,20 +66,17 @@ class Client:
             params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
             cache: the use of the prefix cache; None = the defaults.
         """
-        given = as_prompts(prompts)
-        chosen = as_params(params, len(given))
-        requests = [_request(prompt, one, cache) for prompt, one in zip(given, chosen, strict=True)]
-        calls: deque[tuple[pb.GenerateRequest, Any]] = deque()
+        calls: deque[_Call] = deque()
         completions: list[Completion] = []
         try:
-            for request in requests:
+            for request in messages_for(prompts, params, cache):
                 if len(calls) == MAX_IN_FLIGHT:
-                    completions.append(self._finish(*calls.popleft()))
-                calls.append((request, self._start(request)))
+                    completions.append(calls.popleft().result())
+                calls.append(_Call(self, request))
             while calls:
-                completions.append(self._finish(*calls.popleft()))
+                completions.append(calls.popleft().result())
         finally:
-            for _, call in calls:
+            for call in calls:
                 call.cancel()
         return completions
 
@@ -91,8 +84,7 @@ class Client:
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, cache: CacheOptions | None = None
     ) -> Iterator[Delta]:
         """Yields the Deltas of one prompt as the server sends them; leaving the iterator early ends the request."""
-        request = _request(as_prompt(prompt), params or SamplingParams(), cache)
-        return self._stream(request)
+        return self._stream(message_for(as_prompt(prompt), params or SamplingParams(), cache))
 
     def model_info(self) -> ModelInfo:
         """Returns the description of the served model."""
@@ -100,15 +92,11 @@ class Client:
 
     def tokenize(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text` by the served model's tokenizer."""
-        with _sendable():
-            request = pb.TokenizeRequest(text=text, no_special_tokens=not special_tokens)
-        return list(self._call(self._stub.Tokenize, request).ids)
+        return list(self._call(self._stub.Tokenize, tokenize_message(text, special_tokens)).ids)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Returns the text of token ids, including special tokens."""
-        with _sendable():
-            request = pb.TokenIds(ids=token_ids)
-        text: str = self._call(self._stub.Detokenize, request).text
+        text: str = self._call(self._stub.Detokenize, detokenize_message(token_ids)).text
         return text
 
     def close(self) -> None:
@@ -123,22 +111,10 @@ class Client:
     ) -> None:
         self.close()
 
-    def _start(self, request: pb.GenerateRequest) -> Any:
-        return self._stub.GenerateOnce.future(request, **self._options)
-
-    def _finish(self, request: pb.GenerateRequest, call: Any) -> Completion:
-        """Returns the result of a started call, which it repeats if another attempt makes sense."""
-        attempt = 1
-        while True:
-            try:
-                return completion_from_wire(call.result())
-            except grpc.RpcError as error:
-                self._pause_or_raise(error, attempt)
-            call, attempt = self._start(request), attempt + 1
-
     def _stream(self, request: pb.GenerateRequest) -> Iterator[Delta]:
-        for attempt in count(1):
-            call = self._stub.Generate(request, **self._options)
+        attempts = self._attempts()
+        while True:
+            call = self._stub.Generate(request, timeout=attempts.seconds_left, metadata=self._metadata)
             begun = False
             try:
                 for response in call:
@@ -150,50 +126,49 @@ class Client:
             except grpc.RpcError as error:
                 if begun:
                     raise error_from_rpc(error, self._target) from None
-                self._pause_or_raise(error, attempt)
+                self._wait(error, attempts)
             finally:
                 call.cancel()
 
     def _call(self, method: Any, request: Any) -> Any:
-        for attempt in count(1):
+        attempts = self._attempts()
+        while True:
             try:
-                return method(request, **self._options)
+                return method(request, timeout=attempts.seconds_left, metadata=self._metadata)
             except grpc.RpcError as error:
-                self._pause_or_raise(error, attempt)
+                self._wait(error, attempts)
 
-    def _pause_or_raise(self, rpc_error: grpc.RpcError, attempt: int) -> None:
+    def _attempts(self) -> Attempts:
+        return Attempts(self._max_attempts, self._timeout)
+
+    def _wait(self, error: grpc.RpcError, attempts: Attempts) -> None:
         """Waits until another attempt makes sense, or raises the error if none does."""
-        error = error_from_rpc(rpc_error, self._target)
-        if attempt >= self._max_attempts or not isinstance(error, (Overloaded, Unavailable)):
-            raise error from None
-        growing = FIRST_RETRY_SECONDS * 2 ** (attempt - 1)
-        time.sleep(min(max(error.retry_after or 0.0, growing), LONGEST_RETRY_SECONDS))
+        time.sleep(attempts.pause_after(error_from_rpc(error, self._target)))
 
 
-def _request(prompt: Prompt, params: SamplingParams, cache: CacheOptions | None) -> pb.GenerateRequest:
-    """Builds the request for a prompt.
+class _Call:
+    """A call of GenerateOnce in progress."""
 
-    Raises:
-        InvalidRequest: a value that no server accepts, whatever the size of its vocabulary.
-    """
-    check_options(params, cache)
-    params.validate(_ANY_VOCABULARY)
-    request = pb.GenerateRequest()
-    with _sendable():
-        params_to_request(params, request)
-        cache_to_request(cache or CacheOptions(), request)
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.tokens.ids.extend(prompt)
-            request.tokens.SetInParent()
-    return request
+    def __init__(self, client: Client, request: pb.GenerateRequest) -> None:
+        self._client, self._request = client, request
+        self._attempts = client._attempts()
+        self._begin()
 
+    def result(self) -> Completion:
+        """Waits for the result; begins the call again if another attempt makes sense."""
+        while True:
+            try:
+                return completion_from_wire(self._future.result())
+            except grpc.RpcError as error:
+                self._client._wait(error, self._attempts)
+            self._begin()
 
-@contextmanager
-def _sendable() -> Iterator[None]:
-    """Turns the error for a value that the wire's types cannot hold (a negative id) into InvalidRequest."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"A value cannot be sent: {error}") from error
+    def cancel(self) -> None:
+        """Ends the call."""
+        self._future.cancel()
+
+    def _begin(self) -> None:
+        client = self._client
+        self._future = client._stub.GenerateOnce.future(
+            self._request, timeout=self._attempts.seconds_left, metadata=client._metadata
+        )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tk.core.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, TkError, WorkerDied
-from tk.infer.api import client as client_module
+from tk.infer.api import attempts as attempts_module
 from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import RemoteError, Unavailable
 from tk.infer.requests.events import CacheOptions, Delta, Done, Event, FinishReason, Request, TokenLogprob, TopLogprob
@@ -26,8 +26,8 @@ def client(server: ServerThread) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "FIRST_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(client_module, "LONGEST_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(attempts_module, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(attempts_module, "LONGEST_PAUSE_SECONDS", 0.02)
 
 
 def echo(request: Request) -> list[Event]:
