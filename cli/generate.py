@@ -1,6 +1,5 @@
 """`tk generate`: the continuation of a prompt, from a server or from a checkpoint."""
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ import click
 
 from ..core.errors import ConfigError
 from .common import print_json
+from .connection_options import connection_options, take_credentials
 from .engine_options import (
     dtype_option,
     kernels_option,
@@ -66,10 +66,7 @@ _TEXT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @max_model_len_option
 @speculate_option
 @kernels_option
-@click.option("--tls", is_flag=True, help="Encrypt the connection to HOST:PORT.")
-@click.option("--tls-ca", type=_TEXT_FILE, help="PEM file of the authorities of the server's certificate.")
-@click.option("--tls-cert", type=_TEXT_FILE, help="PEM file of this client's certificate; needs --tls-key.")
-@click.option("--tls-key", type=_TEXT_FILE, help="PEM file of its private key.")
+@connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, which describes the model too.")
 def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json: bool, **options: Any) -> None:
     """Continue PROMPT, or the text on stdin, and stream the continuation to stdout.
@@ -82,7 +79,7 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
     from ..infer.requests.sampling_params import SamplingParams
 
     params = SamplingParams(**{name: _text_of(options.pop(name)) for name in _SAMPLING})
-    credentials = _credentials(options)
+    credentials = take_credentials(options)
     loading = {name: value for name, value in options.items() if value is not None}
     cache = CacheOptions(bypass=bypass)
     text = _read_stdin() if prompt is None else prompt
@@ -155,18 +152,6 @@ def _chat_tokens(checkpoint: Path, message: str) -> list[int]:
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}.") from error
     return tokenizer.encode(prompt, special_tokens=False)  # the template spells them out
-
-
-def _credentials(options: dict[str, Any]) -> "Callable[[], Credentials]":
-    """Takes the options of a connection; returns the function that makes credentials of them and TK_TOKEN."""
-    tls, ca, cert, key = (options.pop(name) for name in ("tls", "tls_ca", "tls_cert", "tls_key"))
-
-    def make() -> "Credentials":
-        from ..infer.api.credentials import Credentials  # gRPC, which a CKPT does not need
-
-        return Credentials(token=os.environ.get("TK_TOKEN"), tls=tls, ca=ca, cert=cert, key=key)
-
-    return make
 
 
 @contextmanager

@@ -62,6 +62,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
         "serve": CommandEntry("tk.cli.serve:serve", "Serve a checkpoint over gRPC."),
         "token": CommandEntry("tk.cli.token:token", "Make a token for a caller of `tk serve --tokens`."),
         "generate": CommandEntry("tk.cli.generate:generate", "Continue a prompt, from a server or a checkpoint."),
+        "bench": CommandEntry("tk.cli.bench:bench", "Measure a running server under load."),
         "eval": CommandEntry("tk.cli.eval:evaluate", "Measure the perplexity of text, and how a dtype changes it."),
     }
 )

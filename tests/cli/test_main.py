@@ -150,6 +150,7 @@ PROMISED = {
     | {"--json-schema", "--regex", "--grammar", "--tls", "--tls-ca", "--tls-cert", "--tls-key"}
     | {"--threads", "--dtype", "--weight-dtype", "--kv-dtype", "--kv-memory", "--max-model-len", "--kernels"}
     | {"--no-prefix-cache", "--speculate"},
+    "bench serve": {"--rate", "--concurrency", "--requests", "--prompt-tokens", "--new-tokens", "--json", "-o"},
     "eval": {
         "--data",
         "--context",

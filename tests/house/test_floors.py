@@ -41,6 +41,7 @@ SUB_FLOORS = {
         "engine": 8,
         "api": 9,
         "server": 10,
+        "load_test": 10,
     },
     "train": {
         "config": 0,

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from tk.cli.main import main
 from tk.cli.plot import plot
+from tk.core.line_chart import COLOURS
 from tk.tests.train.conftest import Configure
-from tk.train.records.curves import COLOURS, read_run
+from tk.train.records.curves import read_run
 from tk.train.records.metrics import MetricsFile
 
 SVG = "{http://www.w3.org/2000/svg}"
