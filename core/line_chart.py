@@ -22,7 +22,7 @@ TICKS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     """A curve, the number of its colour, and whether it is dashed; a dashed one has circles at its points."""
 
     points: Points
@@ -35,7 +35,7 @@ class Panel:
     """A title and the curves below it."""
 
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
 
 
 def draw_panels(panels: Sequence[Panel], legend: Sequence[str]) -> str:

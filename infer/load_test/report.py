@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...core.line_chart import Line, Panel, Points, draw_panels
+from ...core.line_chart import Curve, Panel, Points, draw_panels
 from .driver import OK, Observation
 
 PERCENTILES: Final = (50, 90, 99)
@@ -98,7 +98,7 @@ def draw(observations: Sequence[Observation]) -> str:
     """Returns an SVG: for each latency, the part of its values (percent) that do not exceed a time (milliseconds)."""
     completed = [seen for seen in observations if seen.status == OK and seen.messages]
     panels = [
-        Panel(f"{name}: % within ms", (Line(_distribution(values)),)) for name, values in latencies(completed).items()
+        Panel(f"{name}: % within ms", (Curve(_distribution(values)),)) for name, values in latencies(completed).items()
     ]
     return draw_panels(panels, ())
 

@@ -2,13 +2,13 @@
 
 from xml.etree import ElementTree
 
-from tk.core.line_chart import COLOURS, Line, Panel, draw_panels
+from tk.core.line_chart import COLOURS, Curve, Panel, draw_panels
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_panels_stand_two_beside_each_other_with_their_curves() -> None:
-    panels = [Panel("a < b", (Line([(0, 0), (1, 2)]), Line([(0, 1)], 1, True))), Panel("none", ()), Panel("c", ())]
+    panels = [Panel("a < b", (Curve([(0, 0), (1, 2)]), Curve([(0, 1)], 1, True))), Panel("none", ()), Panel("c", ())]
     root = ElementTree.fromstring(draw_panels(panels, ("first", "second")))
     groups = root.findall(f"{SVG}g")
     assert [group.get("transform") for group in groups] == ["translate(0 44)", "translate(520 44)", "translate(0 344)"]

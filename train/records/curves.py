@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ...core.errors import ConfigError
-from ...core.line_chart import Line, Panel, Points, draw_panels
+from ...core.line_chart import Curve, Panel, Points, draw_panels
 from .run_files import METRICS
 
 PANELS: Final = (
@@ -60,7 +60,7 @@ def draw(runs: Sequence[Run]) -> str:
 
 def _panel(title: str, names: Sequence[str], runs: Sequence[Run]) -> Panel:
     lines = [
-        Line(points, colour, dashed=number > 0)
+        Curve(points, colour, dashed=number > 0)
         for colour, run in enumerate(runs)
         for number, name in enumerate(names)
         if (points := run.curves.get(name))
