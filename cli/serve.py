@@ -51,6 +51,9 @@ EXIT_INTERRUPTED = 130
 @speculate_option
 @click.option("--max-running", type=click.IntRange(1), help="Most sequences that are computed at the same time.")
 @click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
+@click.option("--max-queued-tokens", type=click.IntRange(1), help="Most prompt tokens that wait; more are refused.")
+@click.option("--quota-sequences", type=click.IntRange(1), help="Most sequences of one caller, running and waiting.")
+@click.option("--quota-tokens", type=click.IntRange(1), help="Most prompt tokens of one caller that wait.")
 @click.option(
     "--max-step-ms",
     type=click.FloatRange(0, min_open=True),

@@ -152,13 +152,15 @@ class Overloaded(TkError):
 
     Attributes:
         retry_after: the number of seconds after which the client should try again.
+        subject: whose limit is reached: "queue", or "principal:" and the caller's name.
     """
 
     grpc_status = "RESOURCE_EXHAUSTED"
 
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after: float = 1.0, subject: str = "queue") -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.subject = subject
 
 
 class WorkerDied(TkError):

@@ -23,8 +23,10 @@ from .planning.model_source import ModelSource
 from .requests.events import Event, ModelInfo, Request
 from .requests.servable import check_servable, with_grammar
 from .scheduling.batch_writer import BatchWriter
+from .scheduling.books import EngineBooks
+from .scheduling.limits import Limits
 from .scheduling.live_request import LiveRequest, Served
-from .scheduling.scheduler import Limits, Scheduler
+from .scheduling.scheduler import Scheduler
 from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step, take_token
 from .workers.masks import send_masks
 from .workers.processes import WorkerProcesses
@@ -46,6 +48,7 @@ class Engine:
         tokenizer: the checkpoint's tokenizer; None if the checkpoint has no tokenizer.json.
         grammars: the grammars of constraints over its vocabulary.
         memory: the number of bytes on each rank.
+        books: the load, and the blocks of the cache.
     """
 
     def __init__(self, options: EngineOptions, source: ModelSource, processes: WorkerProcesses) -> None:
@@ -65,6 +68,7 @@ class Engine:
         self._lock = threading.Lock()  # guards all below
         limits = Limits.of(options, memory.max_model_len)
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_copies)
+        self.books = EngineBooks(self._scheduler, self._lock)
         self._live: dict[tuple[str, str], LiveRequest] = {}  # by principal and id
         self._cancelled: list[LiveRequest] = []
         self._after_events: list[Callable[[], object]] = []
@@ -127,12 +131,6 @@ class Engine:
             return len(self._live)
 
     @property
-    def num_free_blocks(self) -> int:
-        """The number of KV cache blocks that no request holds, those of the prefix cache included."""
-        with self._lock:
-            return self._scheduler.allocator.num_available
-
-    @property
     def worker_process_ids(self) -> tuple[int, ...]:
         """The process ids of the workers, in rank order."""
         return self._workers.process_ids
@@ -187,11 +185,6 @@ class Engine:
     def after_events(self, callback: Callable[[], object]) -> None:
         """Registers a callback, which the engine's thread calls when it has sent all events that it has."""
         self._after_events.append(callback)
-
-    def check_integrity(self) -> None:
-        """Checks that the blocks and the queues are consistent; raises AssertionError otherwise."""
-        with self._lock:
-            self._scheduler.check_integrity()
 
     def close(self) -> None:
         """Ends live requests with Cancelled, and the workers, from any thread; a second call does nothing."""

@@ -17,12 +17,17 @@ _TYPES: Final = MappingProxyType(
     {
         **dict.fromkeys(("tp", "block_size", "speculate", "max_running", "max_queued", "max_batched_tokens"), INTEGER),
         **dict.fromkeys(("kv_blocks", "kv_memory", "threads", "max_model_len"), INTEGER | None),
+        **dict.fromkeys(("max_queued_tokens", "quota_sequences", "quota_tokens"), INTEGER | None),
         **dict.fromkeys(("dtype", "weight_dtype", "kv_dtype", "kernels"), TEXT),
         "prefix_cache": FLAG,
         "max_step_ms": NUMBER | None,
         **dict.fromkeys(("start_timeout", "step_timeout"), NUMBER),
         "max_restarts": INTEGER,
     }
+)
+_POSITIVE: Final = (
+    *("tp", "kv_blocks", "kv_memory", "threads", "max_model_len", "max_running", "max_batched_tokens"),
+    *("max_queued_tokens", "quota_sequences", "quota_tokens"),
 )
 MAX_HEAD_ROWS: Final = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
 
@@ -53,6 +58,10 @@ class EngineOptions:
             the cache.
         max_running: the largest number of sequences that are computed at the same time.
         max_queued: the largest number of sequences that wait; the engine refuses more with Overloaded.
+        max_queued_tokens: the largest number of prompt tokens that wait to be computed; the engine refuses more with
+            Overloaded. None = no limit, here and in the two below.
+        quota_sequences: the largest number of sequences of one principal, running and waiting.
+        quota_tokens: the largest number of prompt tokens of one principal that wait to be computed.
         max_batched_tokens: the largest number of tokens of a step, which bounds the delay that a long prompt causes.
         max_step_ms: the bound, in milliseconds, on the predicted duration of steps: prompts are cut so that none takes
             longer, and the engine measures a few steps at start. None = only `max_batched_tokens` cuts prompts.
@@ -77,6 +86,9 @@ class EngineOptions:
     max_model_len: int | None = None
     max_running: int = 64
     max_queued: int = 1024
+    max_queued_tokens: int | None = None
+    quota_sequences: int | None = None
+    quota_tokens: int | None = None
     max_batched_tokens: int = 512
     max_step_ms: float | None = None
     start_timeout: float = 600.0
@@ -92,7 +104,7 @@ class EngineOptions:
         if (wrong := wrong_type(self, _TYPES)) is not None:
             name, why = wrong
             raise ConfigError(f"{name} is {why}")
-        for name in ("tp", "kv_blocks", "kv_memory", "threads", "max_model_len", "max_running", "max_batched_tokens"):
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value}; it must be 1 or more.")

@@ -129,6 +129,11 @@ class BlockTables:
         sequence.blocks, sequence.copies = [], []
         sequence.num_computed = sequence.num_published = 0
 
+    def num_leaked(self, live: Iterable[Sequence]) -> int:
+        """Returns the number of used blocks that none of the live sequences holds."""
+        held = {block for sequence in live for block in sequence.blocks}
+        return self.allocator.num_used - sum(map(self.allocator.is_used, held))
+
     def check_integrity(self, live: Iterable[Sequence]) -> None:
         """Checks the books against the tables of all live sequences; raises AssertionError if they do not agree."""
         sequences = list(live)

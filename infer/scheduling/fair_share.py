@@ -65,6 +65,11 @@ class FairShare:
         """Returns the virtual time of a principal with live sequences, in tokens per unit of weight."""
         return self._accounts[principal].time
 
+    def num_live_of(self, principal: str) -> int:
+        """Returns the number of live sequences of a principal."""
+        account = self._accounts.get(principal)
+        return 0 if account is None else account.num_live
+
     def num_live(self) -> dict[str, int]:
         """Returns the number of live sequences of every principal that has some."""
         return {name: account.num_live for name, account in self._accounts.items() if account.num_live}

@@ -11,16 +11,16 @@ The oldest of the highest priority always runs on, so everyone ends. One sample 
 import bisect
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
 
-from ...core.errors import DeadlinePassed, Overloaded, PromptTooLong
-from ..options import EngineOptions
+from .activity import Activity
+from .admission import Admission
 from .block_allocator import BlockAllocator
 from .block_tables import BlockTables
 from .cost import StepCost, StepSize
 from .fair_share import FairShare
 from .lazy_heap import LazyHeap
+from .limits import Limits
 from .planning_cost import PlanningCost
 from .proposals import choose_proposals
 from .row_cost import RowCost
@@ -29,27 +29,6 @@ from .scheduled_chunk import ScheduledChunk
 from .sequence import UNKNOWN, Sequence, Status
 from .step_budget import StepBudget
 from .wait_queue import WaitQueue
-
-_LATENESS: Final = 1.5  # a first token is expected after this many times the measured duration of the tokens before it
-_RETRY_SECONDS: Final = 1.0  # the least time to ask a refused caller to wait, and without a measured step
-_MOST_RETRY_SECONDS: Final = 60.0  # sequences often end before their limits
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits on sequences, tokens and the predicted duration of a step; see EngineOptions."""
-
-    max_running: int
-    max_queued: int
-    max_batched_tokens: int
-    max_model_len: int
-    max_step_seconds: float | None = None
-
-    @staticmethod
-    def of(options: EngineOptions, max_model_len: int) -> "Limits":
-        """Returns the limits of an engine whose sequences have at most `max_model_len` tokens."""
-        seconds = None if options.max_step_ms is None else options.max_step_ms / 1000
-        return Limits(options.max_running, options.max_queued, options.max_batched_tokens, max_model_len, seconds)
 
 
 class Scheduler:
@@ -62,6 +41,7 @@ class Scheduler:
         row_cost: the duration of steps of decoding, on which proposals depend.
         running: the running sequences, in the order in which they are computed.
         waiting: the waiting ones.
+        activity: the tokens that were computed.
     """
 
     def __init__(self, limits: Limits, num_blocks: int, block_size: int, num_copies: int = 0) -> None:
@@ -75,6 +55,10 @@ class Scheduler:
         self._tables = BlockTables(num_blocks, block_size, num_copies)
         self._groups = SampleGroups()
         self._deadlines: LazyHeap[Sequence] = LazyHeap()
+        self.activity = Activity()
+        self._admission = Admission(
+            limits, self.cost, self._tables, self._shares, self._groups, self.running, self.waiting
+        )
 
     @property
     def allocator(self) -> BlockAllocator:
@@ -86,6 +70,16 @@ class Scheduler:
         """The number of sequences that are not finished."""
         return len(self.waiting) + len(self.running) + len(self._groups)
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """The number of tokens that are computed before all live sequences decode."""
+        return self._admission.num_queued_tokens()
+
+    @property
+    def num_leaked_blocks(self) -> int:
+        """The number of used blocks that no live sequence holds."""
+        return self._tables.num_leaked(self._live())
+
     def add(self, sequences: Iterable[Sequence], now: float = -math.inf) -> None:
         """Queues all samples of one request, or none if it raises.
 
@@ -96,21 +90,10 @@ class Scheduler:
         Raises:
             PromptTooLong: prompt and new tokens can never fit.
             DeadlinePassed: the first token is not expected before the deadline.
-            Overloaded: the limits on running and queued sequences are reached; an idle scheduler accepts any request.
+            Overloaded: a limit on live sequences or queued tokens is reached, of all or of the principal.
         """
         new = list(sequences)
-        for sequence in new:
-            self._check_fits(sequence)
-        places = self.limits.max_running + self.limits.max_queued
-        if self.num_live and self.num_live + len(new) > places:
-            num_waiting = self.num_live - len(self.running)
-            raise Overloaded(
-                f"{len(self.running)} sequences are running and {num_waiting} waiting; the limits are "
-                f"{self.limits.max_running} and {self.limits.max_queued}. Try again later.",
-                retry_after=self._seconds_until_a_place(),
-            )
-        for sequence in new[:1]:
-            self._check_deadline(sequence, now)
+        self._admission.check(new, now)
         for sequence in new:
             self._shares.enter(sequence.principal, sequence.weight)
             if sequence.deadline is not None:
@@ -195,11 +178,13 @@ class Scheduler:
         Args:
             period: the time from the results of the step before to its own; None if the workers had nothing to do.
         """
-        size, proposals, is_decoding = StepSize(), 0, True
+        size, proposals, is_decoding, num_prompt = StepSize(), 0, True, 0
         for chunk in chunks:
+            num_prompt += max(0, min(chunk.stop, chunk.sequence.num_prompt) - chunk.start)
             size = size.plus(chunk.start, chunk.length)
             proposals += len(chunk.proposals)
             is_decoding = is_decoding and chunk.start >= chunk.sequence.num_prompt
+        self.activity.step(num_prompt)
         self.cost.observe(size, seconds)
         if is_decoding and period is not None:
             self._planning.observe(self.row_cost.seconds(size.num_tokens), period, proposals > 0)
@@ -214,14 +199,14 @@ class Scheduler:
         while (sequence := self._deadlines.first()) is not None and self._deadlines.key(sequence) <= now:
             self.finish(sequence)
             late.append(sequence)
-        while (sequence := self.waiting.first()) is not None and not self._is_in_time(sequence, 0, now):
+        while (sequence := self.waiting.first()) is not None and not self._admission.is_in_time(sequence, 0, now):
             self.finish(sequence)
             late.append(sequence)
         return late
 
     def check_integrity(self) -> None:
         """Checks that the queues and the blocks are consistent; raises AssertionError otherwise."""
-        live = [*self.running, *self.waiting, *self._groups]
+        live = self._live()
         assert len(live) == len(set(live)), "a sequence is in a queue twice"
         assert len(self.running) <= self.limits.max_running, "too many sequences run"
         assert self.running == sorted(self.running, key=lambda s: s.order), "the running are out of order"
@@ -235,60 +220,8 @@ class Scheduler:
             counts[sequence.principal] = counts.get(sequence.principal, 0) + 1
         assert self._shares.num_live() == counts, "the shares count other sequences"
 
-    def _check_fits(self, sequence: Sequence) -> None:
-        longest = min(self.limits.max_model_len, self._tables.num_tokens)
-        if sequence.max_tokens > longest:
-            new = sequence.max_tokens - sequence.num_prompt
-            why = "max_model_len" if longest == self.limits.max_model_len else "the KV cache's tokens"
-            raise PromptTooLong(
-                f"{sequence.num_prompt} prompt tokens and {new} new ones are {sequence.max_tokens}, more than {why} "
-                f"= {longest}. Shorten the prompt or lower max_new_tokens.",
-                field="stopping.max_new_tokens" if sequence.num_prompt < longest else "prompt",
-            )
-
-    def _check_deadline(self, sequence: Sequence, now: float) -> None:
-        if sequence.deadline is None:
-            return
-        backlog = sum(s.num_uncomputed for s in self.running) + self.waiting.backlog(sequence)
-        if not self._is_in_time(sequence, backlog, now):
-            num_own = sequence.num_uncomputed - self._tables.num_cached(sequence)
-            raise DeadlinePassed(
-                f"The first token of request {sequence.request_id} is not expected before its deadline, in "
-                f"{max(0.0, sequence.deadline - now):.2f} s: {backlog} tokens of others and {num_own} of its "
-                "prompt are computed before. Allow more time or try again later."
-            )
-
-    def _is_in_time(self, sequence: Sequence, backlog: int, now: float) -> bool:
-        """Returns whether a waiting sequence's first token is expected before its deadline.
-
-        A sequence that has a token already is in time.
-
-        Args:
-            sequence: the sequence.
-            backlog: the number of tokens of others that are computed before its own.
-            now: a value of time.monotonic().
-        """
-        if sequence.deadline is None or sequence.num_new:
-            return True
-        num_tokens = self.limits.max_batched_tokens  # of the step whose tokens per second count
-        if self.limits.max_step_seconds is not None:
-            num_tokens = max(1, self.cost.longest(StepSize(), 0, num_tokens, self.limits.max_step_seconds))
-        seconds = self.cost.seconds(StepSize().plus(0, num_tokens)) / num_tokens
-        num_left = (sequence.deadline - now) / (_LATENESS * seconds) if seconds else math.inf
-        num_own = sequence.num_uncomputed
-        if backlog + num_own >= num_left > 0:
-            num_own -= self._tables.num_cached(sequence)
-        return backlog + num_own < num_left and now < sequence.deadline
-
-    def _seconds_until_a_place(self) -> float:
-        """Returns the predicted seconds until a running sequence has all tokens that it may have."""
-        if not self.running or not self.cost.is_known:
-            return _RETRY_SECONDS
-        size = StepSize()
-        for sequence in self.running:
-            size = size.plus(sequence.num_computed, 1)
-        steps = min(sequence.max_tokens - sequence.num_computed for sequence in self.running)
-        return min(max(_RETRY_SECONDS, steps * self.cost.seconds(size)), _MOST_RETRY_SECONDS)
+    def _live(self) -> list[Sequence]:
+        return [*self.running, *self.waiting, *self._groups]
 
     def _decode_chunks(self) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
@@ -325,6 +258,8 @@ class Scheduler:
         if not self._tables.admit(sequence, spare):
             return False
         self.waiting.discard(sequence)
+        if not sequence.index and not sequence.preemptions:
+            self.activity.admit(sequence.num_prompt, sequence.num_computed)
         sequence.status = Status.RUNNING
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         return True

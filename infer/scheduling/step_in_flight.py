@@ -119,5 +119,6 @@ def take_token(row: WantedRow, result: SamplerOutput, index: int, scheduler: Sch
     """Gives a sequence the token of a row that is not void, at `index` of the results; ends it if it is complete."""
     if row.proposal is not None:
         scheduler.accept(row.sequence)
+    scheduler.activity.new_token()
     if row.request.take(row.sequence, row.position, result, index):
         scheduler.finish(row.sequence)

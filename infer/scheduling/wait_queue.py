@@ -97,6 +97,13 @@ class WaitQueue:
             level.turns.push(principal, turn)
         raise AssertionError("a level without turns")
 
+    def num_tokens(self, principal: str | None = None) -> int:
+        """Returns how many tokens the waiting sequences have to compute, or those of a principal."""
+        if principal is None:
+            return sum(level.num_tokens for level in self._levels.values())
+        lines = (level.lines.get(principal) for level in self._levels.values())
+        return sum(line.num_tokens for line in lines if line is not None)
+
     def backlog(self, sequence: Sequence) -> int:
         """Returns an estimate of the tokens that are computed before those of a sequence that is about to be queued.
 

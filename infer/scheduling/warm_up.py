@@ -7,8 +7,8 @@ from typing import Final
 
 from ...core.integers import ceil_div
 from ..requests.sampling_params import SamplingParams
+from .limits import Limits
 from .scheduled_chunk import ScheduledChunk
-from .scheduler import Limits
 from .sequence import Sequence
 
 _MAX_CONTEXT: Final = 2048  # tokens; the warm-up must be short

@@ -34,7 +34,7 @@ def _retry_info(error: Overloaded | Draining | WorkerDied) -> list[Any]:
 
 
 def _full_queue(error: Overloaded) -> list[Any]:
-    violation = error_details_pb2.QuotaFailure.Violation(subject="queue", description=_text(error))
+    violation = error_details_pb2.QuotaFailure.Violation(subject=error.subject, description=_text(error))
     return [*_retry_info(error), error_details_pb2.QuotaFailure(violations=[violation])]
 
 

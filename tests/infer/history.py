@@ -7,7 +7,8 @@ import torch
 from tk.infer.backends.backend import Backend
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter
-from tk.infer.scheduling.scheduler import Limits, Scheduler
+from tk.infer.scheduling.limits import Limits
+from tk.infer.scheduling.scheduler import Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Status
 from tk.infer.scheduling.sequence import Sequence as Sample
 from tk.infer.scheduling.speculation import Speculation

@@ -74,7 +74,7 @@ def test_steps_cut_by_time_give_the_same_tokens(llm: LLM, model_folder: Callable
     with LLM(model_folder("grouped"), max_step_ms=0.001, kv_blocks=40) as cut:
         assert cut.engine._scheduler.cost.is_known, "steps were measured before the first request"
         made = [completion.token_ids for completion in cut.generate(PROMPTS, GREEDY)]
-        cut.engine.check_integrity()
+        cut.engine.books.check_integrity()
     assert made == [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)]
 
 
@@ -202,13 +202,13 @@ def test_abort_frees_everything(llm: LLM) -> None:
     for name, sink in sinks.items():
         engine.submit(Request(name, tuple(range(60)), SamplingParams(max_new_tokens=500, ignore_eos=True)), sink)
     assert sinks["abort-0"].begun.wait(60)
-    assert engine.num_free_blocks < engine.info.num_blocks
+    assert engine.books.num_free_blocks < engine.info.num_blocks
     for name in sinks:
         assert engine.abort(name)
     for sink in sinks.values():
         assert isinstance(sink.error(), Cancelled)
-    assert (engine.num_live, engine.num_free_blocks) == (0, engine.info.num_blocks)
-    engine.check_integrity()
+    assert (engine.num_live, engine.books.num_free_blocks) == (0, engine.info.num_blocks)
+    engine.books.check_integrity()
     assert not engine.abort("abort-0")
     assert not engine.abort("never was")
     assert [type(event) for event in sinks["abort-0"].events].count(Failed) == 1

@@ -35,7 +35,7 @@ def answers(
         for event in sink.events:
             builder.add(event)
         found.append(builder.completion())
-    llm.engine.check_integrity()
+    llm.engine.books.check_integrity()
     return found
 
 
@@ -85,7 +85,7 @@ def test_answers_are_the_same_bits_with_and_without_hits(
         shared, bypassed = answers(llm, PROMPTS, many), answers(llm, PROMPTS, many, cache=BYPASS)
         assert said(shared) == said(bypassed)
         assert [completion.choices[0] for completion in shared] == [completion.choices[0] for completion in alone]
-        assert llm.engine.num_free_blocks == 60
+        assert llm.engine.books.num_free_blocks == 60
 
 
 def test_prompt_logprobs_are_computed_and_scores_begin_after_the_prompt(llm: LLM) -> None:

@@ -5,7 +5,8 @@ import pytest
 from tk.core.errors import DeadlinePassed, Overloaded
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.cost import StepSize
-from tk.infer.scheduling.scheduler import Limits, Scheduler
+from tk.infer.scheduling.limits import Limits
+from tk.infer.scheduling.scheduler import Scheduler
 from tk.infer.scheduling.sequence import Sequence, Status
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tk.infer.scheduling.cost import StepCost, StepSize
-from tk.infer.scheduling.scheduler import Limits
+from tk.infer.scheduling.limits import Limits
 from tk.infer.scheduling.step_budget import StepBudget
 from tk.infer.scheduling.warm_up import row_chunks, warm_up_chunks
 

@@ -6,7 +6,8 @@ from types import FrameType
 from typing import Any
 
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.scheduler import Limits, Scheduler
+from tk.infer.scheduling.limits import Limits
+from tk.infer.scheduling.scheduler import Scheduler
 from tk.infer.scheduling.sequence import Sequence
 
 

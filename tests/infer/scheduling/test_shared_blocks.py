@@ -16,9 +16,10 @@ from tk.core.errors import Overloaded
 from tk.core.integers import ceil_div
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter
+from tk.infer.scheduling.limits import Limits
 from tk.infer.scheduling.prefix_keys import BlockKey
 from tk.infer.scheduling.row_cost import RowCost
-from tk.infer.scheduling.scheduler import Limits, Scheduler
+from tk.infer.scheduling.scheduler import Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
 from tk.infer.scheduling.speculation import Speculation
 from tk.infer.scheduling.step_message import decode_message

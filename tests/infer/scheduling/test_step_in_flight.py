@@ -11,9 +11,10 @@ from tk.core.errors import InvalidRequest
 from tk.infer.constraints.grammar import Matcher
 from tk.infer.requests.events import Delta, Event, Started
 from tk.infer.scheduling.batch_writer import BatchWriter
+from tk.infer.scheduling.limits import Limits
 from tk.infer.scheduling.live_request import LiveRequest
 from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
-from tk.infer.scheduling.scheduler import Limits, Scheduler
+from tk.infer.scheduling.scheduler import Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Status
 from tk.infer.scheduling.step_in_flight import StepInFlight, WantedRow, prepare_step, record_step, take_token
 from tk.infer.scheduling.step_message import StepMessage, decode_message

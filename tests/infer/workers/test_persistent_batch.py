@@ -11,8 +11,9 @@ import pytest
 from tk.infer.constraints.grammar import Matcher
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter
+from tk.infer.scheduling.limits import Limits
 from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
-from tk.infer.scheduling.scheduler import Limits, Scheduler
+from tk.infer.scheduling.scheduler import Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
 from tk.infer.scheduling.speculation import Speculation
 from tk.infer.scheduling.step_message import NextTokens, decode_message

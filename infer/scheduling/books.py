@@ -1,0 +1,103 @@
+"""The books of an engine for operators: its load, and the blocks of its cache."""
+
+import threading
+from dataclasses import dataclass
+
+from .scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """The load of an engine; the fields are those of the message Load."""
+
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks_free: int = 0
+    prefix_hit_rate: float = 0.0
+    prefill_tokens_per_second: float = 0.0
+    decode_tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True)
+class CacheBooks:
+    """The blocks of a cache: total = used + cached + free + leaked; the fields are those of the message CacheReport."""
+
+    total: int
+    used: int
+    cached: int
+    free: int
+    leaked: int = 0
+    problems: tuple[str, ...] = ()
+
+
+class EngineBooks:
+    """The books of an engine, for any thread.
+
+    Args:
+        scheduler: the engine's scheduler.
+        lock: guards it.
+    """
+
+    def __init__(self, scheduler: Scheduler, lock: threading.Lock) -> None:
+        self._scheduler, self._lock = scheduler, lock
+
+    @property
+    def num_free_blocks(self) -> int:
+        """The number of blocks that no request holds, those of the prefix cache included."""
+        with self._lock:
+            return self._scheduler.allocator.num_available
+
+    def load(self) -> EngineLoad:
+        """Returns the load now. The effort grows with the running sequences only."""
+        scheduler = self._scheduler
+        with self._lock:
+            blocks, (prefill, decode) = scheduler.allocator, scheduler.activity.rates()
+            num_running = len(scheduler.running)
+            return EngineLoad(
+                running=num_running,
+                waiting=scheduler.num_live - num_running,
+                queued_tokens=scheduler.num_queued_tokens,
+                blocks_total=blocks.num_blocks,
+                blocks_used=blocks.num_used,
+                blocks_cached=blocks.num_cached,
+                blocks_free=blocks.num_free,
+                prefix_hit_rate=scheduler.activity.hit_rate,
+                prefill_tokens_per_second=prefill,
+                decode_tokens_per_second=decode,
+            )
+
+    def flush_prefix_cache(self) -> int:
+        """Makes cached blocks free, and those in use unknown to later requests; returns how many were cached."""
+        with self._lock:
+            count = self._scheduler.allocator.num_cached
+            self._scheduler.allocator.flush()
+        return count
+
+    def check_cache(self) -> CacheBooks:
+        """Counts blocks and compares the books. Steps wait meanwhile: the effort grows with the blocks in use."""
+        with self._lock:
+            blocks, leaked = self._scheduler.allocator, self._scheduler.num_leaked_blocks
+            return CacheBooks(
+                total=blocks.num_blocks,
+                used=blocks.num_used - leaked,
+                cached=blocks.num_cached,
+                free=blocks.num_free,
+                leaked=leaked,
+                problems=self._problems(),
+            )
+
+    def check_integrity(self) -> None:
+        """Checks that the blocks and the queues are consistent; raises AssertionError otherwise."""
+        with self._lock:
+            self._scheduler.check_integrity()
+
+    def _problems(self) -> tuple[str, ...]:
+        try:
+            self._scheduler.check_integrity()
+        except AssertionError as error:
+            return (str(error),)
+        return ()
