@@ -7,7 +7,7 @@ per sample, for any number of tokens. A delta closes at a size that fits a messa
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,6 +17,11 @@ from .events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
 
 # With 20 alternatives per token, a message of this many tokens has about a megabyte.
 MAX_TOKENS_PER_DELTA: Final = 1024
+# Where a step has tokens for more streams than this, each message waits for a second token (a third from twice as many
+# streams on, and so on): a message takes as long as all other work of the server for a token.
+CROWD: Final = 24
+MOST_HELD: Final = 4
+HOLD_SECONDS: Final = 0.1  # no token waits longer for another one
 
 
 @dataclass
@@ -42,9 +47,13 @@ class Wakeups:
 
     To wake an event loop costs a system call and a switch of threads, far more than an event. So the engine calls
     `flush` once for all streams when it has sent the events of a step.
+
+    Args:
+        crowd: the number of streams above which readers get several tokens at once; None = they never wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, crowd: int | None = None) -> None:
+        self._crowd = crowd
         self._lock = threading.Lock()
         self._due: list[EventStream] = []
 
@@ -62,8 +71,11 @@ class Wakeups:
             loops[stream.loop].append(stream)
         for loop, streams in loops.items():
             with suppress(RuntimeError):  # the loop is closed, so no reader is left
-                loop.call_soon_threadsafe(_wake_all, streams)
+                loop.call_soon_threadsafe(_wake_all, streams, self._tokens_at_once(len(streams)))
         return len(loops)
+
+    def _tokens_at_once(self, num_streams: int) -> int:
+        return 1 if self._crowd is None else min(1 + (num_streams - 1) // self._crowd, MOST_HELD)
 
 
 class EventStream:
@@ -90,6 +102,8 @@ class EventStream:
         self._queue: deque[Started | _OpenDelta | Finished | Done | Failed] = deque()
         self._open: dict[int, _OpenDelta] = {}
         self._wake_due = False
+        self._holds = 0  # how often the reader was not woken
+        self._is_held = False
         self._ended = False
         self._left = False
         self._closed = False
@@ -166,12 +180,27 @@ class EventStream:
             self._queue.append(delta)
         delta.join(event)
 
-    def wake(self) -> None:
-        """Wakes the reader; on the loop's thread only."""
+    def wake(self, at_once: int = 1) -> int | None:
+        """Wakes the reader, unless there are only tokens for it, fewer than `at_once`; on the loop's thread only.
+
+        Returns:
+            None if it was woken, else the number of this hold, for `release`.
+        """
         with self._lock:
             self._wake_due = False
+            tokens = [event.token_ids for event in self._queue if isinstance(event, _OpenDelta)]
+            self._is_held = 0 < len(tokens) == len(self._queue) and sum(map(len, tokens)) < at_once
+            if self._is_held:
+                self._holds += 1
+                return self._holds
         self._ready.set()
         self._close_if_over()
+        return None
+
+    def release(self, hold: int) -> None:
+        """Wakes the reader if this hold is its last one and still lasts; on the loop's thread only."""
+        if self._is_held and self._holds == hold:
+            self.wake()
 
     def _close_if_over(self) -> None:
         with self._lock:
@@ -181,6 +210,12 @@ class EventStream:
         self._on_close()
 
 
-def _wake_all(streams: Iterable[EventStream]) -> None:
-    for stream in streams:
-        stream.wake()
+def _wake_all(streams: Sequence[EventStream], at_once: int) -> None:
+    held = [(stream, hold) for stream in streams if (hold := stream.wake(at_once)) is not None]
+    if held:
+        asyncio.get_running_loop().call_later(HOLD_SECONDS, _release_all, held)
+
+
+def _release_all(held: Iterable[tuple[EventStream, int]]) -> None:
+    for stream, hold in held:
+        stream.release(hold)

@@ -16,7 +16,7 @@ from ..requests.events import Request
 from ..requests.prompts import check_length
 from ..requests.sampling_params import SamplingParams
 from ..requests.servable import with_grammar
-from ..requests.streams import EventStream, Wakeups
+from ..requests.streams import CROWD, EventStream, Wakeups
 from .callers import Callers
 from .engine_protocol import ServedEngine, ServedTokenizer
 from .errors import Draining, NotBuilt, NoTokenizer
@@ -42,7 +42,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         self._callers = callers or Callers()
         self._default_max_new_tokens = default_max_new_tokens
         self._draining = False
-        wakeups = Wakeups()
+        wakeups = Wakeups(CROWD)
         engine.after_events(wakeups.flush)
         self.live = LiveRequests(wakeups)
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import Overloaded, WorkerDied
+from tk.infer.requests import streams as streams_module
 from tk.infer.requests.events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
 from tk.infer.requests.streams import MAX_TOKENS_PER_DELTA, EventStream, Wakeups
 from tk.tests.infer.server.fake_engine import delta, finished
@@ -192,3 +193,72 @@ def test_streams_of_several_loops_are_all_woken() -> None:
             stream.push(delta("a"))
         wakeups.flush()
         assert [text.result(20) for text in texts] == ["a", "a"]
+
+
+async def read_in_parallel(wakeups: Wakeups, streams: Sequence[EventStream]) -> list[list[int]]:
+    """Starts a reader for each stream; returns the numbers of tokens of their messages, which grow as they read."""
+    seen: list[list[int]] = [[] for _ in streams]
+
+    async def read(stream: EventStream, sizes: list[int]) -> None:
+        async for event in stream:
+            if isinstance(event, Delta):
+                sizes.append(len(event.token_ids))
+
+    for stream, sizes in zip(streams, seen, strict=True):
+        task = asyncio.create_task(read(stream, sizes))
+        task.add_done_callback(lambda done: done.result())
+    await settle()
+    return seen
+
+
+async def settle() -> None:
+    """Lets all that is due on the loop run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("count", "at_once"), [(2, 1), (3, 2), (5, 3), (9, 4)])
+def test_in_a_crowd_tokens_come_several_at_once(count: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams_module, "HOLD_SECONDS", 3600)
+
+    async def run() -> None:
+        wakeups = Wakeups(crowd=2)
+        streams = [EventStream(wakeups) for _ in range(count)]
+        seen = await read_in_parallel(wakeups, streams)
+        for _ in range(2 * at_once):
+            for stream in streams:
+                stream.push(delta("a"))
+            wakeups.flush()
+            await settle()
+        assert seen == [[at_once, at_once]] * count
+        for stream in streams:  # the end brings what is held
+            stream.push(delta("a"))
+            stream.push(finished())
+            stream.push(Done())
+        wakeups.flush()
+        await settle()
+        assert seen == [[at_once, at_once, 1]] * count
+
+    asyncio.run(run())
+
+
+def test_no_token_waits_long_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams_module, "HOLD_SECONDS", 0.02)
+
+    async def run() -> None:
+        wakeups = Wakeups(crowd=1)
+        streams = [EventStream(wakeups) for _ in range(3)]
+        seen = await read_in_parallel(wakeups, streams)
+        for stream in streams:
+            stream.push(delta("a"))
+        wakeups.flush()
+        await settle()
+        assert seen == [[], [], []]
+        await asyncio.sleep(0.1)
+        assert seen == [[1], [1], [1]]
+        streams[0].push(delta("b"))  # alone: no crowd
+        wakeups.flush()
+        await settle()
+        assert seen == [[1, 1], [1], [1]]
+
+    asyncio.run(run())
