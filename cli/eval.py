@@ -72,7 +72,8 @@ def evaluate(
     of the mean loss, and how many tokens would be chosen differently.
     """
     from ..checkpoint import Checkpoint
-    from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
+    from ..text.tokenizer import Tokenizer
+    from ..text.tokenizer_files import TOKENIZER_FILE
     from .eval_data import read_texts
     from .eval_report import EvalReport
 

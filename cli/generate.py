@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..infer.api.llm import LLM
     from ..infer.requests.completion import Completion
     from ..infer.requests.events import ModelInfo
+    from ..infer.requests.prompts import Conversation
 
 _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):\d{1,5}")
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "json_schema", "regex", "grammar")
@@ -53,7 +54,7 @@ _TEXT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of sampling; the same seed gives the same text.")
 @click.option("--no-prefix-cache", "bypass", is_flag=True, help="Compute the whole PROMPT, whatever is cached.")
-@click.option("--chat", is_flag=True, help="Take PROMPT as a user's message, in the chat template of CKPT.")
+@click.option("--chat", is_flag=True, help="Take PROMPT as a user's message, in the model's chat template.")
 @click.option("--json-schema", type=_TEXT_FILE, help="Write JSON that the JSON Schema in this file accepts.")
 @click.option("--regex", help="Write a text that this regular expression matches as a whole.")
 @click.option("--grammar", type=_TEXT_FILE, help="Write a text of the grammar in this file, in Lark's syntax.")
@@ -72,7 +73,7 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
     """Continue PROMPT, or the text on stdin, and stream the continuation to stdout.
 
     The model is the one that a server at HOST:PORT serves, or CKPT: a step folder, a run folder or a Hugging Face
-    folder. --chat and the options from --tp to --kernels are for a CKPT; a server has its own. The token for a server
+    folder. The options from --tp to --kernels are for a CKPT; a server has its own. The token for a server
     that needs one is read from the environment variable TK_TOKEN.
     """
     from ..infer.requests.events import CacheOptions
@@ -85,8 +86,8 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
     text = _read_stdin() if prompt is None else prompt
     address = not Path(source).exists() and _ADDRESS.fullmatch(source) is not None
     if address:
-        _refuse_loading(source, {"chat": True, **loading} if chat else loading)
-    given = _chat_tokens(Path(source), text) if chat else text
+        _refuse_loading(source, loading)
+    given = _chat(source, address, text) if chat else text
     with _opened(source, address, loading, credentials) as model:
         if as_json:
             [completion] = model.generate([given], params, cache)
@@ -128,30 +129,28 @@ def _read_stdin() -> str:
 
 
 def _refuse_loading(address: str, given: Mapping[str, Any]) -> None:
-    """Refuses options that decide how a model is loaded, or read its folder, for an address."""
+    """Refuses options that decide how a model is loaded, for an address."""
     if given:
         name = "--" + next(iter(given)).replace("_", "-")
         raise ConfigError(f"{name} is for a CKPT; the server at {address} has loaded its model already.")
 
 
-def _chat_tokens(checkpoint: Path, message: str) -> list[int]:
-    """Returns the tokens of a conversation that the message begins, up to the start of the answer.
+def _chat(source: str, address: bool, message: str) -> "Conversation | list[int]":
+    """Returns a conversation that the message begins; of a checkpoint its tokens, before the model is loaded.
 
     Raises:
         CheckpointError: the checkpoint has no tokenizer or no chat template.
         ConfigError: the chat template refuses the message.
     """
+    from ..infer.requests.prompts import Conversation
+
+    conversation = Conversation([{"role": "user", "content": message}])
+    if address:
+        return conversation
     from ..checkpoint import Checkpoint
-    from ..text.chat_template import ChatTemplate
     from ..text.tokenizer import Tokenizer
 
-    folder = Checkpoint.open(checkpoint).path
-    tokenizer = Tokenizer.from_folder(folder)
-    try:
-        prompt = ChatTemplate.from_folder(folder).prompt([{"role": "user", "content": message}])
-    except ConfigError as error:
-        raise ConfigError(f"{folder}: {error}.") from error
-    return tokenizer.encode(prompt, special_tokens=False)  # the template spells them out
+    return Tokenizer.from_folder(Checkpoint.open(Path(source)).path).encode_chat(conversation.messages)
 
 
 @contextmanager

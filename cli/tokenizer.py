@@ -33,7 +33,7 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> N
     from ..data.publish import refuse_existing
     from ..data.sources import find_corpus
     from ..data.tokenizer_training import learn_byte_level_bpe, write_byte_level_bpe
-    from ..text.tokenizer import SIDE_FILES
+    from ..text.tokenizer_files import SIDE_FILES
 
     replaceable = frozenset(SIDE_FILES if force else ())
     refuse_existing(out, replaceable)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import ConfigError
-from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
 
 
@@ -103,7 +102,6 @@ class ExampleEncoder:
     def __init__(self, tokenizer: Tokenizer, start: list[int], eos_token_id: int) -> None:
         self._tokenizer = tokenizer
         self._start, self._eos = start, eos_token_id
-        self._template: ChatTemplate | None = None
 
     def encode(self, example: Example) -> tuple[list[int], list[bool]]:
         """Returns the token ids of an example, and for each whether the loss counts it.
@@ -125,10 +123,8 @@ class ExampleEncoder:
         return ids, [False] * num_read + [True] * (len(ids) - num_read)
 
     def _chat(self, example: Chat) -> tuple[list[int], list[bool]]:
-        if self._template is None:
-            self._template = ChatTemplate.from_folder(self._tokenizer.folder, self._tokenizer.special_tokens)
         try:
-            rendered = self._template.render(example.messages)
+            rendered = self._tokenizer.chat_template.render(example.messages)
         except ConfigError as error:
             raise ConfigError(f"{example.where}: {error}.") from error
         return self._tokenizer.encode_spans(rendered.text, rendered.spans)

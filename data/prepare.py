@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..core.errors import ConfigError
-from ..text.tokenizer import SIDE_FILES, Tokenizer
+from ..text.tokenizer import Tokenizer
+from ..text.tokenizer_files import SIDE_FILES
 from .examples import Document, Example, ExampleEncoder
 from .publish import new_folder
 from .token_file import TokenFile, TokenFileWriter

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import ConfigError
-from ..text.tokenizer import SIDE_FILES, Tokenizer
+from ..text.tokenizer import Tokenizer
+from ..text.tokenizer_files import SIDE_FILES
 
 FORMAT: Final = "tk-tokens"
 VERSION: Final = 1

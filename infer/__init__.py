@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .requests.completion import Choice as Choice
     from .requests.completion import Completion as Completion
     from .requests.events import CacheOptions as CacheOptions
+    from .requests.prompts import Conversation as Conversation
     from .requests.sampling_params import SamplingParams as SamplingParams
     from .requests.score import Score as Score
 else:
@@ -26,6 +27,7 @@ else:
             "Client": ".api.client",
             "Credentials": ".api.credentials",
             "Completion": ".requests.completion",
+            "Conversation": ".requests.prompts",
             "LLM": ".api.llm",
             "SamplingParams": ".requests.sampling_params",
             "Score": ".requests.score",

@@ -6,6 +6,7 @@ Templates run in a sandbox with the same features as in `transformers`: trimmed 
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..core.errors import CheckpointError, ConfigError
-from .tokenizer import CONFIG_FILE, TEMPLATE_FILE, read_json
+from .tokenizer_files import CONFIG_FILE, TEMPLATE_FILE, read_json
 
 Message = Mapping[str, Any]
 _MARK: Final = "tk_generation"  # the function that a template's generation blocks call
@@ -108,13 +109,13 @@ class ChatTemplate:
         spans = marks if self._marked else self._turns(messages, text)
         return Rendered(text, tuple(spans))
 
-    def prompt(self, messages: Sequence[Message]) -> str:
+    def prompt(self, messages: Sequence[Message], most_characters: int | None = None) -> str:
         """Renders a conversation up to the start of the assistant's next turn, special tokens spelled out.
 
         Raises:
-            ConfigError: the template refuses the messages.
+            ConfigError: the template refuses the messages, or makes more characters of them than it may.
         """
-        return self._run(messages, True)[0]
+        return self._run(messages, True, most_characters)[0]
 
     def _turns(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
         spans = []
@@ -133,8 +134,11 @@ class ChatTemplate:
             spans.append((len(prompt), len(prompt) + len(bare if bare.endswith(self._ends) else said)))
         return spans
 
-    def _run(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[str, list[tuple[int, int]]]:
+    def _run(
+        self, messages: Sequence[Message], add_generation_prompt: bool, most_characters: int | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
         written: list[str] = []
+        left = sys.maxsize if most_characters is None else most_characters
         spans: list[tuple[int, int]] = []
 
         def mark(caller: Callable[[], str]) -> str:
@@ -154,6 +158,11 @@ class ChatTemplate:
                 **{_MARK: mark},
             ):
                 written.append(piece)
+                left -= len(piece)
+                if left < 0:
+                    raise jinja2.TemplateError(f"they become more than {most_characters} characters")
+        except MemoryError as error:
+            raise ConfigError("the chat template takes too much memory for these messages") from error
         except Exception as error:  # a template is a program: it can raise whatever an expression of Python can
             raise ConfigError(f"the chat template refuses these messages: {error}") from error
         return "".join(written), spans

@@ -8,19 +8,18 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import tokenizers
 
-from ..core.errors import CheckpointError, InvalidRequest
+from ..core.errors import CheckpointError, ConfigError, InvalidRequest
+from .tokenizer_files import CONFIG_FILE, TOKENIZER_FILE, read_eos_token_ids, read_json
 
-# The files of a tokenizer in a model folder, which every copy of the model gets too; only the first must exist.
-TOKENIZER_FILE: Final = "tokenizer.json"
-CONFIG_FILE: Final = "tokenizer_config.json"
-TEMPLATE_FILE: Final = "chat_template.jinja"
-SIDE_FILES: Final = (TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", TEMPLATE_FILE)
+if TYPE_CHECKING:
+    from .chat_template import ChatTemplate, Message
 
 
 def _byte_alphabet() -> Mapping[str, int]:
@@ -166,6 +165,26 @@ class Tokenizer:
         except TypeError as error:
             raise InvalidRequest("The text has a lone surrogate; it must be valid Unicode.", field="text") from error
 
+    @cached_property
+    def chat_template(self) -> "ChatTemplate":
+        """The chat template in the tokenizer's folder; raises CheckpointError if there is none."""
+        from .chat_template import ChatTemplate  # few programs need it
+
+        return ChatTemplate.from_folder(self.folder, self.special_tokens)
+
+    def encode_chat(self, messages: "Sequence[Message]") -> list[int]:
+        """Returns the token ids of a conversation up to the start of the assistant's next turn.
+
+        Raises:
+            CheckpointError: the tokenizer's folder has no chat template.
+            ConfigError: the chat template refuses the messages.
+        """
+        try:
+            prompt = self.chat_template.prompt(messages)
+        except ConfigError as error:
+            raise ConfigError(f"{self.folder}: {error}.") from error
+        return self.encode(prompt, special_tokens=False)  # the template spells them out
+
     def encode_spans(self, text: str, spans: Iterable[tuple[int, int]]) -> tuple[list[int], list[bool]]:
         """Returns the token ids of a text that spells out its special tokens, and for each whether it overlaps a span.
 
@@ -264,36 +283,3 @@ class DetokenizerStream:
         text = self._tokenizer.decode(self._context + ids, skip_special_tokens=False)
         self._context = ids[-1:]
         return text[len(before) :]
-
-
-def read_eos_token_ids(folder: Path) -> frozenset[int]:
-    """Returns the ids that end generation, the `eos_token_id` of config.json and of generation_config.json.
-
-    Raises:
-        CheckpointError: a file is damaged, or its value is neither an id, a list of ids, nor null.
-    """
-    found: set[int] = set()
-    for path in (folder / "config.json", folder / "generation_config.json"):
-        value = read_json(path).get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
-            raise CheckpointError(f"{path}: eos_token_id is {value!r}; it must be an id, a list of ids, or null.")
-        found.update(ids)
-    return frozenset(found)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; {} if the file does not exist.
-
-    Raises:
-        CheckpointError: the file cannot be read, or holds no JSON object.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"Cannot read {path}: {error}.") from error
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not {type(document).__name__}.")
-    return document

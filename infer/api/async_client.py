@@ -12,7 +12,7 @@ from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from ..requests.completion import Completion
 from ..requests.events import CacheOptions, Delta, Event, ModelInfo
-from ..requests.prompts import as_prompt
+from ..requests.prompts import GivenPrompt, GivenPrompts, as_prompt
 from ..requests.sampling_params import SamplingParams
 from .attempts import Attempts
 from .client import MAX_IN_FLIGHT
@@ -44,7 +44,7 @@ class AsyncClient:
 
     async def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        prompts: GivenPrompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         cache: CacheOptions | None = None,
     ) -> list[Completion]:
@@ -63,7 +63,7 @@ class AsyncClient:
                 task.cancel()
 
     async def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
     ) -> AsyncGenerator[Delta, None]:
         """Yields the Deltas of one prompt as the server sends them.
 
@@ -76,7 +76,7 @@ class AsyncClient:
                     yield event
 
     async def events(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
     ) -> AsyncGenerator[Event, None]:
         """Yields all events of one prompt: Started, Deltas, and Finished for each sample; else as `stream`."""
         request = message_for(as_prompt(prompt), params or SamplingParams(), cache)

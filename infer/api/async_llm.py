@@ -14,7 +14,16 @@ from ..engine import Engine
 from ..options import EngineOptions, as_path
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import CacheOptions, Delta, ModelInfo, Request
-from ..requests.prompts import Prompt, as_params, as_prompt, as_prompts, is_one_prompt, make_request
+from ..requests.prompts import (
+    GivenPrompt,
+    GivenPrompts,
+    Prompt,
+    as_params,
+    as_prompt,
+    as_prompts,
+    is_one_prompt,
+    make_request,
+)
 from ..requests.sampling_params import SamplingParams
 from ..requests.score import Score, score_of, score_request, split_tokens
 from ..requests.servable import with_grammar
@@ -79,7 +88,7 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        prompts: GivenPrompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         cache: CacheOptions | None = None,
     ) -> list[Completion]:
@@ -91,7 +100,7 @@ class AsyncLLM:
         return await self._complete(requests)
 
     async def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
     ) -> AsyncGenerator[Delta, None]:
         """Yields the Deltas of one prompt; a slow reader gets several tokens in one.
 
@@ -123,7 +132,7 @@ class AsyncLLM:
         scores = await self.score_pairs([(prompt, one) for one in as_prompts(continuation)])
         return scores[0] if is_one_prompt(continuation) else scores
 
-    async def score_pairs(self, pairs: Iterable[tuple[str | Sequence[int], str | Sequence[int]]]) -> list[Score]:
+    async def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]]) -> list[Score]:
         """Returns the score of each pair of a prompt and its continuation, in order; see `LLM.score_pairs`."""
         split_pair = partial(split_tokens, self.engine.tokenizer)
         given = [(as_prompt(prompt), as_prompt(after)) for prompt, after in pairs]

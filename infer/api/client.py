@@ -12,7 +12,7 @@ from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from ..requests.completion import Completion
 from ..requests.events import CacheOptions, Delta, ModelInfo
-from ..requests.prompts import as_prompt
+from ..requests.prompts import GivenPrompt, GivenPrompts, as_prompt
 from ..requests.sampling_params import SamplingParams
 from .attempts import Attempts
 from .credentials import Credentials
@@ -55,14 +55,14 @@ class Client:
 
     def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        prompts: GivenPrompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         cache: CacheOptions | None = None,
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; the server computes many at a time.
 
         Args:
-            prompts: a sequence of prompts, each a str or a list of token ids; a bare str or flat list is one prompt.
+            prompts: a sequence of prompts, each a str, a list of token ids or a Conversation; one alone is one prompt.
             params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
             cache: the use of the prefix cache; None = the defaults.
         """
@@ -81,7 +81,7 @@ class Client:
         return completions
 
     def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
     ) -> Iterator[Delta]:
         """Yields the Deltas of one prompt as the server sends them; leaving the iterator early ends the request."""
         return self._stream(message_for(as_prompt(prompt), params or SamplingParams(), cache))

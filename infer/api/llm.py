@@ -10,7 +10,7 @@ from ..engine import Engine
 from ..options import EngineOptions, as_path
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import CacheOptions, Delta, Done, Event, Failed, ModelInfo, Request
-from ..requests.prompts import as_params, as_prompt, as_prompts, is_one_prompt, make_request
+from ..requests.prompts import GivenPrompt, GivenPrompts, as_params, as_prompt, as_prompts, is_one_prompt, make_request
 from ..requests.sampling_params import SamplingParams
 from ..requests.score import Score, score_of, score_request, split_tokens
 
@@ -49,14 +49,14 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        prompts: GivenPrompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         cache: CacheOptions | None = None,
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; the engine computes them together.
 
         Args:
-            prompts: a sequence of prompts, each a str or a list of token ids; a bare str or flat list is one prompt.
+            prompts: a sequence of prompts, each a str, a list of token ids or a Conversation; one alone is one prompt.
             params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
             cache: the use of the prefix cache; None = the defaults.
 
@@ -70,7 +70,7 @@ class LLM:
         return self._complete(requests)
 
     def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
     ) -> Iterator[Delta]:
         """Yields the Deltas of one prompt as they are computed; leaving the iterator early ends the request.
 
@@ -104,7 +104,7 @@ class LLM:
         scores = self.score_pairs([(prompt, one) for one in as_prompts(continuation)])
         return scores[0] if is_one_prompt(continuation) else scores
 
-    def score_pairs(self, pairs: Iterable[tuple[str | Sequence[int], str | Sequence[int]]]) -> list[Score]:
+    def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]]) -> list[Score]:
         """Returns the score of each pair of a prompt and its continuation, in order; the engine computes them together.
 
         Raises:

@@ -7,7 +7,7 @@ from typing import Final
 from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ..requests.events import CacheOptions
-from ..requests.prompts import Prompt, as_params, as_prompts, check_options
+from ..requests.prompts import Conversation, GivenPrompts, Prompt, as_params, as_prompts, check_options
 from ..requests.sampling_params import SamplingParams
 from .wire import cache_to_request, params_to_request
 
@@ -15,7 +15,7 @@ _ANY_VOCABULARY: Final = 1 << 32
 
 
 def messages_for(
-    prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+    prompts: GivenPrompts,
     params: SamplingParams | Sequence[SamplingParams] | None,
     cache: CacheOptions | None,
 ) -> list[pb.GenerateRequest]:
@@ -43,6 +43,8 @@ def message_for(prompt: Prompt, params: SamplingParams, cache: CacheOptions | No
         cache_to_request(cache or CacheOptions(), request)
         if isinstance(prompt, str):
             request.text = prompt
+        elif isinstance(prompt, Conversation):
+            request.chat.messages.extend(pb.ChatMessage(**message) for message in prompt.messages)
         else:
             request.tokens.ids.extend(prompt)
             request.tokens.SetInParent()

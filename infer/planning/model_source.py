@@ -9,7 +9,8 @@ from ...checkpoint import Checkpoint
 from ...core import dtypes
 from ...core.errors import ConfigError
 from ...model.stored_config import stored_config
-from ...text.tokenizer import Tokenizer, read_eos_token_ids
+from ...text.tokenizer import Tokenizer
+from ...text.tokenizer_files import read_eos_token_ids
 from ..options import EngineOptions
 from ..requests.events import ModelInfo
 from ..requests.sampling_params import MAX_TOP_LOGPROBS

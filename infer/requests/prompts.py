@@ -1,15 +1,44 @@
-"""The arguments of `generate`: one prompt or many, each text or token ids; one SamplingParams or one per prompt."""
+"""The arguments of `generate`: one prompt or many, each text, ids or chat; one SamplingParams or one per prompt."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ...core.errors import InvalidRequest, PromptTooLong
 from .events import CacheOptions, Request
 from .sampling_params import SamplingParams
 
-Prompt = str | tuple[int, ...]
+MAX_CHAT_MESSAGES: Final = 1024
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt of messages, which the model's chat template lays out up to the start of the assistant's next turn.
+
+    Attributes:
+        messages: the messages, oldest first, each with "role" and "content".
+
+    Raises:
+        InvalidRequest: there are none or too many, or one has other keys, or values that are no text.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+
+    def __post_init__(self) -> None:
+        check_num_messages(len(self.messages))
+        for number, message in enumerate(self.messages):
+            if set(message) != {"role", "content"} or not all(isinstance(value, str) for value in message.values()):
+                raise InvalidRequest(
+                    f'Message {number} is {_described(message)}; it must be {{"role": TEXT, "content": TEXT}}.',
+                    field=f"chat.messages[{number}]",
+                )
+
+
+Prompt = str | tuple[int, ...] | Conversation
+GivenPrompt = str | Sequence[int] | Conversation
+GivenPrompts = GivenPrompt | Sequence[GivenPrompt]
 
 
 class Encoder(Protocol):
@@ -18,35 +47,41 @@ class Encoder(Protocol):
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text."""
 
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Returns the token ids of a conversation."""
 
-def as_prompt(prompt: str | Sequence[int]) -> Prompt:
-    """Converts one prompt to a str or a tuple of ints.
+
+def as_prompt(prompt: GivenPrompt) -> Prompt:
+    """Converts one prompt to a str, a tuple of ints or a Conversation.
 
     Raises:
-        InvalidRequest: the prompt is neither text nor a sequence of token ids.
+        InvalidRequest: the prompt is none of text, a sequence of token ids and a Conversation.
     """
-    if isinstance(prompt, str):
+    if isinstance(prompt, str | Conversation):
         return prompt
     if _is_sequence(prompt) and all(isinstance(token, Integral) for token in prompt):
         return tuple(int(token) for token in prompt)
-    raise InvalidRequest(f"A prompt is {_described(prompt)}; it must be a str or a list of token ids.", field="prompt")
+    raise InvalidRequest(
+        f"A prompt is {_described(prompt)}; it must be a str, a list of token ids or a Conversation.", field="prompt"
+    )
 
 
-def as_prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> list[Prompt]:
-    """Returns the prompts of a call: a bare str or a flat list of ids is one prompt, an empty list is none."""
+def as_prompts(prompts: GivenPrompts) -> list[Prompt]:
+    """Returns the prompts of a call: a bare str, Conversation or flat list of ids is one, an empty list is none."""
     if is_one_prompt(prompts):
         return [as_prompt(prompts)]  # type: ignore[arg-type]  # a flat list, as its first element shows
     if not _is_sequence(prompts):
         raise InvalidRequest(
-            f"prompts is {_described(prompts)}; it must be a str, a list of token ids, or a list of these.",
+            f"prompts is {_described(prompts)}; it must be a str, a list of token ids, a Conversation, or a list of "
+            "these.",
             field="prompt",
         )
-    return [as_prompt(prompt) for prompt in prompts]  # type: ignore[arg-type]
+    return [as_prompt(prompt) for prompt in prompts]  # type: ignore[arg-type, union-attr]
 
 
-def is_one_prompt(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> bool:
-    """Returns whether the prompts of a call are one: a bare str or a flat list of ids."""
-    if isinstance(prompts, str):
+def is_one_prompt(prompts: GivenPrompts) -> bool:
+    """Returns whether the prompts of a call are one: a bare str, a Conversation or a flat list of ids."""
+    if isinstance(prompts, str | Conversation):
         return True
     return _is_sequence(prompts) and len(prompts) > 0 and isinstance(prompts[0], Integral)
 
@@ -76,6 +111,14 @@ def check_options(params: object, cache: object) -> None:
         raise InvalidRequest(f"cache is {_described(cache)}; it must be a CacheOptions, or None.", field="cache")
 
 
+def check_num_messages(number: int) -> None:
+    """Raises InvalidRequest if a conversation has no messages, or too many."""
+    if not 1 <= number <= MAX_CHAT_MESSAGES:
+        raise InvalidRequest(
+            f"chat.messages has {number} messages; it must have 1 to {MAX_CHAT_MESSAGES}.", field="chat.messages"
+        )
+
+
 def check_length(num_tokens: int, max_model_len: int) -> None:
     """Checks that a prompt of so many tokens leaves room for a new one.
 
@@ -98,16 +141,20 @@ def prompt_tokens(tokenizer: Encoder | None, prompt: Prompt, special_tokens: boo
 
     Args:
         tokenizer: the tokenizer of the model, if it has one.
-        prompt: text or token ids.
+        prompt: text, token ids or a conversation.
         special_tokens: whether the tokenizer's special tokens are added to a text.
 
     Raises:
         InvalidRequest: there is text and no tokenizer.
+        CheckpointError: there is a conversation and no chat template.
+        ConfigError: the chat template refuses a conversation.
     """
-    if not isinstance(prompt, str):
+    if isinstance(prompt, tuple):
         return prompt
     if tokenizer is None:
         raise InvalidRequest("The checkpoint has no tokenizer.json; give token ids.", field="prompt")
+    if isinstance(prompt, Conversation):
+        return tuple(tokenizer.encode_chat(prompt.messages))
     return tuple(tokenizer.encode(prompt, special_tokens=special_tokens))
 
 

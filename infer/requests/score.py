@@ -12,7 +12,7 @@ from typing import Final
 from ...core.errors import InvalidRequest
 from .completion import Completion
 from .events import Request, TokenLogprob
-from .prompts import Encoder, Prompt, prompt_tokens
+from .prompts import Conversation, Encoder, Prompt, prompt_tokens
 from .sampling_params import SamplingParams
 
 _FORCED: Final = 1e9  # the bias of the last token; no logit comes near it
@@ -50,12 +50,14 @@ def split_tokens(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the tokens of prompt and continuation.
 
-    Two texts are tokenized together and split after as many tokens as the prompt has alone. A text after token ids is
-    tokenized without special tokens.
+    Two texts are tokenized together and split after as many tokens as the prompt has alone. A text after token ids or
+    a conversation is tokenized without special tokens.
 
     Raises:
         InvalidRequest: there is text and no tokenizer, or prompt or continuation have no tokens.
     """
+    if isinstance(continuation, Conversation):
+        raise InvalidRequest("The continuation is a Conversation; it must be text or token ids.", field="continuation")
     before = prompt_tokens(tokenizer, prompt)
     if isinstance(prompt, str) and isinstance(continuation, str):
         whole = prompt_tokens(tokenizer, prompt + continuation)

@@ -129,6 +129,7 @@ class Server:
         await self._server.stop(STOP_GRACE)
         with suppress(TimeoutError):  # the engine hangs; closing it ends the remaining requests
             await asyncio.wait_for(self._service.live.wait_empty(), ABORT_GRACE)
+        await self._service.prompts.close()
 
 
 def serve_until_signal(engine: ServedEngine, options: ServerOptions, on_ready: Callable[[str], None]) -> bool:

@@ -1,6 +1,7 @@
 """The interface of an engine that the server uses; infer/engine.py implements it, and so does a fake in the tests."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from ...core.errors import WorkerDied
@@ -10,6 +11,10 @@ from ..requests.events import Event, ModelInfo, Request
 
 class ServedTokenizer(Protocol):
     """The part of a tokenizer that the server uses."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that it was read from, which may have a chat template."""
 
     @property
     def longest_token_bytes(self) -> int:

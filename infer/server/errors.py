@@ -7,7 +7,8 @@ TkError
 |  |- DuplicateRequest    ALREADY_EXISTS       a request id that is in use
 |  |- Unauthenticated     UNAUTHENTICATED      a call without a token, or with an unknown one
 |  |- RoleMissing         PERMISSION_DENIED    a request that needs a role which the caller lacks
-|  `- NoTokenizer         FAILED_PRECONDITION  text for a checkpoint without a tokenizer
+|  |- NoTokenizer         FAILED_PRECONDITION  text for a checkpoint without a tokenizer
+|  `- NoChatTemplate      FAILED_PRECONDITION  a conversation for a checkpoint without a chat template
 `- Draining               UNAVAILABLE          a request to a server that shuts down
 """
 
@@ -46,6 +47,12 @@ class RoleMissing(RequestError):
 
 class NoTokenizer(RequestError):
     """Text for a checkpoint without a tokenizer."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class NoChatTemplate(RequestError):
+    """A conversation for a checkpoint without a chat template."""
 
     grpc_status = "FAILED_PRECONDITION"
 

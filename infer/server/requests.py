@@ -1,18 +1,13 @@
 """The checks of a request's message, before the engine receives the request."""
 
-from typing import Final
-
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...core.errors import InvalidRequest, PromptTooLong
 from ...proto.v1 import generation_pb2 as pb
 from ..requests.events import ModelInfo
-from .errors import NotBuilt, RoleMissing, UnknownModel
+from .errors import RoleMissing, UnknownModel
 from .tokens import ADMIN, Caller
-
-# The fields of the wire that this version knows and does not implement.
-NOT_BUILT: Final = ("chat",)
 
 
 def check_request(request: pb.GenerateRequest, info: ModelInfo, caller: Caller) -> None:
@@ -20,20 +15,16 @@ def check_request(request: pb.GenerateRequest, info: ModelInfo, caller: Caller) 
 
     Raises:
         InvalidRequest: a field is unknown, or the prompt is missing.
-        NotBuilt: a field is set that this version does not implement.
         UnknownModel: the request is for another model.
         RoleMissing: the priority needs another role.
     """
     refuse_unknown_fields(request)
-    for path in NOT_BUILT:
-        if _is_set(request, path):
-            raise NotBuilt(f"{path} is set, and this version of tk does not implement it yet; leave it unset.")
     if request.model and request.model != info.name:
         raise UnknownModel(f"Model {request.model!r} is not served here; leave it empty or ask for {info.name!r}.")
     if request.priority > 0 and ADMIN not in caller.roles:
         raise RoleMissing(f"priority is {request.priority}; above 0 it needs the role admin. Use 0 or less.")
     if request.WhichOneof("prompt") is None:
-        raise InvalidRequest("The request has no prompt; set text or tokens.", field="prompt")
+        raise InvalidRequest("The request has no prompt; set text, tokens or chat.", field="prompt")
 
 
 def check_text(text: str, longest_token_bytes: int, info: ModelInfo) -> None:
@@ -75,13 +66,3 @@ def refuse_unknown_fields(message: Message, path: str = "") -> None:
         else:
             for index, item in enumerate(value):
                 refuse_unknown_fields(item, f"{path}{field.name}[{index}].")
-
-
-def _is_set(message: Message, path: str) -> bool:
-    """Returns whether a field is set: present if it has presence, else different from its type's zero."""
-    head, _, rest = path.partition(".")
-    if rest:
-        return message.HasField(head) and _is_set(getattr(message, head), rest)
-    if message.DESCRIPTOR.fields_by_name[head].has_presence:
-        return bool(message.HasField(head))
-    return bool(getattr(message, head))

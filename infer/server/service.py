@@ -18,10 +18,11 @@ from ..requests.sampling_params import SamplingParams
 from ..requests.servable import with_grammar
 from ..requests.streams import CROWD, EventStream, Wakeups
 from .callers import Callers
-from .engine_protocol import ServedEngine, ServedTokenizer
-from .errors import Draining, NotBuilt, NoTokenizer
+from .engine_protocol import ServedEngine
+from .errors import Draining, NotBuilt
+from .prompt_reader import PromptReader
 from .request_ids import METADATA_KEY, LiveRequests, chosen_id
-from .requests import check_request, check_text, refuse_unknown_fields
+from .requests import check_request, refuse_unknown_fields
 from .status import answered
 from .tokens import Caller
 
@@ -33,6 +34,7 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     Attributes:
         live: the requests that the engine computes or a handler answers.
+        prompts: converts prompts to tokens.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         wakeups = Wakeups(CROWD)
         engine.after_events(wakeups.flush)
         self.live = LiveRequests(wakeups)
+        self.prompts = PromptReader(engine)
 
     @property
     def is_draining(self) -> bool:
@@ -80,12 +83,12 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenIds:
         async with answered(context):
             refuse_unknown_fields(request)
-            return pb.TokenIds(ids=await self._encode(request.text, request.no_special_tokens))
+            return pb.TokenIds(ids=await self.prompts.of_text(request.text, not request.no_special_tokens))
 
     async def Detokenize(self, request: pb.TokenIds, context: grpc.aio.ServicerContext) -> pb.DetokenizeResponse:
         async with answered(context):
             refuse_unknown_fields(request)
-            text = await asyncio.to_thread(self._tokenizer().decode, list(request.ids), skip_special_tokens=False)
+            text = await asyncio.to_thread(self.prompts.tokenizer.decode, list(request.ids), skip_special_tokens=False)
             return pb.DetokenizeResponse(text=text)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext) -> pb.ModelInfo:
@@ -126,8 +129,11 @@ class GenerationService(pb_grpc.GenerationServicer):
         info, ids = self._engine.info, request.tokens.ids
         params = params_from_request(request)
         params.validate(info.vocab_size)
-        if request.WhichOneof("prompt") == "text":
-            ids = await self._encode(request.text, request.no_special_tokens)
+        match request.WhichOneof("prompt"):
+            case "text":
+                ids = await self.prompts.of_text(request.text, not request.no_special_tokens)
+            case "chat":
+                ids = await self.prompts.of_chat(request.chat)
         check_length(len(ids), info.max_model_len)
         params = self._with_default_length(params, len(ids))
         made = Request(
@@ -151,18 +157,6 @@ class GenerationService(pb_grpc.GenerationServicer):
         room = self._engine.info.max_model_len - num_prompt_tokens
         length = min(max(self._default_max_new_tokens, params.min_new_tokens), room)
         return replace(params, max_new_tokens=length) if length > 0 else params
-
-    async def _encode(self, text: str, no_special_tokens: bool) -> list[int]:
-        """Tokenizes a text on another thread, because a long text would delay other calls."""
-        tokenizer = self._tokenizer()
-        check_text(text, tokenizer.longest_token_bytes, self._engine.info)
-        return await asyncio.to_thread(tokenizer.encode, text, special_tokens=not no_special_tokens)
-
-    def _tokenizer(self) -> ServedTokenizer:
-        tokenizer = self._engine.tokenizer
-        if tokenizer is None:
-            raise NoTokenizer("The served checkpoint has no tokenizer.json; send and read token ids instead of text.")
-        return tokenizer
 
 
 def _deadline(context: grpc.aio.ServicerContext) -> float | None:

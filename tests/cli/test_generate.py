@@ -64,7 +64,7 @@ def test_prompt_from_stdin_loses_its_last_newline_only(
         (["{target}", "hi", "--kernels", "aten"], 2, "--kernels is for a CKPT; the server at {target}"),
         (["{target}", "hi", "--kv-dtype", "int8"], 2, "--kv-dtype is for a CKPT"),
         (["{target}", "hi", "--max-model-len", "9"], 2, "--max-model-len is for a CKPT"),
-        (["{target}", "hi", "--chat"], 2, "--chat is for a CKPT"),
+        (["{target}", "hi", "--chat"], 1, "has no chat template"),
         (["{target}", "hi", "--threads", "0"], 2, "--threads"),
         (["{target}", "refuse"], 2, "sampling.seed is wrong"),
         (["{closed}", "hi"], 1, "{closed}"),

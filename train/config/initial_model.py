@@ -12,7 +12,7 @@ from ...core.errors import CheckpointError, ConfigError
 from ...model.config import ModelConfig
 from ...model.shape import ModelKeys
 from ...model.stored_config import stored_config
-from ...text.tokenizer import TOKENIZER_FILE
+from ...text.tokenizer_files import TOKENIZER_FILE
 from .train_config import TrainConfig
 
 

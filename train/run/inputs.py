@@ -15,7 +15,8 @@ from ...data.stdlib import prepare_stdlib
 from ...model.config import ModelConfig
 from ...parallel.collectives import all_reduce
 from ...parallel.mesh import Mesh
-from ...text.tokenizer import SIDE_FILES, Tokenizer
+from ...text.tokenizer import Tokenizer
+from ...text.tokenizer_files import SIDE_FILES
 from ..config.initial_model import GivenModel
 from ..config.train_config import TrainConfig
 

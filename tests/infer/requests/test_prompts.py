@@ -1,6 +1,7 @@
 """The arguments of `generate` in all their forms, and the prompts that are refused by name."""
 
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from tk.core.errors import InvalidRequest, PromptTooLong
 from tk.infer.requests.events import CacheOptions
 from tk.infer.requests.prompts import (
+    Conversation,
     as_params,
     as_prompt,
     as_prompts,
@@ -26,6 +28,9 @@ class Letters:
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         return [0] * special_tokens + [ord(letter) for letter in text]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return [len(messages), *(ord(letter) for message in messages for letter in message["content"])]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,7 @@ def test_other_things_are_no_prompts(given: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"prompts is {type(given).__name__} ") as refused:
         as_prompts(given)
     assert refused.value.field == "prompt"
-    with pytest.raises(InvalidRequest, match=r"it must be a str or a list of token ids"):
+    with pytest.raises(InvalidRequest, match=r"it must be a str, a list of token ids or a Conversation"):
         as_prompt(given)
 
 
@@ -114,3 +119,26 @@ def test_options_of_one_prompt_are_not_dicts() -> None:
     with pytest.raises(InvalidRequest, match=r"^cache is str 'tenant'; it must be a CacheOptions, or None") as error:
         check_options(SamplingParams(), "tenant")
     assert error.value.field == "cache"
+
+
+def test_a_conversation_is_one_prompt() -> None:
+    talk = Conversation([{"role": "user", "content": "ab"}])
+    mixed: list[Any] = [talk, "a"]
+    assert (as_prompt(talk), as_prompts(talk), as_prompts(mixed)) == (talk, [talk], mixed)
+    assert prompt_tokens(Letters(), talk) == (1, ord("a"), ord("b"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "chat.messages"),
+        ([{"role": "user", "content": "a"}] * 1025, "chat.messages"),
+        ([{"role": "user", "content": "a"}, {"role": "user"}], "chat.messages[1]"),
+        ([{"role": "user", "content": 5}], "chat.messages[0]"),
+        ([{"role": "user", "content": "a", "name": "b"}], "chat.messages[0]"),
+    ],
+)
+def test_messages_that_cannot_be_sent_are_refused(messages: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Conversation(messages)
+    assert refused.value.field == field

@@ -1,5 +1,8 @@
 """Scores: the split of prompt and continuation into tokens, and the request for a score."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 
 from tk.core.errors import InvalidRequest
@@ -11,6 +14,9 @@ class PairTokenizer:
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         return [0] * special_tokens + [1 if c == "#" else ord(c) for c in text.replace("ab", "#")]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return [len(messages), *(ord(letter) for message in messages for letter in message["content"])]
 
 
 TOKENIZER = PairTokenizer()

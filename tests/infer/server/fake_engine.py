@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from tk.core.errors import Cancelled, TkError, WorkerDied
@@ -53,6 +54,7 @@ class ByteTokenizer:
     """One token per byte; id 1 is the special token that begins a text."""
 
     longest_token_bytes = 1
+    folder = Path("a folder without a chat template")
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         return [1] * special_tokens + list(text.encode())

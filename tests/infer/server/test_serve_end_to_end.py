@@ -15,6 +15,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from transformers import PreTrainedTokenizerFast
 
 from tk.cli.generate import generate
 from tk.cli.main import main
@@ -27,6 +28,7 @@ from tk.infer.backends.native.library import instruction_sets
 from tk.infer.kv_formats import KV_DTYPES
 from tk.infer.options import KERNELS, WEIGHT_DTYPES
 from tk.infer.requests.events import CacheOptions, FinishReason
+from tk.infer.requests.prompts import Conversation
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
@@ -34,12 +36,16 @@ from tk.tests.infer.server.serving import Serving
 from tk.tests.infer.server.tiny_model import MAX_LENGTH, write_tiny_model
 
 WAIT_SECONDS = 60.0
+TEMPLATE = "{% for m in messages %}<|end|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATE += "{% if add_generation_prompt %}assistant: {% endif %}"
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny-llama")
+    folder = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny-llama")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +188,24 @@ def test_generate_command_from_a_checkpoint_gives_the_servers_text(
     assert (local["text"], local["token_ids"]) == (remote["text"], remote["token_ids"])
     assert local["model"]["manifest_sha256"] == remote["model"]["manifest_sha256"]
     assert local["model"]["kernels"] == remote["model"]["kernels"] != ""
+
+
+def test_a_conversation_has_the_same_tokens_everywhere(
+    model: Path, shared: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = [{"role": "system", "content": "grüße"}, {"role": "user", "content": " hi <|end|>"}]
+    expected = PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"), chat_template=TEMPLATE)
+    ids = expected.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    with Client(shared.target) as client:
+        from_chat, from_ids = client.generate([Conversation(messages), ids], GREEDY)
+        streamed = [token for delta in client.stream(Conversation(messages), GREEDY) for token in delta.token_ids]
+    assert from_chat.usage.prompt_tokens == len(ids)
+    assert from_chat.token_ids == from_ids.token_ids == tuple(streamed)
+    texts = []
+    for source in (str(model), shared.target):
+        assert main(["generate", source, "hi", "--chat", "--max-new-tokens", "12", "--temperature", "0"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
 
 
 def test_sigterm_lets_a_live_stream_finish_and_exits_zero_with_its_workers(own: Serving) -> None:
