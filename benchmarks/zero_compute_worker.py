@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from tk.infer.backends.backend import EngineLine, Masks, no_masks
+from tk.infer.backends.backend import EngineLine, Masks, WentOn, no_masks
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import Array, SamplerOutput, StepPlan
 from tk.infer.workers.worker import work
@@ -26,12 +26,14 @@ class ZeroCompute:
     def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput | None:
         """Returns the tokens on rank 0, else None."""
         num_rows = len(plan.rows)
-        zeros, floats = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.float32)
-        none = np.zeros((num_rows, 0), np.int32)
-        output = SamplerOutput(zeros + np.int32(7), np.ones(num_rows, np.uint8), floats, zeros, none, none.view("f4"))
+        output = SamplerOutput.of_tokens(np.full(num_rows, 7, np.int32), np.ones(num_rows, np.uint8))
         return output if self.samples else None
 
-    def go_on(self, line: EngineLine) -> Array | None:
+    def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
+        """Fails: no row has candidates."""
+        raise AssertionError("rows without candidates are sampled once")
+
+    def go_on(self, line: EngineLine) -> WentOn | None:
         """Leaves all steps to the worker."""
         return None
 

@@ -28,7 +28,7 @@ from .scheduling.limits import Limits
 from .scheduling.live_request import LiveRequest, Served
 from .scheduling.scheduler import Scheduler
 from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step, take_token
-from .workers.masks import send_masks
+from .workers.masks import Failures, receive_tokens, send_masks
 from .workers.processes import WorkerProcesses
 from .workers.restarts import Availability, Watcher, turn_with_restarts
 from .workers.step_timing import measure_steps
@@ -283,11 +283,12 @@ class Engine:
 
     def _take(self, step: StepInFlight) -> None:
         """Waits for the results of a step and sends its events."""
-        result = self._workers.receive(self.options.step_timeout)
+        result, failed = receive_tokens(step, self._workers, self.options.step_timeout)
         now = time.monotonic()
         with self._lock:
             self._scheduler.observe(step.chunks, now - self._begun, None if self._taken is None else now - self._taken)
         self._begun = self._taken = now  # the workers know the next step already
+        self._fail_each(failed)
         touched: dict[LiveRequest, None] = {}
         for index, row in enumerate(step.rows):
             if row.is_void:
@@ -308,8 +309,7 @@ class Engine:
         self._events_sent()
 
     def _send_masks(self) -> None:
-        for request, error in send_masks(self._in_flight, self._workers, self.options.step_timeout):
-            self._fail(request, error)
+        self._fail_each(send_masks(self._in_flight, self._workers, self.options.step_timeout))
 
     def _end_unwanted(self) -> None:
         """Ends requests that were aborted or whose deadline has passed."""
@@ -325,6 +325,10 @@ class Engine:
     def _events_sent(self) -> None:
         for callback in self._after_events:
             callback()
+
+    def _fail_each(self, failed: Failures) -> None:
+        for request, error in failed:
+            self._fail(request, error)
 
     def _fail(self, request: LiveRequest, error: TkError) -> None:
         """Ends a request with an error, unless it has ended already."""

@@ -39,15 +39,31 @@ class EngineLine:
     Attributes:
         descriptor: the socket's file descriptor; the socket blocks.
         next_step: the message of a step that computes the next token of each sequence, and has no new blocks.
-        encode: returns the message of a step's results. Without log-probabilities it ends with the token of each row
-            and whether its logits are finite: int32 [R], uint8 [R].
+        encode: returns the message of a step's results. Without log-probabilities it ends with the token of each row,
+            whether its logits are finite, and its candidates: int32 [R], uint8 [R], int32 [R, C].
+        encode_tokens: returns the engine's message of the tokens that it chose among candidates; they are its end:
+            int32 [R].
         answers: whether this rank sends the results.
     """
 
     descriptor: int
     next_step: bytes
     encode: Callable[[SamplerOutput], bytes]
+    encode_tokens: Callable[[Array], bytes]
     answers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WentOn:
+    """The state in which a backend that goes on by itself leaves the last step.
+
+    Attributes:
+        tokens: its tokens, int32 [R]; None: the engine chooses them, and has not yet.
+        has_next: whether `EngineLine.next_step` was taken from the socket, which follows it when its tokens are known.
+    """
+
+    tokens: Array | None
+    has_next: bool = False
 
 
 class Backend(Protocol):
@@ -73,12 +89,20 @@ class Backend(Protocol):
             masks: is called once before rows are sampled of which one has a mask, on ranks that sample.
         """
 
-    def go_on(self, line: EngineLine) -> Array | None:
+    def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
+        """Samples the rows of the last step again, of which some had candidates, on ranks that sample.
+
+        Args:
+            masks: uint32 [M, W].
+            rows: the numbers of the rows that get these masks: int32 [M]. The results of other rows are of no use.
+        """
+
+    def go_on(self, line: EngineLine) -> WentOn | None:
         """Carries out further steps, and sends their results, as long as the engine's next message is `next_step`.
 
-        The last step sampled a token for each of its spans; its plan advances in place (see `StepPlan`). Returns the
-        tokens that were sampled last, int32 [R]; None, if there was no further step, or the backend leaves steps to the
-        worker.
+        The last step sampled a token for each of its spans; its plan advances in place (see `StepPlan`). Where rows have
+        candidates, the results of that step were sent, and the engine's message of their tokens must follow. Returns
+        None if nothing has changed.
         """
 
     def logits(self, plan: StepPlan) -> Array:

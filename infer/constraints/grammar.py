@@ -4,6 +4,7 @@ The grammar library is of the extra `structured`; this module needs it only for 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -45,6 +46,7 @@ class Matcher:
 
     def __init__(self, constraint: Constraint, state: "LLMatcher", vocab_size: int) -> None:
         self._constraint, self._state = constraint, state
+        self._forced: list[int] | None = None  # tokens of which the first alone may follow; None = they are not known
         self.num_words = ceil_div(vocab_size, 32)
 
     @property
@@ -73,6 +75,30 @@ class Matcher:
     def take(self, token: int) -> None:
         """Takes the next token of the sample; `error` is set if the grammar does not allow it."""
         self._state.consume_token(token)
+        self._forced = None
+
+    def look_ahead(self) -> None:
+        """Finds out whether one token alone may follow, which takes longer than the rest of `first_allowed`."""
+        if self._forced is None:
+            self._forced = self._state.compute_ff_tokens()
+
+    def first_allowed(self, candidates: Sequence[int]) -> int | None:
+        """Returns the first of some tokens that may follow, or the only token that may; None if there is neither.
+
+        The tokens that may follow are those of the mask, but to find one takes microseconds.
+
+        Args:
+            candidates: token ids, best first; those behind a negative one do not count.
+        """
+        self.look_ahead()
+        if self._forced:
+            return self._forced[0]
+        for token in candidates:
+            if token < 0:
+                return None
+            if self._state.validate_tokens([token]):
+                return token
+        return None
 
     def write_mask(self, mask_W: npt.NDArray[Any]) -> None:
         """Writes which tokens may follow: uint32 [num_words], contiguous, bit id % 32 of word id // 32.

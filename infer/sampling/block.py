@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..requests.sampling_params import MAX_TOP_LOGPROBS
-from ..scheduling.step_plan import NO_LOGPROBS, Array, SamplerOutput, SamplingRows
+from ..scheduling.step_plan import NO_LOGPROBS, NUM_CANDIDATES, Array, SamplerOutput, SamplingRows
 
 _NUMBERS: Final = ("vocab", "row_stride", "mask_stride", "top_width")
 _OPTIONS: Final[dict[str, type[np.generic]]] = {
@@ -24,6 +24,7 @@ _RESULTS: Final[dict[str, type[np.generic]]] = {
     "rank": np.int32,
     "top_ids": np.int32,
     "top_logprobs": np.float32,
+    "candidates": np.int32,
 }
 
 
@@ -86,12 +87,16 @@ class SamplingBlock:
         """Sets the numbers of the new tokens: nothing else of the rows has changed since `fill`."""
         self._options["new_number"][: len(new_number)] = new_number
 
-    def output(self, num_rows: int, most: int) -> SamplerOutput:
-        """Returns a copy of the results of the first rows, with `most` alternatives each (see `most_alternatives`)."""
-        if most == NO_LOGPROBS:
-            tokens, finite = (self._results[name][:num_rows].copy() for name in ("token_ids", "finite"))
-            return SamplerOutput.of_tokens(tokens, finite)
+    def output(self, num_rows: int, most: int, are_asked: bool = False) -> SamplerOutput:
+        """Returns a copy of the results of the first rows, with `most` alternatives each (see `most_alternatives`).
+
+        Args:
+            are_asked: whether one of the rows reports candidates.
+        """
         found = {name: column[:num_rows] for name, column in self._results.items()}
+        found["candidates"] = found["candidates"][:, : NUM_CANDIDATES * are_asked]
+        if most == NO_LOGPROBS:
+            return SamplerOutput.of_tokens(*(found[name].copy() for name in ("token_ids", "finite", "candidates")))
         found |= {name: found[name][:, :most] for name in ("top_ids", "top_logprobs")}
         return SamplerOutput(**{name: column.copy() for name, column in found.items()})
 
@@ -127,10 +132,18 @@ def _divide(memory: Array, capacity: int, top_width: int) -> dict[str, Array]:
     for name in sorted(_RESULTS, key=lambda name: -np.dtype(_RESULTS[name]).itemsize):
         stop = start + _bytes(name, capacity, top_width)
         column: Any = memory[start:stop].view(_RESULTS[name])
-        found[name] = column.reshape(capacity, top_width) if name.startswith("top_") else column
+        found[name] = column if (width := _width(name, top_width)) is None else column.reshape(capacity, width)
         start = stop
     return found
 
 
 def _bytes(name: str, capacity: int, top_width: int) -> int:
-    return np.dtype(_RESULTS[name]).itemsize * capacity * (top_width if name.startswith("top_") else 1)
+    width = _width(name, top_width)
+    return np.dtype(_RESULTS[name]).itemsize * capacity * (1 if width is None else width)
+
+
+def _width(name: str, top_width: int) -> int | None:
+    """Returns the number of values of a row in a column of results; None = it is one, without an axis of its own."""
+    if name == "candidates":
+        return NUM_CANDIDATES
+    return top_width if name.startswith("top_") else None

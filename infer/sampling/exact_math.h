@@ -54,6 +54,11 @@ static inline float larger(float a, float b)
     return a > b ? a : b;
 }
 
+static inline float smaller(float a, float b)
+{
+    return a < b ? a : b;
+}
+
 /* Computes exp of the scores of a block, at most 0; below -80 it is that of -80, whose weight is 0. */
 static inline void block_exp(const float s[BLOCK], float e[BLOCK])
 {

@@ -24,7 +24,7 @@ def _unit(name: str, flags: tuple[str, ...] = (), machines: tuple[str, ...] = ()
 SOURCE: Final = NativeSource(
     name="sampler",
     units=(_unit("base"), _unit("avx2", ("-mavx2",), _X86), _unit("avx512", _AVX512, _X86)),
-    headers=tuple(_FOLDER / name for name in ("exact_math.h", "row.h", "row_filter.h")),
+    headers=tuple(_FOLDER / name for name in ("exact_math.h", "row.h", "row_best.h", "row_filter.h")),
 )
 
 
@@ -66,7 +66,7 @@ class NativeSampler:
         block.batch.logits = logits_RV.ctypes.data
         block.batch.row_stride = logits_RV.strides[0] // logits_RV.itemsize
         self.sample_rows(block.batch, 0, num_rows, self._scratch.ctypes.data)
-        return block.output(num_rows, most)
+        return block.output(num_rows, most, rows.are_asked)
 
     def _block_for(self, num_rows: int, vocab: int, most: int) -> SamplingBlock:
         block = self._block

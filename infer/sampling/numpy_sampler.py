@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..scheduling.step_plan import NO_LOGPROBS, NO_MASK, SAMPLE, Array, SamplerOutput, SamplingRows
+from ..scheduling.step_plan import ASKED, NO_LOGPROBS, NUM_CANDIDATES, SAMPLE, Array, SamplerOutput, SamplingRows
 from .block import most_alternatives
 from .exact_math import log, weights
 from .philox import gumbel, uniform
@@ -27,6 +27,7 @@ def sample(logits_RV: Array, rows: SamplingRows, masks: Array | None = None) -> 
         rank=np.zeros(num_rows, np.int32),
         top_ids=np.zeros((num_rows, most), np.int32),
         top_logprobs=np.zeros((num_rows, most), np.float32),
+        candidates=np.full((num_rows, NUM_CANDIDATES * rows.are_asked), -1, np.int32),
     )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         for i in range(len(rows)):
@@ -35,7 +36,11 @@ def sample(logits_RV: Array, rows: SamplingRows, masks: Array | None = None) -> 
             output.token_ids[i] = max(0, rows.target[i])
             if not is_finite:
                 continue
-            if rows.target[i] == SAMPLE:
+            if rows.target[i] == SAMPLE and rows.mask[i] == ASKED:
+                best, count = _offer(_adjust(logits_RV[i], rows, i, masks), rows, i)
+                output.token_ids[i] = best[0]
+                output.candidates[i, :count] = best[:count]
+            elif rows.target[i] == SAMPLE:
                 output.token_ids[i] = _choose(_adjust(logits_RV[i], rows, i, masks), rows, i)
             if rows.num_top[i] != NO_LOGPROBS:
                 _score(logits_RV[i], i, int(rows.num_top[i]), output)
@@ -48,7 +53,7 @@ def _adjust(logits_V: Array, rows: SamplingRows, i: int, masks: Array | None) ->
     Repetition divides positive and multiplies negative logits (CTRL, arXiv 1909.05858), the others subtract.
     """
     result_V = logits_V.copy()
-    if masks is not None and rows.mask[i] != NO_MASK:
+    if masks is not None and rows.mask[i] >= 0:
         allowed_V = np.unpackbits(masks[rows.mask[i]].view(np.uint8), bitorder="little")[: len(result_V)]
         result_V[allowed_V == 0] = -np.inf
     biased, counted = (slice(*np.searchsorted(column, (i, i + 1))) for column in (rows.bias_row, rows.count_row))
@@ -80,6 +85,28 @@ def _choose(logits_V: Array, rows: SamplingRows, i: int) -> int:
     scores_K = scores_V[ids_K].astype(np.float64)
     uniform_K = uniform(int(rows.seed[i]), int(rows.sample_index[i]), int(rows.new_number[i]), ids_K)
     return int(ids_K[_gumbel_max(scores_K, uniform_K)])
+
+
+def _offer(logits_V: Array, rows: SamplingRows, i: int) -> tuple[Array, int]:
+    """Returns the best tokens of a row without filters, at least one, and how many of them are candidates.
+
+    Each candidate would win over all behind it also if some tokens were masked: see row_best.h.
+    """
+    largest, temperature = logits_V.max(), rows.temperature[i]
+    if not temperature > 0 or largest == -np.inf:
+        best = np.argsort(-logits_V, kind="stable")[:NUM_CANDIDATES]
+        return best, int(np.count_nonzero(logits_V[best] > -np.inf))
+    scores_V = logits_V - largest
+    if temperature != 1:
+        scores_V /= temperature
+    ids_K = np.flatnonzero(scores_V > -np.inf)
+    scores_K = scores_V[ids_K].astype(np.float64)
+    totals_K = scores_K + gumbel(uniform(int(rows.seed[i]), int(rows.sample_index[i]), int(rows.new_number[i]), ids_K))
+    order = np.argsort(-totals_K, kind="stable")[: NUM_CANDIDATES + 1]
+    gaps = -np.diff(totals_K[order], append=-np.inf)
+    is_close = ~(gaps > (16.0 - scores_K[order]) * 2.0**-20)
+    count = int(np.argmax(is_close)) if is_close.any() else len(order)
+    return ids_K[order[:NUM_CANDIDATES]], min(count, NUM_CANDIDATES)
 
 
 def _keep_top_k(ids_K: Array, scores_K: Array, top_k: int) -> Array:

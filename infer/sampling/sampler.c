@@ -2,11 +2,13 @@
  *
  * The same results as numpy_sampler.py, to the bit, in linear passes over the vocabulary. Built once per instruction set,
  * with TK_UNIT as its name. Functions are reentrant: the caller divides the rows, and each call has its own scratch. */
+#include "row_best.h"
 #include "row_filter.h"
 
 #define JOINED(name, unit) name##_##unit
 #define NAMED(name, unit) JOINED(name, unit)
 #define PUBLIC __attribute__((visibility("default")))
+#define ASKED -2 /* see SamplingRow */
 
 /* The batch, a column per option (see SamplingRows); sampling writes all outputs of a row. */
 typedef struct {
@@ -14,7 +16,7 @@ typedef struct {
     const float *logits;
     const uint32_t *masks; /* NULL: no row has one */
     const int32_t *target, *num_top, *top_k, *sample_index, *new_number;
-    const int32_t *mask; /* the number of a row's mask, negative: all tokens are allowed */
+    const int32_t *mask; /* the number of a row's mask, negative: all tokens are allowed; ASKED: it has candidates, too */
     const float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
     const uint64_t *seed;
     const int64_t *bias_start, *count_start; /* entries [bias_start[i], bias_start[i + 1]) are row i's */
@@ -26,6 +28,7 @@ typedef struct {
     float *logprob;
     int32_t *rank, *top_ids;
     float *top_logprobs;
+    int32_t *candidates; /* CANDIDATES of each row */
 } sampling_batch;
 
 static inline float clamped(float x)
@@ -86,54 +89,20 @@ static int64_t argmax(const row *r)
     return block * BLOCK + i;
 }
 
-/* Draws from softmax(scores) of the kept tokens as argmax(score + Gumbel noise), the lowest id of equals.
- *
- * A token of a block wins only if its -log(u) < exp(block's best score - best so far) =: e. As 1 - u <= -log(u), it needs
- * a word above (1 - e) 2^32. Few have one: the others pay for no logarithm, once the block with the largest logit is done. */
-static int64_t gumbel_max(const row *r, uint64_t seed, int32_t sample_index, int32_t new_number, int64_t largest_id)
-{
-    double best = -INFINITY;
-    int64_t best_id = largest_id;
-    lanes key[2 * ROUNDS];
-    philox_keys(seed, key);
-    for (int64_t a = -1; a < r->num_active; a++) {
-        const int64_t block = a < 0 ? largest_id / BLOCK : r->active[a];
-        const double gap = (double)score_of(r, r->block_max[block]) - best;
-        if (gap < -23.0 || (a >= 0 && block == largest_id / BLOCK))
-            continue; /* no noise is as large */
-        const double e = gap < 0.0 ? (double)exp_float((float)gap) * (1.0 + 1e-5) : 1.0;
-        const uint32_t least = e < 1.0 ? (uint32_t)((1.0 - e) * 4294967295.0) : 0;
-        lanes word[BLOCK / 2 / LANES];
-        philox_block(key, (uint32_t)sample_index, (uint32_t)new_number, (uint32_t)(block * DRAWS), word);
-        if (!any_word(word, least))
-            continue;
-        float s[BLOCK];
-        block_scores(r, block, s);
-        for (int i = 0; i < BLOCK; i++) {
-            const uint32_t own = word_of(word, i);
-            if (own < least || !(s[i] > -INFINITY))
-                continue;
-            const double total = (double)s[i] + gumbel(own);
-            const int64_t id = block * BLOCK + i;
-            if (total > best || (total == best && id < best_id)) {
-                best = total;
-                best_id = id;
-            }
-        }
-    }
-    return best_id;
-}
-
 static int64_t choose(row *r, const sampling_batch *b, int64_t i)
 {
     const int64_t largest_id = argmax(r);
     r->temperature = b->temperature[i];
+    if (b->mask[i] == ASKED)
+        return offer(r, b->seed[i], b->sample_index[i], b->new_number[i], largest_id, b->candidates + i * CANDIDATES);
     if (!(r->temperature > 0.0f) || r->largest == -INFINITY)
         return largest_id;
     keep_top_k(r, b->top_k[i]);
     keep_top_p(r, b->top_p[i]);
     keep_min_p(r, b->min_p[i]);
-    return gumbel_max(r, b->seed[i], b->sample_index[i], b->new_number[i], largest_id);
+    contender best;
+    gumbel_best(r, b->seed[i], b->sample_index[i], b->new_number[i], 1, &best);
+    return best.id;
 }
 
 /* Reports the log-softmax of the raw logits at a token, its rank, and the best alternatives. */
@@ -182,6 +151,7 @@ static void sample_row(const sampling_batch *b, int64_t i, row *r, float *adjust
     const size_t top_bytes = (size_t)b->top_width * sizeof(int32_t);
     memset(b->top_ids + i * b->top_width, 0, top_bytes);
     memset(b->top_logprobs + i * b->top_width, 0, top_bytes);
+    memset(b->candidates + i * CANDIDATES, 0xFF, CANDIDATES * sizeof *b->candidates);
     b->logprob[i] = 0.0f;
     b->rank[i] = 0;
     b->token_ids[i] = b->target[i] < 0 ? 0 : b->target[i];

@@ -11,7 +11,7 @@ from .scheduled_chunk import ScheduledChunk
 from .sequence import UNKNOWN, Status
 from .sequence import Sequence as Sample
 from .step_message import OPENED, NextTokens, StepMessage
-from .step_plan import NO_LOGPROBS, NO_MASK, Array, SamplingRow
+from .step_plan import ASKED, NO_LOGPROBS, NO_MASK, Array, SamplingRow
 from .token_counts import TokenCounts
 
 
@@ -62,16 +62,19 @@ class BatchWriter:
             self._free.append(slot.number)
             self._going_on = []
 
-    def write(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow] = ()) -> StepMessage | NextTokens:
+    def write(
+        self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow] = (), asks: bool = False
+    ) -> StepMessage | NextTokens:
         """Returns the message of a step.
 
         Args:
             chunks: the scheduled chunks. The last token of a sequence that the writer holds may be UNKNOWN.
             scored: the rows that score known tokens, with ascending indexes among the chunks' tokens.
+            asks: whether rows may have candidates instead of masks; the same as before if the chunks only go on.
         """
         if not scored and self._go_on(chunks):
             return NextTokens(_ints(self._new_blocks()).reshape(-1, 2))
-        return self._changes(chunks, scored)
+        return self._changes(chunks, scored, asks)
 
     def _go_on(self, chunks: Sequence[ScheduledChunk]) -> bool:
         """Returns whether chunks compute just the tokens that the step before samples."""
@@ -95,7 +98,7 @@ class BatchWriter:
                 blocks.extend((i, sequence.blocks[-1]))
         return blocks
 
-    def _changes(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow]) -> StepMessage:
+    def _changes(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow], asks: bool) -> StepMessage:
         going_on: list[Sample] = []
         spans, tokens, blocks, copies = array("i"), array("i"), array("i"), array("i")
         opened: list[tuple[int, Sample]] = []
@@ -122,8 +125,9 @@ class BatchWriter:
             if sequence.copies:
                 copies.extend(sequence.copies)
                 sequence.copies = []
-            is_masked = chunk.is_last and sequence.matcher is not None
-            mask = num_masks if is_masked else NO_MASK
+            is_asked = asks and sequence.is_asked
+            is_masked = chunk.is_last and sequence.matcher is not None and not is_asked
+            mask = ASKED if is_asked else num_masks if is_masked else NO_MASK
             num_rows = 1 + len(chunk.proposals) if chunk.is_last else 0
             length = chunk.length
             spans.extend((slot.number, start, length, length - is_fed, len(output), num_rows, num_added, mask))

@@ -123,6 +123,7 @@ class LiveRequest:
                 if index or params.prompt_logprobs is None
                 else max(0, request.logprobs_from - 1),
                 matcher=None if request.grammar is None else request.grammar.start(),
+                is_asked=request.grammar is not None and has_candidates(params),
                 speculation=Speculation(served.speculate) if served.speculate and may_speculate(params) else None,
             )
             for index in range(params.n)
@@ -275,6 +276,15 @@ class LiveRequest:
 def may_speculate(params: SamplingParams) -> bool:
     """Returns whether a request's tokens are proposed: not beside masks, nor beside log-probabilities of the prompt."""
     return params.prompt_logprobs is None and params.constraint is None
+
+
+def has_candidates(params: SamplingParams) -> bool:
+    """Returns whether the best token that a mask allows is the first one allowed among the best without a mask.
+
+    Filters look at the tokens that a mask leaves, a bias may ban the only one, and log-probabilities are of one token.
+    """
+    is_filtered = params.top_k != 0 or params.top_p < 1 or params.min_p > 0
+    return params.logprobs is None and not params.logit_bias and (params.temperature == 0 or not is_filtered)
 
 
 def _ignore(event: Event) -> None:

@@ -54,6 +54,7 @@ class Sequence:
         output_keys: the keys of the full blocks that end in the output.
         preemptions: the number of times that the scheduler took its blocks away.
         matcher: the state of its constraint after its known tokens; None without one.
+        is_asked: whether its constraint may choose among candidates, so that most of its rows need no mask.
         speculation: makes proposals for its next tokens; None if there are none.
         num_proposed, num_accepted: how many proposals were computed, and how many of them came true.
     """
@@ -85,6 +86,7 @@ class Sequence:
     output_keys: list[BlockKey] = field(default_factory=list)
     preemptions: int = 0
     matcher: Matcher | None = None
+    is_asked: bool = False
     speculation: Speculation | None = None
     num_proposed: int = 0
     num_accepted: int = 0

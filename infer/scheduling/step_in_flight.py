@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.errors import TkError
-from ..constraints.grammar import ALL_TOKENS
+from ..constraints.grammar import ALL_TOKENS, Matcher
+from ..options import MAX_HEAD_ROWS
 from .batch_writer import BatchWriter
 from .live_request import LiveRequest
 from .scheduled_chunk import ScheduledChunk
@@ -41,6 +42,21 @@ class WantedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Masks:
+    """The masks of rows.
+
+    Attributes:
+        rows: the numbers of the rows: int32 [M].
+        words: the masks: uint32 [M, W].
+        failed: the requests whose constraints cannot go on, with the reasons; their masks are void.
+    """
+
+    rows: Array
+    words: Array
+    failed: Sequence[tuple[LiveRequest, TkError]]
+
+
+@dataclass(frozen=True, slots=True)
 class StepInFlight:
     """A step that the workers compute.
 
@@ -48,39 +64,70 @@ class StepInFlight:
         message: its encoded message.
         chunks: the chunks that it computes.
         rows: its rows of logits, in the order of its results.
+        asks: whether constraints choose among candidates where they can.
     """
 
     message: bytes
     chunks: Sequence[ScheduledChunk]
     rows: Sequence[WantedRow]
+    asks: bool = False
 
     @property
     def has_proposals(self) -> bool:
         """Whether the number of tokens that it gives a sequence is not known before its results."""
         return any(chunk.proposals for chunk in self.chunks)
 
-    def masks(self) -> tuple[Array, list[tuple[LiveRequest, TkError]]] | None:
+    @property
+    def _asked(self) -> list[int]:
+        """The rows with candidates."""
+        if not self.asks:
+            return []
+        return [i for i, row in enumerate(self.rows) if row.scored is None and row.sequence.is_asked]
+
+    def masks(self) -> Masks | None:
         """Makes the masks of its rows, in their order, when all tokens before the step are known; None without any.
 
-        Returns:
-            uint32 [M, W], and the requests whose constraints failed. A row of an ended sample gets a mask of all
-            tokens.
+        Rows with candidates get none; their constraints look ahead.
         """
-        rows = [row for row in self.rows if row.scored is None and row.sequence.matcher is not None]
-        if not rows:
-            return None
+        asked = self._asked
+        for index in asked:
+            if not self.rows[index].is_void:
+                _matcher(self.rows[index]).look_ahead()
+        constrained = (i for i, row in enumerate(self.rows) if row.scored is None and row.sequence.matcher is not None)
+        rows = [index for index in constrained if index not in asked]
+        return self.masks_of(rows) if rows else None
+
+    def masks_of(self, rows: Sequence[int]) -> Masks:
+        """Makes the masks of rows with constraints. One of an ended sample gets a mask of all tokens."""
         masks: list[Array] = []
         failed: list[tuple[LiveRequest, TkError]] = []
-        for row in rows:
-            matcher = row.sequence.matcher
-            assert matcher is not None, "it is one of those with a constraint"
+        for row in (self.rows[index] for index in rows):
+            matcher = _matcher(row)
             mask = np.full(matcher.num_words, ALL_TOKENS)
             if row.sequence.status is not Status.FINISHED:
                 matcher.write_mask(mask)
                 if (error := matcher.error) is not None:
                     failed.append((row.request, error))
             masks.append(mask)
-        return np.stack(masks), failed
+        return Masks(np.array(rows, np.int32), np.stack(masks), failed)
+
+    def choose(self, result: SamplerOutput) -> tuple[Array, list[int]]:
+        """Chooses the tokens of rows with candidates.
+
+        Returns:
+            The tokens of all rows, int32 [R], and the rows none of whose candidates may follow: they need masks.
+        """
+        tokens, refused = result.token_ids.copy(), list[int]()
+        for index in self._asked:
+            row = self.rows[index]
+            if row.is_void or not result.finite[index]:
+                continue
+            token = _matcher(row).first_allowed(result.candidates[index].tolist())
+            if token is None:
+                refused.append(index)
+            else:
+                tokens[index] = token
+        return tokens, refused
 
 
 def prepare_step(
@@ -103,7 +150,8 @@ def prepare_step(
         if chunk.start < sequence.num_prompt:
             request.deliver()
         first += chunk.length
-    return StepInFlight(batch.write(chunks, scored).encode(), chunks, rows)
+    asks = len(rows) <= MAX_HEAD_ROWS  # logits are kept until all tokens are chosen
+    return StepInFlight(batch.write(chunks, scored, asks).encode(), chunks, rows, asks)
 
 
 def record_step(step: StepInFlight, scheduler: Scheduler) -> None:
@@ -122,3 +170,8 @@ def take_token(row: WantedRow, result: SamplerOutput, index: int, scheduler: Sch
     scheduler.activity.new_token()
     if row.request.take(row.sequence, row.position, result, index):
         scheduler.finish(row.sequence)
+
+
+def _matcher(row: WantedRow) -> Matcher:
+    assert row.sequence.matcher is not None, "its sequence has a constraint"
+    return row.sequence.matcher

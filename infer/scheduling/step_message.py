@@ -53,7 +53,7 @@ class StepMessage:
             the first if that is the token that the worker sampled last for the slot), the number of the first new token
             that it samples, the number of those that it samples (one after its own last token, and one after each of
             the proposals behind that), the number of its new blocks, and the number of the new token's mask among the
-            step's masks (-1 = none), which follow in a frame of their own: int32 [S, 8].
+            step's masks (-1 = none; -2 = it has candidates), which follow in a frame of their own: int32 [S, 8].
         tokens: the given tokens of the spans, end to end: int32.
         blocks: the new blocks of the spans, end to end: int32.
         copies: blocks that get a copy, and the numbers of the copies: int32 [.., 2].

@@ -5,7 +5,7 @@ rows of logits.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from struct import Struct
 from typing import Any, Final
 
@@ -19,7 +19,9 @@ Array = npt.NDArray[Any]
 SAMPLE: Final = -1  # the target of a row whose token the sampler chooses
 NO_LOGPROBS: Final = -1
 NO_MASK: Final = -1
-_RESULT_HEAD: Final = Struct("<2i")  # rows, and alternatives of each, -1 without log-probabilities
+ASKED: Final = -2  # the mask of a row whose candidates the engine chooses among
+NUM_CANDIDATES: Final = 8
+_RESULT_HEAD: Final = Struct("<3i")  # rows; alternatives of each, -1 without log-probabilities; candidates of each
 _NOTHING: Final = (np.empty(0, np.int32), np.empty(0, np.int32))
 
 
@@ -37,7 +39,8 @@ class SamplingRow:
         sample_index, new_number: the counter of the noise: the number of the sample and of its new token.
         bias: token id -> the value to add to its logit; -inf bans the token.
         counts: the tokens under penalties, as they are when the row is packed.
-        mask: the number of its mask among the step's masks, or NO_MASK: all tokens are allowed.
+        mask: the number of its mask among the step's masks; NO_MASK: all tokens are allowed; ASKED: all are, and the
+            best ones are reported as candidates. Then neither filters nor log-probabilities are requested.
     """
 
     token: int
@@ -89,7 +92,18 @@ class SamplingRows:
     @property
     def are_masked(self) -> bool:
         """Whether one of the rows has a mask."""
-        return bool((self.mask != NO_MASK).any())
+        return bool((self.mask >= 0).any())
+
+    @property
+    def are_asked(self) -> bool:
+        """Whether one of the rows reports candidates."""
+        return bool((self.mask == ASKED).any())
+
+    def masked(self, rows: Array) -> "SamplingRows":
+        """Returns the same rows, where those of these numbers, int32 [M], have the masks 0 to M - 1, the others none."""
+        mask = np.full_like(self.mask, NO_MASK)
+        mask[rows] = np.arange(len(rows), dtype=np.int32)
+        return replace(self, mask=mask)
 
     def part(self, first: int, stop: int) -> "SamplingRows":
         """Returns rows [first, stop), numbered from 0."""
@@ -190,6 +204,9 @@ class SamplerOutput:
         logprob: the token's log-probability, if requested.
         rank: 1 + the number of tokens more probable than the row's token, if requested.
         top_ids, top_logprobs: the most probable tokens; K is the largest number that a row requests.
+        candidates: of ASKED rows the tokens in the order in which they would be chosen, -1 behind the last one and in
+            other rows; C is 0 without such rows. The first one that a mask allows is the token that would be chosen
+            under that mask.
     """
 
     token_ids: Array  # int32 [R]
@@ -198,46 +215,55 @@ class SamplerOutput:
     rank: Array  # int32 [R]
     top_ids: Array  # int32 [R, K]
     top_logprobs: Array  # float32 [R, K]
+    candidates: Array  # int32 [R, C]
 
     def encode(self) -> bytes:
-        """Returns the output as bytes: int32 R, K and the columns; K is -1 if no row requests a log-probability."""
-        scored = bool(self.rank.any())
-        head = _RESULT_HEAD.pack(len(self.token_ids), self.top_ids.shape[1] if scored else -1)
-        columns = (self.logprob, self.rank, self.top_ids, self.top_logprobs) if scored else ()
+        """Returns the output as bytes: int32 R, K, C and the columns; K is -1 if no row requests a log-probability."""
+        scored, asked = bool(self.rank.any()), self.candidates.shape[1]
+        head = _RESULT_HEAD.pack(len(self.token_ids), self.top_ids.shape[1] if scored else -1, asked)
+        columns = [self.logprob, self.rank, self.top_ids, self.top_logprobs] if scored else []
+        columns += [self.candidates] if asked else []
         return b"".join((head, self.token_ids.tobytes(), self.finite.tobytes(), *(each.tobytes() for each in columns)))
 
     @staticmethod
     def decode(data: bytes | bytearray) -> "SamplerOutput":
         """Returns the output that `encode` wrote; where none was requested, it has no log-probabilities."""
-        num_rows, most = _RESULT_HEAD.unpack_from(data)
+        num_rows, most, asked = _RESULT_HEAD.unpack_from(data)
         token_ids = np.frombuffer(data, "<i4", num_rows, _RESULT_HEAD.size)
         offset = _RESULT_HEAD.size + token_ids.nbytes
         finite = np.frombuffer(data, np.uint8, num_rows, offset)
+        offset += finite.nbytes
+        candidates = np.frombuffer(data, "<i4", num_rows * asked, len(data) - 4 * num_rows * asked)
+        candidates = candidates.reshape(num_rows, asked)
         if most < 0:
-            return SamplerOutput.of_tokens(token_ids, finite)
-        columns, offset = list[Array](), offset + finite.nbytes
+            return SamplerOutput.of_tokens(token_ids, finite, candidates)
+        columns = list[Array]()
         for code, width in (("<f4", 1), ("<i4", 1), ("<i4", most), ("<f4", most)):
             columns.append(np.frombuffer(data, code, num_rows * width, offset))
             offset += columns[-1].nbytes
-        logprob, rank, top_ids, top_logprobs = columns
-        shape = (num_rows, most)
-        return SamplerOutput(token_ids, finite, logprob, rank, top_ids.reshape(shape), top_logprobs.reshape(shape))
+        logprob, rank, *top = columns
+        top_ids, top_logprobs = (each.reshape(num_rows, most) for each in top)
+        return SamplerOutput(token_ids, finite, logprob, rank, top_ids, top_logprobs, candidates)
 
     @staticmethod
-    def of_tokens(token_ids: Array, finite: Array) -> "SamplerOutput":
-        """Returns the output of rows that request no log-probabilities."""
+    def of_tokens(token_ids: Array, finite: Array, candidates: Array | None = None) -> "SamplerOutput":
+        """Returns the output of rows that request no log-probabilities; without candidates C is 0."""
         logprob, none = np.zeros(len(token_ids), np.float32), np.zeros((len(token_ids), 0), np.int32)
-        return SamplerOutput(token_ids, finite, logprob, np.zeros_like(token_ids), none, none.astype(np.float32))
+        candidates = none if candidates is None else candidates
+        rank, top_logprobs = np.zeros_like(token_ids), none.astype(np.float32)
+        return SamplerOutput(token_ids, finite, logprob, rank, none, top_logprobs, candidates)
 
     @staticmethod
     def join(parts: Sequence["SamplerOutput"]) -> "SamplerOutput":
-        """Joins the outputs of consecutive rows; those with fewer alternatives are padded with zeros."""
-        most = max(part.top_ids.shape[1] for part in parts)
+        """Joins the outputs of consecutive rows; those with fewer alternatives or candidates are padded."""
         columns: dict[str, Array] = {}
         for f in fields(SamplerOutput):
             values = [getattr(part, f.name) for part in parts]
             if values[0].ndim == 2:
-                values = [np.pad(each, ((0, 0), (0, most - each.shape[1]))) for each in values]
+                most, fill = max(each.shape[1] for each in values), -1 if f.name == "candidates" else 0
+                values = [
+                    np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=fill) for each in values
+                ]
             columns[f.name] = np.concatenate(values)
         return SamplerOutput(**columns)
 

@@ -1,13 +1,23 @@
-"""The masks of a step's rows: they are made and sent while the workers compute the logits of these rows."""
+"""Constraints beside the workers: what may follow, found while they compute logits, or after they have sampled.
+
+A mask costs as much time as a tenth of a row of a small model. So workers send the best tokens of a row without a mask,
+where the first of them that may follow is the token that the mask would lead to. Only if none may, a mask is made.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ...core.errors import TkError
 from ..scheduling.live_request import LiveRequest
 from ..scheduling.step_in_flight import StepInFlight
+from ..scheduling.step_plan import SamplerOutput
 from .worker_group import WorkerGroup
 
+Failures = Sequence[tuple[LiveRequest, TkError]]  # requests whose constraints cannot go on, with the reasons
 
-def send_masks(step: StepInFlight | None, workers: WorkerGroup, timeout: float) -> list[tuple[LiveRequest, TkError]]:
-    """Makes the masks of the step that was sent last, if it needs any, and sends them.
+
+def send_masks(step: StepInFlight | None, workers: WorkerGroup, timeout: float) -> Failures:
+    """Makes the masks that the step that was sent last needs before its rows are sampled, and sends them.
 
     Args:
         step: the step, all tokens before which are known; None = no step is in flight.
@@ -20,6 +30,34 @@ def send_masks(step: StepInFlight | None, workers: WorkerGroup, timeout: float) 
     made = None if step is None else step.masks()
     if made is None:
         return []
-    masks, failed = made
-    workers.send_masks(masks, timeout)
-    return failed
+    workers.send_masks(made.words, timeout)
+    return made.failed
+
+
+def receive_tokens(step: StepInFlight, workers: WorkerGroup, timeout: float) -> tuple[SamplerOutput, Failures]:
+    """Waits for the results of the oldest step without them, and chooses tokens among candidates.
+
+    Args:
+        step: the step.
+        workers: the workers, which wait for the tokens if there are candidates.
+        timeout: see `WorkerGroup.receive`.
+
+    Returns:
+        The results, and the requests whose constraints cannot go on, with the reasons.
+
+    Raises:
+        WorkerDied: see `WorkerGroup.receive`.
+    """
+    result = workers.receive(timeout)
+    if not result.candidates.size:
+        workers.send_tokens(result.token_ids, timeout)
+        return result, []
+    failed: Failures = []
+    tokens, refused = step.choose(result)
+    if refused:
+        made = step.masks_of(refused)
+        workers.sample_again(made.rows, made.words, timeout)
+        tokens[refused] = workers.receive(timeout).token_ids[refused]
+        failed = made.failed
+    workers.send_tokens(tokens, timeout, are_chosen=True)
+    return replace(result, token_ids=tokens), failed

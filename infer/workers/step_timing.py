@@ -63,7 +63,7 @@ def _seconds(workers: WorkerGroup, batch: BatchWriter, timeout: float, chunk: Sc
     message = batch.write([chunk]).encode()
     begun = time.monotonic()
     workers.send(message, timeout)
-    workers.receive(timeout)
+    workers.send_tokens(workers.receive(timeout).token_ids, timeout)
     seconds = time.monotonic() - begun
     batch.release(chunk.sequence)
     return seconds

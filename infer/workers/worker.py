@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from ..scheduling.step_message import NextTokens, StepMessage, decode_message
 from ..scheduling.step_plan import Array, SamplerOutput
 from .ipc import Frame, error_frame, receive, send
 from .persistent_batch import PersistentBatch
+
+_NO_BLOCKS: Final = np.empty((0, 2), np.int32)
 
 
 def load(job: Job) -> Backend:
@@ -94,23 +97,36 @@ def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch
     """
     ahead: deque[StepMessage | NextTokens] = deque()
     knows_tokens = True
-    next_step = Frame("step", body=NextTokens(np.empty((0, 2), np.int32)).encode()).encode()
-    line = EngineLine(connection.fileno(), next_step, _result, answers)
+    next_step = Frame("step", body=NextTokens(_NO_BLOCKS).encode()).encode()
+    line = EngineLine(connection.fileno(), next_step, _result, _tokens, answers)
     while (frame := receive(connection)) is not None:
         if frame.op == "tokens":
             batch.feed(np.frombuffer(frame.body, np.int32))
             knows_tokens = True
+        elif frame.op == "again":
+            again = backend.sample_again(*_masks_of(frame))
+            if answers:
+                send(connection, _result(again))
         else:
             ahead.append(decode_message(frame.body))
         if ahead and knows_tokens:
             output = backend.step(batch.plan(ahead.popleft()), lambda: _masks(connection))
-            knows_tokens = output is not None
-            if output is not None:
-                if answers:
-                    send(connection, _result(output))
+            knows_tokens = output is not None and not output.candidates.size
+            if output is None:
+                continue
+            if answers:
+                send(connection, _result(output))
+            if knows_tokens:
                 batch.feed(output.token_ids)
-                if (last := backend.go_on(line)) is not None:
-                    batch.feed(last)
+            if (went_on := backend.go_on(line)) is not None:
+                if went_on.tokens is not None:
+                    batch.feed(went_on.tokens)
+                if went_on.has_next:
+                    ahead.append(NextTokens(_NO_BLOCKS))
+
+
+def _tokens(tokens: Array) -> bytes:
+    return Frame("tokens", body=tokens.tobytes()).encode()
 
 
 def _result(output: SamplerOutput) -> bytes:
@@ -126,6 +142,11 @@ def _masks(connection: socket.socket) -> Array:
     frame = receive(connection)
     if frame is None:
         raise WorkerDied("The engine ended before it sent the masks of a step.")
+    return _masks_of(frame)[0]
+
+
+def _masks_of(frame: Frame) -> tuple[Array, Array]:
+    """Returns the masks of a frame, uint32 [M, W], and the numbers of rows behind them, int32."""
     shape = np.frombuffer(frame.body, np.int32, 2)
-    masks: Array = np.frombuffer(frame.body, np.uint32, offset=shape.nbytes).reshape(shape)
-    return masks
+    masks: Array = np.frombuffer(frame.body, np.uint32, shape.prod(), shape.nbytes).reshape(shape)
+    return masks, np.frombuffer(frame.body, np.int32, offset=shape.nbytes + masks.nbytes)

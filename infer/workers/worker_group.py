@@ -109,12 +109,31 @@ class WorkerGroup:
 
         All steps before it must be answered already.
         """
-        body = np.array(masks.shape, np.int32).tobytes() + masks.tobytes()
-        sampling = [connection for connection in self._connections if connection not in self._uninformed]
-        self._send(Frame("masks", body=body), sampling, timeout)
+        self._send(Frame("masks", body=_array(masks)), self._sampling, timeout)
+
+    def sample_again(self, rows: Array, masks: Array, timeout: float) -> None:
+        """Lets the ranks that sample do that again for the last step that was answered, which has candidates.
+
+        Args:
+            rows: the numbers of rows, int32 [M], whose masks are given.
+            masks: uint32 [M, W].
+        """
+        body = _array(masks) + rows.tobytes()
+        self._send(Frame("again", body=body), self._sampling, timeout)
+
+    def send_tokens(self, tokens: Array, timeout: float, are_chosen: bool = False) -> None:
+        """Sends the tokens of the last step that was answered to the ranks that wait for them.
+
+        Args:
+            tokens: int32 [R].
+            are_chosen: whether the step had candidates, so that no rank knows its tokens.
+        """
+        waiting = self._connections if are_chosen else self._uninformed
+        if waiting:
+            self._send(Frame("tokens", body=tokens.tobytes()), waiting, timeout)
 
     def receive(self, timeout: float) -> SamplerOutput:
-        """Returns the answer of rank 0 to the oldest step without one.
+        """Returns the answer of rank 0 to the oldest step without one. `send_tokens` must follow.
 
         Raises:
             WorkerDied: a rank ended, reported an error, or did not answer within `timeout` seconds.
@@ -125,10 +144,7 @@ class WorkerGroup:
                 answer = self._receive(rank)
                 if answer.op == "error":
                     raise WorkerDied(str(error_from(answer)))
-                output = SamplerOutput.decode(answer.body)
-                if self._uninformed:
-                    self._send(Frame("tokens", body=output.token_ids.tobytes()), self._uninformed, timeout)
-                return output
+                return SamplerOutput.decode(answer.body)
 
     def sleep(self) -> None:
         """Returns when `wake` is called.
@@ -156,6 +172,11 @@ class WorkerGroup:
         self._selector.close()
         self._wake_up.close()
         self._woken.close()
+
+    @property
+    def _sampling(self) -> list[socket.socket]:
+        """The connections to the ranks that sample."""
+        return [connection for connection in self._connections if connection not in self._uninformed]
 
     def _send(self, frame: Frame, connections: Sequence[socket.socket], timeout: float) -> None:
         data = frame.encode()
@@ -192,3 +213,8 @@ class WorkerGroup:
 
 def _describe_exit(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def _array(values: Array) -> bytes:
+    """Returns the shape and the values of an array of two axes."""
+    return np.array(values.shape, np.int32).tobytes() + values.tobytes()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from ....parallel.collectives import all_gather
@@ -10,8 +11,8 @@ from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
 from ...sampling.sampler import best_sampler, run_sampler
-from ...scheduling.step_plan import Array, SamplerOutput, StepPlan, spans_within
-from ..backend import EngineLine, Masks, no_masks
+from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows, StepPlan, spans_within
+from ..backend import EngineLine, Masks, WentOn, no_masks
 from .interpreter import Interpreter
 from .kv_cache import KVCache
 from .paged_attention import PagedAttention
@@ -39,6 +40,7 @@ class ModelRunner:
         self._program, self._cache, self._tp = program, cache, tp
         self._interpreter = Interpreter(program, weights, tp)
         self._sample = best_sampler()
+        self._asked: tuple[SamplingRows, Array] | None = None  # rows of the last step, and their logits, to sample again
         prepared = weights.products(program)
         with torch.inference_mode():
             inner = _distinct([each for each in program.operations if isinstance(each, Multiply | Route)], prepared)
@@ -49,16 +51,25 @@ class ModelRunner:
     @torch.inference_mode()
     def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput | None:
         """Computes a step, stores its keys and values; returns the sampler's output on rank 0, else None."""
-        outputs, found = [], None
+        outputs, found, kept = [], None, list[Array]()
         for first, logits_RV in self._logits(plan):
             if self._tp.rank == 0:
                 if found is None and plan.rows.are_masked:
                     found = masks()
-                rows = plan.rows.part(first, first + len(logits_RV))
-                outputs.append(run_sampler(logits_RV.cpu().numpy(), rows, found, self._sample))
+                rows, logits = plan.rows.part(first, first + len(logits_RV)), logits_RV.cpu().numpy()
+                outputs.append(run_sampler(logits, rows, found, self._sample))
+                if plan.rows.are_asked:
+                    kept.append(logits)
+        self._asked = (plan.rows, np.concatenate(kept)) if kept else None
         return SamplerOutput.join(outputs) if outputs else None
 
-    def go_on(self, line: EngineLine) -> Array | None:
+    def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
+        """Samples the rows of the last step again, some of them with masks: see `Backend`."""
+        assert self._asked is not None, "the last step had candidates"
+        asked, logits_RV = self._asked
+        return run_sampler(logits_RV, asked.masked(rows), masks, self._sample)
+
+    def go_on(self, line: EngineLine) -> WentOn | None:
         """Leaves all steps to the worker."""
         return None
 

@@ -5,7 +5,7 @@ from ctypes import addressof, create_string_buffer
 import numpy as np
 
 from ...sampling.block import SamplingBatch
-from ...scheduling.step_plan import SamplerOutput
+from ...scheduling.step_plan import NUM_CANDIDATES, SamplerOutput
 from ..backend import EngineLine
 from .structures import StepExchange
 
@@ -17,15 +17,19 @@ class GoingOn:
         line: the rank's socket to the engine.
         num_rows: the number of rows of a step.
         batch: the sampler's block, where results are found, and numbers of tokens are advanced.
+        are_asked: whether rows have candidates.
 
     Attributes:
         structure: the arguments as C reads them, as long as this object lives.
     """
 
-    def __init__(self, line: EngineLine, num_rows: int, batch: SamplingBatch) -> None:
-        empty = SamplerOutput.of_tokens(np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8))
-        answer = line.encode(empty)
+    def __init__(self, line: EngineLine, num_rows: int, batch: SamplingBatch, are_asked: bool) -> None:
+        tokens, num_candidates = np.zeros(num_rows, np.int32), NUM_CANDIDATES * are_asked
+        candidates = np.zeros((num_rows, num_candidates), np.int32)
+        answer = line.encode(SamplerOutput.of_tokens(tokens, np.zeros(num_rows, np.uint8), candidates))
+        chosen = line.encode_tokens(tokens)[: -tokens.nbytes]
         self._answer = create_string_buffer(answer, len(answer))
+        self._chosen = create_string_buffer(chosen, len(chosen))
         self._next_step = create_string_buffer(line.next_step, len(line.next_step))
         self.structure = StepExchange(
             descriptor=line.descriptor,
@@ -36,5 +40,9 @@ class GoingOn:
             answer_bytes=len(answer),
             sampled=batch.token_ids,
             finite=batch.finite,
+            candidates=batch.candidates,
             numbers=batch.new_number,
+            chosen=addressof(self._chosen),
+            chosen_bytes=len(chosen),
+            num_candidates=num_candidates,
         )

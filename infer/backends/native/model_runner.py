@@ -12,7 +12,7 @@ from ...program.operations import Head
 from ...sampling.native_sampler import native_sampler
 from ...sampling.sampler import run_sampler
 from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows, StepPlan
-from ..backend import CacheShape, EngineLine, Masks, no_masks
+from ..backend import CacheShape, EngineLine, Masks, WentOn, no_masks
 from .library import Kernels
 from .operations import prepare_operations
 from .packing import PackedWeights, format_of
@@ -95,17 +95,29 @@ class NativeRunner:
             outputs.append(sampler.output(rows))
         return outputs[0] if len(outputs) == 1 else SamplerOutput.join(outputs)
 
-    def go_on(self, line: EngineLine) -> Array | None:
+    def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
+        """Samples the rows of the last step again, some of them with masks: see `Backend`."""
+        assert self._taken is not None, "there was a step before"
+        again, sampler = self._taken.plan.rows.masked(rows), self._sampler
+        if sampler is None:
+            return run_sampler(self._logits(len(again)), again, masks)
+        self._sample(sampler, again, masks, again=True)
+        return sampler.output(again)
+
+    def go_on(self, line: EngineLine) -> WentOn | None:
         """Carries out the engine's next steps within one call into C: see `Backend` and c/exchange.h."""
         taken, sampler = self._taken, self._sampler
         if taken is None or sampler is None or not taken.can_go_on:
             return None
         arguments = sampler.going_on(line, taken.plan.rows)
-        steps = self._functions.go_on(byref(self._model), byref(arguments.structure)) if arguments else 0
-        if not steps:
+        if arguments is None:
             return None
+        exchange = arguments.structure
+        steps = self._functions.go_on(byref(self._model), byref(exchange))
         taken.went_on(steps)
-        return sampler.output(taken.plan.rows).token_ids
+        if exchange.num_candidates:
+            return WentOn(None, bool(exchange.has_next))
+        return WentOn(sampler.output(taken.plan.rows).token_ids) if steps else None
 
     def logits(self, plan: StepPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
@@ -137,9 +149,9 @@ class NativeRunner:
             yield rows
             compute = self._functions.head
 
-    def _sample(self, sampler: StepSampler, rows: SamplingRows, masks: Array | None) -> None:
-        """Samples the rows whose logits were computed last."""
-        sampler.prepare(rows, masks)
+    def _sample(self, sampler: StepSampler, rows: SamplingRows, masks: Array | None, again: bool = False) -> None:
+        """Samples the rows whose logits were computed last, perhaps again."""
+        sampler.prepare(rows, masks, again)
         self._model.sampling = sampler.address
         self._functions.sample(byref(self._model))
         self._model.sampling = None  # as long as the step goes on

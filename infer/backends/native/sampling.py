@@ -30,7 +30,7 @@ class StepSampler:
         self._scratch: Array = lazy(threads * scratch_bytes)
         self._sampler = sampler  # its library stays loaded
         self._rows: SamplingRows | None = None  # those that the block has, without masks
-        self._most = 0  # alternatives of them
+        self._most, self._are_asked = 0, False  # the alternatives of them; whether one has candidates
         self._arguments = Sampling(
             rows=cast(sampler.sample_rows, c_void_p).value,
             batch=addressof(self._block.batch),
@@ -43,16 +43,21 @@ class StepSampler:
         """The address of the arguments, for `NativeModel.sampling`."""
         return addressof(self._arguments)
 
-    def prepare(self, rows: SamplingRows, masks: Array | None = None) -> None:
+    def prepare(self, rows: SamplingRows, masks: Array | None = None, again: bool = False) -> None:
         """Sets the options of the rows that the next call of the kernels samples, and the masks that they number.
 
         The rows of the step before may have advanced (see `StepPlan`).
+
+        Args:
+            again: whether they were sampled before.
         """
+        self._arguments.again = again
         if rows is self._rows and masks is None:
             self._block.advance(rows.new_number)
             return
         self._block.fill(rows, masks)
         self._rows, self._most = rows if masks is None else None, most_alternatives(rows)
+        self._are_asked = rows.are_asked
 
     def going_on(self, line: EngineLine, rows: SamplingRows) -> GoingOn | None:
         """Returns the arguments with which kernels sample further tokens of the rows.
@@ -61,8 +66,8 @@ class StepSampler:
         """
         if rows is not self._rows or self._most != NO_LOGPROBS:
             return None
-        return GoingOn(line, len(rows), self._block.batch)
+        return GoingOn(line, len(rows), self._block.batch, self._are_asked)
 
     def output(self, rows: SamplingRows) -> SamplerOutput:
         """Returns the samples of the rows that were prepared last, those of other ranks included."""
-        return self._block.output(len(rows), self._most)
+        return self._block.output(len(rows), self._most, self._are_asked)

@@ -132,7 +132,12 @@ class StepExchange(Structure):
         ("answer_bytes", c_int64),
         ("sampled", c_void_p),
         ("finite", c_void_p),
+        ("candidates", c_void_p),
         ("numbers", c_void_p),
+        ("chosen", c_void_p),
+        ("chosen_bytes", c_int64),
+        ("num_candidates", c_int32),
+        ("has_next", c_int32),
     )
 
 
@@ -156,6 +161,7 @@ class Sampling(Structure):
         ("scratch", c_void_p),
         ("scratch_bytes", c_int64),
         ("next", c_int32),
+        ("again", c_int32),
     )
 
 

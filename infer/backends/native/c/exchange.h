@@ -19,12 +19,34 @@ static int takes_next_step(const struct exchange *e) {
     return !memcmp(seen, e->next_step, bytes) && recv(e->descriptor, seen, bytes, 0) == e->next_step_bytes;
 }
 
+// Reads so many bytes of a message that is there; returns 0 if the engine has ended.
+static int reads(const struct exchange *e, void *to, size_t bytes) {
+    for (size_t got = 0; got < bytes;) {
+        ssize_t count = recv(e->descriptor, (char *)to + got, bytes - got, 0);
+        if (!count || (count < 0 && errno != EINTR)) return 0;
+        if (count > 0) got += (size_t)count;
+    }
+    return 1;
+}
+
+// Waits for the engine's next message; takes it, the tokens of a step, if these are the ones that the engine chose.
+static int takes_chosen(const struct exchange *e, struct step *s) {
+    char seen[MOST_BYTES];
+    size_t bytes = (size_t)e->chosen_bytes;
+    ssize_t count = -1;
+    if (bytes > sizeof seen) return 0;
+    do count = recv(e->descriptor, seen, bytes, MSG_PEEK);
+    while (count < 0 && errno == EINTR);
+    if (count != e->chosen_bytes || memcmp(seen, e->chosen, bytes)) return 0;
+    return reads(e, seen, bytes) && reads(e, s->token_ids, 4 * (size_t)s->tokens);
+}
+
 // Moves a step on by a token of each sequence: each has one, whose logits are wanted.
 static void advance(struct model *m, const struct exchange *e) {
     struct step *s = &m->step;
     s->begun = 0;
     for (int32_t i = 0; i < s->tokens; i++) {
-        s->token_ids[i] = e->sampled[i];
+        if (!e->num_candidates) s->token_ids[i] = e->sampled[i];
         s->span[i].start++;
         e->numbers[i]++;
         s->slots[i]++;
@@ -38,8 +60,11 @@ static void advance(struct model *m, const struct exchange *e) {
 // Sends the results of a step; returns 0 if the engine has ended.
 static int send_answer(const struct model *m, const struct exchange *e) {
     size_t tokens = (size_t)m->step.tokens, sent = 0, all = (size_t)e->answer_bytes;
-    memcpy(e->answer + all - 5 * tokens, e->sampled, 4 * tokens);
-    memcpy(e->answer + all - tokens, e->finite, tokens);
+    size_t candidates = 4 * tokens * (size_t)e->num_candidates;
+    char *end = e->answer + all - candidates;
+    memcpy(end - 5 * tokens, e->sampled, 4 * tokens);
+    memcpy(end - tokens, e->finite, tokens);
+    memcpy(end, e->candidates, candidates);
     while (e->answers && sent < all) {
         ssize_t count = send(e->descriptor, e->answer + sent, all - sent, MSG_NOSIGNAL);
         if (count < 0 && errno != EINTR) return 0;

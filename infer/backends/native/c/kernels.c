@@ -96,7 +96,7 @@ static void sample(struct model *m, int32_t thread) {
     for (;;) {
         int64_t index = m->rank + (int64_t)m->tp * __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED);
         if (index >= m->head_count) return;
-        close_gaps(m, index);
+        if (!s->again) close_gaps(m, index);
         s->rows(s->batch, index, index + 1, s->scratch + thread * s->scratch_bytes);
     }
 }
@@ -148,6 +148,10 @@ __attribute__((visibility("default"))) void NAMED(tk_step_, TK_NAME)(struct mode
 __attribute__((visibility("default"))) int32_t NAMED(tk_go_on_, TK_NAME)(struct model *m, struct exchange *e) {
     int32_t steps = 0;
     while (takes_next_step(e)) {
+        if (e->num_candidates && !takes_chosen(e, &m->step)) {
+            e->has_next = 1;
+            break;
+        }
         advance(m, e);
         tk_pool_run(m->pool, run_step, m);
         steps++;

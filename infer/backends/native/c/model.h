@@ -74,11 +74,16 @@ struct exchange {                  // a rank's socket to the engine, see exchang
     int32_t answers;               // whether this rank sends results
     const char *next_step;         // the message on which the rank goes on
     int64_t next_step_bytes;
-    char *answer;                  // the message of a result; at its end the tokens, int32, and whether each is finite
+    char *answer;                  // the message of a result; at its end tokens, whether each is finite, and candidates
     int64_t answer_bytes;
     const int32_t *sampled;        // the results of the sampler
     const uint8_t *finite;
+    const int32_t *candidates;     // [tokens][num_candidates]
     int32_t *numbers;              // of the new tokens, as the sampler reads them
+    const char *chosen;            // the beginning of the message with the tokens that the engine chose, int32
+    int64_t chosen_bytes;
+    int32_t num_candidates;        // of each row; 0: the engine chooses no tokens
+    int32_t has_next;              // set: the next step's message was taken, but its tokens have not come yet
 };
 
 struct arrival {                   // how often a rank has met the others; on a cache line of its own
@@ -99,6 +104,7 @@ struct sampling {                  // the sampler of infer/sampling/sampler.c
     char *scratch;                 // per thread
     int64_t scratch_bytes;
     int32_t next;                  // rows of this rank that its threads have taken
+    int32_t again;                 // 1: the same rows were sampled before
 };
 
 struct model {
