@@ -4,7 +4,8 @@ import sys
 
 import numpy as np
 
-from tk.infer.backends.backend import EngineLine, Masks, WentOn, no_masks
+from tk.infer.backends.backend import Masks, no_masks
+from tk.infer.backends.engine_line import EngineLine, WentOn
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import Array, SamplerOutput, StepPlan
 from tk.infer.workers.worker import work

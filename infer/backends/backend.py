@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..scheduling.step_plan import Array, SamplerOutput, StepPlan
+from .engine_line import EngineLine, WentOn
 
 Masks = Callable[[], Array]  # waits for the masks of a step's rows: see `sampler.run_sampler`
 
@@ -30,40 +31,6 @@ class CacheShape:
     block_size: int
     dtype: str
     num_copies: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLine:
-    """A rank's socket to the engine, for a backend that goes on by itself.
-
-    Attributes:
-        descriptor: the socket's file descriptor; the socket blocks.
-        next_step: the message of a step that computes the next token of each sequence, and has no new blocks.
-        encode: returns the message of a step's results. Without log-probabilities it ends with the token of each row,
-            whether its logits are finite, and its candidates: int32 [R], uint8 [R], int32 [R, C].
-        encode_tokens: returns the engine's message of the tokens that it chose among candidates; they are its end:
-            int32 [R].
-        answers: whether this rank sends the results.
-    """
-
-    descriptor: int
-    next_step: bytes
-    encode: Callable[[SamplerOutput], bytes]
-    encode_tokens: Callable[[Array], bytes]
-    answers: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WentOn:
-    """The state in which a backend that goes on by itself leaves the last step.
-
-    Attributes:
-        tokens: its tokens, int32 [R]; None: the engine chooses them, and has not yet.
-        has_next: whether `EngineLine.next_step` was taken from the socket, which follows it when its tokens are known.
-    """
-
-    tokens: Array | None
-    has_next: bool = False
 
 
 class Backend(Protocol):
@@ -100,8 +67,8 @@ class Backend(Protocol):
     def go_on(self, line: EngineLine) -> WentOn | None:
         """Carries out further steps, and sends their results, as long as the engine's next message is `next_step`.
 
-        The last step sampled a token for each of its spans; its plan advances in place (see `StepPlan`). Where rows have
-        candidates, the results of that step were sent, and the engine's message of their tokens must follow. Returns
+        The last step sampled a token for each of its spans; its plan advances in place (see `StepPlan`). If rows have
+        candidates, its results were sent, and the tokens that the engine chooses must come behind `next_step`. Returns
         None if nothing has changed.
         """
 

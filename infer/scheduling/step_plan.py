@@ -100,7 +100,7 @@ class SamplingRows:
         return bool((self.mask == ASKED).any())
 
     def masked(self, rows: Array) -> "SamplingRows":
-        """Returns the same rows, where those of these numbers, int32 [M], have the masks 0 to M - 1, the others none."""
+        """Returns the same rows: those of these numbers, int32 [M], have the masks 0 to M - 1, the others none."""
         mask = np.full_like(self.mask, NO_MASK)
         mask[rows] = np.arange(len(rows), dtype=np.int32)
         return replace(self, mask=mask)
@@ -261,9 +261,7 @@ class SamplerOutput:
             values = [getattr(part, f.name) for part in parts]
             if values[0].ndim == 2:
                 most, fill = max(each.shape[1] for each in values), -1 if f.name == "candidates" else 0
-                values = [
-                    np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=fill) for each in values
-                ]
+                values = [np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=fill) for each in values]
             columns[f.name] = np.concatenate(values)
         return SamplerOutput(**columns)
 

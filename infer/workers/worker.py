@@ -20,8 +20,9 @@ from ...core.dtypes import by_name
 from ...core.errors import CheckpointError, TkError, WorkerDied
 from ...model.registry import decoder_spec
 from ...model.stored_config import stored_config
-from ..backends.backend import Backend, EngineLine
+from ..backends.backend import Backend
 from ..backends.choose import prepare
+from ..backends.engine_line import EngineLine
 from ..planning.job import Job
 from ..program.lower import lower, serving_slices
 from ..program.quantization import groupings
@@ -89,8 +90,9 @@ def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend])
 def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch, answers: bool) -> None:
     """Computes steps until the engine ends. A step may come before the tokens of the one before it.
 
-    Ranks that sample know these tokens; the others receive them from the engine, after every step. The masks of a step
-    come after it, and before all later steps.
+    Ranks that sample know these tokens, unless rows have candidates; otherwise the engine sends them after the step's
+    result. Masks that a step needs before come after it, and before all later steps. Masks with which its rows are
+    sampled again come before its tokens.
 
     Args:
         answers: whether this rank sends the results to the engine.

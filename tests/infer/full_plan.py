@@ -9,7 +9,7 @@ import numpy as np
 
 from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
 from tk.infer.scheduling.sequence import Sequence as Sample
-from tk.infer.scheduling.step_plan import NO_LOGPROBS, NO_MASK, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.step_plan import ASKED, NO_LOGPROBS, SamplingRow, SamplingRows, StepPlan
 from tk.infer.scheduling.token_counts import TokenCounts
 
 
@@ -50,7 +50,8 @@ def full_plan(
             first = len(tokens) - 1 - len(chunk.proposals)
             row = sampling_row(chunk.sequence, chunk.stop, first + i, stopping, chunk.proposals[:i])
             if chunk.sequence.matcher is not None:
-                row = replace(row, mask=sum(other.mask != NO_MASK for other in rows))
+                is_asked = chunk.sequence.is_asked
+                row = replace(row, mask=ASKED if is_asked else sum(other.mask >= 0 for other in rows))
             rows.append(row)
     return StepPlan(
         tokens=np.array(tokens, np.int32),

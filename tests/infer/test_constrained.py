@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from tk.infer.backends.native.library import instruction_sets
 from tk.infer.constraints.compiler import Grammars
 from tk.infer.constraints.grammar import Constraint, Grammar, Matcher
 from tk.infer.requests.events import Delta, Done, FinishReason, Request
+from tk.infer.scheduling import live_request
+from tk.infer.scheduling.step_in_flight import Masks, StepInFlight
+from tk.infer.scheduling.step_plan import Array, SamplerOutput
 from tk.tests.infer.random_schemas import is_accepted, random_schema
 from tk.tests.infer.test_engine import PROMPTS, Sink
 
@@ -89,6 +92,53 @@ def test_two_ranks_and_other_kernels_keep_them_too(llm_tp2: LLM, aten: LLM, alon
     found = texts(aten, list(KINDS))
     assert all(is_accepted(text, SCHEMA) for text in found["json_schema"])
     assert all(re.fullmatch(REGEX, text) for text in found["regex"] + found["greedy"])
+
+
+CHOSEN = {
+    "schema": SamplingParams(json_schema=json.dumps(SCHEMA), seed=1, n=3),
+    "greedy": replace(KINDS["greedy"], regex=r"[A-Z][a-z]{2,30}"),
+    "hot": SamplingParams(regex=REGEX, seed=3, temperature=3.0, n=2, presence_penalty=0.5),
+    "ends early": SamplingParams(regex="(ab?)*", seed=8, n=4, max_new_tokens=20),
+    "forced": SamplingParams(regex="a long text without any choice in it (1|2)", seed=9, temperature=0.5),
+}
+
+
+@pytest.mark.parametrize("served", ["llm", "llm_tp2", "aten"])
+def test_tokens_chosen_among_candidates_are_those_under_masks(
+    served: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm: LLM = request.getfixturevalue(served)
+    crowd = [KINDS["free"], *CHOSEN.values(), *KINDS.values()]
+    made, chose = 0, 0
+    masks_of, choose = StepInFlight.masks_of, StepInFlight.choose
+
+    def counted_masks(self: StepInFlight, rows: Sequence[int]) -> Masks:
+        nonlocal made
+        made += len(rows)
+        return masks_of(self, rows)
+
+    def counted_choice(self: StepInFlight, result: SamplerOutput) -> tuple[Array, list[int]]:
+        nonlocal chose
+        chose += 1
+        return choose(self, result)
+
+    monkeypatch.setattr(StepInFlight, "masks_of", counted_masks)
+    monkeypatch.setattr(StepInFlight, "choose", counted_choice)
+    runs: dict[bool, list[list[int]]] = {}
+    counts: dict[bool, int] = {}
+    for chooses in (True, False):
+        if not chooses:
+            monkeypatch.setattr(live_request, "has_candidates", lambda params: False)
+        made, chose = 0, 0
+        alone = [llm.generate([PROMPTS[0]], [params]) for params in CHOSEN.values()]
+        counts[chooses] = made
+        together = llm.generate([PROMPTS[0]] * len(crowd), crowd)
+        assert (chose > 20) is chooses
+        found = [*(one for (one,) in alone), *together]
+        runs[chooses] = [list(choice.token_ids) for one in found for choice in one.choices]
+    assert runs[True] == runs[False]
+    assert 0 < counts[True] < counts[False] / 2
+    llm.engine.books.check_integrity()
 
 
 @pytest.mark.skipif(not instruction_sets(), reason="no compiler")

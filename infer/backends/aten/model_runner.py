@@ -12,7 +12,8 @@ from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
 from ...sampling.sampler import best_sampler, run_sampler
 from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows, StepPlan, spans_within
-from ..backend import EngineLine, Masks, WentOn, no_masks
+from ..backend import Masks, no_masks
+from ..engine_line import EngineLine, WentOn
 from .interpreter import Interpreter
 from .kv_cache import KVCache
 from .paged_attention import PagedAttention
@@ -40,7 +41,9 @@ class ModelRunner:
         self._program, self._cache, self._tp = program, cache, tp
         self._interpreter = Interpreter(program, weights, tp)
         self._sample = best_sampler()
-        self._asked: tuple[SamplingRows, Array] | None = None  # rows of the last step, and their logits, to sample again
+        self._asked: tuple[SamplingRows, Array] | None = (
+            None  # rows of the last step, and their logits, to sample again
+        )
         prepared = weights.products(program)
         with torch.inference_mode():
             inner = _distinct([each for each in program.operations if isinstance(each, Multiply | Route)], prepared)

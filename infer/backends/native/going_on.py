@@ -6,7 +6,7 @@ import numpy as np
 
 from ...sampling.block import SamplingBatch
 from ...scheduling.step_plan import NUM_CANDIDATES, SamplerOutput
-from ..backend import EngineLine
+from ..engine_line import EngineLine
 from .structures import StepExchange
 
 

@@ -12,7 +12,8 @@ from ...program.operations import Head
 from ...sampling.native_sampler import native_sampler
 from ...sampling.sampler import run_sampler
 from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows, StepPlan
-from ..backend import CacheShape, EngineLine, Masks, WentOn, no_masks
+from ..backend import CacheShape, Masks, no_masks
+from ..engine_line import EngineLine, WentOn
 from .library import Kernels
 from .operations import prepare_operations
 from .packing import PackedWeights, format_of

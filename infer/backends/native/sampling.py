@@ -5,7 +5,7 @@ from ctypes import addressof, c_void_p, cast
 from ...sampling.block import SamplingBlock, most_alternatives
 from ...sampling.native_sampler import NativeSampler
 from ...scheduling.step_plan import NO_LOGPROBS, Array, SamplerOutput, SamplingRows
-from ..backend import EngineLine
+from ..engine_line import EngineLine
 from .going_on import GoingOn
 from .memory import lazy
 from .state import State

@@ -71,6 +71,8 @@ def walk(tokenizer: Tokenizer, kind: Kind, text: str, seed: int) -> Iterator[tup
     while True:
         tokens = allowed(matcher)
         assert tokens, "a text can always go on or end"
+        found = [token for token in range(tokenizer.vocab_size + ROOM) if matcher.first_allowed([token]) == token]
+        assert found == tokens, "one by one as by the mask"
         assert max(tokens) < tokenizer.vocab_size
         yield b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace"), end in tokens
         ids.append(chance.choice(tokens))

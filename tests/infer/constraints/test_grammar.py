@@ -19,6 +19,9 @@ class Script:
     def __init__(self, limit: int = 99, message: str = "") -> None:
         self.limit, self.message = limit, message
         self.taken: list[int] = []
+        self.asked: list[int] = []
+        self.forced: list[int] = []
+        self.looked_ahead = 0
 
     def deep_copy(self) -> "Script":
         return Script(self.limit, self.message)
@@ -34,6 +37,14 @@ class Script:
 
     def get_error(self) -> str:
         return self.message
+
+    def compute_ff_tokens(self) -> list[int]:
+        self.looked_ahead += 1
+        return self.forced
+
+    def validate_tokens(self, tokens: list[int]) -> int:
+        self.asked += tokens
+        return int(tokens[0] % 2)
 
     def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
         self.mask: Any = (address, num_bytes)
@@ -54,6 +65,30 @@ def test_a_mask_has_a_bit_for_every_token() -> None:
     mask = np.zeros(3, np.uint32)
     matcher(script).write_mask(mask)
     assert script.mask == (mask.ctypes.data, 12)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "found", "asked"), [([4, 6, 7, 9], 7, [4, 6, 7]), ([4, -1, 5], None, [4]), ([], None, [])]
+)
+def test_the_first_candidate_that_may_follow_is_found(
+    candidates: list[int], found: int | None, asked: list[int]
+) -> None:
+    script = Script()
+    assert matcher(script).first_allowed(candidates) == found
+    assert script.asked == asked
+
+
+def test_where_one_token_alone_may_follow_no_candidate_counts() -> None:
+    script = Script()
+    script.forced = [8, 5]
+    state = matcher(script)
+    state.look_ahead()
+    assert [state.first_allowed([7]), state.first_allowed([])] == [8, 8]
+    assert (script.asked, script.looked_ahead) == ([], 1)
+    script.forced = []
+    state.take(8)
+    assert state.first_allowed([7]) == 7
+    assert script.looked_ahead == 2
 
 
 def test_a_sample_is_complete_when_the_grammar_stops_without_an_error() -> None:

@@ -68,7 +68,7 @@ def batches(draw: st.DrawFn) -> tuple[Logits, SamplingRows, Logits | None]:
         new_number=st.integers(0, 100000),
         bias=st.dictionaries(tokens, st.sampled_from([-5.0, 2.5, 3e38, -np.inf]), max_size=4),
         counts=st.dictionaries(tokens, st.integers(0, 5), max_size=12).map(TokenCounts),
-        mask=st.integers(-1, 2),
+        mask=st.integers(-2, 2),
     )
     batch = SamplingRows.pack(draw(st.lists(rows, min_size=num_rows, max_size=num_rows)))
     masks = None

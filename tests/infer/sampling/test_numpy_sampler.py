@@ -1,10 +1,13 @@
 """The steps of the sampler in numpy, each alone; test_sampler.py compares the whole with docs/wire.md."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tk.infer.sampling.numpy_sampler import _gumbel_max, _keep_top_k, _keep_top_p, sample
-from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows
+from tk.infer.sampling.philox import gumbel, uniform
+from tk.infer.scheduling.step_plan import ASKED, SamplingRow, SamplingRows
 from tk.infer.scheduling.token_counts import TokenCounts
 
 IDS = np.array([2, 3, 5, 7, 11])
@@ -51,6 +54,47 @@ def test_a_mask_bans_tokens_before_the_choice() -> None:
     masks = np.array([[0, 1 << 3]], np.uint32)
     for row in (SamplingRow(0, mask=0), SamplingRow(0, mask=0, temperature=1.0, seed=4)):
         assert sample(logits, SamplingRows.pack([row]), masks).token_ids.tolist() == [35]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 40.0])
+def test_the_first_candidate_that_a_mask_allows_is_the_choice_under_it(temperature: float) -> None:
+    generator = np.random.default_rng(3)
+    logits = np.round(generator.standard_normal((60, 90)) * 2, 1).astype(np.float32)  # with equals
+    penalized = {"repetition_penalty": 1.4, "counts": TokenCounts(dict.fromkeys(range(0, 90, 7), 1))}
+    row = SamplingRow(0, temperature=temperature, **penalized)  # type: ignore[arg-type]
+    asked = sample(logits, SamplingRows.pack([replace(row, seed=i, mask=ASKED) for i in range(60)]))
+    masks = generator.integers(0, 2**32, (60, 3), np.uint32)
+    masked = sample(logits, SamplingRows.pack([replace(row, seed=i, mask=i) for i in range(60)]), masks)
+    free = sample(logits, SamplingRows.pack([replace(row, seed=i) for i in range(60)]))
+    assert asked.token_ids.tolist() == free.token_ids.tolist()
+    assert (asked.candidates >= 0).sum() > 0.95 * asked.candidates.size
+    allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+    num_found = 0
+    for i, candidates in enumerate(asked.candidates):
+        found = [token for token in candidates.tolist() if token >= 0 and allowed[i, token]]
+        num_found += bool(found)
+        assert not found or found[0] == masked.token_ids[i]
+    assert num_found > 50
+
+
+def test_candidates_end_where_rounding_might_decide() -> None:
+    logits = np.full((1, 40), -9.0, np.float32)
+    row = SamplingRow(0, temperature=1.0, seed=5, mask=ASKED)
+    order = sample(logits, SamplingRows.pack([row])).candidates[0]
+    assert len(set(order.tolist())) == 8
+    noise = gumbel(uniform(5, 0, 0, np.arange(40)))
+    logits[0, order[2]] += np.float32(
+        noise[order[1]] - noise[order[2]]
+    )  # which makes the second and third equal, nearly
+    found = sample(logits, SamplingRows.pack([row])).candidates[0]
+    assert found.tolist() == [order[0], *[-1] * 7]
+
+
+def test_there_are_no_candidates_without_a_finite_score() -> None:
+    bias = dict.fromkeys(range(5), -np.inf)
+    rows = [SamplingRow(0, temperature=t, bias={t: -np.inf, **(bias if t else {})}, mask=ASKED) for t in (0, 1)]
+    found = sample(np.zeros((2, 5), np.float32), SamplingRows.pack(rows))
+    assert found.candidates.tolist() == [[1, 2, 3, 4, *[-1] * 4], [-1] * 8]
 
 
 def test_a_scored_row_keeps_its_token_and_has_a_rank() -> None:

@@ -1,10 +1,11 @@
 """The engine's half of the persistent batch: slots, and messages that hold changes only."""
 
 import collections.abc
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from tk.infer.constraints.grammar import Matcher
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.batch_writer import BatchWriter, count_tokens
 from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
@@ -127,6 +128,17 @@ def test_rows_with_bias_or_counts_are_never_a_plain_continuation(params: dict[st
         changes(batch, [chunk(sequence)])
         sequence.output[-1] = 20
         sequence.append(UNKNOWN)
+
+
+def test_rows_of_constraints_have_masks_or_candidates() -> None:
+    sequences = [running() for _ in range(4)]
+    for each in sequences[1:]:
+        each.matcher = cast(Matcher, object())
+    sequences[2].is_asked = True
+    for asks, masks in ((False, [-1, 0, 1, 2]), (True, [-1, 0, -2, 1])):
+        message = writer(4).write([chunk(each) for each in sequences], asks=asks)
+        assert isinstance(message, StepMessage)
+        assert message.spans[:, 7].tolist() == masks
 
 
 def test_slots_are_used_again() -> None:

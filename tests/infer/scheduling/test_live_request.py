@@ -21,7 +21,7 @@ from tk.infer.requests.events import (
     TopLogprob,
 )
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.live_request import LiveRequest, Served
+from tk.infer.scheduling.live_request import LiveRequest, Served, has_candidates
 from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
 from tk.infer.scheduling.step_plan import SamplerOutput
 
@@ -51,6 +51,7 @@ def chosen(token: int) -> SamplerOutput:
         rank=np.array([2], np.int32),
         top_ids=np.array([[8, token]], np.int32),
         top_logprobs=np.array([[-0.25, -0.5]], np.float32),
+        candidates=np.zeros((1, 0), np.int32),
     )
 
 
@@ -69,6 +70,26 @@ def test_samples_share_all_but_their_index() -> None:
         assert (sequence.tokens(0, 9), sequence.num_prompt, sequence.max_tokens) == ([1, 2, 3], 3, 8)
         assert (sequence.arrival, sequence.seed, sequence.priority) == (4, 77, 2)
         assert sequence.prompt is request.request.prompt
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, True),
+        ({"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.1}, True),
+        ({"repetition_penalty": 1.2, "presence_penalty": 0.5}, True),
+        ({"top_p": 0.9}, False),
+        ({"top_k": 5}, False),
+        ({"min_p": 0.1}, False),
+        ({"logprobs": 0}, False),
+        ({"logit_bias": {3: 1.0}}, False),
+    ],
+)
+def test_a_constraint_chooses_among_candidates_where_the_mask_would_change_nothing_else(
+    options: dict[str, Any], expected: bool
+) -> None:
+    assert has_candidates(SamplingParams(regex="a", **options)) is expected
+    assert [sequence.is_asked for sequence in live(**options).sequences] == [False], "it has no constraint"
 
 
 def test_samples_take_no_memory_for_the_prompt() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tk.core.errors import InvalidRequest
 from tk.infer.constraints.grammar import Matcher
+from tk.infer.options import MAX_HEAD_ROWS
 from tk.infer.requests.events import Delta, Event, Started
 from tk.infer.scheduling.batch_writer import BatchWriter
 from tk.infer.scheduling.limits import Limits
@@ -18,6 +19,7 @@ from tk.infer.scheduling.scheduler import Scheduler
 from tk.infer.scheduling.sequence import UNKNOWN, Status
 from tk.infer.scheduling.step_in_flight import StepInFlight, WantedRow, prepare_step, record_step, take_token
 from tk.infer.scheduling.step_message import StepMessage, decode_message
+from tk.infer.scheduling.step_plan import SamplerOutput
 from tk.tests.infer.scheduling.test_live_request import PROMPT, chosen, live
 
 
@@ -28,6 +30,13 @@ class OneToken:
 
     def __init__(self, token: int, error: InvalidRequest | None = None) -> None:
         self.token, self.error = token, error
+        self.looked_ahead = 0
+
+    def look_ahead(self) -> None:
+        self.looked_ahead += 1
+
+    def first_allowed(self, candidates: Sequence[int]) -> int | None:
+        return self.token if self.token in candidates else None
 
     def write_mask(self, mask_W: np.ndarray[Any, Any]) -> None:
         mask_W[:] = 0
@@ -37,9 +46,9 @@ class OneToken:
 class Served:
     """A scheduler and the writer of its steps, with some requests of one sample."""
 
-    def __init__(self, *requests: LiveRequest) -> None:
-        self.scheduler = Scheduler(Limits(4, 8, 64, 20), 16, 2)
-        self.batch = BatchWriter(4, lambda sequence: ())
+    def __init__(self, *requests: LiveRequest, size: int = 4) -> None:
+        self.scheduler = Scheduler(Limits(size, 2 * size, 64 * size, 20), 4 * size, 2)
+        self.batch = BatchWriter(size, lambda sequence: ())
         self.live = {}
         for number, request in enumerate(requests):
             for sequence in request.sequences:
@@ -123,8 +132,41 @@ def test_masks_are_those_of_the_rows_with_a_constraint() -> None:
     ended.sequences[0].status = Status.FINISHED
     found = StepInFlight(b"", (), [_row(request) for request in (free, bound, failed, ended)]).masks()
     assert found is not None
-    masks, failures = found
-    assert masks.tolist()[0] == [0, 2]
-    assert masks.tolist()[2] == [2**32 - 1] * 2, "every token is allowed to a sample that has ended"
-    assert failures == [(failed, error)]
+    assert found.rows.tolist() == [1, 2, 3]
+    assert found.words.tolist()[0] == [0, 2]
+    assert found.words.tolist()[2] == [2**32 - 1] * 2, "every token is allowed to a sample that has ended"
+    assert found.failed == [(failed, error)]
     assert StepInFlight(b"", (), [_row(free)]).masks() is None
+
+
+def _bound(token: int, is_asked: bool = True) -> tuple[LiveRequest, OneToken]:
+    """Returns a request whose constraint allows one token."""
+    request, matcher = live(), OneToken(token)
+    request.sequences[0].matcher, request.sequences[0].is_asked = cast(Matcher, matcher), is_asked
+    return request, matcher
+
+
+def test_a_row_with_candidates_gets_a_mask_only_if_none_of_them_may_follow() -> None:
+    bound = [_bound(token) for token in (33, 5, 6, 7)] + [_bound(8, is_asked=False)]
+    ended, not_finite = bound[2][0], 3
+    ended.sequences[0].status = Status.FINISHED
+    rows = [_row(request) for request, _ in bound]
+    step = StepInFlight(b"", (), [*rows, _row(live())], asks=True)
+    ahead = step.masks()
+    assert ahead is not None
+    assert ahead.rows.tolist() == [4]
+    assert [matcher.looked_ahead for _, matcher in bound] == [1, 1, 0, 1, 0]
+    candidates = np.array([[40, 33, 9], [40, 33, 9], [40, 33, 9], *[[-1] * 3] * 3], np.int32)
+    result = SamplerOutput.of_tokens(np.array([40, 40, 40, 0, 8, 2], np.int32), np.ones(6, np.uint8), candidates)
+    result.finite[not_finite] = 0
+    tokens, refused = step.choose(result)
+    assert tokens.tolist() == [33, 40, 40, 0, 8, 2]
+    assert refused == [1], "a sample that has ended or has no finite logits needs no mask"
+    assert step.masks_of(refused).words.tolist() == [[1 << 5, 0]]
+    assert StepInFlight(b"", (), rows).masks() is not None, "with more rows than logits are kept of, all have masks"
+
+
+def test_rows_have_candidates_while_their_logits_are_kept() -> None:
+    for num_requests, asks in ((MAX_HEAD_ROWS, True), (MAX_HEAD_ROWS + 1, False)):
+        served = Served(*[live(prompt=(1,)) for _ in range(num_requests)], size=num_requests)
+        assert served.step().asks is asks

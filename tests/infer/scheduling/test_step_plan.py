@@ -5,7 +5,17 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from tk.infer.scheduling.step_plan import SAMPLE, SamplerOutput, SamplingRow, SamplingRows, StepPlan, spans_within
+from tk.infer.scheduling.step_plan import (
+    ASKED,
+    NO_MASK,
+    NUM_CANDIDATES,
+    SAMPLE,
+    SamplerOutput,
+    SamplingRow,
+    SamplingRows,
+    StepPlan,
+    spans_within,
+)
 from tk.infer.scheduling.token_counts import TokenCounts
 
 ROWS = [
@@ -72,14 +82,32 @@ def test_a_result_comes_back_from_its_bytes() -> None:
         rank=np.array([2, 0], np.int32),
         top_ids=np.array([[5, 3], [0, 0]], np.int32),
         top_logprobs=np.array([[-0.5, -2], [0, 0]], np.float32),
+        candidates=np.zeros((2, 0), np.int32),
     )
     none = np.zeros((2, 0), np.int32)
     plain = replace(scored, logprob=np.zeros(2, np.float32), rank=none.sum(1, np.int32), top_ids=none)
-    for output in (scored, replace(plain, top_logprobs=none.astype(np.float32))):
+    plain = replace(plain, top_logprobs=none.astype(np.float32))
+    asked = np.arange(2 * NUM_CANDIDATES, dtype=np.int32).reshape(2, NUM_CANDIDATES)
+    for output in (scored, plain, replace(scored, candidates=asked), replace(plain, candidates=asked)):
         again = SamplerOutput.decode(output.encode())
         for f in fields(SamplerOutput):
             one, two = getattr(again, f.name), getattr(output, f.name)
             assert (one.dtype, one.tolist()) == (two.dtype, two.tolist())
+
+
+def test_outputs_are_joined_with_the_widest_columns() -> None:
+    tokens, finite, asked = np.array([4], np.int32), np.ones(1, np.uint8), np.arange(3, dtype=np.int32)[None]
+    parts = [SamplerOutput.of_tokens(tokens, finite), SamplerOutput.of_tokens(tokens, finite, asked)]
+    assert SamplerOutput.join(parts).candidates.tolist() == [[-1, -1, -1], [0, 1, 2]]
+
+
+def test_rows_that_are_sampled_again_have_masks_of_their_own() -> None:
+    rows = SamplingRows.pack([SamplingRow(i, mask=mask) for i, mask in enumerate((0, ASKED, NO_MASK, ASKED))])
+    assert (rows.are_masked, rows.are_asked) == (True, True)
+    again = rows.masked(np.array([3, 1], np.int32))
+    assert again.mask.tolist() == [NO_MASK, 1, NO_MASK, 0]
+    assert (again.are_masked, again.are_asked) == (True, False)
+    assert rows.mask.tolist() == [0, ASKED, NO_MASK, ASKED]
 
 
 def test_rows_are_merged_in_the_order_of_their_tokens() -> None:

@@ -102,6 +102,7 @@ class Traffic:
         sequence.priority, sequence.principal = choose([0, 0, 1]), choose("aab")
         if self.random.random() < 0.3:
             sequence.matcher = cast(Matcher, object())  # the batch only asks whether there is one
+            sequence.is_asked = choose([False, True])
         elif self.speculate:
             sequence.speculation = Speculation(self.speculate)
         sequence.deadline = number + choose([3, 40]) if self.random.random() < 0.2 else None
@@ -141,7 +142,9 @@ class Traffic:
             self.seen["left out"] += len(scheduled) - len(chunks)
             if chunks:
                 scored = self.scored(chunks)
-                flights.append((self.writer.write(chunks, scored).encode(), list(map(Planned.of, chunks)), scored))
+                flights.append(
+                    (self.writer.write(chunks, scored, asks=True).encode(), list(map(Planned.of, chunks)), scored)
+                )
                 for chunk, planned in zip(chunks, flights[-1][1], strict=True):
                     self.scheduler.advance(chunk)
                     if planned.samples:
@@ -158,6 +161,7 @@ class Traffic:
         plan = self.batch.plan(decoded)
         assert_same(plan, full_plan(planned, BLOCK_SIZE, STOPPING, scored))
         self.seen["masked"] += plan.rows.are_masked
+        self.seen["asked"] += plan.rows.are_asked
         self.cache.step(plan, planned)
         sampling = [chunk for chunk in planned if chunk.samples]
         tokens = [
@@ -206,7 +210,7 @@ def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int, s
         traffic.run(400)
         seen += traffic.seen
     assert seen["steps"] > 1000
-    assert min(seen["preempted"], seen["cancelled"], seen["expired"], seen["scored"], seen["masked"]) > 5
+    assert min(seen[name] for name in ("preempted", "cancelled", "expired", "scored", "masked", "asked")) > 5
     assert bool(seen["computed in vain"]) == bool(seen["left out"]) == bool(ahead)
     assert (min(seen["accepted"], seen["rejected"]) > 20) == (speculate > 0)
     assert (min(seen["went on"], seen["new blocks"]) > 20) == bool(ahead)

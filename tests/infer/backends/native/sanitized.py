@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tk.infer.backends.backend import Backend, EngineLine
+from tk.infer.backends.backend import Backend
+from tk.infer.backends.engine_line import EngineLine
 from tk.infer.backends.native import library, prepare
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow, SamplingRows, StepPlan
@@ -49,7 +50,8 @@ def go_on(backend: Backend) -> None:
     with engine, rank:
         backend.step(plan(49, 50, 16))
         engine.sendall(NEXT * 12)
-        assert backend.go_on(EngineLine(rank.fileno(), NEXT, SamplerOutput.encode, answers=True)) is not None
+        line = EngineLine(rank.fileno(), NEXT, SamplerOutput.encode, lambda tokens: tokens.tobytes(), answers=True)
+        assert backend.go_on(line) is not None
 
 
 def main() -> None:

@@ -8,10 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tk.infer.backends.backend import EngineLine
+from tk.infer.backends.engine_line import EngineLine, WentOn
 from tk.infer.backends.native.library import instruction_sets
 from tk.infer.backends.native.model_runner import NativeRunner
-from tk.infer.scheduling.step_plan import NO_LOGPROBS, Array, SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.step_plan import (
+    ASKED,
+    NO_LOGPROBS,
+    NO_MASK,
+    Array,
+    SamplerOutput,
+    SamplingRow,
+    SamplingRows,
+    StepPlan,
+)
 from tk.tests.infer.backends.native.running import logits, runner
 from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.model.architectures import ENTRIES
@@ -32,7 +41,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield engine, rank
 
 
-def begin(made: NativeRunner, num_top: int = NO_LOGPROBS) -> tuple[StepPlan, SamplerOutput]:
+def begin(made: NativeRunner, num_top: int = NO_LOGPROBS, mask: int = NO_MASK) -> tuple[StepPlan, SamplerOutput]:
     """Computes two prompts and a step behind them; returns its plan and its results."""
     for i, length in enumerate(LENGTHS):
         logits(made, range(3, 3 + length), (), first_block=1 + 4 * i)
@@ -44,7 +53,7 @@ def begin(made: NativeRunner, num_top: int = NO_LOGPROBS) -> tuple[StepPlan, Sam
         span_length=np.ones(2, np.int32),
         span_context=start + 1,
         block_tables=TABLE,
-        rows=SamplingRows.pack([SamplingRow(i, temperature=1.0, seed=i, num_top=num_top) for i in range(2)]),
+        rows=SamplingRows.pack([SamplingRow(i, temperature=1.0, seed=i, num_top=num_top, mask=mask) for i in range(2)]),
     )
     return plan, made.step(plan)
 
@@ -62,6 +71,15 @@ def encode(output: SamplerOutput) -> bytes:
     return b"results" + output.encode()
 
 
+def encode_tokens(tokens: Array) -> bytes:
+    """Returns chosen tokens behind a header."""
+    return b"tokens" + tokens.tobytes()
+
+
+def line_of(rank: socket.socket, answers: bool = True) -> EngineLine:
+    return EngineLine(rank.fileno(), NEXT, encode, encode_tokens, answers)
+
+
 @pytest.mark.parametrize("kv_dtype", ["fp32", "int4"])
 def test_steps_are_those_that_come_one_by_one(
     tmp_path: Path, ends: tuple[socket.socket, socket.socket], kv_dtype: str
@@ -73,8 +91,10 @@ def test_steps_are_those_that_come_one_by_one(
     expected, first = begin(guided)
     assert output.encode() == first.encode()
     engine.sendall(NEXT * STEPS + b"next slot")
-    last = alone.go_on(EngineLine(rank.fileno(), NEXT, encode, answers=True))
+    last = alone.go_on(line_of(rank))
     assert last is not None
+    assert last.tokens is not None
+    assert not last.has_next
     tokens = first.token_ids
     for _ in range(STEPS):
         advance(expected, tokens)
@@ -82,16 +102,50 @@ def test_steps_are_those_that_come_one_by_one(
         tokens = one.token_ids
         answer = encode(one)
         assert engine.recv(len(answer), socket.MSG_WAITALL) == answer
-    assert last.tolist() == tokens.tolist()
+    assert last.tokens.tolist() == tokens.tolist()
     assert rank.recv(100) == b"next slot", "a message that says anything else stays where it is"
     advance(expected, tokens)
     tokens_of_plan = plan.tokens.copy()
-    advance(plan, last)
+    advance(plan, last.tokens)
     assert tokens_of_plan.tolist() != plan.tokens.tolist()
     for name in ("tokens", "positions", "slots", "span_context"):
         assert getattr(plan, name).tolist() == getattr(expected, name).tolist(), name
     assert plan.rows.new_number.tolist() == expected.rows.new_number.tolist()
     assert alone.step(plan).encode() == guided.step(expected).encode()
+    alone.close()
+    guided.close()
+
+
+def test_the_engine_chooses_tokens_among_candidates(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    alone, guided = (runner(tmp_path, threads=threads) for threads in (2, 1))
+    plan, output = begin(alone, mask=ASKED)
+    expected, first = begin(guided, mask=ASKED)
+    assert (first.candidates >= 0).all()
+    assert output.encode() == first.encode()
+    chosen, answers = first.candidates[[0, 1], [3, 0]], []
+    for _ in range(STEPS):
+        engine.sendall(NEXT + encode_tokens(chosen))
+        advance(expected, chosen)
+        answers.append(guided.step(expected))
+        chosen = answers[-1].candidates[[0, 1], [0, 5]]
+    engine.sendall(NEXT + b"again")
+    assert alone.go_on(line_of(rank)) == WentOn(None, has_next=True)
+    for answer in map(encode, answers):
+        assert engine.recv(len(answer), socket.MSG_WAITALL) == answer
+    assert rank.recv(100) == b"again", "a message that says anything else stays where it is"
+    mask = np.zeros((1, 4), np.uint32)
+    mask[0, 2] = 1 << 5
+    for made in (alone, guided):
+        assert made.sample_again(mask, np.array([1], np.int32)).token_ids[1] == 2 * 32 + 5
+    for each in (plan, expected):
+        advance(each, chosen)
+    assert plan.tokens.tolist() == expected.tokens.tolist()
+    assert alone.step(plan).encode() == guided.step(expected).encode()
+    engine.sendall(NEXT)
+    engine.close()
+    assert alone.go_on(line_of(rank)) == WentOn(None, has_next=True), "the engine has ended"
     alone.close()
     guided.close()
 
@@ -102,7 +156,7 @@ def test_a_rank_that_does_not_answer_sends_nothing(tmp_path: Path, ends: tuple[s
     made = runner(tmp_path)
     begin(made)
     engine.sendall(NEXT)
-    assert made.go_on(EngineLine(rank.fileno(), NEXT, encode, answers=False)) is not None
+    assert made.go_on(line_of(rank, answers=False)) is not None
     engine.setblocking(False)
     with pytest.raises(BlockingIOError):
         engine.recv(1)
@@ -119,7 +173,7 @@ def test_without_the_message_there_is_no_step(
     plan, _ = begin(made)
     before = deepcopy(plan)
     engine.sendall(message)
-    assert made.go_on(EngineLine(rank.fileno(), NEXT, encode, answers=True)) is None
+    assert made.go_on(line_of(rank)) is None
     assert plan.positions.tolist() == before.positions.tolist()
     engine.close()
     assert rank.recv(100) == message
@@ -132,7 +186,7 @@ def test_log_probabilities_and_prompts_are_left_to_the_worker(
     ENTRIES["llama3"].make(tmp_path)
     engine, rank = ends
     made = runner(tmp_path)
-    line = EngineLine(rank.fileno(), NEXT, encode, answers=True)
+    line = line_of(rank)
     engine.sendall(NEXT)
     assert made.go_on(line) is None, "there was no step before"
     begin(made, num_top=0)
