@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..infer.planning.memory_plan import MemoryPlan
     from ..infer.requests.events import ModelInfo
 
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
 
 
 @click.command(epilog="Example: tk serve runs/demo --kv-dtype int8 --port 0")
@@ -32,6 +32,11 @@ EXIT_INTERRUPTED = 130
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="Port to listen on; 0: a free one."
+)
+@click.option(
+    "--admin-port",
+    type=click.IntRange(0, 65535),
+    help="Port of the service Admin alone; 0: a free one. Default: Admin answers on --port.",
 )
 @dtype_option
 @weight_dtype_option
@@ -93,6 +98,7 @@ def serve(
     checkpoint: Path,
     host: str,
     port: int,
+    admin_port: int | None,
     drain_timeout: float,
     default_max_new_tokens: int | None,
     tls_cert: Path | None,
@@ -104,9 +110,9 @@ def serve(
 ) -> None:
     """Serve CKPT (a step folder, a run folder or a Hugging Face folder) as tk.v1.Generation over gRPC.
 
-    Prints `ready HOST:PORT` on stdout once the server accepts requests. On SIGTERM or Ctrl-C it finishes the live
-    requests and exits with 0; a second signal ends it at once. If a worker dies, all requests fail; the workers start
-    again up to --max-restarts times, and then it exits with 1.
+    The port answers health while the model is loaded. Prints `ready HOST:PORT` on stdout once the server accepts
+    requests. On SIGTERM or Ctrl-C it finishes the live requests and exits with 0; a second signal ends it at once. If
+    a worker dies, all requests fail; the workers start again up to --max-restarts times, and then it exits with 1.
     """
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank
@@ -117,6 +123,7 @@ def serve(
     server_options = ServerOptions(
         host=host,
         port=port,
+        admin_port=admin_port,
         drain_timeout=drain_timeout,
         default_max_new_tokens=default_max_new_tokens,
         insecure=insecure,
@@ -133,14 +140,18 @@ def serve(
         from ..infer.engine import Engine  # while the workers import their modules
 
         with closing(Engine.begin(options, on_plan=_show, processes=processes)) as engine:
-            from ..infer.server.app import serve_until_signal  # gRPC, while the workers load the model
+            from ..infer.server.until_signal import End, serve_until_signal  # gRPC, while the workers load the model
 
-            engine.wait_ready()
-            click.echo(f"{'kernels':<10}{engine.info.kernels}", err=True)
-            click.echo(f"{'threads':<10}{threads} on each of {options.tp} ranks", err=True)
-            orderly = serve_until_signal(engine, server_options, lambda address: click.echo(f"ready {address}"))
-    if not orderly:
-        click.get_current_context().exit(EXIT_INTERRUPTED)
+            def on_ready(address: str) -> None:
+                click.echo(f"{'kernels':<10}{engine.info.kernels}", err=True)
+                click.echo(f"{'threads':<10}{threads} on each of {options.tp} ranks", err=True)
+                click.echo(f"ready {address}")
+
+            end = serve_until_signal(engine, server_options, on_ready)
+    if end is End.INTERRUPTED:
+        raise click.Abort
+    codes = {End.DRAINED: 0, End.SECOND_SIGNAL: EXIT_INTERRUPTED, End.TERMINATED: EXIT_TERMINATED}
+    click.get_current_context().exit(codes[end])
 
 
 def _show(info: "ModelInfo", memory: "MemoryPlan") -> None:

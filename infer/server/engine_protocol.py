@@ -7,6 +7,7 @@ from typing import Protocol
 from ...core.errors import WorkerDied
 from ..constraints.compiler import Grammars
 from ..requests.events import Event, ModelInfo, Request
+from ..scheduling.books import CacheBooks, EngineLoad
 
 
 class ServedTokenizer(Protocol):
@@ -27,6 +28,19 @@ class ServedTokenizer(Protocol):
         """Returns the text of `ids`; ids unknown to the tokenizer give no text."""
 
 
+class ServedBooks(Protocol):
+    """The books of an engine, for any thread."""
+
+    def load(self) -> EngineLoad:
+        """Returns the load now."""
+
+    def flush_prefix_cache(self) -> int:
+        """Forgets the prefix cache; returns how many of its blocks no request used."""
+
+    def check_cache(self) -> CacheBooks:
+        """Counts blocks and compares the books of the cache."""
+
+
 class ServedEngine(Protocol):
     """An engine that runs requests on its own thread and reports them by events on that thread."""
 
@@ -41,6 +55,10 @@ class ServedEngine(Protocol):
     @property
     def tokenizer(self) -> ServedTokenizer | None:
         """The checkpoint's tokenizer, or None if it has none."""
+
+    @property
+    def books(self) -> ServedBooks:
+        """The load, and the blocks of the cache."""
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
         """Submits a request, from any thread; raises InvalidRequest, Overloaded or WorkerDied at once.
@@ -60,3 +78,13 @@ class ServedEngine(Protocol):
 
     def kill(self) -> None:
         """Ends the workers at once, from any thread, whatever they compute: live requests fail with WorkerDied."""
+
+
+class LoadingEngine(ServedEngine, Protocol):
+    """An engine that begins to load the model, and that its user closes."""
+
+    def wait_ready(self) -> None:
+        """Returns when the engine can compute; raises TkError if it cannot."""
+
+    def close(self) -> None:
+        """Ends the engine, from any thread; `wait_ready` then raises, if it still waits."""

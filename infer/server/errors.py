@@ -9,6 +9,7 @@ TkError
 |  |- RoleMissing         PERMISSION_DENIED    a request that needs a role which the caller lacks
 |  |- NoTokenizer         FAILED_PRECONDITION  text for a checkpoint without a tokenizer
 |  `- NoChatTemplate      FAILED_PRECONDITION  a conversation for a checkpoint without a chat template
+|- Loading                UNAVAILABLE          a request to a server that is not ready yet
 `- Draining               UNAVAILABLE          a request to a server that shuts down
 """
 
@@ -55,6 +56,12 @@ class NoChatTemplate(RequestError):
     """A conversation for a checkpoint without a chat template."""
 
     grpc_status = "FAILED_PRECONDITION"
+
+
+class Loading(TkError):
+    """A request to a server that loads the model."""
+
+    grpc_status = "UNAVAILABLE"
 
 
 class Draining(TkError):

@@ -17,6 +17,7 @@ class ServerOptions:
     Attributes:
         host: the address or name to listen on; without `insecure`, one that only this machine reaches.
         port: the port to listen on; 0 = any free port.
+        admin_port: the port of the service Admin, 0 = any free port; None = that of Generation.
         drain_timeout: the time, in seconds, for live requests to end after the server receives a signal.
         default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
         insecure: whether to listen on an address that other machines reach, without encryption or authentication.
@@ -27,6 +28,7 @@ class ServerOptions:
     _: KW_ONLY
     host: str = "127.0.0.1"
     port: int = 50051
+    admin_port: int | None = None
     drain_timeout: float = 30.0
     default_max_new_tokens: int | None = None
     insecure: bool = False
@@ -36,7 +38,11 @@ class ServerOptions:
     @property
     def address(self) -> str:
         """HOST:PORT, with brackets around an IPv6 host."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.address_of(self.port)
+
+    def address_of(self, port: int) -> str:
+        """Returns HOST:PORT for another port of the same host."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     def validate(self) -> None:
         """Checks all options.
@@ -44,8 +50,11 @@ class ServerOptions:
         Raises:
             ConfigError: a value is wrong; the message names the first one.
         """
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"port = {self.port}; it must be 0 (any free port) to 65535.")
+        for name, port in (("port", self.port), ("admin_port", self.admin_port or 0)):
+            if not 0 <= port < 1 << 16:
+                raise ConfigError(f"{name} = {port}; it must be 0 (any free port) to 65535.")
+        if self.admin_port and self.admin_port == self.port:
+            raise ConfigError(f"admin_port and port are both {self.port}; leave admin_port out to have one port.")
         if self.drain_timeout < 0:
             raise ConfigError(f"drain_timeout = {self.drain_timeout:g}; it must be 0 seconds or more.")
         if self.default_max_new_tokens is not None and self.default_max_new_tokens < 1:
@@ -68,21 +77,22 @@ class ServerOptions:
 
 
 def check_address(options: ServerOptions) -> None:
-    """Checks that the server can listen on the address, so that an error comes before the model is loaded.
+    """Checks that the server can listen on its ports, so that an error comes before the model is loaded.
 
     Raises:
-        ConfigError: the address is in use or not available.
+        ConfigError: an address is in use or not available.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        socket.create_server((options.host, options.port), family=family).close()
-    except OSError as error:
-        raise not_ours(options, error) from error
+    for port in (options.port, options.admin_port or 0):
+        try:
+            socket.create_server((options.host, port), family=family).close()
+        except OSError as error:
+            raise not_ours(options.address_of(port), error) from error
 
 
-def not_ours(options: ServerOptions, error: Exception) -> ConfigError:
-    """Returns the error for an address on which the server cannot listen."""
-    return ConfigError(f"Cannot listen on {options.address}: {error}. Is it in use? --port 0 takes a free port.")
+def not_ours(address: str, error: Exception) -> ConfigError:
+    """Returns the error for an address, HOST:PORT, on which the server cannot listen."""
+    return ConfigError(f"Cannot listen on {address}: {error}. Is it in use? --port 0 takes a free port.")
 
 
 def _is_loopback(host: str) -> bool:

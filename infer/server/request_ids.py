@@ -57,6 +57,10 @@ class LiveRequests:
         self._empty.clear()
         return stream
 
+    def find(self, request_id: str, principal: str) -> EventStream | None:
+        """Returns the stream of a live request; None if it is not live."""
+        return self._streams.get((principal, request_id))
+
     def discard(self, request_id: str, principal: str = "") -> None:
         """Removes a principal's id; does nothing if it is not live."""
         self._streams.pop((principal, request_id), None)

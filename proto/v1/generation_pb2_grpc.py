@@ -401,7 +401,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FlushPrefixCache(self, request, context):
-        """Forgets all blocks of the prefix cache that no request uses: later prompts are computed anew.
+        """Forgets all prefixes: later prompts are computed anew. The blocks of live requests stay with them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

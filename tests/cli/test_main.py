@@ -143,7 +143,7 @@ PROMISED = {
     "serve": {"--tp", "--host", "--port", "--dtype", "--kv-dtype", "--kv-memory", "--kv-blocks", "--max-model-len"}
     | {"--threads", "--weight-dtype"}
     | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"}
-    | {"--max-queued-tokens", "--quota-sequences", "--quota-tokens"}
+    | {"--max-queued-tokens", "--quota-sequences", "--quota-tokens", "--admin-port"}
     | {"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"}
     | {"--no-prefix-cache", "--speculate"},
     "token": {"--role", "--weight", "--tokens"},

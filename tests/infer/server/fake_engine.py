@@ -22,6 +22,7 @@ from tk.infer.requests.events import (
     Timing,
     Usage,
 )
+from tk.infer.scheduling.books import CacheBooks, EngineLoad
 from tk.infer.server.app import Server
 from tk.infer.server.options import ServerOptions
 
@@ -89,12 +90,31 @@ def whole_answer(request: Request) -> list[Event]:
     ]
 
 
+class FakeBooks:
+    """Says what the test wants."""
+
+    def __init__(self) -> None:
+        self.load_now = EngineLoad(blocks_total=INFO.num_blocks, blocks_free=INFO.num_blocks)
+        self.flushed = 0
+
+    def load(self) -> EngineLoad:
+        return self.load_now
+
+    def flush_prefix_cache(self) -> int:
+        self.flushed += 1
+        return 5
+
+    def check_cache(self) -> CacheBooks:
+        return CacheBooks(total=INFO.num_blocks, used=3, cached=5, free=55, leaked=1, problems=("a block is lost",))
+
+
 class FakeEngine:
     """Answers each request by `script`, on one thread of its own; the test emits the rest."""
 
     def __init__(self, script: Callable[[Request], Sequence[Event]] = whole_answer, info: ModelInfo = INFO) -> None:
         self.info = info
         self.tokenizer: ByteTokenizer | None = ByteTokenizer()
+        self.books = FakeBooks()
         self.grammars = Grammars(None, info.vocab_size, info.eos_token_ids)
         self.script = script
         self.refusal: TkError | None = None
@@ -189,12 +209,14 @@ class FakeEngine:
 class ServerThread:
     """A Server on a free loopback port, its event loop on a thread."""
 
-    def __init__(self, engine: FakeEngine, **options: Any) -> None:
+    def __init__(self, engine: FakeEngine, is_loaded: bool = True, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.server = self.run(self._make(engine, ServerOptions(port=0, **options)))
         self.target = self.run(self.server.start())
+        if is_loaded:
+            self.run(self.server.set_ready())
 
     def run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_SECONDS)

@@ -1,0 +1,113 @@
+"""The run of a server as a process: it loads, serves, drains on a signal, and ends."""
+
+import asyncio
+import enum
+import signal
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from ..requests.events import CacheOptions, Done, Event, Failed, Request
+from ..requests.sampling_params import SamplingParams
+from .app import Server
+from .engine_protocol import LoadingEngine, ServedEngine
+from .options import ServerOptions
+
+_WARM_UP: Final = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
+
+
+class End(enum.Enum):
+    """The reason for the end of a server's run."""
+
+    DRAINED = "drained"  # after a signal; live requests had their time
+    SECOND_SIGNAL = "second signal"  # while it drained
+    TERMINATED = "terminated"  # by SIGTERM, before it was ready
+    INTERRUPTED = "interrupted"  # by Ctrl-C, before it was ready
+
+
+def serve_until_signal(engine: LoadingEngine, options: ServerOptions, on_ready: Callable[[str], None]) -> End:
+    """Serves until SIGTERM or Ctrl-C; a second signal ends the draining that the first began, whatever is computed.
+
+    The ports are open while the engine loads. A signal that this process ignores, as under nohup, stays ignored.
+
+    Args:
+        engine: an engine that is loading; the caller closes it.
+        options: the options of the server.
+        on_ready: is called with HOST:PORT when the server accepts requests.
+
+    Raises:
+        WorkerDied: a worker has died; all requests have failed.
+        TkError: the engine cannot be started; see `Engine.start`.
+    """
+    return asyncio.run(_serve(engine, options, on_ready))
+
+
+async def _serve(engine: LoadingEngine, options: ServerOptions, on_ready: Callable[[str], None]) -> End:
+    server, received = Server(engine, options), list[int]()
+    first, second = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal, number)
+    try:
+        address = await server.start()
+        await _first_of(_make_ready(engine, server), first.wait())
+        if first.is_set():
+            engine.kill()
+            await asyncio.to_thread(engine.close)  # it ends the wait for the model
+            return End.INTERRUPTED if received[0] == signal.SIGINT else End.TERMINATED
+        on_ready(address)
+        await _first_of(first.wait(), server.wait_dead())
+        await _first_of(server.drain(), second.wait(), server.wait_dead())
+    finally:
+        if second.is_set():
+            engine.kill()
+        await server.stop()
+    if server.death is not None and not second.is_set():
+        raise server.death
+    return End.SECOND_SIGNAL if second.is_set() else End.DRAINED
+
+
+async def _make_ready(engine: LoadingEngine, server: Server) -> None:
+    """Waits for the model, lets it answer a request, and then accepts those of others."""
+    await asyncio.to_thread(engine.wait_ready)
+    await _warm_up(engine)
+    await server.set_ready()
+
+
+async def _warm_up(engine: ServedEngine) -> None:
+    """Computes one token, so that the first caller does not wait for what happens only once.
+
+    Raises:
+        TkError: the engine cannot answer.
+    """
+    over, loop = asyncio.Event(), asyncio.get_running_loop()
+    last: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Done | Failed):
+            last.append(event)
+            loop.call_soon_threadsafe(over.set)
+
+    engine.submit(Request(uuid.uuid4().hex, (0,), _WARM_UP, cache=CacheOptions(bypass=True)), on_event)
+    await over.wait()
+    for event in last:
+        if isinstance(event, Failed):
+            raise event.error
+
+
+async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Runs all coroutines until one is done, and cancels the others."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in done:
+        task.result()
