@@ -17,7 +17,7 @@ from ..requests.sampling_params import MAX_TOP_LOGPROBS
 from .job import Job, threads_per_rank
 from .memory_plan import MemoryPlan, plan_memory
 
-API_REVISION: Final = 3  # the revision of tk.v1, raised with every addition to the wire
+API_REVISION: Final = 4  # the revision of tk.v1, raised with every addition to the wire
 
 
 @dataclass(frozen=True)
