@@ -189,8 +189,8 @@ def test_admin_on_a_port_of_its_own_is_not_on_the_main_one(
 ) -> None:
     with caplog.at_level("INFO", logger="tk"):
         server = ServerThread(engine, admin_port=0, tokens=tokens)
-    [target] = [record.args[0] for record in caplog.records if record.msg == "admin on %s" and record.args]
-    with grpc.insecure_channel(server.target) as main, grpc.insecure_channel(str(target)) as own:
+    [target] = [m.removeprefix("admin on ") for m in caplog.messages if m.startswith("admin on ")]
+    with grpc.insecure_channel(server.target) as main, grpc.insecure_channel(target) as own:
         request = pb.GetLoadRequest()
         assert code_of(AdminStub(main).GetLoad, request, **bearer("operator's")) == "UNIMPLEMENTED"
         assert code_of(AdminStub(own).GetLoad, request) == "UNAUTHENTICATED"
