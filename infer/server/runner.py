@@ -143,7 +143,7 @@ class RequestRunner:
             case pb.Chat():
                 return await self.prompts.of_chat(asked.prompt)
             case pb.TokenIds():
-                return asked.prompt.ids
+                return list(asked.prompt.ids)
         return asked.prompt
 
     def _check_response_size(self, params: SamplingParams, num_prompt: int, at_once: bool) -> None:
