@@ -143,7 +143,8 @@ class RequestRunner:
             case pb.Chat():
                 return await self.prompts.of_chat(asked.prompt)
             case pb.TokenIds():
-                return list(asked.prompt.ids)
+                ids: Sequence[int] = asked.prompt.ids  # copied when their number is checked
+                return ids
         return asked.prompt
 
     def _check_response_size(self, params: SamplingParams, num_prompt: int, at_once: bool) -> None:
