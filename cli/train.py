@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..core.errors import TkError
+from ..core.process import lasting_imports
 
 if TYPE_CHECKING:
     from ..train.config.train_config import TrainConfig
@@ -63,8 +64,8 @@ def train(
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     loaded = _load(config, overrides, deepspeed, int(os.environ["WORLD_SIZE"]) if joined else nproc)
     if joined:
-        from ..train.launch.worker import run_rank
-
+        with lasting_imports():
+            from ..train.launch.worker import run_rank
         ctx.exit(run_rank(loaded, resume, fork))
     plan = make_plan(loaded, nproc, resume)  # raises on a layout that does not fit, before ranks are started
     if dry_run:

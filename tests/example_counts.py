@@ -1,4 +1,4 @@
-"""The number of examples that a property test tries: all in `make test-all`, a third of them in `make test`."""
+"""The sizes of tests: all examples of a property in `make test-all`, a third of them in `make test`."""
 
 import os
 
@@ -8,6 +8,11 @@ EVERY_EXAMPLE = "TK_EVERY_EXAMPLE"  # the environment variable that `make test-a
 SHARE = 3
 
 
+def sized(whole: int, choice: int) -> int:
+    """Returns a size, such as a number of tokens: `whole` in `make test-all`, `choice` in `make test`."""
+    return whole if os.environ.get(EVERY_EXAMPLE) else choice
+
+
 def examples(count: int) -> settings:
     """Decorates a property test that tries `count` examples in `make test-all`; no example has a deadline."""
-    return settings(max_examples=count if os.environ.get(EVERY_EXAMPLE) else -(-count // SHARE), deadline=None)
+    return settings(max_examples=sized(count, -(-count // SHARE)), deadline=None)

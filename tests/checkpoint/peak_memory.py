@@ -1,7 +1,7 @@
 """The peak memory of loading, as the kernel counts it: `python peak_memory.py FOLDER`, a line for each broken step.
 
 Every step is loaded by a forked child of one warmed-up process, so that the peaks of children differ only by what
-loading makes them allocate. Small steps are the corpus of broken checkpoints, large ones have files of 8 MiB,
+loading makes them allocate. Small steps are the corpus of broken checkpoints, large ones have files of 4 MiB,
 in `make test-all` of 16.
 """
 
@@ -22,7 +22,7 @@ from tk.core.ownership import Owned
 from tk.core.tensors import TensorSpec
 from tk.scripts.broken_checkpoints import CASES, explain, flip, make_good, write_manifest, write_part_data
 
-LARGE = 2 ** (24 if os.environ.get("TK_EVERY_EXAMPLE") else 23)  # bytes
+LARGE = 2 ** (24 if os.environ.get("TK_EVERY_EXAMPLE") else 22)  # bytes
 DATA = "model-00000.safetensors"
 
 

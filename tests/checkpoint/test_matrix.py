@@ -15,6 +15,7 @@ from tk.core.layout import Layout
 from tk.core.ownership import owned
 from tk.core.tensors import Split, TensorSpec
 from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, cut, mixed_table, save_step, true_values
+from tk.tests.example_counts import sized
 
 LAYOUTS = [
     *(Layout(tp=tp) for tp in (1, 2, 4, 8)),
@@ -53,7 +54,8 @@ def label(layout: Layout) -> str:
     return f"{words}of{layout.shard_size}" if layout.shard_size else words
 
 
-# The layouts that `make test` reads from: every size of tp and pp, ZeRO stage and sharding is there.
+# The layouts that `make test` reads from: every size of tp and pp, ZeRO stage and sharding is there. One half of all
+# layouts reads from each of them.
 CHOSEN = [LAYOUTS[index] for index in (5, 13, 18, 19, 25)]
 
 
@@ -98,7 +100,8 @@ def test_every_rank_of_every_layout_reads_its_own_from_every_other(
     checkpoint = saved(source)
     assert checkpoint.layout == source
     seen: set[object] = set()
-    for target in LAYOUTS:
+    every = sized(1, 2)
+    for target in LAYOUTS[LAYOUTS.index(source) // 2 % every :: every]:
         for rank in range(target.world_size):
             for item in owned(tensors, target, rank, list(MIXED)):
                 if item in seen:

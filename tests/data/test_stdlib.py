@@ -13,7 +13,7 @@ from tk.data.unigram import unigram_entropy
 from tk.text.tokenizer import Tokenizer
 
 
-@pytest.mark.matrix  # the demo prepares the same
+@pytest.mark.matrix  # cli/test_demo.py prepares a part of it
 def test_prepare_stdlib(tmp_path: Path) -> None:
     phases: dict[str, tuple[int, int]] = {}
     start = time.process_time()  # all threads of this process, so that other load on the machine does not count

@@ -10,10 +10,11 @@ from transformers import PreTrainedModel
 
 from tk.infer import LLM, SamplingParams
 from tk.infer.backends.backend import Backend
+from tk.tests.example_counts import sized
 from tk.tests.infer.history import History
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
-NUM_NEW = 24
+NUM_NEW, FEW = sized(24, 16), sized(8, 5)  # tokens, and blocks that are too few for all at once
 CHOSEN = ("qwen2 sliding", "qwen3_moe", "gpt2")  # each kind of attention, layer and position
 PROMPTS = tuple(
     [int(token) for token in np.random.default_rng(i).integers(0, VOCAB, length)]
@@ -43,9 +44,9 @@ def test_greedy_equals_transformers_alone_and_in_company(
     every_prompt = range(len(PROMPTS))
     alone = [History(runner, 100, 512, PROMPTS, NUM_NEW).run([i]) for i in every_prompt]
     assert [history.tokens[i] for i, history in enumerate(alone)] == expected
-    for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
+    for num_blocks, budget in ((100, 512), (100, 23), (FEW, 64)):
         together = History(runner, num_blocks, budget, PROMPTS, NUM_NEW).run(every_prompt)
-        assert (together.preemptions > 0) == (num_blocks == 8)
+        assert (together.preemptions > 0) == (num_blocks == FEW)
         for i in every_prompt:
             assert torch.equal(torch.stack(together.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
 

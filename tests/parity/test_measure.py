@@ -16,10 +16,12 @@ from tk.parity import measure
 from tk.parity.layout import ParityLayout
 from tk.parity.measure import Measurer, run_layout, run_reference
 from tk.parity.subject import Subject
+from tk.tests.parity.broken_rank import no_partial
 from tk.tests.rank_pool import RankPool
 from tk.train.config.train_config import TrainConfig
 from tk.train.run.trainer import Trainer
 from tk.train.state.progress import StepResult
+from tk.train.zero.gradient_exchange import GradientExchange
 
 STEPS = 2
 
@@ -101,6 +103,35 @@ def test_routing_is_that_of_the_experts(subject: Subject, tmp_path: Path) -> Non
         curves.append(run_reference(config, tmp_path / "gradients.npy", lambda message: None)["routing"])
     assert min(curves[0]) > 0
     assert curves[0] == curves[1] != curves[2]
+
+
+def without_sums(config: dict[str, Any], gradients: str) -> list[tuple[float, str]]:
+    """Returns what is found of a layout as it is, and then with broken_rank.py's defect.
+
+    Norms that differ over ranks drift apart, which is an error; before that their gradients are only a part of the
+    right ones.
+    """
+    parsed = parse(config, TrainConfig, "test")
+    mesh = Mesh.build(parsed.layout(2), parsed.model.num_key_value_heads)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for stand_in in (GradientExchange._partial, no_partial):
+            patch.setattr(GradientExchange, "_partial", stand_in)
+            try:
+                result = run_layout(parsed, mesh, Path(gradients), lambda message: None)
+                found.append((result["gradients"], result["parameter"]))
+            except TkError as error:
+                found.append((1.0, str(error)))
+    return found
+
+
+def test_norms_without_the_sums_over_ranks_are_seen(rank_pool: RankPool, subject: Subject, tmp_path: Path) -> None:
+    layout, file = ParityLayout(tp=2, sequence_parallel=True, tied=False), tmp_path / "gradients.npy"
+    run_reference(subject.reference(layout), file, lambda message: None)
+    config = subject.config(layout).model_dump(mode="json")
+    for right, wrong in rank_pool.run(without_sums, 2, config=config, gradients=str(file)):
+        assert right[0] <= 1e-5 < wrong[0]
+        assert "norm" in wrong[1]
 
 
 class Drifting(Trainer):

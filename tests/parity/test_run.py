@@ -99,6 +99,7 @@ def test_layouts_give_the_model_of_one_process_and_results_are_kept(
     assert [entry["seconds"] for entry in again["layouts"]] == seconds, "nothing was run again"
 
 
+@pytest.mark.matrix  # test_measure.py has it in ranks that are there already
 def test_a_wrong_layout_is_seen(tmp_path: Path) -> None:
     subject = Subject.built_in(tmp_path, 2, "fp32")
     subject.prepare(tmp_path)

@@ -82,8 +82,9 @@ def _poison(trainer: Trainer, step: int) -> None:
 
 
 def test_fp16_layouts_skip_the_same_steps(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
-    options = {"precision": FP16, "train": {"steps": 16, "log_every": 1}, "checkpoint": {"every": 8}}
-    expected = train(configure("one", **options))
+    options: dict[str, Any] = {"precision": FP16, "train": {"steps": 16, "log_every": 1}}
+    saving = {"checkpoint": {"every": 8}}
+    expected = train(configure("one", **options | saving))
     assert expected["updated"].count(False) >= 2, "no overflow: nothing is shown"
     assert any(later > now for now, later in zip(expected["scale"], expected["scale"][1:], strict=False))
     for name, layout, zero in (("tp2dp2", {"tp": 2, "dp": 2}, 3), ("pp2", {"pp": 2}, 0)):
@@ -100,7 +101,7 @@ def test_fp16_layouts_skip_the_same_steps(rank_pool: RankPool, configure: Config
     # The scale is part of a checkpoint: the steps after step 8 are the same again.
     for path in tmp_path.glob("one/step-00000016*/COMMIT"):
         path.unlink()
-    resumed = train(configure("one", **options))
+    resumed = train(configure("one", **options | saving))
     assert resumed["scale"] == expected["scale"][8:]
     np.testing.assert_allclose(resumed["loss"], expected["loss"][8:], rtol=0)
 

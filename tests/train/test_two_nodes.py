@@ -53,7 +53,7 @@ def test_two_nodes_under_torchrun_restart_after_a_kill_save_on_sigterm_and_go_on
     configure: Configure, write_toml: WriteToml, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    config = write_toml(configure(train={"steps": 100_000}, checkpoint={"every": 40}))
+    config = write_toml(configure(train={"steps": 100_000}, checkpoint={"every": 10}))
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -72,7 +72,7 @@ def test_two_nodes_under_torchrun_restart_after_a_kill_save_on_sigterm_and_go_on
             os.kill(int(process_id), signal.SIGKILL)  # ranks outlive a torchrun that is killed
         for agent in agents:
             agent.kill()
-    assert 40 <= resumed < Checkpoint.open(run).step
+    assert 10 <= resumed < Checkpoint.open(run).step
     steps = [step for step, _, _ in losses_of(run)]
     assert steps == list(range(1, steps[-1] + 1)), "no step is missing or made twice"
     Trainer(parse(configure(train={"steps": steps[-1] + 1}), TrainConfig, "test")).fit()

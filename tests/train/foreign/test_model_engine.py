@@ -84,7 +84,7 @@ def train_llama(
     ("zero", "world", "tied", "checkpointing", "shard_size"),
     [
         pytest.param(0, 2, True, False, 0, marks=pytest.mark.matrix),  # test_foreign_modules.py has every stage
-        (1, 2, True, False, 0),
+        pytest.param(1, 2, True, False, 0, marks=pytest.mark.matrix),
         pytest.param(2, 2, False, False, 0, marks=pytest.mark.matrix),
         (3, 2, True, True, 0),
         (3, 4, False, False, 2),

@@ -217,8 +217,10 @@ def test_every_rank_raises_the_error_of_one_writer(rank_pool: RankPool, tmp_path
 
 SCRIPT = """
 import atexit, os, signal, sys
-from tk.checkpoint.save.background_save import BackgroundSaver
-from tk.tests.train.saving import test_checkpointer as t
+from tk.core.process import lasting_imports
+with lasting_imports():
+    from tk.checkpoint.save.background_save import BackgroundSaver
+    from tk.tests.train.saving import test_checkpointer as t
 
 good, bad, writers = t.make_engine(), t.make_engine(), []
 
