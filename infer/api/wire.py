@@ -5,7 +5,7 @@ checks nothing: see server/requests.py and SamplingParams.validate.
 """
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from ...proto.v1 import generation_pb2 as pb
@@ -23,6 +23,7 @@ from ..requests.events import (
     Usage,
 )
 from ..requests.sampling_params import SamplingParams
+from ..requests.score import score_of, score_places
 
 # The places of SamplingParams' fields in a GenerateRequest: fields with presence, and plain ones (unset = zero).
 _OPTIONAL: Final = (
@@ -180,6 +181,24 @@ def completion_from_wire(result: pb.GenerateResult) -> Completion:
         usage=_usage_from_wire(result.usage),
         timing=_timing_from_wire(result.timing),
         prompt_logprobs=_logprobs_from_wire(result.prompt_logprobs),
+    )
+
+
+def score_to_wire(completion: Completion, top: int) -> pb.ScoreResponse:
+    """Converts the completion of `score_request` to the message of a score.
+
+    Args:
+        completion: the completed request.
+        top: the number of alternatives of each token to keep.
+    """
+    places = score_places(completion)
+    score = score_of(completion, completion.usage.prompt_tokens + 1 - len(places))
+    kept = (replace(place, top=place.top[:top]) for place in places)
+    return pb.ScoreResponse(
+        logprobs=_logprobs_to_wire(kept),
+        total=score.total,
+        is_greedy=score.is_greedy,
+        prompt_tokens=score.prompt_tokens,
     )
 
 

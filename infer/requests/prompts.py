@@ -45,7 +45,7 @@ class Encoder(Protocol):
     """The part of a tokenizer that prompts need."""
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of a text."""
+        """Returns the token ids of a text, with the tokenizer's special tokens unless `special_tokens` is False."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Returns the token ids of a conversation."""

@@ -70,15 +70,21 @@ def split_tokens(
     return before, after
 
 
-def score_request(prompt: Sequence[int], continuation: Sequence[int]) -> Request:
-    """Returns the request whose completion `score_of` turns into the score of the continuation; neither is empty."""
+def score_request(prompt: Sequence[int], continuation: Sequence[int], top: int = 1) -> Request:
+    """Returns the request whose completion `score_of` turns into the score of the continuation.
+
+    Args:
+        prompt: the tokens of the prompt, at least one.
+        continuation: the tokens of the continuation, at least one.
+        top: the number of alternatives at each place; at least one is computed.
+    """
     tokens = (*prompt, *continuation)
     params = SamplingParams(
         temperature=0,
         logit_bias={tokens[-1]: _FORCED},
         max_new_tokens=1,
-        logprobs=1,
-        prompt_logprobs=1 if len(continuation) > 1 else None,
+        logprobs=max(1, top),
+        prompt_logprobs=max(1, top) if len(continuation) > 1 else None,
     )
     return Request(uuid.uuid4().hex, tokens[:-1], params, logprobs_from=len(prompt))
 
@@ -90,13 +96,18 @@ def score_of(completion: Completion, prompt_tokens: int) -> Score:
         completion: the completed request.
         prompt_tokens: the number of tokens of the prompt of the score.
     """
-    places = (*completion.prompt_logprobs, *completion.logprobs)
+    places = score_places(completion)
     return Score(
         token_ids=tuple(place.token_id for place in places),
         logprobs=tuple(_known(place) for place in places),
         greedy_token_ids=tuple(place.top[0].token_id for place in places),
         prompt_tokens=prompt_tokens,
     )
+
+
+def score_places(completion: Completion) -> tuple[TokenLogprob, ...]:
+    """Returns the tokens of the continuation, with alternatives, from the completion of `score_request`."""
+    return (*completion.prompt_logprobs, *completion.logprobs)
 
 
 def _known(place: TokenLogprob) -> float:

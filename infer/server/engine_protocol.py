@@ -7,10 +7,11 @@ from typing import Protocol
 from ...core.errors import WorkerDied
 from ..constraints.compiler import Grammars
 from ..requests.events import Event, ModelInfo, Request
+from ..requests.prompts import Encoder
 from ..scheduling.books import CacheBooks, EngineLoad
 
 
-class ServedTokenizer(Protocol):
+class ServedTokenizer(Encoder, Protocol):
     """The part of a tokenizer that the server uses."""
 
     @property
@@ -20,9 +21,6 @@ class ServedTokenizer(Protocol):
     @property
     def longest_token_bytes(self) -> int:
         """The bytes of the longest token."""
-
-    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of `text`, with the tokenizer's special tokens unless `special_tokens` is False."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of `ids`; ids unknown to the tokenizer give no text."""

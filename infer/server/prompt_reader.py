@@ -7,7 +7,8 @@ from typing import Any
 from ...core.errors import CheckpointError, ConfigError, InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ...text.chat_renderer import ChatRenderer
-from ..requests.prompts import check_num_messages
+from ..requests.prompts import check_length, check_num_messages
+from ..requests.score import split_tokens
 from .engine_protocol import ServedEngine, ServedTokenizer
 from .errors import NoChatTemplate, NoTokenizer
 from .requests import check_text
@@ -63,6 +64,37 @@ class PromptReader:
         except ConfigError as error:
             raise InvalidRequest(f"chat.messages cannot be served: {error}.", field="chat.messages") from error
         return await self.of_text(text, special_tokens=False)  # the template spells them out
+
+    async def of_score(self, request: pb.ScoreRequest) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the tokens of the prompt and of the continuation of a request for a score.
+
+        Raises:
+            InvalidRequest: one of them is missing, has no tokens, or has ids beyond the vocabulary.
+            PromptTooLong: they have together more tokens than the model's length.
+            NoTokenizer: one is text, and the checkpoint has no tokenizer.
+        """
+        info = self._engine.info
+        prompt, continuation = (self._given(request, side) for side in ("prompt", "continuation"))
+        split = await asyncio.to_thread(split_tokens, self._engine.tokenizer, prompt, continuation)
+        check_length(sum(map(len, split)) - 1, info.max_model_len)
+        for side, tokens in zip(("prompt", "continuation"), split, strict=True):
+            if max(tokens) >= info.vocab_size:
+                raise InvalidRequest(
+                    f"Token id {max(tokens)} is not one of the vocabulary's, 0 to {info.vocab_size - 1}.", field=side
+                )
+        return split
+
+    def _given(self, request: pb.ScoreRequest, side: str) -> str | tuple[int, ...]:
+        arm = request.WhichOneof(side)
+        if arm is None:
+            raise InvalidRequest(f"The request has no {side}; set text or tokens.", field=side)
+        value = getattr(request, arm)
+        if isinstance(value, str):
+            check_text(value, self.tokenizer.longest_token_bytes, self._engine.info)
+            return value
+        if len(value.ids) > self._engine.info.max_model_len:
+            check_length(len(value.ids), self._engine.info.max_model_len)
+        return tuple(value.ids)
 
     async def close(self) -> None:
         """Ends the process that renders conversations."""

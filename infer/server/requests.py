@@ -11,14 +11,13 @@ from .tokens import ADMIN, Caller
 
 
 def check_request(request: pb.GenerateRequest, info: ModelInfo, caller: Caller) -> None:
-    """Checks a request's fields, model, priority and prompt.
+    """Checks a request's model, priority and prompt.
 
     Raises:
-        InvalidRequest: a field is unknown, or the prompt is missing.
+        InvalidRequest: the prompt is missing.
         UnknownModel: the request is for another model.
         RoleMissing: the priority needs another role.
     """
-    refuse_unknown_fields(request)
     if request.model and request.model != info.name:
         raise UnknownModel(f"Model {request.model!r} is not served here; leave it empty or ask for {info.name!r}.")
     if request.priority > 0 and ADMIN not in caller.roles:

@@ -35,6 +35,7 @@ class AskedRequest:
         deadline: the value of time.monotonic() after which the caller no longer waits, or None.
         cache: the use of the prefix cache.
         at_once: whether the whole answer is one message.
+        logprobs_from: the first place of the prompt whose log-probability is reported, if any is.
     """
 
     caller: Caller
@@ -46,6 +47,7 @@ class AskedRequest:
     deadline: float | None = None
     cache: CacheOptions = field(default_factory=CacheOptions)
     at_once: bool = False
+    logprobs_from: int = 0
 
 
 class RequestRunner:
@@ -121,13 +123,14 @@ class RequestRunner:
         ids = await self._tokens(asked)
         check_length(len(ids), info.max_model_len)
         params = self._with_default_length(asked.params, len(ids))
-        self._check_response_size(params, len(ids), asked.at_once)
+        self._check_response_size(params, len(ids) - asked.logprobs_from, asked.at_once)
         made = Request(
             request_id,
             tuple(ids),
             params,
             priority=asked.priority,
             deadline=asked.deadline,
+            logprobs_from=asked.logprobs_from,
             principal=asked.caller.principal,
             weight=asked.caller.weight,
             cache=asked.cache,

@@ -9,15 +9,23 @@ from google.protobuf.message import Message
 
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
-from ..api.wire import cache_from_request, completion_to_wire, event_to_wire, model_info_to_wire, params_from_request
-from ..requests.completion import CompletionBuilder
+from ..api.wire import (
+    cache_from_request,
+    completion_to_wire,
+    event_to_wire,
+    model_info_to_wire,
+    params_from_request,
+    score_to_wire,
+)
+from ..requests.completion import Completion, CompletionBuilder
+from ..requests.score import score_request
 from ..requests.streams import EventStream
 from .callers import Callers
-from .errors import NotBuilt
 from .request_ids import METADATA_KEY
 from .requests import check_request, refuse_unknown_fields
 from .runner import AskedRequest, RequestRunner
 from .status import answered
+from .tokens import Caller
 
 
 class GenerationService(pb_grpc.GenerationServicer):
@@ -39,14 +47,22 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     async def GenerateOnce(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> pb.GenerateResult:
         async with answered(context), self._running(request, context, at_once=True) as stream:
-            builder = CompletionBuilder()
-            async for event in stream:
-                builder.add(event)
-            return completion_to_wire(builder.completion())
+            return completion_to_wire(await _completion(stream))
 
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
         async with answered(context):
-            raise NotBuilt("This version of tk does not implement Score yet.")
+            deadline, caller = self._begin(request, context)
+            scored = score_request(*await self._runner.prompts.of_score(request), top=request.top)
+            asked = AskedRequest(
+                caller,
+                scored.prompt,
+                scored.params,
+                logprobs_from=scored.logprobs_from,
+                deadline=deadline,
+                at_once=True,
+            )
+            async with self._admitted(asked, context) as stream:
+                return score_to_wire(await _completion(stream), request.top)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenIds:
         async with answered(context):
@@ -74,9 +90,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, at_once: bool = False
     ) -> AbstractAsyncContextManager[EventStream]:
         """Returns the context in which a request runs; its value has the events."""
-        remaining = context.time_remaining()
-        self._runner.lifecycle.check_loaded()
-        caller = self._callers.identify(context.invocation_metadata())
+        deadline, caller = self._begin(request, context)
         check_request(request, self._runner.engine.info, caller)
         asked = AskedRequest(
             caller,
@@ -85,8 +99,27 @@ class GenerationService(pb_grpc.GenerationServicer):
             request_id=request.request_id,
             special_tokens=not request.no_special_tokens,
             priority=request.priority,
-            deadline=None if remaining is None else time.monotonic() + remaining,
+            deadline=deadline,
             cache=cache_from_request(request),
             at_once=at_once,
         )
+        return self._admitted(asked, context)
+
+    def _begin(self, message: Message, context: grpc.aio.ServicerContext) -> tuple[float | None, Caller]:
+        """Checks a call's message; returns the call's deadline, on time.monotonic(), and its caller."""
+        remaining = context.time_remaining()
+        self._check(message)
+        deadline = None if remaining is None else time.monotonic() + remaining
+        return deadline, self._callers.identify(context.invocation_metadata())
+
+    def _admitted(
+        self, asked: AskedRequest, context: grpc.aio.ServicerContext
+    ) -> AbstractAsyncContextManager[EventStream]:
         return self._runner.run(asked, lambda request_id: context.send_initial_metadata(((METADATA_KEY, request_id),)))
+
+
+async def _completion(stream: EventStream) -> Completion:
+    builder = CompletionBuilder()
+    async for event in stream:
+        builder.add(event)
+    return builder.completion()

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,9 @@ class ByteTokenizer:
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         return [1] * special_tokens + list(text.encode())
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        raise AssertionError("the server renders conversations itself")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(token for token in ids if not (skip_special_tokens and token == 1)).decode(errors="replace")

@@ -208,6 +208,23 @@ def test_a_conversation_has_the_same_tokens_everywhere(
     assert texts[0] == texts[1]
 
 
+def test_a_score_is_the_sum_of_the_prompts_own_log_probabilities(shared: Serving) -> None:
+    with Client(shared.target) as client, grpc.insecure_channel(shared.target) as channel:
+        whole = client.tokenize("import os.path")
+        params = SamplingParams(max_new_tokens=1, prompt_logprobs=3)
+        [completion] = client.generate([whole], params)
+        stub: Any = GenerationStub(channel)
+        request = pb.ScoreRequest(text="import ", continuation_text="os.path", top=3)
+        answer = stub.Score(request, timeout=WAIT_SECONDS)
+    expected = completion.prompt_logprobs[len("import ") :]
+    assert [each.token_id for each in answer.logprobs] == [each.token_id for each in expected]
+    assert [each.logprob for each in answer.logprobs] == pytest.approx([each.logprob for each in expected], abs=1e-5)
+    assert [[top.token_id for top in each.top] for each in answer.logprobs] == [
+        [top.token_id for top in each.top] for each in expected
+    ]
+    assert answer.total == pytest.approx(sum(each.logprob or 0.0 for each in expected), abs=1e-4)
+
+
 def test_sigterm_lets_a_live_stream_finish_and_exits_zero_with_its_workers(own: Serving) -> None:
     params = SamplingParams(temperature=0.0, max_new_tokens=300, ignore_eos=True)
     workers = own.worker_ids()

@@ -326,10 +326,6 @@ def test_named_model_is_served(stub: Any) -> None:
     assert stub.GenerateOnce(pb.GenerateRequest(text="hi", model="fake", cache={})).choices[0].text == "abc"
 
 
-def test_score_is_unimplemented(stub: Any) -> None:
-    assert refused(stub.Score, pb.ScoreRequest(text="hi")).code() == grpc.StatusCode.UNIMPLEMENTED
-
-
 def test_tokenize_and_detokenize(stub: Any) -> None:
     assert list(stub.Tokenize(pb.TokenizeRequest(text="hé")).ids) == [1, 104, 195, 169]
     assert list(stub.Tokenize(pb.TokenizeRequest(text="h", no_special_tokens=True)).ids) == [104]
@@ -354,3 +350,11 @@ def test_request_beyond_four_mebibytes_is_refused(stub: Any, engine: FakeEngine)
     error = refused(stub.GenerateOnce, pb.GenerateRequest(text="x" * (4 << 20)))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert engine.requests == []
+
+
+def test_a_refusal_has_trailers_only(stub: Any, engine: FakeEngine) -> None:
+    """Proxies and gRPC's own retries take a call that has initial metadata for one that has begun."""
+    engine.refusal = Overloaded("The queue is full.")
+    for call in (stub.Generate, stub.GenerateOnce):
+        error = refused(call, pb.GenerateRequest(text="hi", request_id="a"))
+        assert "x-request-id" not in dict(error.initial_metadata() or ())
