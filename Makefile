@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench proto map gpu-check wheels clean
+.PHONY: help demo test test-all real check bench proto map gpu-check wheels clean
 
 # The first interpreter that runs and is new enough: python3, where it is, is the one the machine's wheels are for.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -50,7 +50,12 @@ test: $(READY) $(LINK) ## the tests, of matrices a choice (ARGS="tests/core -k b
 
 test-all: ## every test that this machine can run: whole matrices and long runs, too
 	@TK_FOREIGN_MATRIX=.build/foreign-modules.md TK_EVERY_EXAMPLE=1 \
-		$(MAKE) --no-print-directory test ARGS="-m 'not gpu' --timeout 3600 $(ARGS)"
+		$(MAKE) --no-print-directory test ARGS="-m 'not gpu and not real' --timeout 3600 $(ARGS)"
+
+# Needs the package registries the first time; what cannot be installed is left out, with the reason.
+real: $(READY) $(LINK) ## tests with clients that are not ours and a trained model, which it installs into .build/real
+	@$(BIN)/python scripts/real_parts.py
+	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real -m real $(ARGS)
 
 check: $(READY) $(LINK) ## format, lint, types, import floors
 	@$(BIN)/ruff format --check .

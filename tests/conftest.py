@@ -18,6 +18,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.disable()  # until all test files are imported: see `pytest_collection_finish`
 
 
+def pytest_report_header(config: pytest.Config) -> str:
+    """Says which tests are left out."""
+    return f"tests selected: {config.option.markexpr or 'all'} (`make real` and `make test-all` run others)"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts slow tests first, so that at the end no worker waits for another one's slow test."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

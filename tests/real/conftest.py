@@ -1,0 +1,54 @@
+"""What `make real` has installed, and servers for clients that are not ours."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tk.tests.infer.server.serving import Serving
+from tk.tests.infer.server.tiny_model import write_tiny_model
+
+REAL = Path(__file__).resolve().parents[2] / ".build" / "real"
+
+
+def part(name: str) -> Path:
+    """Returns the folder of an installed part; without it the test is skipped, with the reason."""
+    if (REAL / name / ".ready").exists():
+        return REAL / name
+    missing = REAL / f"{name}.missing"
+    pytest.skip(missing.read_text() if missing.exists() else f"{name} is not installed: run `make real`")
+
+
+@pytest.fixture(scope="session")
+def node() -> Path:
+    return part("node")
+
+
+@pytest.fixture(scope="session")
+def clients() -> Path:
+    """The interpreter of an environment without tk."""
+    return part("clients") / "venv" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def envoy() -> Path:
+    return part("envoy") / "envoy" / "_bin" / "envoy"
+
+
+@pytest.fixture(scope="session")
+def smollm() -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder."""
+    return part("model") / "SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny-llama")
+
+
+@pytest.fixture
+def own(tiny: Path) -> Iterator[Serving]:
+    """A server that computes 4 sequences and lets none wait; the test may end it."""
+    serving = Serving(str(tiny), "--kv-blocks", "128", "--max-running", "4", "--max-queued", "0").wait_ready()
+    yield serving
+    serving.close()
