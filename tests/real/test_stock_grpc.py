@@ -43,12 +43,12 @@ def test_a_stock_prober_sees_health_and_its_change(clients: Path, own: Serving) 
 
 
 def test_the_python_example_runs_without_tk(clients: Path, own: Serving, tmp_path: Path) -> None:
-    generate = [clients, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto' / 'v1'}"]
+    generate = [str(clients), "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto' / 'v1'}"]
     generate += [f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}", "generation.proto"]
     subprocess.run(generate, check=True, env=environment())
 
     def run(prompt: str) -> subprocess.CompletedProcess[str]:
-        words = [clients, EXAMPLE, own.target, prompt]
+        words = [str(clients), str(EXAMPLE), own.target, prompt]
         variables = environment(PYTHONPATH=str(tmp_path))
         return subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS, env=variables)
 
