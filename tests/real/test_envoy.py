@@ -1,0 +1,118 @@
+"""Envoy as examples/deploy configures it, before two servers: TLS, affinity by prefix, a drain without loss."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from tk.proto.v1 import generation_pb2 as pb
+from tk.proto.v1.generation_pb2_grpc import GenerationStub
+from tk.tests.infer.server.serving import WAIT_SECONDS, Serving
+
+pytestmark = pytest.mark.real
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "deploy" / "kubernetes"
+CERTIFICATES = ROOT / "tests" / "infer" / "server" / "certificates"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def write_config(folder: Path, port: int, targets: list[str]) -> Path:
+    """Writes the example's files for this machine: other paths and addresses, nothing else."""
+    certificate = (EXAMPLE / "certificate.yaml").read_text()
+    for name, file in (("tls.crt", "server.pem"), ("tls.key", "server.key")):
+        certificate = certificate.replace(f"/etc/tls/{name}", str(CERTIFICATES / file))
+    (folder / "certificate.yaml").write_text(certificate.replace("path: /etc/tls ", f"path: {CERTIFICATES} "))
+    text = (EXAMPLE / "envoy.yaml").read_text().replace("/etc/envoy/certificate.yaml", f"{folder}/certificate.yaml")
+    config: dict[str, Any] = yaml.safe_load(text)
+    [listener], [cluster] = config["static_resources"]["listeners"], config["static_resources"]["clusters"]
+    listener["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": port}
+    addresses = [target.rpartition(":") for target in targets]
+    cluster["load_assignment"]["endpoints"][0]["lb_endpoints"] = [
+        {"endpoint": {"address": {"socket_address": {"address": host, "port_value": int(number)}}}}
+        for host, _, number in addresses
+    ]
+    path = folder / "envoy.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture
+def servers(tiny: Path) -> Iterator[list[Serving]]:
+    with ExitStack() as stack:
+        started = [Serving(str(tiny), "--kv-blocks", "128") for _ in range(2)]
+        for serving in started:
+            stack.callback(serving.close)
+        yield [serving.wait_ready() for serving in started]
+
+
+@pytest.fixture
+def proxy(envoy: Path, servers: list[Serving], tmp_path: Path) -> Iterator[Any]:
+    """A stub that calls the servers through Envoy."""
+    port = free_port()
+    config = write_config(tmp_path, port, [serving.target for serving in servers])
+    command = [str(envoy), "--config-path", str(config), "--use-dynamic-base-id", "--concurrency", "1"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([*command, "--log-level", "warning"], stdout=log, stderr=log)
+    credentials = grpc.ssl_channel_credentials((CERTIFICATES / "ca.pem").read_bytes())
+    try:
+        options = [("grpc.ssl_target_name_override", "localhost")]
+        with grpc.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
+            stub: Any = GenerationStub(channel)
+            deadline = time.monotonic() + WAIT_SECONDS
+            while time.monotonic() < deadline:
+                try:
+                    stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5, wait_for_ready=True)
+                    break
+                except grpc.RpcError:
+                    assert process.poll() is None, (tmp_path / "log").read_text()
+            yield stub
+    finally:
+        process.kill()
+        process.wait()
+
+
+def cached(stub: Any, prompt: list[int], prefix: str) -> int:
+    """Returns how many tokens of a prompt the server that Envoy chose had computed before."""
+    request = pb.GenerateRequest(tokens={"ids": prompt}, stopping={"max_new_tokens": 1})
+    answer = stub.GenerateOnce(request, timeout=WAIT_SECONDS, metadata=[("x-tk-prefix", prefix)])
+    return int(answer.usage.cached_tokens)
+
+
+def test_a_prefix_stays_with_its_server_and_prefixes_are_spread(proxy: Any, servers: list[Serving]) -> None:
+    for number in range(8):
+        prompt = [number] * 100
+        assert [cached(proxy, prompt, f"conversation {number}") for _ in range(3)] == [0, 96, 96]
+    homes = []
+    for serving in servers:
+        with grpc.insecure_channel(serving.target) as channel:
+            stub: Any = GenerationStub(channel)
+            homes.append([number for number in range(8) if cached(stub, [number] * 100, "") == 96])
+    assert all(homes)
+    assert sorted(homes[0] + homes[1]) == list(range(8))
+
+
+def test_calls_go_on_while_a_server_drains(proxy: Any, servers: list[Serving]) -> None:
+    """A rolling update: one server after the other gets SIGTERM; refused calls are asked again at the other one."""
+    request = pb.GenerateRequest(text="a", stopping={"max_new_tokens": 300, "ignore_eos": True})
+    streams = [proxy.Generate(request, timeout=WAIT_SECONDS) for _ in range(8)]
+    for stream in streams:
+        assert next(stream).WhichOneof("event") == "started"
+    servers[0].process.terminate()
+    for number in range(20):
+        cached(proxy, [number] * 40, str(number))
+    for stream in streams:
+        assert list(stream)[-1].WhichOneof("event") == "finished"
+    assert servers[0].wait()[0] == 0
+    for number in range(20):
+        cached(proxy, [number] * 40, str(number))
