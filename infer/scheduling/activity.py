@@ -14,13 +14,15 @@ class Activity:
     Attributes:
         num_prompt: the prompt tokens of all requests that were admitted.
         num_cached: how many of them the prefix cache had.
+        num_new: the new tokens.
+        num_preempted: how often a sequence lost its blocks to others.
 
     Args:
         clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.num_prompt = self.num_cached = 0
+        self.num_prompt = self.num_cached = self.num_new = self.num_preempted = 0
         self._clock = clock
         self._begun = clock()
         # Seconds, and the prompt tokens and new tokens in each; never empty.
@@ -42,6 +44,7 @@ class Activity:
 
     def new_token(self) -> None:
         """Counts a new token of the step before."""
+        self.num_new += 1
         self._seconds[-1][2] += 1
 
     @property

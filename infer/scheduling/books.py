@@ -23,6 +23,25 @@ class EngineLoad:
 
 
 @dataclass(frozen=True)
+class EngineTotals:
+    """Totals since the start of an engine.
+
+    Attributes:
+        prompt_tokens: the prompt tokens of the requests that were admitted.
+        cached_tokens: how many of them the prefix cache had.
+        new_tokens: the new tokens.
+        preemptions: how often a sequence lost its blocks to others.
+        leaked_blocks: the blocks that are used now and that no request holds.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
+    preemptions: int = 0
+    leaked_blocks: int = 0
+
+
+@dataclass(frozen=True)
 class CacheBooks:
     """The blocks of a cache: total = used + cached + free + leaked; the fields are those of the message CacheReport."""
 
@@ -68,6 +87,18 @@ class EngineBooks:
                 prefix_hit_rate=scheduler.activity.hit_rate,
                 prefill_tokens_per_second=prefill,
                 decode_tokens_per_second=decode,
+            )
+
+    def totals(self) -> EngineTotals:
+        """Returns the totals now. The effort grows with the blocks in use."""
+        with self._lock:
+            activity = self._scheduler.activity
+            return EngineTotals(
+                prompt_tokens=activity.num_prompt,
+                cached_tokens=activity.num_cached,
+                new_tokens=activity.num_new,
+                preemptions=activity.num_preempted,
+                leaked_blocks=self._scheduler.num_leaked_blocks,
             )
 
     def flush_prefix_cache(self) -> int:

@@ -270,4 +270,5 @@ class Scheduler:
         self._tables.release(sequence)
         sequence.status = Status.WAITING
         sequence.preemptions += 1
+        self.activity.num_preempted += 1
         self.waiting.push(sequence)

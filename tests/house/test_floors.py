@@ -40,6 +40,7 @@ SUB_FLOORS = {
         "workers": 7,
         "engine": 8,
         "api": 9,
+        "observability": 9,
         "server": 10,
         "load_test": 10,
     },

@@ -1,0 +1,142 @@
+"""The metrics of a server as Prometheus reads them, and the port on which it does."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from ...core.errors import ConfigError
+from ..requests.events import ModelInfo
+from ..scheduling.books import EngineLoad, EngineTotals
+from . import catalog
+from .catalog import MODEL_LABEL, MetricEntry
+from .tally import LatencyCounts, RequestTally
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class CountedBooks(Protocol):
+    """The part of an engine's books that metrics show."""
+
+    def load(self) -> EngineLoad:
+        """Returns the load now."""
+
+    def totals(self) -> EngineTotals:
+        """Returns the totals since the start of the engine."""
+
+
+class CountedEngine(Protocol):
+    """The part of an engine that metrics show."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The description of the served model."""
+
+    @property
+    def books(self) -> CountedBooks:
+        """The load and the totals."""
+
+
+class MetricsCollector:
+    """Collects the metrics of one server whenever they are asked for, on the asker's thread.
+
+    Args:
+        engine: the engine.
+        tally: the counts of its requests.
+    """
+
+    def __init__(self, engine: CountedEngine, tally: RequestTally) -> None:
+        self._engine, self._tally = engine, tally
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields all metrics of the catalog, in its order."""
+        model = self._engine.info.name
+        numbers = self._numbers()
+        by_label = self._by_label()
+        for entry in catalog.CATALOG:
+            if entry.bounds:
+                yield _histogram(entry, model, self._tally.latencies[entry])
+            elif entry.label:
+                yield _labelled(entry, model, by_label[entry])
+            else:
+                yield _number(entry, model, numbers[entry])
+
+    def _numbers(self) -> dict[MetricEntry, float]:
+        load, totals = self._engine.books.load(), self._engine.books.totals()
+        return {
+            catalog.RUNNING: load.running,
+            catalog.WAITING: load.waiting,
+            catalog.WAITING_TOKENS: load.queued_tokens,
+            catalog.KV_USAGE: load.blocks_used / max(load.blocks_total, 1),
+            catalog.LEAKED_BLOCKS: totals.leaked_blocks,
+            catalog.STEP: self._engine.info.step,
+            catalog.PREFIX_QUERIES: totals.prompt_tokens,
+            catalog.PREFIX_HITS: totals.cached_tokens,
+            catalog.PREEMPTIONS: totals.preemptions,
+            catalog.PROMPT_TOKENS: totals.prompt_tokens,
+            catalog.GENERATION_TOKENS: totals.new_tokens,
+        }
+
+    def _by_label(self) -> dict[MetricEntry, Mapping[str, int]]:
+        tally = self._tally
+        return {
+            catalog.SUCCESS: tally.successes,
+            catalog.FAILURES: tally.failures,
+            catalog.REJECTIONS: tally.rejections,
+        }
+
+
+class MetricsPort:
+    """A port that answers every GET with the metrics, from a thread of its own.
+
+    Attributes:
+        port: the port that it listens on.
+
+    Args:
+        collector: the metrics.
+        host: the address to listen on.
+        port: the port to listen on; 0 = any free port.
+
+    Raises:
+        ConfigError: the address is in use or not available.
+    """
+
+    def __init__(self, collector: MetricsCollector, host: str, port: int) -> None:
+        registry = CollectorRegistry()
+        registry.register(collector)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise ConfigError(f"Cannot serve metrics on {host}, port {port}: {error}. Is it in use?") from error
+        self.port: int = self._server.server_port
+        _LOG.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, self.port)
+
+    def close(self) -> None:
+        """Closes the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _number(entry: MetricEntry, model: str, value: float) -> Metric:
+    family = CounterMetricFamily if entry.kind is catalog.Kind.COUNTER else GaugeMetricFamily
+    metric = family(entry.name, entry.help, labels=[MODEL_LABEL])
+    metric.add_metric([model], value)
+    return metric
+
+
+def _labelled(entry: MetricEntry, model: str, values: Mapping[str, int]) -> Metric:
+    metric = CounterMetricFamily(entry.name, entry.help, labels=[MODEL_LABEL, entry.label])
+    for name, value in list(values.items()):
+        metric.add_metric([model, name], value)
+    return metric
+
+
+def _histogram(entry: MetricEntry, model: str, counts: LatencyCounts) -> Metric:
+    cumulative, total = counts.read()
+    names = [*map(str, counts.bounds), "+Inf"]
+    metric = HistogramMetricFamily(entry.name, entry.help, labels=[MODEL_LABEL])
+    metric.add_metric([model], list(zip(names, cumulative, strict=True)), total)
+    return metric

@@ -1,0 +1,91 @@
+"""The metrics of a server as Prometheus' own parser reads them."""
+
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tk.core.errors import Cancelled, ConfigError, Overloaded
+from tk.infer.observability.catalog import CATALOG
+from tk.infer.observability.exposition import MetricsCollector, MetricsPort
+from tk.infer.observability.tally import RequestTally
+from tk.infer.requests.events import Done, Event, Failed, ModelInfo, Request
+from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.scheduling.books import EngineLoad, EngineTotals
+from tk.tests.infer.server.fake_engine import INFO, delta, finished
+
+Samples = dict[tuple[str, str], float]
+
+
+class Books:
+    def load(self) -> EngineLoad:
+        return EngineLoad(running=2, waiting=3, queued_tokens=40, blocks_total=64, blocks_used=16)
+
+    def totals(self) -> EngineTotals:
+        return EngineTotals(prompt_tokens=100, cached_tokens=25, new_tokens=7, preemptions=4, leaked_blocks=1)
+
+
+class CountedFake:
+    def __init__(self) -> None:
+        self.info: ModelInfo = INFO
+        self.books = Books()
+
+
+def counted() -> MetricsCollector:
+    tally = RequestTally()
+    for events in ([delta("a"), delta("b"), finished(), Done()], [Failed(Cancelled("aborted"))]):
+        on_event = tally.begin(Request("r", (1,), SamplingParams()), lambda event: None, {})
+        each: Event
+        for each in events:
+            on_event(each)
+    tally.refuse(Overloaded("full"))
+    return MetricsCollector(CountedFake(), tally)
+
+
+def samples(text: str) -> Samples:
+    """Returns values by sample name and the label beside the model's."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels.pop("model_name") == INFO.name
+            found[sample.name, "".join(sample.labels.values())] = sample.value
+    return found
+
+
+def test_every_metric_of_the_catalog_is_shown() -> None:
+    registry = CollectorRegistry()
+    registry.register(counted())
+    found = samples(generate_latest(registry).decode())
+    assert {name for name, _ in found} == {name for entry in CATALOG for name in entry.sample_names}
+    assert found["tk_num_requests_running", ""] == 2
+    assert found["tk_num_requests_waiting", ""] == 3
+    assert found["tk_num_tokens_waiting", ""] == 40
+    assert found["tk_kv_cache_usage_perc", ""] == 0.25
+    assert found["tk_kv_blocks_leaked", ""] == 1
+    assert found["tk_checkpoint_step", ""] == INFO.step
+    assert found["tk_prefix_cache_queries_total", ""] == found["tk_prompt_tokens_total", ""] == 100
+    assert found["tk_prefix_cache_hits_total", ""] == 25
+    assert found["tk_num_preemptions_total", ""] == 4
+    assert found["tk_generation_tokens_total", ""] == 7
+    assert found["tk_request_success_total", "length"] == 1
+    assert found["tk_request_failures_total", "CANCELLED"] == 1
+    assert found["tk_request_rejections_total", "RESOURCE_EXHAUSTED"] == 1
+    for entry in CATALOG:
+        if entry.bounds:
+            assert found[f"{entry.name}_bucket", "+Inf"] == found[f"{entry.name}_count", ""] == 1
+            assert found[f"{entry.name}_bucket", str(entry.bounds[-1])] == 1
+
+
+def test_the_port_answers_and_closes() -> None:
+    port = MetricsPort(counted(), "127.0.0.1", 0)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port.port}/metrics", timeout=20) as response:
+            assert response.headers["Content-Type"].startswith("text/plain")
+            assert samples(response.read().decode())["tk_num_requests_running", ""] == 2
+        with pytest.raises(ConfigError, match=rf"port {port.port}.*in use"):
+            MetricsPort(counted(), "127.0.0.1", port.port)
+    finally:
+        port.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port.port}/metrics", timeout=20)

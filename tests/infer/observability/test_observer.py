@@ -1,0 +1,52 @@
+"""Observers: the one that ignores requests, several at once, and refusals."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from tk.core.errors import InvalidRequest, TkError
+from tk.infer.observability.observer import Observer, Observers, OnEvent
+from tk.infer.requests.events import Done, Event, Request
+from tk.infer.requests.sampling_params import SamplingParams
+
+
+class Recorder(Observer):
+    """Writes a line for all that it observes."""
+
+    def __init__(self, name: str, lines: list[str]) -> None:
+        self.name, self.lines = name, lines
+
+    def begin(self, request: Request, on_event: OnEvent, trace: Mapping[str, str]) -> OnEvent:
+        self.lines.append(f"{self.name} begins {request.request_id}")
+
+        def observe(event: Event) -> None:
+            self.lines.append(f"{self.name} sees {type(event).__name__}")
+            on_event(event)
+
+        return observe
+
+    def refuse(self, error: TkError) -> None:
+        self.lines.append(f"{self.name} refuses: {error}")
+
+
+def test_the_first_observer_is_nearest_to_the_reader() -> None:
+    lines: list[str] = []
+    observers = Observers([Recorder("one", lines), Recorder("two", lines)])
+    observers.begin(Request("r", (1,), SamplingParams()), lambda event: lines.append("read"), {})(Done())
+    assert lines == ["one begins r", "two begins r", "two sees Done", "one sees Done", "read"]
+
+
+def test_a_refusal_is_reported_and_goes_on() -> None:
+    lines: list[str] = []
+    observers = Observers([Recorder("one", lines)])
+    with pytest.raises(InvalidRequest), observers.refusals():
+        raise InvalidRequest("no prompt", field="prompt")
+    with pytest.raises(KeyError), observers.refusals():
+        raise KeyError("a defect")
+    assert lines == ["one refuses: no prompt"]
+
+
+def test_no_observer_adds_nothing_to_an_event() -> None:
+    events: list[Event] = []
+    push = events.append
+    assert Observer().begin(Request("r", (1,), SamplingParams()), push, {}) is push

@@ -1,0 +1,74 @@
+"""The counts of requests, event by event, on a clock of the test."""
+
+from tk.core.errors import Cancelled, Overloaded
+from tk.infer.observability import catalog
+from tk.infer.observability.observer import Observer, OnEvent
+from tk.infer.observability.tally import LatencyCounts, RequestTally
+from tk.infer.requests.events import Done, Event, Failed, FinishReason, Request, Started
+from tk.infer.requests.sampling_params import SamplingParams
+from tk.tests.infer.server.fake_engine import delta, finished
+
+REQUEST = Request("r", (1, 2), SamplingParams(n=2))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def begin(tally: Observer) -> tuple[OnEvent, list[Event]]:
+    events: list[Event] = []
+    return tally.begin(REQUEST, events.append, {}), events
+
+
+def times(counts: LatencyCounts) -> tuple[int, float]:
+    cumulative, total = counts.read()
+    return cumulative[-1], round(total, 6)
+
+
+def test_a_bound_belongs_to_the_times_below_it() -> None:
+    counts = LatencyCounts((0.1, 1.0))
+    for seconds in (0.05, 0.1, 0.5, 3.0):
+        counts.observe(seconds)
+    assert counts.read() == ([2, 3, 4], 3.65)
+
+
+def test_the_times_of_a_request_with_two_samples() -> None:
+    clock = Clock()
+    tally = RequestTally(clock)
+    on_event, events = begin(tally)
+    script: list[tuple[float, Event]] = [
+        (0.5, Started("r", 2, 0, 1)),
+        (0.5, delta("a", 0)),
+        (0.0, delta("a", 1)),
+        (0.25, delta("b", 0)),
+        (0.0, delta("b", 1)),
+        (0.25, finished(0, FinishReason.EOS)),
+        (0.0, finished(1, FinishReason.LENGTH)),
+        (0.0, Done()),
+    ]
+    for seconds, event in script:
+        clock.now += seconds
+        on_event(event)
+    assert events == [event for _, event in script]
+    assert times(tally.latencies[catalog.FIRST_TOKEN]) == (1, 1.0)
+    assert times(tally.latencies[catalog.BETWEEN_TOKENS]) == (2, 0.5)
+    assert times(tally.latencies[catalog.END_TO_END]) == (1, 1.5)
+    assert times(tally.latencies[catalog.QUEUE_TIME]) == (1, 0.1)
+    assert tally.successes == {"eos": 1, "length": 1}
+    assert not tally.failures
+
+
+def test_failures_and_refusals_are_counted_by_status() -> None:
+    tally = RequestTally()
+    on_event, events = begin(tally)
+    on_event(Failed(Cancelled("aborted")))
+    tally.refuse(Overloaded("full"))
+    tally.refuse(Overloaded("full"))
+    assert len(events) == 1
+    assert tally.failures == {"CANCELLED": 1}
+    assert tally.rejections == {"RESOURCE_EXHAUSTED": 2}
+    assert times(tally.latencies[catalog.END_TO_END]) == (0, 0.0)
