@@ -38,6 +38,10 @@ EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
     type=click.IntRange(0, 65535),
     help="Port of the service Admin alone; 0: a free one. Default: Admin answers on --port.",
 )
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port of metrics for Prometheus; 0: a free one.")
+@click.option(
+    "--metrics-host", default="127.0.0.1", show_default=True, help="Address of --metrics-port; it asks for no token."
+)
 @dtype_option
 @weight_dtype_option
 @kv_dtype_option
@@ -99,6 +103,8 @@ def serve(
     host: str,
     port: int,
     admin_port: int | None,
+    metrics_port: int | None,
+    metrics_host: str,
     drain_timeout: float,
     default_max_new_tokens: int | None,
     tls_cert: Path | None,
@@ -124,6 +130,8 @@ def serve(
         host=host,
         port=port,
         admin_port=admin_port,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
         drain_timeout=drain_timeout,
         default_max_new_tokens=default_max_new_tokens,
         insecure=insecure,

@@ -92,7 +92,7 @@ class MetricsPort:
     """A port that answers every GET with the metrics, from a thread of its own.
 
     Attributes:
-        port: the port that it listens on.
+        url: the address of the metrics.
 
     Args:
         collector: the metrics.
@@ -110,8 +110,9 @@ class MetricsPort:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
             raise ConfigError(f"Cannot serve metrics on {host}, port {port}: {error}. Is it in use?") from error
-        self.port: int = self._server.server_port
-        _LOG.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, self.port)
+        place = f"[{host}]" if ":" in host else host
+        self.url = f"http://{place}:{self._server.server_port}/metrics"
+        _LOG.info("metrics on %s", self.url)
 
     def close(self) -> None:
         """Closes the port."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from ...core.errors import TkError
 from ..requests.events import Event, Request
 
+TRACE_HEADERS: Final = ("traceparent", "tracestate")  # of W3C Trace Context
 OnEvent = Callable[[Event], None]
 
 

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...core.errors import WorkerDied
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
+from ..observability.observer import Observer
+from ..observability.tally import RequestTally
 from .admin import ADMIN_SERVICE, AdminService
 from .callers import Callers, TokenCallers
 from .engine_protocol import ServedEngine
@@ -16,6 +18,9 @@ from .options import ServerOptions
 from .ports import listen, make_port
 from .runner import RequestRunner
 from .service import GenerationService
+
+if TYPE_CHECKING:
+    from ..observability.exposition import MetricsPort
 
 # Seconds for calls other than requests (health watchers, reflection) to end by themselves when no request is live.
 STOP_GRACE: Final = 0.5
@@ -27,7 +32,11 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Server:
-    """A gRPC server around an engine that may still be loading, for one event loop; the caller closes the engine."""
+    """A gRPC server around an engine that may still be loading, for one event loop; the caller closes the engine.
+
+    Attributes:
+        metrics: the port of the metrics, from `start` on, if the options have one.
+    """
 
     def __init__(self, engine: ServedEngine, options: ServerOptions) -> None:
         options.validate()
@@ -35,11 +44,14 @@ class Server:
         health = Health()
         callers = Callers() if options.tokens is None else TokenCallers(options.tokens)
         self._lifecycle = Lifecycle(health)
-        self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens)
+        self.metrics: MetricsPort | None = None
+        self._tally = None if options.metrics_port is None else RequestTally()
+        observer = self._tally or Observer()
+        self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens, observer)
         self._dead = asyncio.Event()
         alone = options.admin_port is None
-        self._port = make_port(callers, health, (READINESS, ADMIN_SERVICE) if alone else (READINESS,))
-        self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,))
+        self._port = make_port(callers, health, (READINESS, ADMIN_SERVICE) if alone else (READINESS,), observer)
+        self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), observer)
         pb_grpc.add_GenerationServicer_to_server(GenerationService(self._runner, callers), self._port)
         pb_grpc.add_AdminServicer_to_server(AdminService(self._runner, self.drain), self._admin_port)
 
@@ -54,6 +66,7 @@ class Server:
         _LOG.info("listening on %s", address)
         if self._options.admin_port is not None:
             _LOG.info("admin on %s", await listen(self._admin_port, self._options, self._options.admin_port))
+        self._open_metrics()
         loop = asyncio.get_running_loop()
 
         def on_change(error: WorkerDied | None) -> None:
@@ -62,6 +75,14 @@ class Server:
 
         self._engine.watch(on_change)
         return address
+
+    def _open_metrics(self) -> None:
+        if self._tally is None or self._options.metrics_port is None:
+            return
+        from ..observability.exposition import MetricsCollector, MetricsPort
+
+        collector = MetricsCollector(self._engine, self._tally)
+        self.metrics = MetricsPort(collector, self._options.metrics_host, self._options.metrics_port)
 
     async def set_ready(self) -> None:
         """Accepts requests from now on: the engine has loaded the model."""
@@ -104,8 +125,10 @@ class Server:
         """Ends the live requests, then all other calls, and closes the ports."""
         await self._lifecycle.set_draining()
         self._runner.end_live_requests()
-        ports = {self._port, self._admin_port}
-        await asyncio.gather(*(port.stop(STOP_GRACE) for port in ports))
+        stops = [port.stop(STOP_GRACE) for port in {self._port, self._admin_port}]
+        if self.metrics is not None:
+            stops.append(asyncio.to_thread(self.metrics.close))
+        await asyncio.gather(*stops)
         with suppress(TimeoutError):  # the engine hangs; closing it ends the remaining requests
             await asyncio.wait_for(self._runner.live.wait_empty(), ABORT_GRACE)
         await self._runner.prompts.close()

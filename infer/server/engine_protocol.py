@@ -8,7 +8,7 @@ from ...core.errors import WorkerDied
 from ..constraints.compiler import Grammars
 from ..requests.events import Event, ModelInfo, Request
 from ..requests.prompts import Encoder
-from ..scheduling.books import CacheBooks, EngineLoad
+from ..scheduling.books import CacheBooks, EngineLoad, EngineTotals
 
 
 class ServedTokenizer(Encoder, Protocol):
@@ -31,6 +31,9 @@ class ServedBooks(Protocol):
 
     def load(self) -> EngineLoad:
         """Returns the load now."""
+
+    def totals(self) -> EngineTotals:
+        """Returns the totals since the start of the engine."""
 
     def flush_prefix_cache(self) -> int:
         """Forgets the prefix cache; returns how many of its blocks no request used."""

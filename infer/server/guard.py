@@ -6,6 +6,7 @@ from typing import Any, Final
 import grpc
 
 from ...core.errors import TkError
+from ..observability.observer import Observer
 from .callers import Callers
 from .health import HEALTH_SERVICE
 from .status import abort_with
@@ -17,8 +18,8 @@ _ROLES_BY_SERVICE: Final = (("/tk.v1.Generation/", GENERATE), ("/tk.v1.Admin/", 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no annotations
     """Refuses calls, before their messages are read, of callers that are unknown or lack the service's role."""
 
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
+    def __init__(self, callers: Callers, observer: Observer) -> None:
+        self._callers, self._observer = callers, observer
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -32,6 +33,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no an
                 if details.method.startswith(service):
                     caller.require(role)
         except TkError as error:
+            self._observer.refuse(error)
             return _refusal(error)
         return await continuation(details)
 

@@ -18,6 +18,8 @@ class ServerOptions:
         host: the address or name to listen on; without `insecure`, one that only this machine reaches.
         port: the port to listen on; 0 = any free port.
         admin_port: the port of the service Admin, 0 = any free port; None = that of Generation.
+        metrics_port: the port on which Prometheus reads metrics over HTTP, 0 = any free port; None = no metrics.
+        metrics_host: its address; without `insecure`, one that only this machine reaches: it asks for no token.
         drain_timeout: the time, in seconds, for live requests to end after the server receives a signal.
         default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
         insecure: whether to listen on an address that other machines reach, without encryption or authentication.
@@ -29,6 +31,8 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 50051
     admin_port: int | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     drain_timeout: float = 30.0
     default_max_new_tokens: int | None = None
     insecure: bool = False
@@ -42,7 +46,7 @@ class ServerOptions:
 
     def address_of(self, port: int) -> str:
         """Returns HOST:PORT for another port of the same host."""
-        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+        return address_of(self.host, port)
 
     def validate(self) -> None:
         """Checks all options.
@@ -50,7 +54,8 @@ class ServerOptions:
         Raises:
             ConfigError: a value is wrong; the message names the first one.
         """
-        for name, port in (("port", self.port), ("admin_port", self.admin_port or 0)):
+        for name in ("port", "admin_port", "metrics_port"):
+            port = getattr(self, name) or 0
             if not 0 <= port < 1 << 16:
                 raise ConfigError(f"{name} = {port}; it must be 0 (any free port) to 65535.")
         if self.admin_port and self.admin_port == self.port:
@@ -63,6 +68,11 @@ class ServerOptions:
             self.certificates.check()
         if self.tokens is not None:
             parse_tokens(read_text(self.tokens), self.tokens)
+        if self.metrics_port is not None and not self.insecure and not _is_loopback(self.metrics_host):
+            raise ConfigError(
+                f"metrics_host = {self.metrics_host!r} can be reached from other machines, and metrics are not "
+                "encrypted and need no token. Use 127.0.0.1, or accept the risk with --insecure."
+            )
         missing = [
             name
             for name, value in (("--tls-cert and --tls-key", self.certificates), ("--tokens", self.tokens))
@@ -82,12 +92,20 @@ def check_address(options: ServerOptions) -> None:
     Raises:
         ConfigError: an address is in use or not available.
     """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    for port in (options.port, options.admin_port or 0):
+    places = [(options.host, options.port), (options.host, options.admin_port or 0)]
+    if options.metrics_port is not None:
+        places.append((options.metrics_host, options.metrics_port))
+    for host, port in places:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            socket.create_server((options.host, port), family=family).close()
+            socket.create_server((host, port), family=family).close()
         except OSError as error:
-            raise not_ours(options.address_of(port), error) from error
+            raise not_ours(address_of(host, port), error) from error
+
+
+def address_of(host: str, port: int) -> str:
+    """Returns HOST:PORT, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def not_ours(address: str, error: Exception) -> ConfigError:

@@ -5,6 +5,7 @@ from typing import Final
 
 import grpc
 
+from ..observability.observer import Observer
 from .callers import Callers
 from .guard import Guard
 from .health import HEALTH_SERVICE, Health
@@ -27,9 +28,9 @@ _CHANNEL_OPTIONS: Final = (
 )
 
 
-def make_port(callers: Callers, health: Health, services: Sequence[str]) -> grpc.aio.Server:
+def make_port(callers: Callers, health: Health, services: Sequence[str], observer: Observer) -> grpc.aio.Server:
     """Returns a server with health and reflection that does not listen yet; the caller adds `services`, full names."""
-    server = grpc.aio.server(interceptors=[Guard(callers)], options=_CHANNEL_OPTIONS)
+    server = grpc.aio.server(interceptors=[Guard(callers, observer)], options=_CHANNEL_OPTIONS)
     health.add_to(server)
     add_reflection(server, (*services, HEALTH_SERVICE))
     return server

@@ -1,12 +1,13 @@
 """The way of a request through the server, whatever the protocol: admission, the engine, and its end in every case."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from ...core.errors import Cancelled
 from ...proto.v1 import generation_pb2 as pb
+from ..observability.observer import Observer
 from ..requests.events import CacheOptions, Request
 from ..requests.prompts import check_length
 from ..requests.sampling_params import SamplingParams
@@ -36,6 +37,7 @@ class AskedRequest:
         cache: the use of the prefix cache.
         at_once: whether the whole answer is one message.
         logprobs_from: the first place of the prompt whose log-probability is reported, if any is.
+        trace: the caller's trace context: the headers `traceparent` and `tracestate`, if it sent them.
     """
 
     caller: Caller
@@ -48,6 +50,7 @@ class AskedRequest:
     cache: CacheOptions = field(default_factory=CacheOptions)
     at_once: bool = False
     logprobs_from: int = 0
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 class RequestRunner:
@@ -58,13 +61,20 @@ class RequestRunner:
         lifecycle: the state of the server.
         live: the requests that the engine computes or a handler answers.
         prompts: converts prompts to tokens.
+        observer: observes the requests and the refused calls, of all protocols.
 
     Args:
         default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
     """
 
-    def __init__(self, engine: ServedEngine, lifecycle: Lifecycle, default_max_new_tokens: int | None = None) -> None:
-        self.engine, self.lifecycle = engine, lifecycle
+    def __init__(
+        self,
+        engine: ServedEngine,
+        lifecycle: Lifecycle,
+        default_max_new_tokens: int | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.engine, self.lifecycle, self.observer = engine, lifecycle, observer or Observer()
         self._default_max_new_tokens = default_max_new_tokens
         wakeups = Wakeups(CROWD)
         engine.after_events(wakeups.flush)
@@ -85,13 +95,15 @@ class RequestRunner:
         Raises:
             TkError: the request is refused; nothing was allocated for it.
         """
-        self.lifecycle.check_admitting()
-        request_id, principal = chosen_id(asked.request_id), asked.caller.principal
-        stream = self.live.open(request_id, principal)
+        with self.observer.refusals():
+            self.lifecycle.check_admitting()
+            request_id, principal = chosen_id(asked.request_id), asked.caller.principal
+            stream = self.live.open(request_id, principal)
         submitted = False
         try:
-            request = await self._engine_request(asked, request_id)
-            self.engine.submit(request, stream.push)
+            with self.observer.refusals():
+                request = await self._engine_request(asked, request_id)
+                self.engine.submit(request, self.observer.begin(request, stream.push, asked.trace))
             submitted = True
             await on_admitted(request_id)
             yield stream

@@ -17,6 +17,7 @@ from ..api.wire import (
     params_from_request,
     score_to_wire,
 )
+from ..observability.observer import TRACE_HEADERS
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.score import score_request
 from ..requests.streams import EventStream
@@ -51,8 +52,9 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
         async with answered(context):
-            deadline, caller = self._begin(request, context)
-            scored = score_request(*await self._runner.prompts.of_score(request), top=request.top)
+            with self._runner.observer.refusals():
+                deadline, caller = self._begin(request, context)
+                scored = score_request(*await self._runner.prompts.of_score(request), top=request.top)
             asked = AskedRequest(
                 caller,
                 scored.prompt,
@@ -60,6 +62,7 @@ class GenerationService(pb_grpc.GenerationServicer):
                 logprobs_from=scored.logprobs_from,
                 deadline=deadline,
                 at_once=True,
+                trace=_trace(context),
             )
             async with self._admitted(asked, context) as stream:
                 return score_to_wire(await _completion(stream), request.top)
@@ -90,9 +93,14 @@ class GenerationService(pb_grpc.GenerationServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, at_once: bool = False
     ) -> AbstractAsyncContextManager[EventStream]:
         """Returns the context in which a request runs; its value has the events."""
+        with self._runner.observer.refusals():
+            asked = self._asked(request, context, at_once)
+        return self._admitted(asked, context)
+
+    def _asked(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, at_once: bool) -> AskedRequest:
         deadline, caller = self._begin(request, context)
         check_request(request, self._runner.engine.info, caller)
-        asked = AskedRequest(
+        return AskedRequest(
             caller,
             getattr(request, request.WhichOneof("prompt") or "text"),
             params_from_request(request),
@@ -102,8 +110,8 @@ class GenerationService(pb_grpc.GenerationServicer):
             deadline=deadline,
             cache=cache_from_request(request),
             at_once=at_once,
+            trace=_trace(context),
         )
-        return self._admitted(asked, context)
 
     def _begin(self, message: Message, context: grpc.aio.ServicerContext) -> tuple[float | None, Caller]:
         """Checks a call's message; returns the call's deadline, on time.monotonic(), and its caller."""
@@ -116,6 +124,11 @@ class GenerationService(pb_grpc.GenerationServicer):
         self, asked: AskedRequest, context: grpc.aio.ServicerContext
     ) -> AbstractAsyncContextManager[EventStream]:
         return self._runner.run(asked, lambda request_id: context.send_initial_metadata(((METADATA_KEY, request_id),)))
+
+
+def _trace(context: grpc.aio.ServicerContext) -> dict[str, str]:
+    """Returns the trace context that the caller sent."""
+    return {name: value for name, value in context.invocation_metadata() if name in TRACE_HEADERS}
 
 
 async def _completion(stream: EventStream) -> Completion:

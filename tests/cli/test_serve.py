@@ -11,8 +11,9 @@ import pytest
 from tk.cli.main import main
 from tk.infer.engine import Engine
 from tk.infer.options import EngineOptions
-from tk.infer.server import app
+from tk.infer.server import until_signal
 from tk.infer.server.options import ServerOptions
+from tk.infer.server.until_signal import End
 from tk.infer.workers import processes
 from tk.tests.infer.server.fake_engine import INFO
 
@@ -82,9 +83,11 @@ class NoProcesses:
         """Does nothing."""
 
 
-@pytest.mark.parametrize(("orderly", "code"), [(True, 0), (False, 130)])
+@pytest.mark.parametrize(
+    ("end", "code"), [(End.DRAINED, 0), (End.SECOND_SIGNAL, 130), (End.TERMINATED, 1), (End.INTERRUPTED, 130)]
+)
 def test_options_reach_the_server_and_the_engine(
-    orderly: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    end: End, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines: list[StartedEngine] = []
     served: list[ServerOptions] = []
@@ -94,15 +97,15 @@ def test_options_reach_the_server_and_the_engine(
         engines.append(StartedEngine(options))
         return engines[0]
 
-    def serve(engine: StartedEngine, options: ServerOptions, ready: Callable[[str], Any]) -> bool:
+    def serve(engine: StartedEngine, options: ServerOptions, ready: Callable[[str], Any]) -> End:
         assert not engine.is_closed
         served.append(options)
         ready("127.0.0.1:7")
-        return orderly
+        return end
 
     monkeypatch.setattr(processes, "WorkerProcesses", NoProcesses)
     monkeypatch.setattr(Engine, "begin", begin)
-    monkeypatch.setattr(app, "serve_until_signal", serve)
+    monkeypatch.setattr(until_signal, "serve_until_signal", serve)
     sizes = ["--tp", "2", "--threads", "3", "--max-model-len", "64", "--kv-blocks", "9", "--max-queued", "0"]
     server = ["--port", "0", "--drain-timeout", "1.5", "--default-max-new-tokens", "7"]
     assert main(["serve", "model", "--no-prefix-cache", *sizes, *server]) == code

@@ -34,9 +34,9 @@ class CountedFake:
 
 def counted() -> MetricsCollector:
     tally = RequestTally()
-    for events in ([delta("a"), delta("b"), finished(), Done()], [Failed(Cancelled("aborted"))]):
+    answer: list[Event] = [delta("a"), delta("b"), finished(), Done()]
+    for events in (answer, [Failed(Cancelled("aborted"))]):
         on_event = tally.begin(Request("r", (1,), SamplingParams()), lambda event: None, {})
-        each: Event
         for each in events:
             on_event(each)
     tally.refuse(Overloaded("full"))
@@ -80,12 +80,13 @@ def test_every_metric_of_the_catalog_is_shown() -> None:
 def test_the_port_answers_and_closes() -> None:
     port = MetricsPort(counted(), "127.0.0.1", 0)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port.port}/metrics", timeout=20) as response:
+        with urllib.request.urlopen(port.url, timeout=20) as response:
             assert response.headers["Content-Type"].startswith("text/plain")
             assert samples(response.read().decode())["tk_num_requests_running", ""] == 2
-        with pytest.raises(ConfigError, match=rf"port {port.port}.*in use"):
-            MetricsPort(counted(), "127.0.0.1", port.port)
+        number = int(port.url.split(":")[2].split("/")[0])
+        with pytest.raises(ConfigError, match=rf"port {number}.*in use"):
+            MetricsPort(counted(), "127.0.0.1", number)
     finally:
         port.close()
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port.port}/metrics", timeout=20)
+        urllib.request.urlopen(port.url, timeout=20)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.activity import Activity
-from tk.infer.scheduling.books import CacheBooks, EngineBooks, EngineLoad
+from tk.infer.scheduling.books import CacheBooks, EngineBooks, EngineLoad, EngineTotals
 from tk.infer.scheduling.limits import Limits
 from tk.infer.scheduling.prefix_keys import prompt_keys
 from tk.infer.scheduling.scheduler import Scheduler
@@ -63,8 +63,10 @@ def test_the_load_follows_a_request_through_the_engine() -> None:
     assert load.decode_tokens_per_second == first.num_new + second.num_new + third.num_new
     policy.finish(second)
     policy.finish(third)
-    load = books.load()
+    load, totals = books.load(), books.totals()
     assert (load.blocks_used, load.blocks_cached, load.blocks_free) == (0, 4, NUM_BLOCKS - 4)
+    num_new = first.num_new + second.num_new + third.num_new
+    assert totals == EngineTotals(prompt_tokens=48, cached_tokens=24, new_tokens=num_new)
 
 
 def test_a_flushed_cache_is_free_and_finds_nothing_while_running_sequences_keep_their_blocks() -> None:
@@ -102,6 +104,7 @@ def test_a_leaked_block_is_counted_and_named() -> None:
     [lost] = policy.allocator.allocate(1)
     report = books.check_cache()
     assert (report.used, report.leaked) == (4, 1)
+    assert books.totals() == EngineTotals(prompt_tokens=16, leaked_blocks=1)
     assert report.used + report.cached + report.free + report.leaked == report.total
     assert report.problems == (f"leaked blocks, or wrong numbers of holders: [{lost}]",)
     policy.allocator.free([lost])

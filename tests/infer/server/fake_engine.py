@@ -22,7 +22,7 @@ from tk.infer.requests.events import (
     Timing,
     Usage,
 )
-from tk.infer.scheduling.books import CacheBooks, EngineLoad
+from tk.infer.scheduling.books import CacheBooks, EngineLoad, EngineTotals
 from tk.infer.server.app import Server
 from tk.infer.server.options import ServerOptions
 
@@ -102,6 +102,9 @@ class FakeBooks:
 
     def load(self) -> EngineLoad:
         return self.load_now
+
+    def totals(self) -> EngineTotals:
+        return EngineTotals(prompt_tokens=100, cached_tokens=25, new_tokens=7, preemptions=4, leaked_blocks=1)
 
     def flush_prefix_cache(self) -> int:
         self.flushed += 1

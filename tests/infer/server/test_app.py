@@ -1,6 +1,8 @@
 """The way down of a server, and its port."""
 
 import socket
+import urllib.request
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,6 +13,7 @@ from tk.core.errors import ConfigError
 from tk.infer.requests.events import Done, Event
 from tk.infer.server.app import Server
 from tk.infer.server.options import ServerOptions, check_address
+from tk.infer.server.tokens import Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started
@@ -98,3 +101,25 @@ def test_a_port_in_use_is_a_config_error(engine: FakeEngine, server: ServerThrea
         server.run(start())
     with pytest.raises(ConfigError, match=in_use):
         check_address(ServerOptions(port=port))
+
+
+def test_prometheus_reads_what_callers_did(engine: FakeEngine, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(line_of(token_digest("secret"), Caller("alice", frozenset({"generate"}))))
+    server = ServerThread(engine, metrics_port=0, tokens=tokens)
+    known = (("authorization", "Bearer secret"),)
+    with grpc.insecure_channel(server.target) as channel:
+        stub = GenerationStub(channel)
+        stub.GenerateOnce(pb.GenerateRequest(text="hi"), timeout=WAIT_SECONDS, metadata=known)
+        for wrong, metadata in ((pb.GenerateRequest(text="hi"), ()), (pb.GenerateRequest(), known)):
+            with pytest.raises(grpc.RpcError):
+                stub.GenerateOnce(wrong, timeout=WAIT_SECONDS, metadata=metadata)
+    with urllib.request.urlopen(server.server.metrics.url, timeout=WAIT_SECONDS) as response:
+        text = response.read().decode()
+    assert 'tk_request_success_total{finished_reason="length",model_name="fake"} 1.0' in text
+    assert 'tk_inter_token_latency_seconds_count{model_name="fake"} 1.0' in text
+    for status in ("UNAUTHENTICATED", "INVALID_ARGUMENT"):
+        assert f'tk_request_rejections_total{{model_name="fake",status="{status}"}} 1.0' in text
+    server.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(server.server.metrics.url, timeout=WAIT_SECONDS)

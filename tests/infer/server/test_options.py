@@ -37,6 +37,8 @@ def test_loopback_needs_no_insecure(host: str) -> None:
         {"port": 70_000},
         {"admin_port": -1},
         {"admin_port": 50051},
+        {"metrics_port": 65_536},
+        {"metrics_host": "0.0.0.0", "metrics_port": 0},
         {"drain_timeout": -1.0},
         {"default_max_new_tokens": 0},
     ],
@@ -46,8 +48,10 @@ def test_wrong_options_are_config_errors(wrong: dict[str, Any]) -> None:
         ServerOptions(**wrong).validate()
 
 
-def test_both_ports_are_checked_before_the_model_is_loaded() -> None:
+def test_all_ports_are_checked_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*in use"):
             check_address(ServerOptions(port=0, admin_port=port))
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*in use"):
+            check_address(ServerOptions(port=0, host="::1", metrics_port=port))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tk.core.errors import Cancelled, InvalidRequest, Overloaded, TkError
+from tk.infer.observability.tally import RequestTally
 from tk.infer.requests.events import Delta, Finished, Started
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.server.errors import Draining, DuplicateRequest, Loading
@@ -99,3 +100,22 @@ def test_who_leaves_and_what_an_operator_ends_ends_in_the_engine(engine: FakeEng
     engine.settle()
     assert engine.num_live == 0
     assert set(engine.aborted) == {"left", "ended"}
+
+
+def test_requests_and_refusals_pass_the_observer_once(engine: FakeEngine) -> None:
+    tally = RequestTally()
+
+    async def run() -> None:
+        visit = Visit(engine)
+        visit.runner.observer = tally
+        await visit.refusal(asked(), Loading)
+        await visit.lifecycle.set_loaded()
+        await visit.refusal(asked(prompt=[]), InvalidRequest)
+        engine.refusal = Overloaded("full")
+        await visit.refusal(asked(), Overloaded)
+        engine.refusal = None
+        await visit.events(asked())
+
+    asyncio.run(run())
+    assert tally.rejections == {"UNAVAILABLE": 1, "INVALID_ARGUMENT": 1, "RESOURCE_EXHAUSTED": 1}
+    assert tally.successes == {"length": 1}
