@@ -2,7 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from ..infer.requests.events import ModelInfo
 
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
+# The options that ServerOptions has by the same name; all others, but for TLS, are the engine's.
+_SERVER_VALUES: Final = (
+    *("host", "port", "admin_port", "metrics_port", "metrics_host"),
+    *("drain_timeout", "default_max_new_tokens", "tokens", "insecure"),
+)
 
 
 @click.command(epilog="Example: tk serve runs/demo --kv-dtype int8 --port 0")
@@ -100,19 +105,10 @@ EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
 )
 def serve(
     checkpoint: Path,
-    host: str,
-    port: int,
-    admin_port: int | None,
-    metrics_port: int | None,
-    metrics_host: str,
-    drain_timeout: float,
-    default_max_new_tokens: int | None,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
-    tokens: Path | None,
-    insecure: bool,
-    **engine_values: Any,
+    **values: Any,
 ) -> None:
     """Serve CKPT (a step folder, a run folder or a Hugging Face folder) as tk.v1.Generation over gRPC.
 
@@ -126,21 +122,12 @@ def serve(
     from ..infer.server.tls import certificates_of
     from ..infer.workers.processes import WorkerProcesses
 
-    server_options = ServerOptions(
-        host=host,
-        port=port,
-        admin_port=admin_port,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        drain_timeout=drain_timeout,
-        default_max_new_tokens=default_max_new_tokens,
-        insecure=insecure,
-        certificates=certificates_of(tls_cert, tls_key, tls_client_ca),
-        tokens=tokens,
-    )
+    server_values = {name: values.pop(name) for name in _SERVER_VALUES}
+    certificates = certificates_of(tls_cert, tls_key, tls_client_ca)
+    server_options = ServerOptions(**server_values, certificates=certificates)
     server_options.validate()
     check_address(server_options)
-    given = {name: value for name, value in engine_values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
     options = EngineOptions(checkpoint, **given)
     options.validate()
     threads = threads_per_rank(options.tp, options.threads)

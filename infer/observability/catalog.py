@@ -12,7 +12,7 @@ PREFIX: Final = "tk_"
 MODEL_LABEL: Final = "model_name"
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """The kinds of metrics of Prometheus that are in use. It appends `_total` to the names of counters."""
 
     COUNTER = "counter"
@@ -33,7 +33,7 @@ class MetricEntry:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     label: str = ""
     bounds: tuple[float, ...] = ()
@@ -41,23 +41,23 @@ class MetricEntry:
     @property
     def sample_names(self) -> tuple[str, ...]:
         """The names of its time series."""
-        if self.kind is Kind.COUNTER:
+        if self.kind is MetricKind.COUNTER:
             return (f"{self.name}_total",)
-        if self.kind is Kind.HISTOGRAM:
+        if self.kind is MetricKind.HISTOGRAM:
             return f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count"
         return (self.name,)
 
 
 def _counter(name: str, text: str, label: str = "") -> MetricEntry:
-    return MetricEntry(PREFIX + name, Kind.COUNTER, text, label)
+    return MetricEntry(PREFIX + name, MetricKind.COUNTER, text, label)
 
 
 def _gauge(name: str, text: str) -> MetricEntry:
-    return MetricEntry(PREFIX + name, Kind.GAUGE, text)
+    return MetricEntry(PREFIX + name, MetricKind.GAUGE, text)
 
 
 def _histogram(name: str, text: str, bounds: tuple[float, ...]) -> MetricEntry:
-    return MetricEntry(PREFIX + name, Kind.HISTOGRAM, text, bounds=bounds)
+    return MetricEntry(PREFIX + name, MetricKind.HISTOGRAM, text, bounds=bounds)
 
 
 _FIRST_TOKEN_BOUNDS: Final = (

@@ -122,7 +122,7 @@ class MetricsPort:
 
 
 def _number(entry: MetricEntry, model: str, value: float) -> Metric:
-    family = CounterMetricFamily if entry.kind is catalog.Kind.COUNTER else GaugeMetricFamily
+    family = CounterMetricFamily if entry.kind is catalog.MetricKind.COUNTER else GaugeMetricFamily
     metric = family(entry.name, entry.help, labels=[MODEL_LABEL])
     metric.add_metric([model], value)
     return metric
