@@ -56,8 +56,8 @@ def know(monkeypatch: pytest.MonkeyPatch, texts: Sequence[Sequence[int]]) -> Non
 @pytest.mark.parametrize(
     ("kernels", "tp", "kv_dtype"),
     [
-        ("native", 1, "bf16"),
         ("native", 2, "int8"),
+        pytest.param("native", 1, "bf16", marks=pytest.mark.matrix),
         pytest.param("aten", 2, "bf16", marks=pytest.mark.matrix),
         pytest.param("aten", 1, "int8", marks=pytest.mark.matrix),
     ],
