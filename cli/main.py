@@ -60,6 +60,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
         "verify": CommandEntry("tk.cli.verify:verify", "Check every byte of a checkpoint."),
         "diff": CommandEntry("tk.cli.diff:diff", "Compare the tensors of two checkpoints."),
         "serve": CommandEntry("tk.cli.serve:serve", "Serve a checkpoint over gRPC."),
+        "top": CommandEntry("tk.cli.top:top", "Show the load of a running server, live."),
         "token": CommandEntry("tk.cli.token:token", "Make a token for a caller of `tk serve --tokens`."),
         "generate": CommandEntry("tk.cli.generate:generate", "Continue a prompt, from a server or a checkpoint."),
         "bench": CommandEntry("tk.cli.bench:bench", "Measure a running server under load."),

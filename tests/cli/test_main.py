@@ -146,6 +146,7 @@ PROMISED = {
     | {"--max-queued-tokens", "--quota-sequences", "--quota-tokens", "--admin-port"}
     | {"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"}
     | {"--no-prefix-cache", "--speculate", "--metrics-port", "--metrics-host"},
+    "top": {"--interval", "--once", "--json", "--tls", "--tls-ca", "--tls-cert", "--tls-key"},
     "token": {"--role", "--weight", "--tokens"},
     "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json", "--chat", "--tp"}
     | {"--json-schema", "--regex", "--grammar", "--tls", "--tls-ca", "--tls-cert", "--tls-key"}

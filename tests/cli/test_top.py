@@ -1,0 +1,71 @@
+"""`tk top` against a server whose engine says what the test wants."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tk.cli.main import main
+from tk.infer.scheduling.books import EngineLoad
+from tk.tests.infer.server.fake_engine import FakeEngine, ServerThread
+
+LOAD = EngineLoad(
+    running=3,
+    waiting=2,
+    queued_tokens=1234,
+    blocks_total=80,
+    blocks_used=20,
+    blocks_cached=40,
+    blocks_free=20,
+    prefix_hit_rate=0.25,
+    prefill_tokens_per_second=1500.0,
+    decode_tokens_per_second=99.6,
+)
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    engine = FakeEngine()
+    engine.books.load_now = LOAD
+    server = ServerThread(engine)
+    yield server.target
+    server.close()
+    engine.close()
+
+
+def test_one_look(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", target, "--once"]) == 0
+    out = capsys.readouterr().out
+    assert target in out
+    for words in ("serving", "3 running, 2 waiting", "1,234", "1,500 of prompts, 100 new", "25% of prompt tokens"):
+        assert words in out
+    assert "█" * 10 + "▒" * 20 + "·" * 10 in out
+
+
+def test_json_has_the_fields_of_the_wire(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", target, "--once", "--json"]) == 0
+    look = json.loads(capsys.readouterr().out)
+    assert look["state"] == "serving"
+    assert (look["blocks_total"], look["prefix_hit_rate"]) == (80, 0.25)
+
+
+def test_it_looks_again_until_ctrl_c(
+    target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert main(["top", target, "--interval", "0.5"]) == 130
+    assert pauses == [0.5] * 3
+    assert "3 running, 2 waiting" in capsys.readouterr().out
+
+
+def test_no_server_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "127.0.0.1:1", "--once"]) == 1
+    assert "127.0.0.1:1" in capsys.readouterr().err
