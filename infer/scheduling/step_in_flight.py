@@ -64,37 +64,29 @@ class StepInFlight:
         message: its encoded message.
         chunks: the chunks that it computes.
         rows: its rows of logits, in the order of its results.
-        asks: whether constraints choose among candidates where they can.
+        asked: the numbers of the rows with candidates, among which a constraint chooses.
     """
 
     message: bytes
     chunks: Sequence[ScheduledChunk]
     rows: Sequence[WantedRow]
-    asks: bool = False
+    asked: Sequence[int] = ()
 
     @property
     def has_proposals(self) -> bool:
         """Whether the number of tokens that it gives a sequence is not known before its results."""
         return any(chunk.proposals for chunk in self.chunks)
 
-    @property
-    def _asked(self) -> list[int]:
-        """The rows with candidates."""
-        if not self.asks:
-            return []
-        return [i for i, row in enumerate(self.rows) if row.scored is None and row.sequence.is_asked]
-
     def masks(self) -> Masks | None:
         """Makes the masks of its rows, in their order, when all tokens before the step are known; None without any.
 
         Rows with candidates get none; their constraints look ahead.
         """
-        asked = self._asked
-        for index in asked:
+        for index in self.asked:
             if not self.rows[index].is_void:
                 _matcher(self.rows[index]).look_ahead()
         constrained = (i for i, row in enumerate(self.rows) if row.scored is None and row.sequence.matcher is not None)
-        rows = [index for index in constrained if index not in asked]
+        rows = [index for index in constrained if index not in self.asked]
         return self.masks_of(rows) if rows else None
 
     def masks_of(self, rows: Sequence[int]) -> Masks:
@@ -117,17 +109,18 @@ class StepInFlight:
         Returns:
             The tokens of all rows, int32 [R], and the rows none of whose candidates may follow: they need masks.
         """
-        tokens, refused = result.token_ids.copy(), list[int]()
-        for index in self._asked:
+        tokens, refused = result.token_ids.tolist(), list[int]()
+        finite, candidates = result.finite.tolist(), result.candidates.tolist()
+        for index in self.asked:
             row = self.rows[index]
-            if row.is_void or not result.finite[index]:
+            if row.is_void or not finite[index]:
                 continue
-            token = _matcher(row).first_allowed(result.candidates[index].tolist())
+            token = _matcher(row).first_allowed(candidates[index])
             if token is None:
                 refused.append(index)
             else:
                 tokens[index] = token
-        return tokens, refused
+        return np.array(tokens, np.int32), refused
 
 
 def prepare_step(
@@ -151,7 +144,8 @@ def prepare_step(
             request.deliver()
         first += chunk.length
     asks = len(rows) <= MAX_HEAD_ROWS  # logits are kept until all tokens are chosen
-    return StepInFlight(batch.write(chunks, scored, asks).encode(), chunks, rows, asks)
+    asked = [i for i, row in enumerate(rows) if asks and row.scored is None and row.sequence.is_asked]
+    return StepInFlight(batch.write(chunks, scored, asks).encode(), chunks, rows, asked)
 
 
 def record_step(step: StepInFlight, scheduler: Scheduler) -> None:

@@ -139,9 +139,9 @@ def test_masks_are_those_of_the_rows_with_a_constraint() -> None:
     assert StepInFlight(b"", (), [_row(free)]).masks() is None
 
 
-def _bound(token: int, is_asked: bool = True) -> tuple[LiveRequest, OneToken]:
+def _bound(token: int, is_asked: bool = True, prompt: tuple[int, ...] = PROMPT) -> tuple[LiveRequest, OneToken]:
     """Returns a request whose constraint allows one token."""
-    request, matcher = live(), OneToken(token)
+    request, matcher = live(prompt=prompt), OneToken(token)
     request.sequences[0].matcher, request.sequences[0].is_asked = cast(Matcher, matcher), is_asked
     return request, matcher
 
@@ -151,7 +151,7 @@ def test_a_row_with_candidates_gets_a_mask_only_if_none_of_them_may_follow() -> 
     ended, not_finite = bound[2][0], 3
     ended.sequences[0].status = Status.FINISHED
     rows = [_row(request) for request, _ in bound]
-    step = StepInFlight(b"", (), [*rows, _row(live())], asks=True)
+    step = StepInFlight(b"", (), [*rows, _row(live())], asked=range(4))
     ahead = step.masks()
     assert ahead is not None
     assert ahead.rows.tolist() == [4]
@@ -168,5 +168,6 @@ def test_a_row_with_candidates_gets_a_mask_only_if_none_of_them_may_follow() -> 
 
 def test_rows_have_candidates_while_their_logits_are_kept() -> None:
     for num_requests, asks in ((MAX_HEAD_ROWS, True), (MAX_HEAD_ROWS + 1, False)):
-        served = Served(*[live(prompt=(1,)) for _ in range(num_requests)], size=num_requests)
-        assert served.step().asks is asks
+        requests = [_bound(5, prompt=(1,))[0] for _ in range(num_requests)]
+        served = Served(*requests, size=num_requests)
+        assert served.step().asked == (list(range(num_requests)) if asks else [])
