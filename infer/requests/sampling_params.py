@@ -185,7 +185,7 @@ class SamplingParams:
             raise _bad("stopping.stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         for text in self.stop:
             if not text or len(text.encode()) > MAX_STOP_BYTES:
-                raise _bad("stopping.stop", repr(text), f"1 to {MAX_STOP_BYTES} bytes each")
+                raise _bad("stopping.stop", repr(text[:100]), f"1 to {MAX_STOP_BYTES} bytes each")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise _bad("stopping.stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
         for token in self.stop_token_ids:

@@ -13,7 +13,6 @@ from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from .errors import NotBuilt
 from .lifecycle import ServerState
-from .requests import refuse_unknown_fields
 from .runner import RequestRunner
 from .status import answered
 
@@ -35,20 +34,17 @@ class AdminService(pb_grpc.AdminServicer):
     async def GetLoad(self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext) -> pb.Load:
         """Describes the load; proto/v1/generation.proto documents this call and those below."""
         async with answered(context):
-            refuse_unknown_fields(request)
             state: ServerState = self._runner.lifecycle.state
             return pb.Load(state=pb.State.Value(f"STATE_{state.name}"), **asdict(self._books.load()))
 
     async def Abort(self, request: pb.AbortRequest, context: grpc.aio.ServicerContext) -> pb.AbortResponse:
         async with answered(context):
-            refuse_unknown_fields(request)
             if not request.request_id:
                 raise InvalidRequest("request_id is empty; name the request to end.", field="request_id")
             return pb.AbortResponse(found=self._runner.abort(request.request_id, request.principal))
 
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
         async with answered(context):
-            refuse_unknown_fields(request)
             seconds = request.timeout_seconds
             if not 0 <= seconds < math.inf:
                 raise InvalidRequest(
@@ -61,12 +57,10 @@ class AdminService(pb_grpc.AdminServicer):
         self, request: pb.FlushPrefixCacheRequest, context: grpc.aio.ServicerContext
     ) -> pb.FlushPrefixCacheResponse:
         async with answered(context):
-            refuse_unknown_fields(request)
             return pb.FlushPrefixCacheResponse(blocks=await asyncio.to_thread(self._books.flush_prefix_cache))
 
     async def CheckCache(self, request: pb.CheckCacheRequest, context: grpc.aio.ServicerContext) -> pb.CacheReport:
         async with answered(context):
-            refuse_unknown_fields(request)
             return pb.CacheReport(**asdict(await asyncio.to_thread(self._books.check_cache)))
 
     async def Reload(self, request: pb.ReloadRequest, context: grpc.aio.ServicerContext) -> pb.ReloadResponse:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ...core.errors import WorkerDied
-from ...proto.v1 import generation_pb2_grpc as pb_grpc
+from ...proto.v1 import generation_pb2 as pb
 from ..observability.observer import Observer
 from ..observability.tally import RequestTally
 from .admin import ADMIN_SERVICE, AdminService
@@ -14,6 +14,7 @@ from .callers import Callers, TokenCallers
 from .engine_protocol import ServedEngine
 from .health import READINESS, Health
 from .lifecycle import Lifecycle
+from .messages import add_service
 from .options import ServerOptions
 from .ports import listen, make_port
 from .runner import RequestRunner
@@ -52,8 +53,9 @@ class Server:
         alone = options.admin_port is None
         self._port = make_port(callers, health, (READINESS, ADMIN_SERVICE) if alone else (READINESS,), observer)
         self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), observer)
-        pb_grpc.add_GenerationServicer_to_server(GenerationService(self._runner, callers), self._port)
-        pb_grpc.add_AdminServicer_to_server(AdminService(self._runner, self.drain), self._admin_port)
+        services = pb.DESCRIPTOR.services_by_name
+        add_service(self._port, services["Generation"], GenerationService(self._runner, callers))
+        add_service(self._admin_port, services["Admin"], AdminService(self._runner, self.drain))
 
     async def start(self) -> str:
         """Starts to listen, and returns HOST:PORT. Requests are refused until `set_ready` is called.

@@ -1,25 +1,30 @@
 """The checks of a request's message, before the engine receives the request."""
 
-from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
+from typing import Final
 
 from ...core.errors import InvalidRequest, PromptTooLong
 from ...proto.v1 import generation_pb2 as pb
 from ..requests.events import ModelInfo
+from ..requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from .errors import RoleMissing, UnknownModel
 from .tokens import ADMIN, Caller
 
+MAX_SALT: Final = 1024
+
 
 def check_request(request: pb.GenerateRequest, info: ModelInfo, caller: Caller) -> None:
-    """Checks a request's model, priority and prompt.
+    """Checks a request's counts, before they are converted, its model, priority and prompt.
 
     Raises:
-        InvalidRequest: the prompt is missing.
+        InvalidRequest: the prompt is missing, or a list or text is too long.
         UnknownModel: the request is for another model.
         RoleMissing: the priority needs another role.
     """
+    _check_counts(request)
     if request.model and request.model != info.name:
-        raise UnknownModel(f"Model {request.model!r} is not served here; leave it empty or ask for {info.name!r}.")
+        raise UnknownModel(
+            f"Model {request.model[:100]!r} is not served here; leave it empty or ask for {info.name!r}."
+        )
     if request.priority > 0 and ADMIN not in caller.roles:
         raise RoleMissing(f"priority is {request.priority}; above 0 it needs the role admin. Use 0 or less.")
     if request.WhichOneof("prompt") is None:
@@ -41,27 +46,14 @@ def check_text(text: str, longest_token_bytes: int, info: ModelInfo) -> None:
         )
 
 
-def refuse_unknown_fields(message: Message, path: str = "") -> None:
-    """Refuses a message with an unknown field at any depth.
-
-    protobuf keeps a map entry that has unknown fields as an unknown field of the message that contains the map.
-
-    Raises:
-        InvalidRequest: a field is unknown; the message names its path and number.
-    """
-    for unknown in UnknownFieldSet(message):
-        field = message.DESCRIPTOR.fields_by_number.get(unknown.field_number)
-        name = f"{path}{unknown.field_number}" if field is None else f"{path}{field.name}"
-        raise InvalidRequest(
-            f"{message.DESCRIPTOR.full_name} holds field number {unknown.field_number} ({name}) in a way unknown to "
-            "this server, which may be older than the client; leave it unset.",
-            field=name,
-        )
-    for field, value in message.ListFields():
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
-            continue
-        if isinstance(value, Message):
-            refuse_unknown_fields(value, f"{path}{field.name}.")
-        else:
-            for index, item in enumerate(value):
-                refuse_unknown_fields(item, f"{path}{field.name}[{index}].")
+def _check_counts(request: pb.GenerateRequest) -> None:
+    stopping, salt = request.stopping, request.cache.salt
+    for field, count, most in (
+        ("sampling.logit_bias", len(request.sampling.logit_bias), MAX_LOGIT_BIAS),
+        ("stopping.stop", len(stopping.stop), MAX_STOP_STRINGS),
+        ("stopping.stop_token_ids", len(stopping.stop_token_ids), MAX_STOP_TOKEN_IDS),
+    ):
+        if count > most:
+            raise InvalidRequest(f"{field} has {count} entries; it must have at most {most}.", field=field)
+    if len(salt) > MAX_SALT:
+        raise InvalidRequest(f"cache.salt has {len(salt)} characters; it must have at most {MAX_SALT}.", "cache.salt")

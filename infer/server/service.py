@@ -5,7 +5,6 @@ import time
 from contextlib import AbstractAsyncContextManager
 
 import grpc
-from google.protobuf.message import Message
 
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
@@ -23,7 +22,7 @@ from ..requests.score import score_request
 from ..requests.streams import EventStream
 from .callers import Callers
 from .request_ids import METADATA_KEY
-from .requests import check_request, refuse_unknown_fields
+from .requests import check_request
 from .runner import AskedRequest, RequestRunner
 from .status import answered
 from .tokens import Caller
@@ -53,7 +52,7 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
         async with answered(context):
             with self._runner.observer.refusals():
-                deadline, caller = self._begin(request, context)
+                deadline, caller = self._begin(context)
                 scored = score_request(*await self._runner.prompts.of_score(request), top=request.top)
             asked = AskedRequest(
                 caller,
@@ -69,25 +68,21 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenIds:
         async with answered(context):
-            self._check(request)
-            return pb.TokenIds(ids=await self._runner.prompts.of_text(request.text, not request.no_special_tokens))
+            self._runner.lifecycle.check_loaded()
+            ids = await self._runner.prompts.of_text(request.text, not request.no_special_tokens)
+            return await asyncio.to_thread(pb.TokenIds, ids=ids)
 
     async def Detokenize(self, request: pb.TokenIds, context: grpc.aio.ServicerContext) -> pb.DetokenizeResponse:
         async with answered(context):
-            self._check(request)
-            text = await asyncio.to_thread(
-                self._runner.prompts.tokenizer.decode, list(request.ids), skip_special_tokens=False
-            )
+            self._runner.lifecycle.check_loaded()
+            tokenizer = self._runner.prompts.tokenizer
+            text = await asyncio.to_thread(lambda: tokenizer.decode(list(request.ids), skip_special_tokens=False))
             return pb.DetokenizeResponse(text=text)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext) -> pb.ModelInfo:
         async with answered(context):
-            self._check(request)
+            self._runner.lifecycle.check_loaded()
             return model_info_to_wire(self._runner.engine.info)
-
-    def _check(self, message: Message) -> None:
-        self._runner.lifecycle.check_loaded()
-        refuse_unknown_fields(message)
 
     def _running(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, at_once: bool = False
@@ -98,7 +93,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         return self._admitted(asked, context)
 
     def _asked(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, at_once: bool) -> AskedRequest:
-        deadline, caller = self._begin(request, context)
+        deadline, caller = self._begin(context)
         check_request(request, self._runner.engine.info, caller)
         return AskedRequest(
             caller,
@@ -113,10 +108,10 @@ class GenerationService(pb_grpc.GenerationServicer):
             trace=_trace(context),
         )
 
-    def _begin(self, message: Message, context: grpc.aio.ServicerContext) -> tuple[float | None, Caller]:
-        """Checks a call's message; returns the call's deadline, on time.monotonic(), and its caller."""
+    def _begin(self, context: grpc.aio.ServicerContext) -> tuple[float | None, Caller]:
+        """Returns the deadline of a call for the engine, on time.monotonic(), and its caller."""
         remaining = context.time_remaining()
-        self._check(message)
+        self._runner.lifecycle.check_loaded()
         deadline = None if remaining is None else time.monotonic() + remaining
         return deadline, self._callers.identify(context.invocation_metadata())
 

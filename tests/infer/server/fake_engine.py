@@ -215,8 +215,14 @@ class FakeEngine:
 class ServerThread:
     """A Server on a free loopback port, its event loop on a thread."""
 
-    def __init__(self, engine: FakeEngine, is_loaded: bool = True, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
+    def __init__(
+        self,
+        engine: FakeEngine,
+        is_loaded: bool = True,
+        loop: asyncio.AbstractEventLoop | None = None,
+        **options: Any,
+    ) -> None:
+        self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.server = self.run(self._make(engine, ServerOptions(port=0, **options)))

@@ -1,0 +1,97 @@
+"""No request of 4 MiB, whatever its shape, holds up the event loop: the longest turn is measured in CPU time."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread
+
+SIZE = (4 << 20) - 64
+# The limit is 20 ms of CPU time on a quiet machine; a busy one has caches full of other things.
+MOST_SECONDS = 0.06
+
+
+class ProbedLoop(asyncio.SelectorEventLoop):
+    """An event loop that keeps the CPU time of its longest turn, in seconds."""
+
+    longest = 0.0
+
+    def _run_once(self) -> None:
+        begun = time.thread_time()
+        super()._run_once()  # type: ignore[misc]  # asyncio's own method, which no stub declares
+        self.longest = max(self.longest, time.thread_time() - begun)
+
+
+@pytest.fixture
+def served(engine: FakeEngine) -> Iterator[tuple[ProbedLoop, str]]:
+    """A server's loop and address."""
+    engine.info = replace(INFO, max_model_len=1 << 17)
+    loop = ProbedLoop()
+    server = ServerThread(engine, loop=loop)
+    yield loop, server.target
+    server.close()
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def part(number: int, payload: bytes) -> bytes:
+    """A length-delimited field."""
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
+
+
+def filled(piece: bytes) -> bytes:
+    return piece * (SIZE // len(piece))
+
+
+TEXT = filled("é".encode())
+HOSTILE = {
+    "unknown numbers": filled(varint(77 << 3) + b"\1"),
+    "unknown texts": filled(part(77, b"")),
+    "empty messages": part(5, filled(part(1, b""))),
+    "roles": part(5, filled(part(1, part(1, b"a")))),
+    "map entries": part(7, filled(part(8, b"\x08\x05"))),
+    "the same number": filled(b"\x58\1"),
+    "packed ids": part(4, part(1, filled(b"\1"))),
+    "ids one by one": part(4, filled(b"\x08\1")),
+    "long ids": part(4, part(1, filled(varint(2**32 - 1)))),
+    "stop tokens": part(3, b"a") + part(8, part(4, filled(b"\1"))),
+    "stop strings": part(3, b"a") + part(8, filled(part(3, b"a"))),
+    "a stop string": part(3, b"a") + part(8, part(3, TEXT)),
+    "a text": part(3, TEXT),
+    "a name": part(3, b"a") + part(2, TEXT),
+    "a request id": part(3, b"a") + part(1, TEXT),
+    "a salt": part(3, b"a") + part(10, part(2, TEXT)),
+    "a schema": part(3, b"a") + part(7, part(11, TEXT)),
+    "a role": part(5, part(1, part(1, TEXT))),
+    "damage": filled(b"\xff"),
+    "one message in parts": filled(part(7, part(8, b"\x08\x05"))),
+}
+
+
+def test_no_shape_of_a_large_request_holds_up_the_loop(served: tuple[ProbedLoop, str]) -> None:
+    (loop, target), longest = served, {}
+    with grpc.insecure_channel(target) as channel:
+        for method, shapes in (
+            ("GenerateOnce", HOSTILE),
+            ("Score", {name: HOSTILE[name] for name in ("unknown numbers", "packed ids", "damage")}),
+            ("Tokenize", {"a text": part(1, TEXT), "unknown numbers": HOSTILE["unknown numbers"]}),
+            ("Detokenize", {"packed ids": part(1, filled(b"A")), "ids one by one": filled(b"\x08A")}),
+        ):
+            call: Any = channel.unary_unary(f"/tk.v1.Generation/{method}")
+            for name, raw in shapes.items():
+                loop.longest = 0.0
+                call.future(raw, timeout=WAIT_SECONDS).exception()  # most are refused
+                longest[method, name] = loop.longest
+    slow = {shape: seconds for shape, seconds in longest.items() if seconds > MOST_SECONDS}
+    assert not slow, slow
