@@ -74,6 +74,11 @@ _SERVER_VALUES: Final = (
     help="Longest predicted step, in milliseconds; long prompts are cut so that running streams wait no longer.",
 )
 @click.option(
+    "--slow-step-ms",
+    type=click.FloatRange(0, min_open=True),
+    help="Log each step that takes longer, in milliseconds, with its size.",
+)
+@click.option(
     "--max-restarts",
     type=click.IntRange(0),
     help="How often dead workers are started again before the server gives up; default: 0.",

@@ -20,7 +20,7 @@ _TYPES: Final = MappingProxyType(
         **dict.fromkeys(("max_queued_tokens", "quota_sequences", "quota_tokens"), INTEGER | None),
         **dict.fromkeys(("dtype", "weight_dtype", "kv_dtype", "kernels"), TEXT),
         "prefix_cache": FLAG,
-        "max_step_ms": NUMBER | None,
+        **dict.fromkeys(("max_step_ms", "slow_step_ms"), NUMBER | None),
         **dict.fromkeys(("start_timeout", "step_timeout"), NUMBER),
         "max_restarts": INTEGER,
     }
@@ -65,6 +65,7 @@ class EngineOptions:
         max_batched_tokens: the largest number of tokens of a step, which bounds the delay that a long prompt causes.
         max_step_ms: the bound, in milliseconds, on the predicted duration of steps: prompts are cut so that none takes
             longer, and the engine measures a few steps at start. None = only `max_batched_tokens` cuts prompts.
+        slow_step_ms: a step that takes longer, in milliseconds, is logged with its size; None = none is.
         start_timeout: the time, in seconds, for the workers to load the model.
         step_timeout: the time, in seconds, after which a worker that does not answer counts as dead.
         max_restarts: how often the engine starts its workers again after one has died; the requests of that time fail.
@@ -91,6 +92,7 @@ class EngineOptions:
     quota_tokens: int | None = None
     max_batched_tokens: int = 512
     max_step_ms: float | None = None
+    slow_step_ms: float | None = None
     start_timeout: float = 600.0
     step_timeout: float = 300.0
     max_restarts: int = 0
@@ -112,8 +114,10 @@ class EngineOptions:
             value = getattr(self, name)
             if value < 0:
                 raise ConfigError(f"{name} = {value}; it must be 0 or more.")
-        if self.max_step_ms is not None and not self.max_step_ms > 0:
-            raise ConfigError(f"max_step_ms = {self.max_step_ms}; it must be more than 0 milliseconds.")
+        for name in ("max_step_ms", "slow_step_ms"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} = {value}; it must be more than 0 milliseconds.")
         for name, known in (("dtype", COMPUTE_NAMES), ("weight_dtype", WEIGHT_DTYPES), ("kv_dtype", KV_DTYPES)):
             value = getattr(self, name)
             if value not in ("auto", *known):

@@ -17,6 +17,7 @@ class Limits:
     max_queued_tokens: int | None = None
     quota_sequences: int | None = None
     quota_tokens: int | None = None
+    slow_step_seconds: float | None = None
 
     @staticmethod
     def of(options: EngineOptions, max_model_len: int) -> "Limits":
@@ -30,4 +31,5 @@ class Limits:
             max_queued_tokens=options.max_queued_tokens,
             quota_sequences=options.quota_sequences,
             quota_tokens=options.quota_tokens,
+            slow_step_seconds=None if options.slow_step_ms is None else options.slow_step_ms / 1000,
         )

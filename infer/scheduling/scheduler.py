@@ -9,9 +9,11 @@ The oldest of the highest priority always runs on, so everyone ends. One sample 
 """
 
 import bisect
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from .activity import Activity
 from .admission import Admission
@@ -29,6 +31,8 @@ from .scheduled_chunk import ScheduledChunk
 from .sequence import UNKNOWN, Sequence, Status
 from .step_budget import StepBudget
 from .wait_queue import WaitQueue
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -185,6 +189,10 @@ class Scheduler:
             proposals += len(chunk.proposals)
             is_decoding = is_decoding and chunk.start >= chunk.sequence.num_prompt
         self.activity.step(num_prompt)
+        if self.limits.slow_step_seconds is not None and seconds > self.limits.slow_step_seconds:
+            words = "slow step: %.0f ms for %d tokens, %d of them of prompts; %d sequences run, %d wait"
+            num_running = len(self.running)
+            _LOG.warning(words, 1000 * seconds, size.num_tokens, num_prompt, num_running, self.num_live - num_running)
         self.cost.observe(size, seconds)
         if is_decoding and period is not None:
             self._planning.observe(self.row_cost.seconds(size.num_tokens), period, proposals > 0)

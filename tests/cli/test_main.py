@@ -145,7 +145,7 @@ PROMISED = {
     | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"}
     | {"--max-queued-tokens", "--quota-sequences", "--quota-tokens", "--admin-port"}
     | {"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"}
-    | {"--no-prefix-cache", "--speculate", "--metrics-port", "--metrics-host"},
+    | {"--no-prefix-cache", "--speculate", "--metrics-port", "--metrics-host", "--slow-step-ms"},
     "top": {"--interval", "--once", "--json", "--tls", "--tls-ca", "--tls-cert", "--tls-key"},
     "token": {"--role", "--weight", "--tokens"},
     "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json", "--chat", "--tp"}

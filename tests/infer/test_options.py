@@ -22,6 +22,7 @@ FOLDER = Path("model")
         *(({name: 0}, f"{name} = 0; it") for name in ("max_queued_tokens", "quota_sequences", "quota_tokens")),
         *(({name: -1}, f"{name} = -1; it must be 0 or more") for name in ("max_queued", "max_restarts", "speculate")),
         ({"max_step_ms": 0.0}, "max_step_ms = 0.0; it must be more than 0 milliseconds"),
+        ({"slow_step_ms": -1.0}, "slow_step_ms = -1.0; it must be more than 0 milliseconds"),
         ({"max_step_ms": float("nan")}, "max_step_ms = nan"),
         ({"dtype": "int8"}, "dtype = 'int8'; use one of auto, fp32"),
         ({"weight_dtype": "fp32"}, "weight_dtype = 'fp32'; use one of auto, int8"),

@@ -3,6 +3,8 @@
 import threading
 from dataclasses import asdict
 
+import pytest
+
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.activity import Activity
 from tk.infer.scheduling.books import CacheBooks, EngineBooks, EngineLoad, EngineTotals
@@ -118,3 +120,14 @@ def test_the_fields_are_those_of_the_wire() -> None:
     report = pb.CacheReport(**asdict(CacheBooks(9, 1, 2, 5, 1, ("a",))))
     assert (report.total, report.leaked, list(report.problems)) == (9, 1, ["a"])
     assert {field.name for field in pb.CacheReport.DESCRIPTOR.fields} == set(asdict(CacheBooks(9, 1, 2, 5, 1)))
+
+
+def test_a_slow_step_is_logged_with_its_size(caplog: pytest.LogCaptureFixture) -> None:
+    policy = Scheduler(Limits(2, 9, 8, 64, slow_step_seconds=0.05), NUM_BLOCKS, BLOCK)
+    for sequence in (make(0, 16), make(1, 16)):
+        policy.add([sequence])
+    chunks = policy.schedule()
+    policy.observe(chunks, 0.05)
+    assert caplog.messages == []
+    policy.observe(chunks, 0.0512)
+    assert caplog.messages == ["slow step: 51 ms for 8 tokens, 8 of them of prompts; 1 sequences run, 1 wait"]
