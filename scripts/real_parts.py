@@ -50,8 +50,9 @@ def run(*command: str | Path, **variables: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PartMissing(f"`{shown}`: {error}") from error
     if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-        raise PartMissing(f"`{shown}` failed: {last}")
+        said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+        reasons = [line for line in said if "complete log of this run" not in line]  # npm's last line
+        raise PartMissing(f"`{shown}` failed: {(reasons or said)[-1]}")
 
 
 def node(folder: Path) -> None:
