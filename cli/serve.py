@@ -26,7 +26,7 @@ EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
 # The options that ServerOptions has by the same name; all others, but for TLS, are the engine's.
 _SERVER_VALUES: Final = (
     *("host", "port", "admin_port", "metrics_port", "metrics_host"),
-    *("drain_timeout", "default_max_new_tokens", "tokens", "insecure"),
+    *("drain_timeout", "default_max_new_tokens", "tokens", "insecure", "log_prompts"),
 )
 
 
@@ -106,6 +106,14 @@ _SERVER_VALUES: Final = (
     help="File of the callers' tokens, which `tk token` makes; without it every caller may make every call.",
 )
 @click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Format of the log on stderr, which has a line for every request.",
+)
+@click.option("--log-prompts", is_flag=True, help="Log the prompts of requests, too.")
+@click.option(
     "--insecure", is_flag=True, help="Allow a --host that other machines can reach, without encryption or tokens."
 )
 def serve(
@@ -113,6 +121,7 @@ def serve(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
+    log_format: str,
     **values: Any,
 ) -> None:
     """Serve CKPT (a step folder, a run folder or a Hugging Face folder) as tk.v1.Generation over gRPC.
@@ -121,12 +130,14 @@ def serve(
     requests. On SIGTERM or Ctrl-C it finishes the live requests and exits with 0; a second signal ends it at once. If
     a worker dies, all requests fail; the workers start again up to --max-restarts times, and then it exits with 1.
     """
+    from ..core.console_log import show_log
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank
     from ..infer.server.options import ServerOptions, check_address
     from ..infer.server.tls import certificates_of
     from ..infer.workers.processes import WorkerProcesses
 
+    show_log(as_json=log_format == "json")
     server_values = {name: values.pop(name) for name in _SERVER_VALUES}
     certificates = certificates_of(tls_cert, tls_key, tls_client_ca)
     server_options = ServerOptions(**server_values, certificates=certificates)

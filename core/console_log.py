@@ -1,5 +1,7 @@
-"""Shows the log of tk's libraries on standard error, as plain lines."""
+"""Shows the log of tk's libraries on standard error, as plain lines or as JSON."""
 
+import datetime
+import json
 import logging
 import sys
 from typing import Final
@@ -17,12 +19,35 @@ class _StandardError(logging.Handler):
             self.handleError(record)
 
 
-def show_log() -> None:
-    """Shows messages of level INFO and above. Commands and ranks call it; a second call changes nothing.
+class _JsonLines(logging.Formatter):
+    """Writes a record as one line of JSON, with its attribute `fields`, a mapping, if it has one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        fields = getattr(record, "fields", None)
+        line |= {"message": record.getMessage()} if fields is None else fields
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def show_log(as_json: bool = False) -> None:
+    """Shows messages of level INFO and above. Commands and ranks call it; a second call only changes the format.
 
     A program that imports tk does not call it and sees warnings only, unless it configures `logging` itself.
+
+    Args:
+        as_json: whether a message is a line of JSON.
     """
     logger = logging.getLogger(_ROOT)
     logger.setLevel(logging.INFO)
-    if not any(isinstance(handler, _StandardError) for handler in logger.handlers):
-        logger.addHandler(_StandardError())
+    handlers = [handler for handler in logger.handlers if isinstance(handler, _StandardError)]
+    if not handlers:
+        handlers = [_StandardError()]
+        logger.addHandler(handlers[0])
+    for handler in handlers:
+        handler.setFormatter(_JsonLines() if as_json else None)

@@ -17,6 +17,7 @@ from .lifecycle import Lifecycle
 from .messages import add_service
 from .options import ServerOptions
 from .ports import listen, make_port
+from .request_log import RequestLog
 from .runner import RequestRunner
 from .service import GenerationService
 
@@ -54,7 +55,8 @@ class Server:
         self._port = make_port(callers, health, (READINESS, ADMIN_SERVICE) if alone else (READINESS,), observer)
         self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), observer)
         services = pb.DESCRIPTOR.services_by_name
-        add_service(self._port, services["Generation"], GenerationService(self._runner, callers))
+        service = GenerationService(self._runner, callers, RequestLog(options.log_prompts))
+        add_service(self._port, services["Generation"], service)
         add_service(self._admin_port, services["Admin"], AdminService(self._runner, self.drain))
 
     async def start(self) -> str:

@@ -25,6 +25,7 @@ class ServerOptions:
         insecure: whether to listen on an address that other machines reach, without encryption or authentication.
         certificates: the certificates of TLS; None = connections are not encrypted.
         tokens: the file of the callers' tokens (see callers.py); None = every caller may make every call.
+        log_prompts: whether the log has the prompts of requests.
     """
 
     _: KW_ONLY
@@ -38,6 +39,7 @@ class ServerOptions:
     insecure: bool = False
     certificates: Certificates | None = None
     tokens: Path | None = None
+    log_prompts: bool = False
 
     @property
     def address(self) -> str:

@@ -2,9 +2,12 @@
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
@@ -22,10 +25,26 @@ from ..requests.score import score_request
 from ..requests.streams import EventStream
 from .callers import Callers
 from .request_ids import METADATA_KEY
+from .request_log import RequestLog, RequestRecord
 from .requests import check_request
 from .runner import AskedRequest, RequestRunner
 from .status import answered
 from .tokens import Caller
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that runs a request: its caller, its deadline on time.monotonic(), and what the log says of it."""
+
+    context: grpc.aio.ServicerContext
+    caller: Caller
+    deadline: float | None
+    record: RequestRecord
+
+    async def admit(self, request_id: str) -> None:
+        """Sends the caller the id of its request, which the engine has accepted."""
+        self.record.request_id = request_id
+        await self.context.send_initial_metadata(((METADATA_KEY, request_id),))
 
 
 class GenerationService(pb_grpc.GenerationServicer):
@@ -34,37 +53,42 @@ class GenerationService(pb_grpc.GenerationServicer):
     Args:
         runner: runs the requests of the server.
         callers: identifies the callers.
+        log: the log of requests.
     """
 
-    def __init__(self, runner: RequestRunner, callers: Callers) -> None:
-        self._runner, self._callers = runner, callers
+    def __init__(self, runner: RequestRunner, callers: Callers, log: RequestLog) -> None:
+        self._runner, self._callers, self._log = runner, callers, log
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         """Streams the events of one request; proto/v1/generation.proto documents this call and those below."""
-        async with answered(context), self._running(request, context) as stream:
+        async with self._call("Generate", request, context) as call, self._running(request, call) as stream:
             async for event in stream:
+                call.record.see(event)
                 await context.write(event_to_wire(event))
 
     async def GenerateOnce(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> pb.GenerateResult:
-        async with answered(context), self._running(request, context, at_once=True) as stream:
-            return completion_to_wire(await _completion(stream))
+        async with (
+            self._call("GenerateOnce", request, context) as call,
+            self._running(request, call, at_once=True) as stream,
+        ):
+            return completion_to_wire(await _completion(stream, call))
 
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
-        async with answered(context):
+        async with self._call("Score", request, context) as call:
             with self._runner.observer.refusals():
-                deadline, caller = self._begin(context)
+                self._runner.lifecycle.check_loaded()
                 scored = score_request(*await self._runner.prompts.of_score(request), top=request.top)
             asked = AskedRequest(
-                caller,
+                call.caller,
                 scored.prompt,
                 scored.params,
                 logprobs_from=scored.logprobs_from,
-                deadline=deadline,
+                deadline=call.deadline,
                 at_once=True,
                 trace=_trace(context),
             )
-            async with self._admitted(asked, context) as stream:
-                return score_to_wire(await _completion(stream), request.top)
+            async with self._runner.run(asked, call.admit) as stream:
+                return score_to_wire(await _completion(stream, call), request.top)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenIds:
         async with answered(context):
@@ -84,41 +108,40 @@ class GenerationService(pb_grpc.GenerationServicer):
             self._runner.lifecycle.check_loaded()
             return model_info_to_wire(self._runner.engine.info)
 
+    @asynccontextmanager
+    async def _call(
+        self, method: str, request: pb.GenerateRequest | pb.ScoreRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[_Call]:
+        """Answers a call that runs a request in the body, whose errors become statuses and lines of the log."""
+        remaining, log = context.time_remaining(), self._log
+        deadline = None if remaining is None else time.monotonic() + remaining
+        async with answered(context):
+            caller = self._callers.identify(context.invocation_metadata())
+            request_id = request.request_id if isinstance(request, pb.GenerateRequest) else ""
+            prompt = MessageToDict(request).get(request.WhichOneof("prompt")) if log.with_prompts else None
+            with log.request(method, caller.principal, request_id, prompt) as record:
+                yield _Call(context, caller, deadline, record)
+
     def _running(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, at_once: bool = False
+        self, request: pb.GenerateRequest, call: _Call, at_once: bool = False
     ) -> AbstractAsyncContextManager[EventStream]:
         """Returns the context in which a request runs; its value has the events."""
         with self._runner.observer.refusals():
-            asked = self._asked(request, context, at_once)
-        return self._admitted(asked, context)
-
-    def _asked(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, at_once: bool) -> AskedRequest:
-        deadline, caller = self._begin(context)
-        check_request(request, self._runner.engine.info, caller)
-        return AskedRequest(
-            caller,
-            getattr(request, request.WhichOneof("prompt") or "text"),
-            params_from_request(request),
-            request_id=request.request_id,
-            special_tokens=not request.no_special_tokens,
-            priority=request.priority,
-            deadline=deadline,
-            cache=cache_from_request(request),
-            at_once=at_once,
-            trace=_trace(context),
-        )
-
-    def _begin(self, context: grpc.aio.ServicerContext) -> tuple[float | None, Caller]:
-        """Returns the deadline of a call for the engine, on time.monotonic(), and its caller."""
-        remaining = context.time_remaining()
-        self._runner.lifecycle.check_loaded()
-        deadline = None if remaining is None else time.monotonic() + remaining
-        return deadline, self._callers.identify(context.invocation_metadata())
-
-    def _admitted(
-        self, asked: AskedRequest, context: grpc.aio.ServicerContext
-    ) -> AbstractAsyncContextManager[EventStream]:
-        return self._runner.run(asked, lambda request_id: context.send_initial_metadata(((METADATA_KEY, request_id),)))
+            self._runner.lifecycle.check_loaded()
+            check_request(request, self._runner.engine.info, call.caller)
+            asked = AskedRequest(
+                call.caller,
+                getattr(request, request.WhichOneof("prompt") or "text"),
+                params_from_request(request),
+                request_id=request.request_id,
+                special_tokens=not request.no_special_tokens,
+                priority=request.priority,
+                deadline=call.deadline,
+                cache=cache_from_request(request),
+                at_once=at_once,
+                trace=_trace(call.context),
+            )
+        return self._runner.run(asked, call.admit)
 
 
 def _trace(context: grpc.aio.ServicerContext) -> dict[str, str]:
@@ -126,8 +149,9 @@ def _trace(context: grpc.aio.ServicerContext) -> dict[str, str]:
     return {name: value for name, value in context.invocation_metadata() if name in TRACE_HEADERS}
 
 
-async def _completion(stream: EventStream) -> Completion:
+async def _completion(stream: EventStream, call: _Call) -> Completion:
     builder = CompletionBuilder()
     async for event in stream:
+        call.record.see(event)
         builder.add(event)
     return builder.completion()

@@ -1,5 +1,6 @@
 """The log of tk's libraries on standard error."""
 
+import json
 import logging
 from collections.abc import Iterator
 
@@ -24,3 +25,24 @@ def test_messages_are_plain_lines_and_come_once(restored: logging.Logger, capsys
     logging.getLogger("tk.train.saving.resume").debug("a detail")
     logging.getLogger("another.library").info("a line of theirs")
     assert capsys.readouterr().err == "resuming from step-00000004\n"
+
+
+def test_messages_are_json_where_asked(restored: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    show_log()
+    show_log(as_json=True)
+    log = logging.getLogger("tk.infer")
+    log.info("listening on %s", "here")
+    log.info("not shown", extra={"fields": {"status": "OK", "tokens": 3}})
+    try:
+        raise KeyError("x")
+    except KeyError:
+        log.exception("a fault")
+    first, second, third = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (first["level"], first["logger"], first["message"]) == ("info", "tk.infer", "listening on here")
+    assert first["time"].endswith("+00:00")
+    assert (second["status"], second["tokens"]) == ("OK", 3)
+    assert "message" not in second
+    assert "KeyError: 'x'" in third["traceback"]
+    show_log()
+    log.info("plain again")
+    assert capsys.readouterr().err == "plain again\n"
