@@ -126,7 +126,10 @@ HELD = {
         "train/resume:where_no_step_is_good_nothing_moves_and_training_does_not_begin_anew",
     ],
     "A file counts as missing": ["storage:a_file_is_missing_only_where_the_folder_does_not_list_it"],
-    "Resuming a given checkpoint": ["train/run:fork_moves_newer_steps", "train/saver:starting_again"],
+    "Resuming a given checkpoint": [
+        "train/run:fork_moves_newer_steps_and_sigterm_saves_and_exits_0",
+        "train/saver:starting_again",
+    ],
     "Lines of `metrics.jsonl`": ["train/run:ctrl_c_saves_and_the_resumed_run_is_bit_equal"],
     "`tk reshard` and `tk export` write": ["crash:killed_at_every_operation"],
     "A target that has the name": ["step_names:no_copy_gets_a_name_that_a_run_would_take_for_something_else"],
