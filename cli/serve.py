@@ -1,6 +1,6 @@
 """`tk serve`: serves a checkpoint over gRPC."""
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,6 +90,7 @@ _SERVER_VALUES: Final = (
     show_default=True,
     help="Seconds in which live requests may finish after SIGTERM.",
 )
+@click.option("--follow", is_flag=True, help="Serve newer steps of the run folder CKPT as they are committed.")
 @click.option("--default-max-new-tokens", type=click.IntRange(1), help="Limit for requests that set none.")
 @click.option(
     "--tls-cert", type=click.Path(path_type=Path), help="PEM file of the server's certificate; needs --tls-key."
@@ -118,6 +119,7 @@ _SERVER_VALUES: Final = (
 )
 def serve(
     checkpoint: Path,
+    follow: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -129,6 +131,7 @@ def serve(
     The port answers health while the model is loaded. Prints `ready HOST:PORT` on stdout once the server accepts
     requests. On SIGTERM or Ctrl-C it finishes the live requests and exits with 0; a second signal ends it at once. If
     a worker dies, all requests fail; the workers start again up to --max-restarts times, and then it exits with 1.
+    Admin.Reload, or --follow, changes to another step of the model; requests end on the weights they began with.
     """
     from ..core.console_log import show_log
     from ..infer.options import EngineOptions
@@ -150,15 +153,23 @@ def serve(
     with closing(WorkerProcesses(options.tp, threads)) as processes:
         from ..infer.engine import Engine  # while the workers import their modules
 
-        with closing(Engine.begin(options, on_plan=_show, processes=processes)) as engine:
+        with closing(Engine.begin(options, on_plan=_show, processes=processes)) as engine, ExitStack() as stack:
+            from ..infer.server.model_switch import ModelSwitch
+            from ..infer.server.next_engine import begin_beside, run_of
+            from ..infer.server.step_follower import StepFollower, following
             from ..infer.server.until_signal import End, serve_until_signal  # gRPC, while the workers load the model
+
+            run = run_of(engine) if follow else None
+            switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
 
             def on_ready(address: str) -> None:
                 click.echo(f"{'kernels':<10}{engine.info.kernels}", err=True)
                 click.echo(f"{'threads':<10}{threads} on each of {options.tp} ranks", err=True)
                 click.echo(f"ready {address}")
+                if run is not None:
+                    stack.enter_context(following(StepFollower(run, engine.info.step, switch.reload)))
 
-            end = serve_until_signal(engine, server_options, on_ready)
+            end = serve_until_signal(switch, server_options, on_ready, switch)
     if end is End.INTERRUPTED:
         raise click.Abort
     codes = {End.DRAINED: 0, End.SECOND_SIGNAL: EXIT_INTERRUPTED, End.TERMINATED: EXIT_TERMINATED}

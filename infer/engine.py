@@ -40,7 +40,7 @@ OnPlan = Callable[[ModelInfo, MemoryPlan], None]
 
 
 class Engine:
-    """A served model; `Engine.start` makes it.
+    """A served model; `Engine.start` makes it. A new one begins to load: `wait_ready` must follow.
 
     Attributes:
         options: the options of `Engine.start`.
@@ -49,6 +49,7 @@ class Engine:
         grammars: the grammars of constraints over its vocabulary.
         memory: the number of bytes on each rank.
         books: the load, and the blocks of the cache.
+        source: the opened checkpoint.
     """
 
     def __init__(self, options: EngineOptions, source: ModelSource, processes: WorkerProcesses) -> None:
@@ -57,7 +58,7 @@ class Engine:
         self.tokenizer = source.tokenizer
         self.grammars = Grammars(source.tokenizer, source.info.vocab_size, source.info.eos_token_ids)
         self.memory = memory = source.memory
-        self._source = source
+        self.source = source
         self._served = Served.of(source.info, source.tokenizer, options.prefix_cache, options.speculate)
         self._workers = WorkerGroup(processes)
         self._batch = BatchWriter(options.max_running, lambda sequence: self._live[sequence.key].stopping)
@@ -76,6 +77,7 @@ class Engine:
         self._closing = False
         self._ready: Future[str] = Future()  # the kernels of the workers
         self._thread = threading.Thread(target=self._run, name="tk-engine", daemon=True)
+        self._thread.start()
 
     @classmethod
     def start(
@@ -108,13 +110,11 @@ class Engine:
             processes = processes or WorkerProcesses(options.tp, threads_per_rank(options.tp, options.threads))
             source = ModelSource.open(options)
             on_plan(source.info, source.memory)
-            engine = cls(options, source, processes)
+            return cls(options, source, processes)
         except BaseException:
             if processes is not None:
                 processes.close()
             raise
-        engine._thread.start()
-        return engine
 
     def wait_ready(self) -> None:
         """Returns when the workers have loaded the model; if it raises as `start` does, the engine is closed."""
@@ -202,7 +202,7 @@ class Engine:
         """Runs the engine's thread until the engine is closed or a worker dies."""
         end: TkError = Cancelled("The engine was closed.")
         try:
-            kernels = self._workers.start(self._source.job(), self.options.start_timeout)
+            kernels = self._workers.start(self.source.job(), self.options.start_timeout)
             measure_steps(self._workers, self._batch, self._scheduler, self.memory, self.options)
             self._ready.set_result(kernels)
             turn_with_restarts(self._turn, self._start_again, self._fail_all, self.options.max_restarts)
@@ -217,7 +217,7 @@ class Engine:
     def _start_again(self) -> float:
         """Starts the workers again, with the weights of before; returns the seconds that it took."""
         self._in_flight = None
-        seconds = self._workers.restart(self._source.job(), self.options.start_timeout)
+        seconds = self._workers.restart(self.source.job(), self.options.start_timeout)
         with self._lock:
             self._scheduler.allocator.flush()
         self._availability.set(None)

@@ -86,6 +86,12 @@ class MemoryPlan:
             f"{what:<10}{kind:<6}{format_bytes(size):>10}  {note}".rstrip() for what, kind, size, note in lines
         )
 
+    def table_beside(self, running: "MemoryPlan") -> str:
+        """Formats the plan as `table` does, with the bytes of another set of weights that serves meanwhile."""
+        lines = (("running", running.total_bytes), ("both", running.total_bytes + self.total_bytes))
+        more = [f"{what:<16}{format_bytes(size):>10}  on each of {self.tp} ranks" for what, size in lines]
+        return "\n".join((self.table(), *more))
+
 
 def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtype: str) -> MemoryPlan:
     """Plans the sizes of weights, cache and buffers.
@@ -102,7 +108,7 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     """
     weight_dtype = dtype if options.weight_dtype == "auto" else options.weight_dtype
     weight_bytes = weight_bytes_per_rank(config, options.tp, dtype, weight_dtype)
-    pad_to = 1 if options.kernels == "aten" or _on_gpus(options) else HEAD_PANEL
+    pad_to = 1 if options.kernels == "aten" or on_gpus(options) else HEAD_PANEL
     block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype, pad_to)
     longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     spec = decoder_spec(config)
@@ -199,12 +205,13 @@ def _room(options: EngineOptions) -> _Room:
     Raises:
         ConfigError: a GPU cannot be opened.
     """
-    if _on_gpus(options):
+    if on_gpus(options):
         return _Room(min(free_gpu_memory(options.tp)), "each GPU")
     return _Room(free_memory() // options.tp, f"this machine, for each of {options.tp} ranks,")
 
 
-def _on_gpus(options: EngineOptions) -> bool:
+def on_gpus(options: EngineOptions) -> bool:
+    """Returns whether the ranks compute on GPUs."""
     return options.kernels != "native" and count_gpus() >= options.tp
 
 

@@ -1,13 +1,16 @@
 """The engine's view of a checkpoint before a worker loads it: shape, tokenizer, dtypes, memory, identity."""
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from ... import __version__
 from ...checkpoint import Checkpoint
 from ...core import dtypes
 from ...core.errors import ConfigError
+from ...model.config import ModelConfig
 from ...model.stored_config import stored_config
 from ...text.tokenizer import Tokenizer
 from ...text.tokenizer_files import read_eos_token_ids
@@ -18,16 +21,32 @@ from .job import Job, threads_per_rank
 from .memory_plan import MemoryPlan, plan_memory
 
 API_REVISION: Final = 4  # the revision of tk.v1, raised with every addition to the wire
+_TEXT_FILES: Final = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """An opened checkpoint and the decisions about serving it."""
+    """An opened checkpoint and the decisions about serving it.
+
+    Attributes:
+        options: the options of the engine.
+        checkpoint: the checkpoint.
+        config: its model.
+        memory: the bytes of each rank.
+        tokenizer: its tokenizer; None if it has no tokenizer.json.
+        text_sha256: the SHA-256 of the files that decide how texts become tokens, and which tokens end them.
+        info: the description of the model.
+    """
 
     options: EngineOptions
     checkpoint: Checkpoint
+    config: ModelConfig
     memory: MemoryPlan
     tokenizer: Tokenizer | None
+    text_sha256: str
     info: ModelInfo
 
     @staticmethod
@@ -70,7 +89,7 @@ class ModelSource:
             eos_token_ids=tuple(sorted(eos_token_ids)),
             kv_bytes_per_token=memory.kv_bytes_per_token,
         )
-        return ModelSource(options, checkpoint, memory, tokenizer, info)
+        return ModelSource(options, checkpoint, config, memory, tokenizer, _text_sha256(checkpoint.path), info)
 
     def job(self) -> Job:
         """Returns the job that every worker receives, as that of rank 0."""
@@ -102,6 +121,15 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
             f"{' or '.join(dtypes.COMPUTE_NAMES)}."
         )
     return names[code]
+
+
+def _text_sha256(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name in _TEXT_FILES:
+        file = folder / name
+        content = file.read_bytes() if file.exists() else b""
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def _name(checkpoint: Checkpoint) -> str:

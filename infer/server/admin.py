@@ -1,9 +1,10 @@
-"""The service tk.v1.Admin, for operators: load, abort, drain, and the cache."""
+"""The service tk.v1.Admin, for operators: load, abort, drain, the cache, and the weights."""
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Final
 
 import grpc
@@ -11,6 +12,7 @@ import grpc
 from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
+from .engine_protocol import Reloads
 from .errors import NotBuilt
 from .lifecycle import ServerState
 from .runner import RequestRunner
@@ -25,10 +27,13 @@ class AdminService(pb_grpc.AdminServicer):
     Args:
         runner: runs the requests of the server.
         drain: refuses new requests, and returns when the live ones have ended or so many seconds have passed.
+        reloads: changes the weights of the engine; None = Reload answers UNIMPLEMENTED.
     """
 
-    def __init__(self, runner: RequestRunner, drain: Callable[[float], Awaitable[None]]) -> None:
-        self._runner, self._drain = runner, drain
+    def __init__(
+        self, runner: RequestRunner, drain: Callable[[float], Awaitable[None]], reloads: Reloads | None = None
+    ) -> None:
+        self._runner, self._drain, self._reloads = runner, drain, reloads
         self._books = runner.engine.books
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext) -> pb.Load:
@@ -65,4 +70,10 @@ class AdminService(pb_grpc.AdminServicer):
 
     async def Reload(self, request: pb.ReloadRequest, context: grpc.aio.ServicerContext) -> pb.ReloadResponse:
         async with answered(context):
-            raise NotBuilt("This version of tk does not implement Reload yet; start another server.")
+            if not request.checkpoint or "\0" in request.checkpoint:
+                raise InvalidRequest("checkpoint is not a path; name a step folder.", field="checkpoint")
+            self._runner.lifecycle.check_admitting()
+            if self._reloads is None:
+                raise NotBuilt("This server cannot change its weights; start another server.")
+            info = await asyncio.to_thread(self._reloads.reload, Path(request.checkpoint))
+            return pb.ReloadResponse(step=info.step, manifest_sha256=info.manifest_sha256)

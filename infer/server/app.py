@@ -11,7 +11,7 @@ from ..observability.observer import Observer
 from ..observability.tally import RequestTally
 from .admin import ADMIN_SERVICE, AdminService
 from .callers import Callers, TokenCallers
-from .engine_protocol import ServedEngine
+from .engine_protocol import Reloads, ServedEngine
 from .health import READINESS, Health
 from .lifecycle import Lifecycle
 from .messages import add_service
@@ -38,11 +38,16 @@ class Server:
 
     Attributes:
         metrics: the port of the metrics, from `start` on, if the options have one.
+
+    Args:
+        engine: the engine.
+        options: the options of the server.
+        reloads: changes the weights of the engine; None = the server answers Reload with UNIMPLEMENTED.
     """
 
-    def __init__(self, engine: ServedEngine, options: ServerOptions) -> None:
+    def __init__(self, engine: ServedEngine, options: ServerOptions, reloads: Reloads | None = None) -> None:
         options.validate()
-        self._engine, self._options = engine, options
+        self._engine, self._options, self._reloads = engine, options, reloads
         health = Health()
         callers = Callers() if options.tokens is None else TokenCallers(options.tokens)
         self._lifecycle = Lifecycle(health)
@@ -57,7 +62,7 @@ class Server:
         services = pb.DESCRIPTOR.services_by_name
         service = GenerationService(self._runner, callers, RequestLog(options.log_prompts))
         add_service(self._port, services["Generation"], service)
-        add_service(self._admin_port, services["Admin"], AdminService(self._runner, self.drain))
+        add_service(self._admin_port, services["Admin"], AdminService(self._runner, self.drain, reloads))
 
     async def start(self) -> str:
         """Starts to listen, and returns HOST:PORT. Requests are refused until `set_ready` is called.
@@ -118,16 +123,21 @@ class Server:
             seconds: the longest time; None = the drain timeout of the options.
         """
         seconds, live = self._options.drain_timeout if seconds is None else seconds, self._runner.live
-        await self._lifecycle.set_draining()
+        await self._refuse_new()
         _LOG.info("draining: %d live requests, %g s at most", len(live), seconds)
         try:
             await asyncio.wait_for(live.wait_empty(), seconds)
         except TimeoutError:
             _LOG.warning("drain timeout: %d live requests are left", len(live))
 
+    async def _refuse_new(self) -> None:
+        await self._lifecycle.set_draining()
+        if self._reloads is not None:
+            await asyncio.to_thread(self._reloads.end_reloads)
+
     async def stop(self) -> None:
         """Ends the live requests, then all other calls, and closes the ports."""
-        await self._lifecycle.set_draining()
+        await self._refuse_new()
         self._runner.end_live_requests()
         stops = [port.stop(STOP_GRACE) for port in {self._port, self._admin_port}]
         if self.metrics is not None:

@@ -8,7 +8,8 @@ TkError
 |  |- Unauthenticated     UNAUTHENTICATED      a call without a token, or with an unknown one
 |  |- RoleMissing         PERMISSION_DENIED    a request that needs a role which the caller lacks
 |  |- NoTokenizer         FAILED_PRECONDITION  text for a checkpoint without a tokenizer
-|  `- NoChatTemplate      FAILED_PRECONDITION  a conversation for a checkpoint without a chat template
+|  |- NoChatTemplate      FAILED_PRECONDITION  a conversation for a checkpoint without a chat template
+|  `- CannotReload        FAILED_PRECONDITION  weights that cannot replace the served ones
 |- Loading                UNAVAILABLE          a request to a server that is not ready yet
 `- Draining               UNAVAILABLE          a request to a server that shuts down
 """
@@ -62,6 +63,12 @@ class Loading(TkError):
     """A request to a server that loads the model."""
 
     grpc_status = "UNAVAILABLE"
+
+
+class CannotReload(RequestError):
+    """A checkpoint whose weights cannot replace the served ones."""
+
+    grpc_status = "FAILED_PRECONDITION"
 
 
 class Draining(TkError):

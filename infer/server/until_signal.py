@@ -3,17 +3,13 @@
 import asyncio
 import enum
 import signal
-import uuid
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any
 
-from ..requests.events import CacheOptions, Done, Event, Failed, Request
-from ..requests.sampling_params import SamplingParams
 from .app import Server
-from .engine_protocol import LoadingEngine, ServedEngine
+from .engine_protocol import LoadingEngine, Reloads
 from .options import ServerOptions
-
-_WARM_UP: Final = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
+from .warm_up import warm_up
 
 
 class End(enum.Enum):
@@ -25,7 +21,9 @@ class End(enum.Enum):
     INTERRUPTED = "interrupted"  # by Ctrl-C, before it was ready
 
 
-def serve_until_signal(engine: LoadingEngine, options: ServerOptions, on_ready: Callable[[str], None]) -> End:
+def serve_until_signal(
+    engine: LoadingEngine, options: ServerOptions, on_ready: Callable[[str], None], reloads: Reloads | None = None
+) -> End:
     """Serves until SIGTERM or Ctrl-C; a second signal ends the draining that the first began, whatever is computed.
 
     The ports are open while the engine loads. A signal that this process ignores, as under nohup, stays ignored.
@@ -34,16 +32,19 @@ def serve_until_signal(engine: LoadingEngine, options: ServerOptions, on_ready: 
         engine: an engine that is loading; the caller closes it.
         options: the options of the server.
         on_ready: is called with HOST:PORT when the server accepts requests.
+        reloads: see `Server`.
 
     Raises:
         WorkerDied: a worker has died; all requests have failed.
         TkError: the engine cannot be started; see `Engine.start`.
     """
-    return asyncio.run(_serve(engine, options, on_ready))
+    return asyncio.run(_serve(engine, options, on_ready, reloads))
 
 
-async def _serve(engine: LoadingEngine, options: ServerOptions, on_ready: Callable[[str], None]) -> End:
-    server, received = Server(engine, options), list[int]()
+async def _serve(
+    engine: LoadingEngine, options: ServerOptions, on_ready: Callable[[str], None], reloads: Reloads | None
+) -> End:
+    server, received = Server(engine, options, reloads), list[int]()
     first, second = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -76,29 +77,8 @@ async def _serve(engine: LoadingEngine, options: ServerOptions, on_ready: Callab
 async def _make_ready(engine: LoadingEngine, server: Server) -> None:
     """Waits for the model, lets it answer a request, and then accepts those of others."""
     await asyncio.to_thread(engine.wait_ready)
-    await _warm_up(engine)
+    await asyncio.to_thread(warm_up, engine)
     await server.set_ready()
-
-
-async def _warm_up(engine: ServedEngine) -> None:
-    """Computes one token, so that the first caller does not wait for what happens only once.
-
-    Raises:
-        TkError: the engine cannot answer.
-    """
-    over, loop = asyncio.Event(), asyncio.get_running_loop()
-    last: list[Event] = []
-
-    def on_event(event: Event) -> None:
-        if isinstance(event, Done | Failed):
-            last.append(event)
-            loop.call_soon_threadsafe(over.set)
-
-    engine.submit(Request(uuid.uuid4().hex, (0,), _WARM_UP, cache=CacheOptions(bypass=True)), on_event)
-    await over.wait()
-    for event in last:
-        if isinstance(event, Failed):
-            raise event.error
 
 
 async def _first_of(*works: Coroutine[Any, Any, object]) -> None:

