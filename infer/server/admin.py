@@ -12,9 +12,9 @@ import grpc
 from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
-from .engine_protocol import Reloads
 from .errors import NotBuilt
 from .lifecycle import ServerState
+from .reloads import Reloads
 from .runner import RequestRunner
 from .status import answered
 

@@ -11,12 +11,13 @@ from ..observability.observer import Observer
 from ..observability.tally import RequestTally
 from .admin import ADMIN_SERVICE, AdminService
 from .callers import Callers, TokenCallers
-from .engine_protocol import Reloads, ServedEngine
+from .engine_protocol import ServedEngine
 from .health import READINESS, Health
 from .lifecycle import Lifecycle
 from .messages import add_service
 from .options import ServerOptions
 from .ports import listen, make_port
+from .reloads import Reloads
 from .request_log import RequestLog
 from .runner import RequestRunner
 from .service import GenerationService

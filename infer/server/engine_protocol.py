@@ -89,16 +89,3 @@ class LoadingEngine(ServedEngine, Protocol):
 
     def close(self) -> None:
         """Ends the engine, from any thread; `wait_ready` then raises, if it still waits."""
-
-
-class Reloads(Protocol):
-    """Changes the weights that a server answers with."""
-
-    def reload(self, checkpoint: Path) -> ModelInfo:
-        """Serves another checkpoint of the model from now on, and describes it; the thread of the caller waits.
-
-        Raises CannotReload, StorageError or WorkerDied if the weights of before serve on; Draining after `end_reloads`.
-        """
-
-    def end_reloads(self) -> None:
-        """Ends a reload that is under way, and refuses later ones."""

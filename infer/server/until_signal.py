@@ -7,8 +7,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from .app import Server
-from .engine_protocol import LoadingEngine, Reloads
+from .engine_protocol import LoadingEngine
 from .options import ServerOptions
+from .reloads import Reloads
 from .warm_up import warm_up
 
 
