@@ -1,1 +1,1 @@
-"""Metrics and traces of the requests of a server."""
+"""Metrics of the requests of a server."""

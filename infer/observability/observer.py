@@ -1,26 +1,23 @@
 """The observer of a server's requests: the one place through which their events pass, whatever the protocol."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 from ...core.errors import TkError
 from ..requests.events import Event, Request
 
-TRACE_HEADERS: Final = ("traceparent", "tracestate")  # of W3C Trace Context
 OnEvent = Callable[[Event], None]
 
 
 class Observer:
     """Observes the requests of a server; this one ignores them, at no cost per event."""
 
-    def begin(self, request: Request, on_event: OnEvent, trace: Mapping[str, str]) -> OnEvent:
+    def begin(self, request: Request, on_event: OnEvent) -> OnEvent:
         """Returns the callback that receives the events of a request, which the engine may still refuse.
 
         Args:
             request: the request.
             on_event: the callback that must receive every event; the engine's thread calls it.
-            trace: the caller's trace context: the headers `traceparent` and `tracestate`, if it sent them.
         """
         return on_event
 
@@ -43,9 +40,9 @@ class Observers(Observer):
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
 
-    def begin(self, request: Request, on_event: OnEvent, trace: Mapping[str, str]) -> OnEvent:
+    def begin(self, request: Request, on_event: OnEvent) -> OnEvent:
         for observer in self._observers:
-            on_event = observer.begin(request, on_event, trace)
+            on_event = observer.begin(request, on_event)
         return on_event
 
     def refuse(self, error: TkError) -> None:

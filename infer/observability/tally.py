@@ -7,7 +7,7 @@ as it was a moment ago. Refusals are counted on the event loop's thread.
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from ...core.errors import TkError
@@ -58,7 +58,7 @@ class RequestTally(Observer):
         self.failures: Counter[str] = Counter()
         self.rejections: Counter[str] = Counter()
 
-    def begin(self, request: Request, on_event: OnEvent, trace: Mapping[str, str]) -> OnEvent:
+    def begin(self, request: Request, on_event: OnEvent) -> OnEvent:
         return _Watched(self, on_event).on_event
 
     def refuse(self, error: TkError) -> None:

@@ -1,7 +1,7 @@
 """The way of a request through the server, whatever the protocol: admission, the engine, and its end in every case."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -37,7 +37,6 @@ class AskedRequest:
         cache: the use of the prefix cache.
         at_once: whether the whole answer is one message.
         logprobs_from: the first place of the prompt whose log-probability is reported, if any is.
-        trace: the caller's trace context: the headers `traceparent` and `tracestate`, if it sent them.
     """
 
     caller: Caller
@@ -50,7 +49,6 @@ class AskedRequest:
     cache: CacheOptions = field(default_factory=CacheOptions)
     at_once: bool = False
     logprobs_from: int = 0
-    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 class RequestRunner:
@@ -103,7 +101,7 @@ class RequestRunner:
         try:
             with self.observer.refusals():
                 request = await self._engine_request(asked, request_id)
-                self.engine.submit(request, self.observer.begin(request, stream.push, asked.trace))
+                self.engine.submit(request, self.observer.begin(request, stream.push))
             submitted = True
             await on_admitted(request_id)
             yield stream

@@ -19,7 +19,6 @@ from ..api.wire import (
     params_from_request,
     score_to_wire,
 )
-from ..observability.observer import TRACE_HEADERS
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.score import score_request
 from ..requests.streams import EventStream
@@ -85,7 +84,6 @@ class GenerationService(pb_grpc.GenerationServicer):
                 logprobs_from=scored.logprobs_from,
                 deadline=call.deadline,
                 at_once=True,
-                trace=_trace(context),
             )
             async with self._runner.run(asked, call.admit) as stream:
                 return score_to_wire(await _completion(stream, call), request.top)
@@ -139,14 +137,8 @@ class GenerationService(pb_grpc.GenerationServicer):
                 deadline=call.deadline,
                 cache=cache_from_request(request),
                 at_once=at_once,
-                trace=_trace(call.context),
             )
         return self._runner.run(asked, call.admit)
-
-
-def _trace(context: grpc.aio.ServicerContext) -> dict[str, str]:
-    """Returns the trace context that the caller sent."""
-    return {name: value for name, value in context.invocation_metadata() if name in TRACE_HEADERS}
 
 
 async def _completion(stream: EventStream, call: _Call) -> Completion:

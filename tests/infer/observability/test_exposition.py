@@ -36,7 +36,7 @@ def counted() -> MetricsCollector:
     tally = RequestTally()
     answer: list[Event] = [delta("a"), delta("b"), finished(), Done()]
     for events in (answer, [Failed(Cancelled("aborted"))]):
-        on_event = tally.begin(Request("r", (1,), SamplingParams()), lambda event: None, {})
+        on_event = tally.begin(Request("r", (1,), SamplingParams()), lambda event: None)
         for each in events:
             on_event(each)
     tally.refuse(Overloaded("full"))

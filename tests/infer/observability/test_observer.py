@@ -1,7 +1,5 @@
 """Observers: the one that ignores requests, several at once, and refusals."""
 
-from collections.abc import Mapping
-
 import pytest
 
 from tk.core.errors import InvalidRequest, TkError
@@ -16,7 +14,7 @@ class Recorder(Observer):
     def __init__(self, name: str, lines: list[str]) -> None:
         self.name, self.lines = name, lines
 
-    def begin(self, request: Request, on_event: OnEvent, trace: Mapping[str, str]) -> OnEvent:
+    def begin(self, request: Request, on_event: OnEvent) -> OnEvent:
         self.lines.append(f"{self.name} begins {request.request_id}")
 
         def observe(event: Event) -> None:
@@ -32,7 +30,7 @@ class Recorder(Observer):
 def test_the_first_observer_is_nearest_to_the_reader() -> None:
     lines: list[str] = []
     observers = Observers([Recorder("one", lines), Recorder("two", lines)])
-    observers.begin(Request("r", (1,), SamplingParams()), lambda event: lines.append("read"), {})(Done())
+    observers.begin(Request("r", (1,), SamplingParams()), lambda event: lines.append("read"))(Done())
     assert lines == ["one begins r", "two begins r", "two sees Done", "one sees Done", "read"]
 
 
@@ -49,4 +47,4 @@ def test_a_refusal_is_reported_and_goes_on() -> None:
 def test_no_observer_adds_nothing_to_an_event() -> None:
     events: list[Event] = []
     push = events.append
-    assert Observer().begin(Request("r", (1,), SamplingParams()), push, {}) is push
+    assert Observer().begin(Request("r", (1,), SamplingParams()), push) is push

@@ -21,7 +21,7 @@ class Clock:
 
 def begin(tally: Observer) -> tuple[OnEvent, list[Event]]:
     events: list[Event] = []
-    return tally.begin(REQUEST, events.append, {}), events
+    return tally.begin(REQUEST, events.append), events
 
 
 def times(counts: LatencyCounts) -> tuple[int, float]:
