@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ..core.errors import ConfigError
 from .engine_options import (
     dtype_option,
     kernels_option,
@@ -19,13 +20,15 @@ from .engine_options import (
 )
 
 if TYPE_CHECKING:
+    from ..infer.http.http_port import HttpPort
     from ..infer.planning.memory_plan import MemoryPlan
     from ..infer.requests.events import ModelInfo
+    from ..infer.server.options import ServerOptions
 
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
 # The options that ServerOptions has by the same name; all others, but for TLS, are the engine's.
 _SERVER_VALUES: Final = (
-    *("host", "port", "admin_port", "metrics_port", "metrics_host"),
+    *("host", "port", "admin_port", "http_port", "metrics_port", "metrics_host"),
     *("drain_timeout", "default_max_new_tokens", "tokens", "insecure", "log_prompts"),
 )
 
@@ -46,6 +49,12 @@ _SERVER_VALUES: Final = (
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port of metrics for Prometheus; 0: a free one.")
 @click.option(
     "--metrics-host", default="127.0.0.1", show_default=True, help="Address of --metrics-port; it asks for no token."
+)
+@click.option(
+    "--http",
+    "http_port",
+    type=click.IntRange(0, 65535),
+    help="Port of HTTP in OpenAI's dialect; 0: a free one. Needs the extra http.",
 )
 @dtype_option
 @weight_dtype_option
@@ -146,6 +155,7 @@ def serve(
     server_options = ServerOptions(**server_values, certificates=certificates)
     server_options.validate()
     check_address(server_options)
+    doors = _doors(server_options)
     given = {name: value for name, value in values.items() if value is not None}
     options = EngineOptions(checkpoint, **given)
     options.validate()
@@ -166,14 +176,33 @@ def serve(
                 click.echo(f"{'kernels':<10}{engine.info.kernels}", err=True)
                 click.echo(f"{'threads':<10}{threads} on each of {options.tp} ranks", err=True)
                 click.echo(f"ready {address}")
+                for door in doors:
+                    click.echo(f"http {door.address}")
                 if run is not None:
                     stack.enter_context(following(StepFollower(run, engine.info.step, switch.reload)))
 
-            end = serve_until_signal(switch, server_options, on_ready, switch)
+            end = serve_until_signal(switch, server_options, on_ready, switch, doors)
     if end is End.INTERRUPTED:
         raise click.Abort
     codes = {End.DRAINED: 0, End.SECOND_SIGNAL: EXIT_INTERRUPTED, End.TERMINATED: EXIT_TERMINATED}
     click.get_current_context().exit(codes[end])
+
+
+def _doors(options: "ServerOptions") -> "list[HttpPort]":
+    """Returns the ports beside that of gRPC.
+
+    Raises:
+        ConfigError: the extra http is not installed.
+    """
+    if options.http_port is None:
+        return []
+    try:
+        from ..infer.http.http_port import HttpPort
+    except ModuleNotFoundError as error:
+        if error.name != "h11":
+            raise
+        raise ConfigError("--http needs h11: install tk-toolkit[http].") from error
+    return [HttpPort(options)]
 
 
 def _show(info: "ModelInfo", memory: "MemoryPlan") -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from ..observability.observer import Observer
 from ..observability.tally import RequestTally
 from .admin import ADMIN_SERVICE, AdminService
 from .callers import Callers, TokenCallers
+from .doors import Door
 from .engine_protocol import ServedEngine
 from .health import READINESS, Health
 from .lifecycle import Lifecycle
@@ -44,13 +46,21 @@ class Server:
         engine: the engine.
         options: the options of the server.
         reloads: changes the weights of the engine; None = the server answers Reload with UNIMPLEMENTED.
+        doors: the ports of other protocols.
     """
 
-    def __init__(self, engine: ServedEngine, options: ServerOptions, reloads: Reloads | None = None) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        options: ServerOptions,
+        reloads: Reloads | None = None,
+        doors: Sequence[Door] = (),
+    ) -> None:
         options.validate()
+        self._doors, self._callers = doors, Callers() if options.tokens is None else TokenCallers(options.tokens)
         self._engine, self._options, self._reloads = engine, options, reloads
         health = Health()
-        callers = Callers() if options.tokens is None else TokenCallers(options.tokens)
+        callers = self._callers
         self._lifecycle = Lifecycle(health)
         self.metrics: MetricsPort | None = None
         self._tally = None if options.metrics_port is None else RequestTally()
@@ -77,6 +87,8 @@ class Server:
         if self._options.admin_port is not None:
             _LOG.info("admin on %s", await listen(self._admin_port, self._options, self._options.admin_port))
         self._open_metrics()
+        for door in self._doors:
+            await door.open(self._runner, self._callers)
         loop = asyncio.get_running_loop()
 
         def on_change(error: WorkerDied | None) -> None:
@@ -133,6 +145,8 @@ class Server:
 
     async def _refuse_new(self) -> None:
         await self._lifecycle.set_draining()
+        for door in self._doors:
+            door.drain()
         if self._reloads is not None:
             await asyncio.to_thread(self._reloads.end_reloads)
 
@@ -141,6 +155,7 @@ class Server:
         await self._refuse_new()
         self._runner.end_live_requests()
         stops = [port.stop(STOP_GRACE) for port in {self._port, self._admin_port}]
+        stops += [door.stop() for door in self._doors]
         if self.metrics is not None:
             stops.append(asyncio.to_thread(self.metrics.close))
         await asyncio.gather(*stops)

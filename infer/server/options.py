@@ -20,6 +20,7 @@ class ServerOptions:
         admin_port: the port of the service Admin, 0 = any free port; None = that of Generation.
         metrics_port: the port on which Prometheus reads metrics over HTTP, 0 = any free port; None = no metrics.
         metrics_host: its address; without `insecure`, one that only this machine reaches: it asks for no token.
+        http_port: the port of HTTP (see infer/http/), 0 = any free port; None = there is none.
         drain_timeout: the time, in seconds, for live requests to end after the server receives a signal.
         default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
         insecure: whether to listen on an address that other machines reach, without encryption or authentication.
@@ -34,6 +35,7 @@ class ServerOptions:
     admin_port: int | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    http_port: int | None = None
     drain_timeout: float = 30.0
     default_max_new_tokens: int | None = None
     insecure: bool = False
@@ -56,12 +58,14 @@ class ServerOptions:
         Raises:
             ConfigError: a value is wrong; the message names the first one.
         """
-        for name in ("port", "admin_port", "metrics_port"):
+        for name in ("port", "admin_port", "http_port", "metrics_port"):
             port = getattr(self, name) or 0
             if not 0 <= port < 1 << 16:
                 raise ConfigError(f"{name} = {port}; it must be 0 (any free port) to 65535.")
         if self.admin_port and self.admin_port == self.port:
             raise ConfigError(f"admin_port and port are both {self.port}; leave admin_port out to have one port.")
+        if self.http_port and self.http_port in (self.port, self.admin_port):
+            raise ConfigError(f"http_port = {self.http_port} is the port of gRPC; HTTP needs its own.")
         if self.drain_timeout < 0:
             raise ConfigError(f"drain_timeout = {self.drain_timeout:g}; it must be 0 seconds or more.")
         if self.default_max_new_tokens is not None and self.default_max_new_tokens < 1:
@@ -94,7 +98,7 @@ def check_address(options: ServerOptions) -> None:
     Raises:
         ConfigError: an address is in use or not available.
     """
-    places = [(options.host, options.port), (options.host, options.admin_port or 0)]
+    places = [(options.host, port or 0) for port in (options.port, options.admin_port, options.http_port)]
     if options.metrics_port is not None:
         places.append((options.metrics_host, options.metrics_port))
     for host, port in places:

@@ -20,6 +20,7 @@ from ..api.wire import (
     score_to_wire,
 )
 from ..requests.completion import Completion, CompletionBuilder
+from ..requests.events import ModelInfo
 from ..requests.score import score_request
 from ..requests.streams import EventStream
 from .callers import Callers
@@ -126,18 +127,8 @@ class GenerationService(pb_grpc.GenerationServicer):
         """Returns the context in which a request runs; its value has the events."""
         with self._runner.observer.refusals():
             self._runner.lifecycle.check_loaded()
-            check_request(request, self._runner.engine.info, call.caller)
-            asked = AskedRequest(
-                call.caller,
-                getattr(request, request.WhichOneof("prompt") or "text"),
-                params_from_request(request),
-                request_id=request.request_id,
-                special_tokens=not request.no_special_tokens,
-                priority=request.priority,
-                deadline=call.deadline,
-                cache=cache_from_request(request),
-                at_once=at_once,
-            )
+            info = self._runner.engine.info
+            asked = asked_request(request, call.caller, info, call.deadline, at_once)
         return self._runner.run(asked, call.admit)
 
 
@@ -147,3 +138,32 @@ async def _completion(stream: EventStream, call: _Call) -> Completion:
         call.record.see(event)
         builder.add(event)
     return builder.completion()
+
+
+def asked_request(
+    request: pb.GenerateRequest, caller: Caller, info: ModelInfo, deadline: float | None, at_once: bool
+) -> AskedRequest:
+    """Checks the message of a request, of whatever protocol, and returns what the runner takes.
+
+    Args:
+        request: the message.
+        caller: the caller, which has the role `generate`.
+        info: the description of the model.
+        deadline: the value of time.monotonic() after which the caller no longer waits, or None.
+        at_once: whether the whole answer is one message.
+
+    Raises:
+        TkError: see `check_request`.
+    """
+    check_request(request, info, caller)
+    return AskedRequest(
+        caller,
+        getattr(request, request.WhichOneof("prompt") or "text"),
+        params_from_request(request),
+        request_id=request.request_id,
+        special_tokens=not request.no_special_tokens,
+        priority=request.priority,
+        deadline=deadline,
+        cache=cache_from_request(request),
+        at_once=at_once,
+    )

@@ -21,7 +21,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def _field_violation(error: InvalidRequest) -> list[Any]:
-    violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=_text(error))
+    violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=text_for_client(error))
     return [error_details_pb2.BadRequest(field_violations=[violation])]
 
 
@@ -34,7 +34,7 @@ def _retry_info(error: Overloaded | Draining | WorkerDied) -> list[Any]:
 
 
 def _full_queue(error: Overloaded) -> list[Any]:
-    violation = error_details_pb2.QuotaFailure.Violation(subject=error.subject, description=_text(error))
+    violation = error_details_pb2.QuotaFailure.Violation(subject=error.subject, description=text_for_client(error))
     return [*_retry_info(error), error_details_pb2.QuotaFailure(violations=[violation])]
 
 
@@ -49,7 +49,7 @@ def status_of(error: Exception) -> status_pb2.Status:
     details = next((build(error) for kind, build in _DETAILS.items() if isinstance(error, kind)), [])
     if name == "INTERNAL":
         details = [error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=ERROR_DOMAIN)]
-    status = status_pb2.Status(code=grpc.StatusCode[name].value[0], message=_text(error))
+    status = status_pb2.Status(code=grpc.StatusCode[name].value[0], message=text_for_client(error))
     for detail in details:
         packed = any_pb2.Any()
         packed.Pack(detail)
@@ -77,7 +77,7 @@ async def abort_with(context: grpc.aio.ServicerContext, error: Exception) -> Non
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
-def _text(error: Exception) -> str:
+def text_for_client(error: Exception) -> str:
     """Returns the error's text for the client; an unforeseen one goes only to the log: it may be confidential."""
     text = str(error) if isinstance(error, TkError) else f"A fault of the server ({type(error).__name__}); see its log."
     raw = text.encode(errors="replace")

@@ -3,10 +3,11 @@
 import asyncio
 import enum
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from .app import Server
+from .doors import Door
 from .engine_protocol import LoadingEngine
 from .options import ServerOptions
 from .reloads import Reloads
@@ -23,7 +24,11 @@ class End(enum.Enum):
 
 
 def serve_until_signal(
-    engine: LoadingEngine, options: ServerOptions, on_ready: Callable[[str], None], reloads: Reloads | None = None
+    engine: LoadingEngine,
+    options: ServerOptions,
+    on_ready: Callable[[str], None],
+    reloads: Reloads | None = None,
+    doors: Sequence[Door] = (),
 ) -> End:
     """Serves until SIGTERM or Ctrl-C; a second signal ends the draining that the first began, whatever is computed.
 
@@ -34,18 +39,21 @@ def serve_until_signal(
         options: the options of the server.
         on_ready: is called with HOST:PORT when the server accepts requests.
         reloads: see `Server`.
+        doors: the ports of other protocols.
 
     Raises:
         WorkerDied: a worker has died; all requests have failed.
         TkError: the engine cannot be started; see `Engine.start`.
     """
-    return asyncio.run(_serve(engine, options, on_ready, reloads))
+
+    async def serve() -> End:  # gRPC's server belongs to the running loop
+        return await _serve(Server(engine, options, reloads, doors), engine, on_ready)
+
+    return asyncio.run(serve())
 
 
-async def _serve(
-    engine: LoadingEngine, options: ServerOptions, on_ready: Callable[[str], None], reloads: Reloads | None
-) -> End:
-    server, received = Server(engine, options, reloads), list[int]()
+async def _serve(server: Server, engine: LoadingEngine, on_ready: Callable[[str], None]) -> End:
+    received = list[int]()
     first, second = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -42,6 +42,7 @@ SUB_FLOORS = {
         "api": 9,
         "observability": 9,
         "server": 10,
+        "http": 11,
         "load_test": 10,
     },
     "train": {

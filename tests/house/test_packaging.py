@@ -64,7 +64,9 @@ def test_imports_are_declared_and_declarations_imported(
     used |= {canonicalize_name(homes.get(top, [top])[0]) for top in tops}  # an extra need not be installed
     groups = project["project"]["optional-dependencies"]
     extras = {
-        canonicalize_name(Requirement(r).name) for group in ("plot", "structured", "tensorboard") for r in groups[group]
+        canonicalize_name(Requirement(r).name)
+        for group in ("http", "plot", "structured", "tensorboard")
+        for r in groups[group]
     }
     # google.rpc's messages come with grpcio-status; generated code imports protobuf's runtime.
     assert used - extras | {"protobuf"} == set(requirements(project))

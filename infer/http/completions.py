@@ -1,0 +1,131 @@
+"""The calls /v1/completions and /v1/chat/completions: from the body to the answer, whole or as server-sent events."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from ..requests.completion import CompletionBuilder
+from ..requests.events import Delta, Finished, Started, Usage
+from ..server.request_ids import METADATA_KEY
+from ..server.tokens import Caller
+from .asked import AskedCompletion, Read
+from .choices import Dialect, reason_of, usage_of
+from .json_body import parsed
+from .messages import EVENTS, LAST_EVENT, HttpRequest, Reply, event_of, send_json
+from .problems import HttpProblem
+from .served import Numbered, ServedModel, running_all
+
+TIMEOUT_HEADER: Final = "x-request-timeout"
+
+
+class Completions:
+    """Answers the calls of one path.
+
+    Args:
+        model: the served model.
+        read: reads the body.
+        dialect: forms the answers.
+    """
+
+    def __init__(self, model: ServedModel, read: Read, dialect: Dialect) -> None:
+        self._model, self._read, self._dialect = model, read, dialect
+
+    async def __call__(self, request: HttpRequest, caller: Caller, reply: Reply) -> None:
+        deadline = _deadline(request)
+        asked = self._read(await parsed(request.body), request.header(METADATA_KEY))
+        at_once = not asked.is_streamed
+        async with running_all(self._model, asked.requests, caller, deadline, at_once) as events:
+            answer = _Answer(self._dialect, asked, self._model, await anext(events))
+            await (answer.whole if at_once else answer.stream)(events, reply)
+
+
+class _Answer:
+    """The answer to one call, from its first event on."""
+
+    def __init__(self, dialect: Dialect, asked: AskedCompletion, model: ServedModel, first: Numbered) -> None:
+        self._dialect, self._asked, self._first = dialect, asked, first
+        event, info = first[1], model.info
+        name = event.request_id if isinstance(event, Started) else ""
+        self._headers = [(METADATA_KEY, name)]
+        self._common = {
+            "id": dialect.id_prefix + name,
+            "created": int(time.time()),
+            "model": info.name,
+            "system_fingerprint": f"step-{info.step}-{info.manifest_sha256[:12]}",
+        }
+        self._usages: dict[int, Usage] = {}
+        self._num_letters: dict[int, int] = {}
+
+    async def whole(self, events: AsyncIterator[Numbered], reply: Reply) -> None:
+        """Sends the complete answer."""
+        builders = [CompletionBuilder() for _ in self._asked.requests]
+        builders[self._first[0]].add(self._first[1])
+        async for number, event in events:
+            builders[number].add(event)
+        completions = [builder.completion() for builder in builders]
+        choices = [
+            self._dialect.whole(choice, number * self._asked.samples + choice.index, self._asked.has_logprobs)
+            for number, completion in enumerate(completions)
+            for choice in completion.choices
+        ]
+        usage = usage_of([completion.usage for completion in completions])
+        answer = {**self._common, "object": self._dialect.whole_object, "choices": choices, "usage": usage}
+        await send_json(reply, answer, headers=self._headers)
+
+    async def stream(self, events: AsyncIterator[Numbered], reply: Reply) -> None:
+        """Sends the answer in chunks."""
+        await reply.begin(200, EVENTS, [("cache-control", "no-cache"), *self._headers])
+        await self._send(self._first, reply)
+        async for numbered in events:
+            await self._send(numbered, reply)
+        if self._asked.has_usage:
+            usages = list(self._usages.values())
+            await reply.send(event_of(self._chunk([]) | {"usage": usage_of(usages)}))
+        await reply.send(LAST_EVENT)
+        await reply.end()
+
+    async def _send(self, numbered: Numbered, reply: Reply) -> None:
+        number, event = numbered
+        if isinstance(event, Started):
+            indexes = range(number * self._asked.samples, (number + 1) * self._asked.samples)
+            choices = [choice for index in indexes if (choice := self._dialect.opening(index)) is not None]
+        else:
+            made = self._choice(event, number, number * self._asked.samples + event.index)
+            choices = [] if made is None else [made]
+        for choice in choices:
+            await reply.send(event_of(self._chunk([choice])))
+
+    def _choice(self, event: Delta | Finished, number: int, index: int) -> dict[str, Any] | None:
+        """Returns the chunk of an event; None if there is nothing in it to send yet."""
+        if isinstance(event, Finished):
+            self._count(number, event.usage)
+            return self._dialect.chunk(index, "", None, reason_of(event.reason))
+        logprobs = None
+        if self._asked.has_logprobs:
+            logprobs = self._dialect.logprobs(event.logprobs, self._num_letters.get(index, 0))
+        self._num_letters[index] = self._num_letters.get(index, 0) + len(event.text)
+        return self._dialect.chunk(index, event.text, logprobs, None) if event.text or logprobs else None
+
+    def _count(self, number: int, usage: Usage) -> None:
+        """Adds the tokens of a finished sample to those of its prompt."""
+        before = self._usages.get(number)
+        tokens = usage.completion_tokens + (0 if before is None else before.completion_tokens)
+        self._usages[number] = Usage(usage.prompt_tokens, usage.cached_tokens, tokens)
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = {**self._common, "object": self._dialect.chunk_object, "choices": choices}
+        return chunk | {"usage": None} if self._asked.has_usage else chunk
+
+
+def _deadline(request: HttpRequest) -> float | None:
+    """Returns the time at which the caller stops waiting, as a value of time.monotonic(), or None."""
+    given = request.header(TIMEOUT_HEADER)
+    if not given:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise HttpProblem(400, f"The header {TIMEOUT_HEADER} is {given[:40]!r}; it must be a number of seconds.")
+    return time.monotonic() + seconds

@@ -1,0 +1,112 @@
+"""The model behind the HTTP port, and a call's requests to it: one for each prompt, all in the engine together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from ...proto.v1 import generation_pb2 as pb
+from ..requests.events import Delta, Finished, ModelInfo, Started
+from ..requests.streams import EventStream
+from ..scheduling.books import EngineLoad
+from ..server.lifecycle import ServerState
+from ..server.runner import RequestRunner
+from ..server.service import asked_request
+from ..server.tokens import Caller
+
+Numbered = tuple[int, Started | Delta | Finished]
+
+
+class ServedModel:
+    """The model and the way to it, which all protocols share.
+
+    Args:
+        runner: runs the requests of the server.
+    """
+
+    def __init__(self, runner: RequestRunner) -> None:
+        self._runner = runner
+
+    @property
+    def info(self) -> ModelInfo:
+        """The description of the model; raises Loading before it is loaded."""
+        self._runner.lifecycle.check_loaded()
+        return self._runner.engine.info
+
+    @property
+    def load(self) -> EngineLoad:
+        """The load of the engine; raises Loading before it is loaded."""
+        self._runner.lifecycle.check_loaded()
+        return self._runner.engine.books.load()
+
+    @property
+    def state(self) -> ServerState:
+        """The state of the server."""
+        return self._runner.lifecycle.state
+
+    def running(
+        self, request: pb.GenerateRequest, caller: Caller, deadline: float | None, at_once: bool
+    ) -> AbstractAsyncContextManager[EventStream]:
+        """Returns the context in which a request runs in the engine; its value has the request's events.
+
+        Raises:
+            TkError: here, or when the context is entered: the request is refused.
+        """
+        with self._runner.observer.refusals():
+            asked = asked_request(request, caller, self.info, deadline, at_once)
+        return self._runner.run(asked, _admitted)
+
+
+async def _admitted(request_id: str) -> None:
+    """Does nothing: the head of an answer is sent with its first event, which has the id."""
+
+
+@asynccontextmanager
+async def running_all(
+    model: ServedModel, requests: Sequence[pb.GenerateRequest], caller: Caller, deadline: float | None, at_once: bool
+) -> AsyncIterator[AsyncIterator[Numbered]]:
+    """Runs requests while the body runs, and yields their events with the number of each event's request.
+
+    Raises:
+        TkError: a request is refused; those before it end.
+    """
+    async with AsyncExitStack() as stack:
+        streams = [
+            await stack.enter_async_context(model.running(request, caller, deadline, at_once)) for request in requests
+        ]
+        if len(streams) == 1:
+            yield _numbered(streams[0])
+            return
+        queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(maxsize=1)
+        pumps = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
+        try:
+            yield _merged(queue, len(pumps))
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _numbered(stream: EventStream) -> AsyncIterator[Numbered]:
+    async for event in stream:
+        yield 0, event
+
+
+async def _pump(number: int, stream: EventStream, queue: asyncio.Queue[Numbered | Exception | None]) -> None:
+    """Moves the events of a stream into the queue of all; one that waits there lets the stream join its deltas."""
+    try:
+        async for event in stream:
+            await queue.put((number, event))
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)
+
+
+async def _merged(queue: asyncio.Queue[Numbered | Exception | None], num_streams: int) -> AsyncIterator[Numbered]:
+    while num_streams:
+        taken = await queue.get()
+        if isinstance(taken, Exception):
+            raise taken
+        if taken is None:
+            num_streams -= 1
+        else:
+            yield taken

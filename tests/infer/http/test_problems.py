@@ -1,0 +1,156 @@
+"""Every row of the status table, provoked by a client of HTTP."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tk.core.errors import Cancelled, DeadlinePassed, Overloaded, WorkerDied
+from tk.infer.requests.events import Failed
+from tk.infer.server.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
+from tk.tests.infer.http.http_server import Answer, HttpServerThread, post, read_to_end
+from tk.tests.infer.server.fake_engine import FakeEngine, started
+
+BODY = {"model": "fake", "prompt": "hi"}
+
+
+def asked(server: HttpServerThread, **headers: str) -> Answer:
+    return server.ask("/v1/completions", BODY, {key.replace("_", "-"): value for key, value in headers.items()})
+
+
+def row(answer: Answer) -> tuple[int, str, str]:
+    return answer.status, answer.error["type"], answer.error["code"]
+
+
+def test_invalid_argument(server: HttpServerThread) -> None:
+    answer = server.ask("/v1/completions", BODY | {"top_p": 7})
+    assert row(answer) == (400, "invalid_request_error", "invalid_argument")
+    assert answer.error["param"] == "top_p"
+
+
+def test_a_full_queue_says_when_to_come_back(server: HttpServerThread, engine: FakeEngine) -> None:
+    engine.refusal = Overloaded("the queue is full", 2.2)
+    answer = asked(server)
+    assert row(answer) == (429, "rate_limit_error", "resource_exhausted")
+    assert answer.headers["retry-after"] == "3"
+
+
+def test_dead_workers(server: HttpServerThread, engine: FakeEngine) -> None:
+    engine.refusal = WorkerDied("worker 0 is gone", 4.0)
+    answer = asked(server)
+    assert row(answer) == (503, "server_error", "unavailable")
+    assert answer.headers["retry-after"] == "4"
+    engine.refusal = WorkerDied("worker 0 is gone")
+    assert "retry-after" not in asked(server).headers
+
+
+def test_loading(engine: FakeEngine) -> None:
+    server = HttpServerThread(engine, is_loaded=False, http_port=0)
+    assert row(asked(server)) == (503, "server_error", "unavailable")
+    assert server.ask("/v1/models").status == 503
+    assert (server.ask("/health").status, server.ask("/health").json) == (503, {"status": "loading"})
+    server.run(server.server.set_ready())
+    assert (server.ask("/health").status, asked(server).status) == (200, 200)
+    server.close()
+
+
+def test_draining(server: HttpServerThread) -> None:
+    server.run(server.server.drain())
+    answer = asked(server)
+    assert row(answer) == (503, "server_error", "unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["connection"] == "close"
+    assert server.ask("/health").status == 503
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (DeadlinePassed("too late"), (504, "timeout_error", "deadline_exceeded")),
+        (Cancelled("ended"), (499, "request_cancelled", "cancelled")),
+    ],
+)
+def test_a_request_that_ends_before_its_first_event(
+    server: HttpServerThread, engine: FakeEngine, error: Any, expected: tuple[int, str, str]
+) -> None:
+    engine.script = lambda request: [Failed(error)]
+    assert row(asked(server, x_request_timeout="2.5")) == expected
+    deadline = engine.requests[0].deadline
+    assert deadline is not None
+
+
+def test_a_wrong_timeout(server: HttpServerThread) -> None:
+    for given in ("0", "-1", "soon", "nan"):
+        assert asked(server, x_request_timeout=given).status == 400
+
+
+def test_a_duplicate_id(server: HttpServerThread, engine: FakeEngine) -> None:
+    engine.script = lambda request: [started(request)]
+    with server.connect(post("/v1/completions", b'{"prompt":"hi"}', "x-request-id: mine")):
+        engine.wait_for(lambda e: e.num_live == 1)
+        assert row(asked(server, x_request_id="mine")) == (409, "invalid_request_error", "already_exists")
+
+
+def test_an_unknown_model(server: HttpServerThread) -> None:
+    answer = server.ask("/v1/completions", BODY | {"model": "other"})
+    assert row(answer) == (404, "invalid_request_error", "not_found")
+    assert row(server.ask("/v1/models/other")) == (404, "invalid_request_error", "not_found")
+    assert server.ask("/v1/models/fake").json["max_model_len"] == 128
+
+
+def test_text_without_a_tokenizer(server: HttpServerThread, engine: FakeEngine) -> None:
+    engine.tokenizer = None
+    assert row(asked(server)) == (400, "invalid_request_error", "failed_precondition")
+    assert server.ask("/v1/completions", {"prompt": [5]}).status == 200
+
+
+def test_a_fault_of_ours_says_nothing_private(server: HttpServerThread, engine: FakeEngine) -> None:
+    def broken(request: Any) -> list[Any]:
+        raise KeyError("private")
+
+    engine.script = broken
+    answer = asked(server)
+    assert row(answer) == (500, "server_error", "internal")
+    assert b"private" not in answer.body
+
+
+def test_tokens_and_roles(engine: FakeEngine, tmp_path: Path) -> None:
+    callers = {"one": Caller("alice", frozenset({GENERATE})), "two": Caller("ops", frozenset({ADMIN}))}
+    lines = [line_of(token_digest(token), caller) for token, caller in callers.items()]
+    (tmp_path / "tokens").write_text("".join(lines))
+    server = HttpServerThread(engine, http_port=0, tokens=tmp_path / "tokens")
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/fake", "/nothing"):
+        for method in ("GET", "POST"):
+            answer = server.ask(path, b"{" if method == "POST" else None)
+            assert row(answer) == (401, "authentication_error", "unauthenticated"), path
+            assert answer.headers["www-authenticate"] == "Bearer"
+    assert server.ask("/health").status == 200
+    assert row(asked(server, authorization="Bearer other"))[0] == 401
+    assert row(asked(server, authorization="Bearer two")) == (403, "permission_error", "permission_denied")
+    assert asked(server, authorization="Bearer one").status == 200
+    assert [request.principal for request in engine.requests] == ["alice"]
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content_type", "status"),
+    [
+        ("GET", "/nothing", "application/json", 404),
+        ("GET", "/v1/completions", "application/json", 405),
+        ("POST", "/health", "application/json", 405),
+        ("POST", "/v1/completions", "text/plain", 415),
+        ("OPTIONS", "/v1/completions", "application/json", 405),
+    ],
+)
+def test_what_is_no_use_of_the_port(
+    server: HttpServerThread, method: str, path: str, content_type: str, status: int
+) -> None:
+    answer = server.ask(path, b"{}", {"content-type": content_type}, method)
+    assert row(answer) == (status, "invalid_request_error", f"http_{status}")
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+def test_what_is_no_http_is_answered_and_closed(server: HttpServerThread) -> None:
+    for data in (b"\x00\x01\x02\r\n\r\n", b"GET / HTTP/1.1\r\nhost x\r\n\r\n", b"GET /\r\n\r\n", b"A" * 40_000):
+        with server.connect(data) as connection:
+            assert read_to_end(connection).startswith(b"HTTP/1.1 4")
