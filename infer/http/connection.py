@@ -25,10 +25,10 @@ LINGER_SECONDS: Final = 1.0
 _READ_BYTES: Final = 64 << 10
 _LOG: Final = logging.getLogger(__name__)
 
-Answer = Callable[[HttpRequest, "Connection"], Awaitable[None]]
+Answer = Callable[[HttpRequest, "HttpConnection"], Awaitable[None]]
 
 
-class Connection:
+class HttpConnection:
     """Reads requests one after the other, and is the `Reply` to the one that is being answered.
 
     While a request is answered, the end of the connection cancels its answer.

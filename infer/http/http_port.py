@@ -8,10 +8,10 @@ from typing import Final
 from ..server.callers import Callers
 from ..server.options import ServerOptions, not_ours
 from ..server.runner import RequestRunner
-from .connection import Connection
+from .connection import HttpConnection
 from .messages import dumped
 from .problems import HttpProblem, body_of
-from .routes import Router, routes_of
+from .routes import HttpRouter, routes_of
 from .served import ServedModel
 from .tls_context import tls_context
 
@@ -34,9 +34,9 @@ class HttpPort:
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
-        self._connections: dict[Connection, asyncio.Task[None]] = {}
+        self._connections: dict[HttpConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
-        self._router = Router({}, Callers())
+        self._router = HttpRouter({}, Callers())
         self._is_draining = False
         self.address = ""
 
@@ -51,7 +51,7 @@ class HttpPort:
             ConfigError: the address is in use or not available.
         """
         options, port = self._options, self._options.http_port or 0
-        self._router = Router(routes_of(ServedModel(runner)), callers)
+        self._router = HttpRouter(routes_of(ServedModel(runner)), callers)
         context = None if options.certificates is None else tls_context(options.certificates)
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         try:
@@ -89,7 +89,7 @@ class HttpPort:
             writer.close()
             return
         writer.transport.set_write_buffer_limits(WRITE_BYTES)
-        connection = Connection(reader, writer, self._router, is_last=self._is_draining)
+        connection = HttpConnection(reader, writer, self._router, is_last=self._is_draining)
         task = self._connections[connection] = asyncio.create_task(connection.serve())
         task.add_done_callback(lambda _: self._connections.pop(connection))
 

@@ -23,7 +23,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Route:
+class HttpRoute:
     """A path.
 
     Attributes:
@@ -37,7 +37,7 @@ class Route:
     role: str | None = GENERATE
 
 
-def routes_of(model: ServedModel) -> dict[str, Route]:
+def routes_of(model: ServedModel) -> dict[str, HttpRoute]:
     """Returns the routes of a model by their paths."""
 
     async def health(request: HttpRequest, caller: Caller, reply: Reply) -> None:
@@ -53,18 +53,18 @@ def routes_of(model: ServedModel) -> dict[str, Route]:
         await send_json(reply, _described(model))
 
     return {
-        "/health": Route(health, role=None),
-        "/v1/models": Route(models),
-        _MODELS: Route(one_model),
-        "/v1/completions": Route(Completions(model, read_completion, TextDialect()), "POST"),
-        "/v1/chat/completions": Route(Completions(model, read_chat, ChatDialect()), "POST"),
+        "/health": HttpRoute(health, role=None),
+        "/v1/models": HttpRoute(models),
+        _MODELS: HttpRoute(one_model),
+        "/v1/completions": HttpRoute(Completions(model, read_completion, TextDialect()), "POST"),
+        "/v1/chat/completions": HttpRoute(Completions(model, read_chat, ChatDialect()), "POST"),
     }
 
 
-class Router:
+class HttpRouter:
     """Answers requests by their routes; whatever goes wrong becomes an answer too."""
 
-    def __init__(self, routes: Mapping[str, Route], callers: Callers) -> None:
+    def __init__(self, routes: Mapping[str, HttpRoute], callers: Callers) -> None:
         self._routes, self._callers = dict(routes), callers
 
     async def __call__(self, request: HttpRequest, reply: Reply) -> None:

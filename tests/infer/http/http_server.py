@@ -81,3 +81,13 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     """The bytes of a request."""
     lines = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(body)}"]
     return "\r\n".join([*lines, *headers, "", ""]).encode() + body
+
+
+def read_until(connection: socket.socket, last: bytes) -> bytes:
+    """What the server sends, which ends with these bytes."""
+    received = b""
+    while not received.endswith(last):
+        part = connection.recv(65536)
+        assert part, received
+        received += part
+    return received

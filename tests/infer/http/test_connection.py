@@ -1,27 +1,16 @@
 """Sizes, times and the end of connections."""
 
 import json
-import socket
 
 import pytest
 
 from tk.infer.http import connection as connection_module
-from tk.infer.http import http_port as port_module
 from tk.infer.http.connection import MAX_BODY_BYTES
-from tk.infer.requests.events import Done, Event
-from tk.tests.infer.http.http_server import HttpServerThread, post, read_to_end
+from tk.infer.requests.events import Event
+from tk.tests.infer.http.http_server import HttpServerThread, post, read_to_end, read_until
 from tk.tests.infer.server.fake_engine import FakeEngine, delta, finished, started
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-
-
-def read_until(connection: socket.socket, last: bytes) -> bytes:
-    received = b""
-    while not received.endswith(last):
-        part = connection.recv(65536)
-        assert part, received
-        received += part
-    return received
 
 
 def test_requests_follow_each_other_on_a_connection(server: HttpServerThread) -> None:
@@ -78,45 +67,6 @@ def test_a_client_that_reads_nothing_loses_its_request(engine: FakeEngine, monke
     with server.connect(post("/v1/completions", b'{"prompt":"hi","stream":true}')):
         engine.wait_for(lambda e: len(e.aborted) == 1)
     server.close()
-
-
-def test_the_number_of_connections_is_bounded(server: HttpServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_module, "MAX_CONNECTIONS", 2)
-    held = [server.connect(HEALTH) for _ in range(2)]
-    for connection in held:
-        read_until(connection, b"}")
-    with server.connect() as third:
-        assert read_to_end(third).startswith(b"HTTP/1.1 503")
-    for connection in held:
-        connection.close()
-
-
-def test_draining_closes_idle_connections_and_finishes_streams(server: HttpServerThread, engine: FakeEngine) -> None:
-    engine.script = lambda request: [started(request), delta("a")]
-    fresh, idle = server.connect(), server.connect(HEALTH)
-    read_until(idle, b"}")
-    stream = server.connect(post("/v1/completions", b'{"prompt":"hi","stream":true}', "x-request-id: mine"))
-    read_until(stream, b"\n\n\r\n")
-    engine.wait_for(lambda e: e.num_live == 1)
-    drained = server.start(server.server.drain())
-    assert read_to_end(idle) == read_to_end(fresh) == b""
-    assert not drained.done()
-    engine.emit("mine", delta("bc"), finished(), Done())
-    assert b"data: [DONE]" in read_to_end(stream)
-    drained.result(20)
-    assert engine.aborted == []
-    for connection in (fresh, idle, stream):
-        connection.close()
-
-
-def test_stopping_ends_streams_with_an_error(engine: FakeEngine) -> None:
-    engine.script = lambda request: [started(request), delta("a")]
-    server = HttpServerThread(engine, http_port=0)
-    with server.connect(post("/v1/completions", b'{"prompt":"hi","stream":true}')) as stream:
-        read_until(stream, b"\n\n\r\n")
-        server.close()
-        assert b'"code":"unavailable"' in read_to_end(stream)
-    assert len(engine.aborted) == 1
 
 
 def test_expect_100_continue(server: HttpServerThread) -> None:
