@@ -1,7 +1,7 @@
 """`tk serve`: options reach the server and the engine, and wrong ones are refused before anything starts."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,8 +103,11 @@ def test_options_reach_the_server_and_the_engine(
         engines.append(StartedEngine(options))
         return engines[0]
 
-    def serve(engine: Any, options: ServerOptions, ready: Callable[[str], Any], reloads: Any) -> End:
+    def serve(
+        engine: Any, options: ServerOptions, ready: Callable[[str], Any], reloads: Any, doors: Sequence[Any]
+    ) -> End:
         assert engine is reloads
+        assert list(doors) == []
         assert not engines[0].is_closed
         served.append(options)
         ready("127.0.0.1:7")

@@ -19,7 +19,7 @@ class HttpServerThread(ServerThread):
 
     async def _make(self, engine: FakeEngine, options: ServerOptions) -> Server:
         self.door = HttpPort(options)
-        return Server(engine, options, [self.door])
+        return Server(engine, options, doors=[self.door])
 
     @property
     def http_port(self) -> int:
