@@ -40,10 +40,11 @@ def run(server: ServerThread, rate: float | None = None, concurrency: int = 1) -
 
 def test_an_open_loop_does_not_wait_for_answers(server: ServerThread, engine: FakeEngine) -> None:
     def hold_until_the_last(request: Request) -> list[Event]:
-        if len(engine.requests) == WORKLOAD.num_requests:
-            for each in engine.requests:
-                engine.emit(each.request_id, delta("abc"), finished(), Done())
-        return [started(request)]
+        if len(engine.requests) < WORKLOAD.num_requests:
+            return [started(request)]
+        for each in engine.requests[:-1]:
+            engine.emit(each.request_id, delta("abc"), finished(), Done())
+        return [started(request), delta("abc"), finished(), Done()]
 
     engine.script = hold_until_the_last
     observations = run(server, rate=400.0)

@@ -364,6 +364,7 @@ def test_every_dtype_and_backend_of_the_engine_can_be_asked_for() -> None:
         "weight_dtype": ("auto", *WEIGHT_DTYPES),
         "kv_dtype": ("auto", *KV_DTYPES),
         "kernels": KERNELS,
+        "log_format": ("text", "json"),
     }
 
 
