@@ -127,5 +127,5 @@ def _deadline(request: HttpRequest) -> float | None:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e6:
-        raise HttpProblem(400, f"The header {TIMEOUT_HEADER} is {given[:40]!r}; it must be a number of seconds.")
+        raise HttpProblem(f"The header {TIMEOUT_HEADER} is {given[:40]!r}; it must be a number of seconds.", 400)
     return time.monotonic() + seconds

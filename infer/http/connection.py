@@ -135,7 +135,7 @@ class HttpConnection:
             async with asyncio.timeout(HEADER_SECONDS):
                 head = await self._next_event()
         except TimeoutError:
-            raise HttpProblem(408, f"The headers took longer than {HEADER_SECONDS:g} s.") from None
+            raise HttpProblem(f"The headers took longer than {HEADER_SECONDS:g} s.", 408) from None
         if not isinstance(head, h11.Request):
             return None
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers]
@@ -148,7 +148,7 @@ class HttpConnection:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await self._read_body()
         except TimeoutError:
-            raise HttpProblem(408, f"The body took longer than {BODY_SECONDS:g} s.") from None
+            raise HttpProblem(f"The body took longer than {BODY_SECONDS:g} s.", 408) from None
         if body is None:
             return None
         path = head.target.decode("latin-1").partition("?")[0]
@@ -200,7 +200,7 @@ class HttpConnection:
 
     async def _refuse(self, error: Exception) -> None:
         """Answers what could not be read as a request."""
-        problem = error if isinstance(error, HttpProblem) else HttpProblem(400, f"This is not HTTP/1.1: {error}.")
+        problem = error if isinstance(error, HttpProblem) else HttpProblem(f"This is not HTTP/1.1: {error}.", 400)
         self._is_last = True
         _LOG.debug("refused a connection: %s", text_for_client(problem))
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -219,4 +219,4 @@ class HttpConnection:
 
 
 def _too_large() -> HttpProblem:
-    return HttpProblem(413, f"The body has more than {MAX_BODY_BYTES} bytes.")
+    return HttpProblem(f"The body has more than {MAX_BODY_BYTES} bytes.", 413)

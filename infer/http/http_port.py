@@ -94,7 +94,7 @@ class HttpPort:
         task.add_done_callback(lambda _: self._connections.pop(connection))
 
 
-_BODY: Final = dumped(body_of(HttpProblem(503, "The server has as many connections as it takes; try again later.")))
+_BODY: Final = dumped(body_of(HttpProblem("The server has as many connections as it takes; try again later.", 503)))
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)

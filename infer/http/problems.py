@@ -49,9 +49,9 @@ class HttpProblem(TkError):
 
     grpc_status = "INVALID_ARGUMENT"
 
-    def __init__(self, status: int, message: str, headers: Headers = ()) -> None:
+    def __init__(self, message: str, status: int, headers: Headers = ()) -> None:
         super().__init__(message)
-        self.status, self.headers = status, tuple(headers)
+        self.status, self.headers = status, list(headers)
 
 
 def status_of(error: Exception) -> int:

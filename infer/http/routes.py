@@ -84,14 +84,14 @@ class HttpRouter:
         if route is None or route.role is not None:
             caller = self._callers.identify(request.headers)
         if route is None:
-            raise HttpProblem(404, f"There is nothing at {request.path[:200]}.")
+            raise HttpProblem(f"There is nothing at {request.path[:200]}.", 404)
         if route.role is not None:
             caller.require(route.role)
         if request.method != route.method:
-            raise HttpProblem(405, f"{request.path} takes {route.method} only.", [("allow", route.method)])
+            raise HttpProblem(f"{request.path} takes {route.method} only.", 405, [("allow", route.method)])
         # Pages of other sites can make a browser send any type but this one.
         if route.method == "POST" and request.header("content-type").partition(";")[0].strip().lower() != JSON:
-            raise HttpProblem(415, f"The content-type must be {JSON}.")
+            raise HttpProblem(f"The content-type must be {JSON}.", 415)
         await route.handler(request, caller, reply)
 
 

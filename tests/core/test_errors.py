@@ -11,7 +11,14 @@ import pytest
 from tk.core.errors import RequestError, TkError, pack, unpack
 from tk.tests.house.conftest import ROOT, package_files
 
-SAMPLES = {"field": "sampling.top_p", "retry_after": 2.5, "status": "NOT_FOUND", "number": 28, "subject": "queue"}  # by parameter
+SAMPLES = {
+    "field": "sampling.top_p",
+    "retry_after": 2.5,
+    "status": "NOT_FOUND",
+    "number": 28,
+    "subject": "queue",
+    "headers": [["allow", "GET"]],
+}  # by parameter
 
 
 def classes() -> list[type[TkError]]:
