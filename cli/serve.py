@@ -145,8 +145,8 @@ def serve(
     from ..core.console_log import show_log
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank
+    from ..infer.server.access.tls import certificates_of
     from ..infer.server.options import ServerOptions, check_address
-    from ..infer.server.tls import certificates_of
     from ..infer.workers.processes import WorkerProcesses
 
     show_log(as_json=log_format == "json")
@@ -164,9 +164,9 @@ def serve(
         from ..infer.engine import Engine  # while the workers import their modules
 
         with closing(Engine.begin(options, on_plan=_show, processes=processes)) as engine, ExitStack() as stack:
-            from ..infer.server.model_switch import ModelSwitch
-            from ..infer.server.next_engine import begin_beside, run_of
-            from ..infer.server.step_follower import StepFollower, following
+            from ..infer.server.reload.model_switch import ModelSwitch
+            from ..infer.server.reload.next_engine import begin_beside, run_of
+            from ..infer.server.reload.step_follower import StepFollower, following
             from ..infer.server.until_signal import End, serve_until_signal  # gRPC, while the workers load the model
 
             run = run_of(engine) if follow else None

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from ..requests.completion import CompletionBuilder
 from ..requests.events import Delta, Finished, Started, Usage
-from ..server.request_ids import METADATA_KEY
-from ..server.tokens import Caller
+from ..server.access.tokens import Caller
+from ..server.request.request_ids import METADATA_KEY
 from .asked import AskedCompletion, Read
 from .choices import Dialect, reason_of, usage_of
 from .json_body import parsed

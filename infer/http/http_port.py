@@ -5,9 +5,9 @@ import logging
 import socket
 from typing import Final
 
-from ..server.callers import Callers
+from ..server.access.callers import Callers
 from ..server.options import ServerOptions, not_ours
-from ..server.runner import RequestRunner
+from ..server.request.runner import RequestRunner
 from .connection import HttpConnection
 from .messages import dumped
 from .problems import HttpProblem, body_of

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...core.errors import TkError
-from ..server.callers import Callers
+from ..server.access.callers import Callers
+from ..server.access.tokens import GENERATE, Caller
 from ..server.errors import UnknownModel
 from ..server.lifecycle import ServerState
-from ..server.tokens import GENERATE, Caller
 from .asked import read_chat, read_completion
 from .choices import ChatDialect, TextDialect
 from .completions import Completions

@@ -8,10 +8,10 @@ from ...proto.v1 import generation_pb2 as pb
 from ..requests.events import Delta, Finished, ModelInfo, Started
 from ..requests.streams import EventStream
 from ..scheduling.books import EngineLoad
+from ..server.access.tokens import Caller
 from ..server.lifecycle import ServerState
-from ..server.runner import RequestRunner
+from ..server.request.runner import RequestRunner
 from ..server.service import asked_request
-from ..server.tokens import Caller
 
 Numbered = tuple[int, Started | Delta | Finished]
 

@@ -5,7 +5,7 @@ import ssl
 from typing import Final
 
 from ...core.errors import ConfigError
-from ..server.tls import Certificates
+from ..server.access.tls import Certificates
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from .errors import NotBuilt
 from .lifecycle import ServerState
-from .reloads import Reloads
-from .runner import RequestRunner
+from .reload.reloads import Reloads
+from .request.runner import RequestRunner
 from .status import answered
 
 ADMIN_SERVICE: Final = "tk.v1.Admin"

@@ -10,18 +10,18 @@ from ...core.errors import WorkerDied
 from ...proto.v1 import generation_pb2 as pb
 from ..observability.observer import Observer
 from ..observability.tally import RequestTally
+from .access.callers import Callers, TokenCallers
 from .admin import ADMIN_SERVICE, AdminService
-from .callers import Callers, TokenCallers
 from .doors import Door
 from .engine_protocol import ServedEngine
 from .health import READINESS, Health
 from .lifecycle import Lifecycle
-from .messages import add_service
 from .options import ServerOptions
 from .ports import listen, make_port
-from .reloads import Reloads
-from .request_log import RequestLog
-from .runner import RequestRunner
+from .reload.reloads import Reloads
+from .request.messages import add_service
+from .request.request_log import RequestLog
+from .request.runner import RequestRunner
 from .service import GenerationService
 
 if TYPE_CHECKING:

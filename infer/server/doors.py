@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from .callers import Callers
-from .runner import RequestRunner
+from .access.callers import Callers
+from .request.runner import RequestRunner
 
 
 class Door(Protocol):

@@ -6,8 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from ...core.errors import ConfigError
-from .tls import Certificates
-from .tokens import parse_tokens, read_text
+from .access.tls import Certificates
+from .access.tokens import parse_tokens, read_text
 
 
 @dataclass(frozen=True)

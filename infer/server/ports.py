@@ -6,12 +6,12 @@ from typing import Final
 import grpc
 
 from ..observability.observer import Observer
-from .callers import Callers
-from .guard import Guard
+from .access.callers import Callers
+from .access.guard import Guard
 from .health import HEALTH_SERVICE, Health
 from .options import ServerOptions, not_ours
 from .reflection import add_reflection
-from .response_size import MAX_RESPONSE_BYTES
+from .request.response_size import MAX_RESPONSE_BYTES
 
 MAX_REQUEST_BYTES: Final = 4 << 20
 _CHANNEL_OPTIONS: Final = (

@@ -23,13 +23,13 @@ from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import ModelInfo
 from ..requests.score import score_request
 from ..requests.streams import EventStream
-from .callers import Callers
-from .request_ids import METADATA_KEY
-from .request_log import RequestLog, RequestRecord
-from .requests import check_request
-from .runner import AskedRequest, RequestRunner
+from .access.callers import Callers
+from .access.tokens import Caller
+from .request.request_ids import METADATA_KEY
+from .request.request_log import RequestLog, RequestRecord
+from .request.requests import check_request
+from .request.runner import AskedRequest, RequestRunner
 from .status import answered
-from .tokens import Caller
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from .app import Server
 from .doors import Door
 from .engine_protocol import LoadingEngine
 from .options import ServerOptions
-from .reloads import Reloads
+from .reload.reloads import Reloads
 from .warm_up import warm_up
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tk.cli.main import main
-from tk.infer.server.tokens import Caller, parse_tokens, token_digest
+from tk.infer.server.access.tokens import Caller, parse_tokens, token_digest
 from tk.tests.infer.server.fake_engine import FakeEngine, ServerThread
 
 

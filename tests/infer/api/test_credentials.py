@@ -1,4 +1,4 @@
-"""A client's credentials before any connection; tests/infer/server/test_tls.py uses them."""
+"""A client's credentials before any connection; tests/infer/server/access/test_tls.py uses them."""
 
 from pathlib import Path
 

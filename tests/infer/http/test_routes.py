@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.infer.server.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
+from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.tests.infer.http.http_server import Answer, HttpServerThread
 from tk.tests.infer.server.fake_engine import FakeEngine
 

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tk.infer.requests.events import Done
 from tk.infer.scheduling.books import EngineLoad
-from tk.infer.server.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
+from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
 from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started

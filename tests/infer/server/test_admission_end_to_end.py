@@ -15,7 +15,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from tk.infer.server.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
+from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
 from tk.tests.infer.server.serving import Serving

@@ -11,9 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tk.core.errors import ConfigError
 from tk.infer.requests.events import Done, Event
+from tk.infer.server.access.tokens import Caller, line_of, token_digest
 from tk.infer.server.app import Server
 from tk.infer.server.options import ServerOptions, check_address
-from tk.infer.server.tokens import Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started

@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 
 from tk.core.errors import Cancelled, DeadlinePassed, Overloaded
 from tk.infer.requests.events import Failed
-from tk.infer.server.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
+from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
 from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread, delta, started

@@ -1,0 +1,47 @@
+"""The guard before all calls: without a valid token and the right role only health answers."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+
+from ....core.errors import TkError
+from ...observability.observer import Observer
+from ..health import HEALTH_SERVICE
+from ..status import abort_with
+from .callers import Callers
+from .tokens import ADMIN, GENERATE
+
+_ROLES_BY_SERVICE: Final = (("/tk.v1.Generation/", GENERATE), ("/tk.v1.Admin/", ADMIN))
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no annotations
+    """Refuses calls, before their messages are read, of callers that are unknown or lack the service's role."""
+
+    def __init__(self, callers: Callers, observer: Observer) -> None:
+        self._callers, self._observer = callers, observer
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Returns the handler of a call: its own, or one that refuses it."""
+        if details.method.startswith(f"/{HEALTH_SERVICE}/"):
+            return await continuation(details)
+        try:
+            caller = self._callers.identify(details.invocation_metadata)
+            for service, role in _ROLES_BY_SERVICE:
+                if details.method.startswith(service):
+                    caller.require(role)
+        except TkError as error:
+            self._observer.refuse(error)
+            return _refusal(error)
+        return await continuation(details)
+
+
+def _refusal(error: TkError) -> Any:
+    """Returns a handler that ends a call of any kind with an error; as one of streams it reads no message first."""
+
+    async def refuse(messages: object, context: grpc.aio.ServicerContext) -> None:
+        await abort_with(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -1,0 +1,106 @@
+"""The tokens of prompts: texts are tokenized, and conversations rendered, beside the event loop."""
+
+import asyncio
+from functools import cached_property
+from typing import Any
+
+from ....core.errors import CheckpointError, ConfigError, InvalidRequest
+from ....proto.v1 import generation_pb2 as pb
+from ....text.chat_renderer import ChatRenderer
+from ...requests.prompts import check_length, check_num_messages
+from ...requests.score import split_tokens
+from ..engine_protocol import ServedEngine, ServedTokenizer
+from ..errors import NoChatTemplate, NoTokenizer
+from .requests import check_text
+
+
+class PromptReader:
+    """Converts the prompts of requests to token ids; only the event loop's thread uses it."""
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self._engine = engine
+
+    @property
+    def tokenizer(self) -> ServedTokenizer:
+        """The tokenizer of the served checkpoint.
+
+        Raises:
+            NoTokenizer: it has none.
+        """
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise NoTokenizer("The served checkpoint has no tokenizer.json; send and read token ids instead of text.")
+        return tokenizer
+
+    async def of_text(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Returns the tokens of a text.
+
+        Raises:
+            NoTokenizer: the checkpoint has no tokenizer.
+            PromptTooLong: no tokens of the model's length can hold the text.
+        """
+        tokenizer = self.tokenizer
+        check_text(text, tokenizer.longest_token_bytes, self._engine.info)
+        return await asyncio.to_thread(tokenizer.encode, text, special_tokens=special_tokens)
+
+    async def of_chat(self, chat: pb.Chat) -> list[int]:
+        """Returns the tokens of a conversation up to the start of the answer, by the checkpoint's chat template.
+
+        Raises:
+            NoTokenizer: the checkpoint has no tokenizer.
+            NoChatTemplate: it has no chat template, or a damaged one.
+            InvalidRequest: there are no messages or too many, the template refuses them, or takes too long for them.
+            PromptTooLong: the prompt has more text than tokens of the model's length can hold.
+        """
+        check_num_messages(len(chat.messages))
+        messages: list[dict[str, Any]] = [{"role": each.role, "content": each.content} for each in chat.messages]
+        longest = self._engine.info.max_model_len * self.tokenizer.longest_token_bytes
+        try:
+            text = await asyncio.wrap_future(self._renderer.submit(messages, longest))
+        except CheckpointError as error:
+            raise NoChatTemplate(
+                "The served checkpoint has no chat template that can be used; send text or token ids."
+            ) from error
+        except ConfigError as error:
+            raise InvalidRequest(f"chat.messages cannot be served: {error}.", field="chat.messages") from error
+        return await self.of_text(text, special_tokens=False)  # the template spells them out
+
+    async def of_score(self, request: pb.ScoreRequest) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the tokens of the prompt and of the continuation of a request for a score.
+
+        Raises:
+            InvalidRequest: one of them is missing, has no tokens, or has ids beyond the vocabulary.
+            PromptTooLong: they have together more tokens than the model's length.
+            NoTokenizer: one is text, and the checkpoint has no tokenizer.
+        """
+        info = self._engine.info
+        prompt, continuation = (self._given(request, side) for side in ("prompt", "continuation"))
+        split = await asyncio.to_thread(split_tokens, self._engine.tokenizer, prompt, continuation)
+        check_length(sum(map(len, split)) - 1, info.max_model_len)
+        for side, tokens in zip(("prompt", "continuation"), split, strict=True):
+            if max(tokens) >= info.vocab_size:
+                raise InvalidRequest(
+                    f"Token id {max(tokens)} is not one of the vocabulary's, 0 to {info.vocab_size - 1}.", field=side
+                )
+        return split
+
+    def _given(self, request: pb.ScoreRequest, side: str) -> str | tuple[int, ...]:
+        arm = request.WhichOneof(side)
+        if arm is None:
+            raise InvalidRequest(f"The request has no {side}; set text or tokens.", field=side)
+        value = getattr(request, arm)
+        if isinstance(value, str):
+            check_text(value, self.tokenizer.longest_token_bytes, self._engine.info)
+            return value
+        if len(value.ids) > self._engine.info.max_model_len:
+            check_length(len(value.ids), self._engine.info.max_model_len)
+        return tuple(value.ids)
+
+    async def close(self) -> None:
+        """Ends the process that renders conversations."""
+        if "_renderer" in vars(self):
+            await asyncio.to_thread(self._renderer.close)
+
+    @cached_property
+    def _renderer(self) -> ChatRenderer:
+        return ChatRenderer(self.tokenizer.folder)

@@ -1,0 +1,59 @@
+"""The checks of a request's message, before the engine receives the request."""
+
+from typing import Final
+
+from ....core.errors import InvalidRequest, PromptTooLong
+from ....proto.v1 import generation_pb2 as pb
+from ...requests.events import ModelInfo
+from ...requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from ..access.tokens import ADMIN, Caller
+from ..errors import RoleMissing, UnknownModel
+
+MAX_SALT: Final = 1024
+
+
+def check_request(request: pb.GenerateRequest, info: ModelInfo, caller: Caller) -> None:
+    """Checks a request's counts, before they are converted, its model, priority and prompt.
+
+    Raises:
+        InvalidRequest: the prompt is missing, or a list or text is too long.
+        UnknownModel: the request is for another model.
+        RoleMissing: the priority needs another role.
+    """
+    _check_counts(request)
+    if request.model and request.model != info.name:
+        raise UnknownModel(
+            f"Model {request.model[:100]!r} is not served here; leave it empty or ask for {info.name!r}."
+        )
+    if request.priority > 0 and ADMIN not in caller.roles:
+        raise RoleMissing(f"priority is {request.priority}; above 0 it needs the role admin. Use 0 or less.")
+    if request.WhichOneof("prompt") is None:
+        raise InvalidRequest("The request has no prompt; set text, tokens or chat.", field="prompt")
+
+
+def check_text(text: str, longest_token_bytes: int, info: ModelInfo) -> None:
+    """Checks that a text may have few enough tokens, before the effort of finding them.
+
+    Raises:
+        PromptTooLong: the text has more tokens than the model's length, however it is tokenized.
+    """
+    size, longest = len(text.encode()), info.max_model_len * longest_token_bytes
+    if size > longest:
+        raise PromptTooLong(
+            f"The text has {size} bytes, more than {info.max_model_len} tokens of at most {longest_token_bytes} bytes "
+            f"can hold. Shorten it to at most {longest} bytes.",
+            field="text",
+        )
+
+
+def _check_counts(request: pb.GenerateRequest) -> None:
+    stopping, salt = request.stopping, request.cache.salt
+    for field, count, most in (
+        ("sampling.logit_bias", len(request.sampling.logit_bias), MAX_LOGIT_BIAS),
+        ("stopping.stop", len(stopping.stop), MAX_STOP_STRINGS),
+        ("stopping.stop_token_ids", len(stopping.stop_token_ids), MAX_STOP_TOKEN_IDS),
+    ):
+        if count > most:
+            raise InvalidRequest(f"{field} has {count} entries; it must have at most {most}.", field=field)
+    if len(salt) > MAX_SALT:
+        raise InvalidRequest(f"cache.salt has {len(salt)} characters; it must have at most {MAX_SALT}.", "cache.salt")

@@ -1,0 +1,61 @@
+"""The largest message that a request's answer could need, known before anything is computed.
+
+gRPC would refuse a larger one only after all of the work was done.
+"""
+
+from typing import Final
+
+from ....core.errors import InvalidRequest
+from ...requests.sampling_params import SamplingParams
+from ...requests.streams import MAX_TOKENS_PER_DELTA
+
+MAX_RESPONSE_BYTES: Final = 16 << 20
+# The most bytes of numbers, tags and lengths, without those of text.
+_TOKEN_BYTES: Final = 5  # a token id in a packed list
+_ENTRY_BYTES: Final = 26  # a TokenLogprob
+_ALTERNATIVE_BYTES: Final = 20  # a TopLogprob
+# The text of a token has its bytes, but U+FFFD, of 3 bytes, stands for one that is no UTF-8; such tokens are short.
+_LEAST_TEXT_BYTES: Final = 24
+_FRAME_BYTES: Final = 4096  # the rest of a message: ids, usage, times
+_SAMPLE_BYTES: Final = 512  # the rest of a sample: numbers, the stop string that ended it
+
+
+def check_response_size(
+    params: SamplingParams, num_prompt: int, max_model_len: int, longest_token_bytes: int, at_once: bool
+) -> None:
+    """Checks that no message of an answer could be larger than the limit.
+
+    Args:
+        params: the sampling options.
+        num_prompt: the number of tokens of the prompt.
+        max_model_len: the largest number of tokens of a sequence.
+        longest_token_bytes: the bytes of the longest token; 0 if there is no text.
+        at_once: whether the answer is one message; else prompt and new tokens have messages of their own.
+
+    Raises:
+        InvalidRequest: one could be; the message says which field to lower.
+    """
+    room = max(1, max_model_len - num_prompt)
+    num_new = room if params.max_new_tokens is None else params.max_new_tokens
+    text = max(longest_token_bytes, _LEAST_TEXT_BYTES) if longest_token_bytes else 0
+    per_new = _TOKEN_BYTES + text + _entry_bytes(params.logprobs, longest_token_bytes)
+    prompt = num_prompt * _entry_bytes(params.prompt_logprobs, longest_token_bytes)
+    answer = (params.n * num_new if at_once else min(num_new, MAX_TOKENS_PER_DELTA)) * per_new
+    frame = _FRAME_BYTES + params.n * _SAMPLE_BYTES
+    if prompt + frame > MAX_RESPONSE_BYTES:
+        raise _too_large(prompt, "output.prompt_logprobs", "lower it, or shorten the prompt")
+    if answer + (prompt if at_once else 0) + frame > MAX_RESPONSE_BYTES:
+        how = "lower it, n or output.logprobs" + (", or ask for a stream" if at_once else "")
+        raise _too_large(answer, "stopping.max_new_tokens", how)
+
+
+def _entry_bytes(num_top: int | None, longest: int) -> int:
+    return 0 if num_top is None else _ENTRY_BYTES + longest + num_top * (_ALTERNATIVE_BYTES + longest)
+
+
+def _too_large(size: int, field: str, how: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The answer could have {size} bytes, and a message has at most {MAX_RESPONSE_BYTES}. The field is {field}: "
+        f"{how}.",
+        field=field,
+    )

@@ -1,0 +1,98 @@
+"""One line per request at its end, whatever that is; prompts only where the operator asks for them."""
+
+import logging
+from typing import Any
+
+import grpc
+import pytest
+
+from tk.core.errors import Overloaded
+from tk.infer.requests.events import Done
+from tk.infer.server.request.request_log import RequestLog
+from tk.proto.v1 import generation_pb2 as pb
+from tk.proto.v1.generation_pb2_grpc import GenerationStub
+from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started
+
+
+@pytest.fixture(autouse=True)
+def _info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="tk")
+
+
+def lines(server: ServerThread, caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of all requests, once their handlers have ended."""
+    server.run(server.server.drain())
+    return [record.fields for record in caplog.records if hasattr(record, "fields")]
+
+
+def test_a_request_that_completes(server: ServerThread, stub: Any, caplog: pytest.LogCaptureFixture) -> None:
+    list(stub.Generate(pb.GenerateRequest(text="secret", request_id="mine", sampling={"n": 2}), timeout=WAIT_SECONDS))
+    result = stub.GenerateOnce(pb.GenerateRequest(text="hi"), timeout=WAIT_SECONDS)
+    streamed, once = lines(server, caplog)
+    assert streamed.pop("total_seconds") > 0
+    assert streamed == {
+        "request_id": "mine",
+        "principal": "",
+        "method": "Generate",
+        "status": "OK",
+        "prompt_tokens": 7,
+        "cached_tokens": 0,
+        "completion_tokens": 6,
+        "queue_seconds": 0.1,
+        "first_token_seconds": 0.2,
+    }
+    assert (once["method"], once["request_id"]) == ("GenerateOnce", result.request_id)
+    assert "secret" not in caplog.text
+    [text] = [message for message in caplog.messages if "mine" in message]
+    assert text.startswith('request request_id=mine principal="" method=Generate status=OK prompt_tokens=7 ')
+
+
+def test_requests_that_do_not(
+    server: ServerThread, stub: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(**fields: Any) -> None:
+        with pytest.raises(grpc.RpcError):
+            stub.GenerateOnce(pb.GenerateRequest(text="hi", **fields), timeout=WAIT_SECONDS)
+
+    def broken(request: Any) -> list[Any]:
+        raise KeyError("private")
+
+    fails(request_id="a", model="other")
+    engine.refusal = Overloaded("Full.")
+    fails(request_id="b")
+    engine.refusal = None
+    engine.script = lambda request: [started(request), delta("abc")]
+    call = stub.Generate(pb.GenerateRequest(text="hi", request_id="c"), timeout=WAIT_SECONDS)
+    assert [next(call).WhichOneof("event") for _ in range(2)] == ["started", "delta"]
+    call.cancel()
+    engine.wait_for(lambda e: e.num_live == 0)
+    engine.script = broken
+    fails(request_id="d")
+    seen = {line["request_id"]: line for line in lines(server, caplog)}
+    assert {name: line["status"] for name, line in seen.items()} == {
+        "a": "NOT_FOUND",
+        "b": "RESOURCE_EXHAUSTED",
+        "c": "CANCELLED",
+        "d": "INTERNAL",
+    }
+    assert seen["b"]["error"] == "Full."
+    assert seen["c"]["completion_tokens"] == 3
+    assert "completion_tokens" not in seen["a"]
+
+
+def test_prompts_are_logged_where_the_operator_asks(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    server = ServerThread(engine, log_prompts=True)
+    engine.script = lambda request: [started(request), finished(), Done()]
+    prompts = [pb.GenerateRequest(text="a\nb"), pb.GenerateRequest(tokens={"ids": [5, 6]})]
+    with grpc.insecure_channel(server.target) as channel:
+        for prompt in prompts:
+            GenerationStub(channel).GenerateOnce(prompt, timeout=WAIT_SECONDS)
+    assert [line["prompt"] for line in lines(server, caplog)] == ["a\nb", {"ids": [5, 6]}]
+    assert all("\n" not in message for message in caplog.messages if message.startswith("request "))
+    server.close()
+
+
+def test_an_error_passes_through(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ZeroDivisionError), RequestLog().request("Generate", "alice", "x", None):
+        raise ZeroDivisionError
+    assert "principal=alice method=Generate status=INTERNAL total_seconds=" in caplog.text

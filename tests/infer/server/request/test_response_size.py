@@ -1,0 +1,78 @@
+"""Answers that could be larger than a message are refused; the messages of all others are smaller in fact."""
+
+import pytest
+
+from tk.core.errors import InvalidRequest
+from tk.infer.api.wire import completion_to_wire, event_to_wire
+from tk.infer.requests.completion import Choice, Completion
+from tk.infer.requests.events import Delta, FinishReason, Started, Timing, TokenLogprob, TopLogprob, Usage
+from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.requests.streams import MAX_TOKENS_PER_DELTA
+from tk.infer.server.request.response_size import MAX_RESPONSE_BYTES, check_response_size
+
+LARGEST = 2**32 - 1  # the widest number of a field
+
+
+def entry(num_top: int, longest: int) -> TokenLogprob:
+    token = b"x" * longest
+    top = tuple(TopLogprob(LARGEST, -1.5, token) for _ in range(num_top))
+    return TokenLogprob(LARGEST, -1.5, LARGEST, token, top)
+
+
+def largest_new(**fixed: int) -> int:
+    """The most new tokens that are accepted."""
+    low, high = 0, 1 << 26
+    while low < high:
+        middle = (low + high + 1) // 2
+        try:
+            check_response_size(SamplingParams(max_new_tokens=middle, **fixed), 10, 1 << 26, 64, True)  # type: ignore[arg-type]
+            low = middle
+        except InvalidRequest:
+            high = middle - 1
+    return low
+
+
+@pytest.mark.parametrize(("n", "num_top"), [(1, None), (1, 0), (1, 20), (16, None)])
+def test_a_whole_answer_at_the_limit_fits_a_message(n: int, num_top: int | None) -> None:
+    options = {"n": n} | ({} if num_top is None else {"logprobs": num_top})
+    num_new = largest_new(**options)
+    logprobs = () if num_top is None else (entry(num_top, 64),) * num_new
+    choice = Choice(0, "x" * 64 * num_new, (LARGEST,) * num_new, FinishReason.STOP_STRING, logprobs, "s" * 256)
+    usage, timing = Usage(LARGEST, LARGEST, LARGEST, LARGEST, LARGEST), Timing(1.5, 1.5, 1.5, LARGEST)
+    size = completion_to_wire(Completion("r" * 128, LARGEST, (choice,) * n, usage, timing)).ByteSize()
+    assert 0.9 * MAX_RESPONSE_BYTES < size <= MAX_RESPONSE_BYTES
+
+
+def test_a_stream_has_a_limit_per_message_and_not_for_its_length() -> None:
+    params = SamplingParams(max_new_tokens=1_000_000, logprobs=20)
+    check_response_size(params, 10, 1 << 26, 64, at_once=False)
+    widest = Delta(15, "x" * 64 * MAX_TOKENS_PER_DELTA, (LARGEST,) * MAX_TOKENS_PER_DELTA)
+    delta = Delta(15, widest.text, widest.token_ids, (entry(20, 64),) * MAX_TOKENS_PER_DELTA)
+    assert event_to_wire(delta).ByteSize() <= MAX_RESPONSE_BYTES
+    with pytest.raises(InvalidRequest, match=r"could have \d+ bytes, and a message has at most 16777216"):
+        check_response_size(params, 10, 1 << 26, 800, at_once=False)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_log_probabilities_of_a_prompt_count(at_once: bool) -> None:
+    params = SamplingParams(max_new_tokens=1, prompt_logprobs=20)
+    entries = MAX_RESPONSE_BYTES // (26 + 64 + 20 * 84) - 4
+    check_response_size(params, entries, 1 << 20, 64, at_once)
+    started = Started("r" * 128, LARGEST, LARGEST, LARGEST, (entry(20, 64),) * entries)
+    assert event_to_wire(started).ByteSize() <= MAX_RESPONSE_BYTES
+    with pytest.raises(InvalidRequest) as caught:
+        check_response_size(params, entries + 5, 1 << 20, 64, at_once)
+    assert caught.value.field == "output.prompt_logprobs"
+
+
+def test_unset_new_tokens_are_those_that_the_models_length_leaves() -> None:
+    params = SamplingParams(n=16)
+    check_response_size(params, 100, 4096, 64, at_once=True)
+    check_response_size(params, 1 << 20, (1 << 20) + 4000, 64, at_once=True)
+    with pytest.raises(InvalidRequest) as caught:
+        check_response_size(params, 100, 1 << 20, 64, at_once=True)
+    assert caught.value.field == "stopping.max_new_tokens"
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    check_response_size(SamplingParams(n=16), 100, 200_000, 0, at_once=True)
