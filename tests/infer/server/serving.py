@@ -4,6 +4,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 READY_SECONDS = 90.0
@@ -22,7 +23,9 @@ class Command:
 
         trap = "".join(f"trap '' {number}; " for number in ignored)  # gRPC's threads here forbid a preexec_fn
         command = ["/bin/sh", "-c", f'{trap}exec "$@"', "sh", sys.executable, "-m", "tk", *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # A file: nothing reads a pipe before the end, and a server whose log fills one would wait for a reader.
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `close`
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
 
     def end(self, number: int) -> tuple[int, str, str]:
         """Exit code, what was left of stdout, and stderr, after a signal."""
@@ -30,8 +33,9 @@ class Command:
         return self.wait()
 
     def wait(self) -> tuple[int, str, str]:
-        stdout, stderr = self.process.communicate(timeout=WAIT_SECONDS)
-        return self.process.returncode, stdout, stderr
+        stdout, _ = self.process.communicate(timeout=WAIT_SECONDS)
+        self._errors.seek(0)
+        return self.process.returncode, stdout, self._errors.read()
 
     def worker_ids(self) -> list[int]:
         """Process ids of its children."""
@@ -49,6 +53,7 @@ class Command:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+        self._errors.close()
 
 
 class Serving(Command):
