@@ -66,13 +66,13 @@ class Client:
             params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
             cache: the use of the prefix cache; None = the defaults.
         """
-        calls: deque[_Call] = deque()
+        calls: deque[_PendingCall] = deque()
         completions: list[Completion] = []
         try:
             for request in messages_for(prompts, params, cache):
                 if len(calls) == MAX_IN_FLIGHT:
                     completions.append(calls.popleft().result())
-                calls.append(_Call(self, request))
+                calls.append(_PendingCall(self, request))
             while calls:
                 completions.append(calls.popleft().result())
         finally:
@@ -146,7 +146,7 @@ class Client:
         time.sleep(attempts.pause_after(error_from_rpc(error, self._target)))
 
 
-class _Call:
+class _PendingCall:
     """A call of GenerateOnce in progress."""
 
     def __init__(self, client: Client, request: pb.GenerateRequest) -> None:

@@ -33,7 +33,7 @@ from .status import answered
 
 
 @dataclass(frozen=True)
-class _Call:
+class _ServedCall:
     """A call that runs a request: its caller, its deadline on time.monotonic(), and what the log says of it."""
 
     context: grpc.aio.ServicerContext
@@ -110,7 +110,7 @@ class GenerationService(pb_grpc.GenerationServicer):
     @asynccontextmanager
     async def _call(
         self, method: str, request: pb.GenerateRequest | pb.ScoreRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[_Call]:
+    ) -> AsyncIterator[_ServedCall]:
         """Answers a call that runs a request in the body, whose errors become statuses and lines of the log."""
         remaining, log = context.time_remaining(), self._log
         deadline = None if remaining is None else time.monotonic() + remaining
@@ -119,10 +119,10 @@ class GenerationService(pb_grpc.GenerationServicer):
             request_id = request.request_id if isinstance(request, pb.GenerateRequest) else ""
             prompt = MessageToDict(request).get(request.WhichOneof("prompt")) if log.with_prompts else None
             with log.request(method, caller.principal, request_id, prompt) as record:
-                yield _Call(context, caller, deadline, record)
+                yield _ServedCall(context, caller, deadline, record)
 
     def _running(
-        self, request: pb.GenerateRequest, call: _Call, at_once: bool = False
+        self, request: pb.GenerateRequest, call: _ServedCall, at_once: bool = False
     ) -> AbstractAsyncContextManager[EventStream]:
         """Returns the context in which a request runs; its value has the events."""
         with self._runner.observer.refusals():
@@ -132,7 +132,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         return self._runner.run(asked, call.admit)
 
 
-async def _completion(stream: EventStream, call: _Call) -> Completion:
+async def _completion(stream: EventStream, call: _ServedCall) -> Completion:
     builder = CompletionBuilder()
     async for event in stream:
         call.record.see(event)

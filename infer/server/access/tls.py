@@ -56,7 +56,7 @@ class Certificates:
         """
         import grpc
 
-        current = _Current(self)
+        current = _CurrentFiles(self)
         return grpc.dynamic_ssl_server_credentials(
             current.configuration, current.fetch, require_client_authentication=self.client_ca is not None
         )
@@ -75,7 +75,7 @@ def certificates_of(cert: Path | None, key: Path | None, client_ca: Path | None)
     return Certificates(cert, key, client_ca)
 
 
-class _Current:
+class _CurrentFiles:
     """The certificates as last read."""
 
     def __init__(self, files: Certificates) -> None:
