@@ -1,6 +1,7 @@
 """A run that commit 28dfdd7 wrote at tp 2 x dp 2, ZeRO 1: its step is resumed, and the same seed writes it again."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, Final
@@ -59,6 +60,11 @@ def header(data: bytes) -> bytes:
     return data[: 8 + int.from_bytes(data[:8], "little")]
 
 
+def without_checksums(part: bytes) -> str:
+    """Returns the JSON of a part without the checksums of its values, whose last bits are the CPU's own."""
+    return re.sub(r'"crc":\[[\d,]+\]', "", part.decode())
+
+
 def test_a_step_of_an_earlier_version_is_whole_and_resumed(tmp_path: Path) -> None:
     shutil.copytree(OLD / "run", tmp_path / "run")
     assert Checkpoint.open(tmp_path / "run").verify().ok
@@ -82,10 +88,12 @@ def test_the_same_seed_writes_the_same_bytes_and_the_values_of_an_earlier_versio
     old = files_in(OLD / "run" / STEP)
     assert one.keys() == old.keys()
     for name in old.keys() - {"COMMIT", "manifest.json"}:
-        assert len(one[name]) == len(old[name]), name
         if name.endswith(".safetensors"):
             assert header(one[name]) == header(old[name]), name
-        elif not name.startswith("parts/"):  # these hold checksums of values
+            assert len(one[name]) == len(old[name]), name
+        elif name.startswith("parts/"):
+            assert without_checksums(one[name]) == without_checksums(old[name]), name
+        else:
             assert one[name] == old[name], name
     before, now = Checkpoint.open(OLD / "run" / STEP), Checkpoint.open(folders[0] / STEP)
     assert {**before.resume, "loss_scale": {}} == now.resume  # it was 1 where there was none
