@@ -13,8 +13,8 @@ from tk.core.cpu import read_cpu
 from tk.infer.sampling import numpy_sampler
 from tk.infer.sampling.native_sampler import native_sampler
 from tk.infer.sampling.sampler import Sample, run_sampler
-from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows
-from tk.infer.scheduling.token_counts import TokenCounts
+from tk.infer.scheduling.steps.step_plan import SamplingRow, SamplingRows
+from tk.infer.scheduling.steps.token_counts import TokenCounts
 
 VOCABULARIES = (32_000, 49_152, 128_256, 262_144)
 NUM_ROWS = (1, 8, 32)

@@ -7,7 +7,7 @@ import numpy as np
 from tk.infer.backends.backend import Masks, no_masks
 from tk.infer.backends.engine_line import EngineLine, WentOn
 from tk.infer.planning.job import Job
-from tk.infer.scheduling.step_plan import Array, SamplerOutput, StepPlan
+from tk.infer.scheduling.steps.step_plan import Array, SamplerOutput, StepPlan
 from tk.infer.workers.worker import work
 
 

@@ -22,12 +22,12 @@ from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
 from .requests.events import Event, ModelInfo, Request
 from .requests.servable import check_servable, with_grammar
-from .scheduling.batch_writer import BatchWriter
 from .scheduling.books import EngineBooks
-from .scheduling.limits import Limits
 from .scheduling.live_request import LiveRequest, Served
 from .scheduling.scheduler import Scheduler
 from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step, take_token
+from .scheduling.steps.batch_writer import BatchWriter
+from .scheduling.waiting.limits import Limits
 from .workers.masks import Failures, receive_tokens, send_masks
 from .workers.processes import WorkerProcesses
 from .workers.restarts import Availability, Watcher, turn_with_restarts

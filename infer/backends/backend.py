@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..scheduling.step_plan import Array, SamplerOutput, StepPlan
+from ..scheduling.steps.step_plan import Array, SamplerOutput, StepPlan
 from .engine_line import EngineLine, WentOn
 
 Masks = Callable[[], Array]  # waits for the masks of a step's rows: see `sampler.run_sampler`

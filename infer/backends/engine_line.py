@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..scheduling.step_plan import Array, SamplerOutput
+from ..scheduling.steps.step_plan import Array, SamplerOutput
 
 
 @dataclass(frozen=True, slots=True)

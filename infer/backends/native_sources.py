@@ -2,7 +2,7 @@
 
 from ...core.native import NativeSource
 from ..sampling.native_sampler import SOURCE as SAMPLER
-from .native.library import SOURCE as KERNELS
+from .native.binding.library import SOURCE as KERNELS
 
 
 def native_sources() -> tuple[NativeSource, ...]:

@@ -10,10 +10,10 @@ from ..server.access.tokens import Caller
 from ..server.request.request_ids import METADATA_KEY
 from .asked import AskedCompletion, Read
 from .choices import Dialect, reason_of, usage_of
-from .json_body import parsed
-from .messages import EVENTS, LAST_EVENT, HttpRequest, Reply, event_of, send_json
-from .problems import HttpProblem
 from .served import Numbered, ServedModel, running_all
+from .transport.json_body import parsed
+from .transport.messages import EVENTS, LAST_EVENT, HttpRequest, Reply, event_of, send_json
+from .transport.problems import HttpProblem
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
 

@@ -8,12 +8,12 @@ from typing import Final
 from ..server.access.callers import Callers
 from ..server.options import ServerOptions, not_ours
 from ..server.request.runner import RequestRunner
-from .connection import HttpConnection
-from .messages import dumped
-from .problems import HttpProblem, body_of
 from .routes import HttpRouter, routes_of
 from .served import ServedModel
-from .tls_context import tls_context
+from .transport.connection import HttpConnection
+from .transport.messages import dumped
+from .transport.problems import HttpProblem, body_of
+from .transport.tls_context import tls_context
 
 MAX_CONNECTIONS: Final = 2048
 TLS_SECONDS: Final = 10.0

@@ -9,13 +9,13 @@ from ...core.errors import TkError
 from ..server.access.callers import Callers
 from ..server.access.tokens import GENERATE, Caller
 from ..server.errors import UnknownModel
-from ..server.lifecycle import ServerState
+from ..server.lifecycle.lifecycle import ServerState
 from .asked import read_chat, read_completion
 from .choices import ChatDialect, TextDialect
 from .completions import Completions
-from .messages import JSON, HttpRequest, Reply, dumped, event_of, send_json
-from .problems import HttpProblem, body_of, headers_of, status_of
 from .served import ServedModel
+from .transport.messages import JSON, HttpRequest, Reply, dumped, event_of, send_json
+from .transport.problems import HttpProblem, body_of, headers_of, status_of
 
 Handler = Callable[[HttpRequest, Caller, Reply], Awaitable[None]]
 _MODELS: Final = "/v1/models/"  # followed by the name of one

@@ -9,7 +9,7 @@ from ..requests.events import Delta, Finished, ModelInfo, Started
 from ..requests.streams import EventStream
 from ..scheduling.books import EngineLoad
 from ..server.access.tokens import Caller
-from ..server.lifecycle import ServerState
+from ..server.lifecycle.lifecycle import ServerState
 from ..server.request.runner import RequestRunner
 from ..server.service import asked_request
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..requests.sampling_params import MAX_TOP_LOGPROBS
-from ..scheduling.step_plan import NO_LOGPROBS, NUM_CANDIDATES, Array, SamplerOutput, SamplingRows
+from ..scheduling.steps.step_plan import NO_LOGPROBS, NUM_CANDIDATES, Array, SamplerOutput, SamplingRows
 
 _NUMBERS: Final = ("vocab", "row_stride", "mask_stride", "top_width")
 _OPTIONS: Final[dict[str, type[np.generic]]] = {

@@ -9,7 +9,7 @@ import numpy as np
 from ...core.cpu import read_cpu
 from ...core.integers import round_up
 from ...core.native import NativeSource, NativeUnit, load_library
-from ..scheduling.step_plan import Array, SamplerOutput, SamplingRows
+from ..scheduling.steps.step_plan import Array, SamplerOutput, SamplingRows
 from .block import SamplingBatch, SamplingBlock, most_alternatives
 
 _FOLDER: Final = Path(__file__).parent

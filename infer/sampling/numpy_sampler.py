@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..scheduling.step_plan import ASKED, NO_LOGPROBS, NUM_CANDIDATES, SAMPLE, Array, SamplerOutput, SamplingRows
+from ..scheduling.steps.step_plan import ASKED, NO_LOGPROBS, NUM_CANDIDATES, SAMPLE, Array, SamplerOutput, SamplingRows
 from .block import most_alternatives
 from .exact_math import log, weights
 from .philox import gumbel, uniform

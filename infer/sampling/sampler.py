@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ..scheduling.step_plan import Array, SamplerOutput, SamplingRows
+from ..scheduling.steps.step_plan import Array, SamplerOutput, SamplingRows
 from . import numpy_sampler
 from .native_sampler import native_sampler
 

@@ -23,12 +23,12 @@ from ..requests.events import (
     Usage,
 )
 from ..requests.sampling_params import SamplingParams
-from .output import Ending, SampleOutput
-from .prefix_keys import cache_fingerprint, prompt_keys, root_digest
-from .scheduled_chunk import ScheduledChunk
-from .sequence import Sequence
-from .speculation import Speculation
-from .step_plan import SamplerOutput, SamplingRow
+from .sequences.output import Ending, SampleOutput
+from .sequences.prefix_keys import cache_fingerprint, prompt_keys, root_digest
+from .sequences.scheduled_chunk import ScheduledChunk
+from .sequences.sequence import Sequence
+from .sequences.speculation import Speculation
+from .steps.step_plan import SamplerOutput, SamplingRow
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ room for proposals that seldom come true, a wide batch for none.
 from collections.abc import Sequence as List
 from typing import Final
 
-from .row_cost import RowCost
-from .sequence import Sequence
+from .costs.row_cost import RowCost
+from .sequences.sequence import Sequence
 
 _SURE: Final = 0.9  # where only larger chances pay, proposals gain too little to look for them
 

@@ -15,22 +15,22 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from .activity import Activity
-from .admission import Admission
-from .block_allocator import BlockAllocator
-from .block_tables import BlockTables
-from .cost import StepCost, StepSize
-from .fair_share import FairShare
-from .lazy_heap import LazyHeap
-from .limits import Limits
-from .planning_cost import PlanningCost
+from .blocks.block_allocator import BlockAllocator
+from .blocks.block_tables import BlockTables
+from .costs.activity import Activity
+from .costs.cost import StepCost, StepSize
+from .costs.planning_cost import PlanningCost
+from .costs.row_cost import RowCost
+from .costs.step_budget import StepBudget
 from .proposals import choose_proposals
-from .row_cost import RowCost
-from .sample_groups import SampleGroups
-from .scheduled_chunk import ScheduledChunk
-from .sequence import UNKNOWN, Sequence, Status
-from .step_budget import StepBudget
-from .wait_queue import WaitQueue
+from .sequences.sample_groups import SampleGroups
+from .sequences.scheduled_chunk import ScheduledChunk
+from .sequences.sequence import UNKNOWN, Sequence, Status
+from .waiting.admission import Admission
+from .waiting.fair_share import FairShare
+from .waiting.lazy_heap import LazyHeap
+from .waiting.limits import Limits
+from .waiting.wait_queue import WaitQueue
 
 _LOG: Final = logging.getLogger(__name__)
 

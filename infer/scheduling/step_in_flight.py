@@ -8,13 +8,13 @@ import numpy as np
 from ...core.errors import TkError
 from ..constraints.grammar import ALL_TOKENS, Matcher
 from ..options import MAX_HEAD_ROWS
-from .batch_writer import BatchWriter
 from .live_request import LiveRequest
-from .scheduled_chunk import ScheduledChunk
 from .scheduler import Scheduler
-from .sequence import UNKNOWN, Status
-from .sequence import Sequence as Sample
-from .step_plan import Array, SamplerOutput, SamplingRow
+from .sequences.scheduled_chunk import ScheduledChunk
+from .sequences.sequence import UNKNOWN, Status
+from .sequences.sequence import Sequence as Sample
+from .steps.batch_writer import BatchWriter
+from .steps.step_plan import Array, SamplerOutput, SamplingRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Final
 
 from ...core.integers import ceil_div
 from ..requests.sampling_params import SamplingParams
-from .limits import Limits
-from .scheduled_chunk import ScheduledChunk
-from .sequence import Sequence
+from .sequences.scheduled_chunk import ScheduledChunk
+from .sequences.sequence import Sequence
+from .waiting.limits import Limits
 
 _MAX_CONTEXT: Final = 2048  # tokens; the warm-up must be short
 _MAX_CHUNK: Final = 256

@@ -13,7 +13,7 @@ from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from .errors import NotBuilt
-from .lifecycle import ServerState
+from .lifecycle.lifecycle import ServerState
 from .reload.reloads import Reloads
 from .request.runner import RequestRunner
 from .status import answered

@@ -14,8 +14,8 @@ from .access.callers import Callers, TokenCallers
 from .admin import ADMIN_SERVICE, AdminService
 from .doors import Door
 from .engine_protocol import ServedEngine
-from .health import READINESS, Health
-from .lifecycle import Lifecycle
+from .lifecycle.health import READINESS, Health
+from .lifecycle.lifecycle import Lifecycle
 from .options import ServerOptions
 from .ports import listen, make_port
 from .reload.reloads import Reloads

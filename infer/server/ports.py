@@ -8,7 +8,7 @@ import grpc
 from ..observability.observer import Observer
 from .access.callers import Callers
 from .access.guard import Guard
-from .health import HEALTH_SERVICE, Health
+from .lifecycle.health import HEALTH_SERVICE, Health
 from .options import ServerOptions, not_ours
 from .reflection import add_reflection
 from .request.response_size import MAX_RESPONSE_BYTES

@@ -9,9 +9,9 @@ from typing import Any
 from .app import Server
 from .doors import Door
 from .engine_protocol import LoadingEngine
+from .lifecycle.warm_up import warm_up
 from .options import ServerOptions
 from .reload.reloads import Reloads
-from .warm_up import warm_up
 
 
 class End(enum.Enum):

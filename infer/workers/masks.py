@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...core.errors import TkError
 from ..scheduling.live_request import LiveRequest
 from ..scheduling.step_in_flight import StepInFlight
-from ..scheduling.step_plan import SamplerOutput
+from ..scheduling.steps.step_plan import SamplerOutput
 from .worker_group import WorkerGroup
 
 Failures = Sequence[tuple[LiveRequest, TkError]]  # requests whose constraints cannot go on, with the reasons

@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 
 from ...core.integers import ceil_div
-from ..scheduling.step_message import NextTokens, StepMessage
-from ..scheduling.step_plan import Array, SamplingRow, SamplingRows, StepPlan, entries
-from ..scheduling.token_counts import TokenCounts
+from ..scheduling.steps.step_message import NextTokens, StepMessage
+from ..scheduling.steps.step_plan import Array, SamplingRow, SamplingRows, StepPlan, entries
+from ..scheduling.steps.token_counts import TokenCounts
 from .sampled_rows import SampledRows
 
 # The columns of a slot; SamplingRows has them per row.

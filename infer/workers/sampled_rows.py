@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..scheduling.step_plan import Array
+from ..scheduling.steps.step_plan import Array
 
 
 @dataclass(frozen=True, slots=True)

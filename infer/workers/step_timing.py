@@ -7,11 +7,11 @@ from typing import Final
 
 from ..options import EngineOptions
 from ..planning.memory_plan import MemoryPlan
-from ..scheduling.batch_writer import BatchWriter
-from ..scheduling.cost import StepSize
-from ..scheduling.row_cost import RowCost
-from ..scheduling.scheduled_chunk import ScheduledChunk
+from ..scheduling.costs.cost import StepSize
+from ..scheduling.costs.row_cost import RowCost
 from ..scheduling.scheduler import Scheduler
+from ..scheduling.sequences.scheduled_chunk import ScheduledChunk
+from ..scheduling.steps.batch_writer import BatchWriter
 from ..scheduling.warm_up import row_chunks, warm_up_chunks
 from .worker_group import WorkerGroup
 

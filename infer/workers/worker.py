@@ -27,8 +27,8 @@ from ..planning.job import Job
 from ..program.lower import lower, serving_slices
 from ..program.quantization import groupings
 from ..program.weights import load_params
-from ..scheduling.step_message import NextTokens, StepMessage, decode_message
-from ..scheduling.step_plan import Array, SamplerOutput
+from ..scheduling.steps.step_message import NextTokens, StepMessage, decode_message
+from ..scheduling.steps.step_plan import Array, SamplerOutput
 from .ipc import Frame, error_frame, receive, send
 from .persistent_batch import PersistentBatch
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.errors import Cancelled, WorkerDied
 from ..planning.job import Job
-from ..scheduling.step_plan import Array, SamplerOutput
+from ..scheduling.steps.step_plan import Array, SamplerOutput
 from .ipc import Frame, error_from, receive, send
 from .processes import WorkerProcesses
 

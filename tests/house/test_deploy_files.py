@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tk.cli.serve import serve
-from tk.infer.server.health import LIVENESS, READINESS
+from tk.infer.server.lifecycle.health import LIVENESS, READINESS
 
 DEPLOY = Path(__file__).resolve().parents[2] / "examples" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"

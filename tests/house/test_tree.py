@@ -1,6 +1,8 @@
 """Rules that keep the tree readable and its formats safe, checked over every module."""
 
 import ast
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tk.tests.house.syntax import nodes
 
 MAX_FILE_LINES = 350
 MAX_TEST_FILE_LINES = 500
+MAX_MODULES_OF_A_FOLDER = 12
 MAX_UNTESTED_LINES = 100
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
@@ -28,6 +31,21 @@ def test_no_file_is_long(root: Path, sources: list[Path]) -> None:
     for files, most in ((sources, MAX_FILE_LINES), (tests, MAX_TEST_FILE_LINES)):
         lines = {str(path): len((root / path).read_text().splitlines()) for path in files}
         assert {path: number for path, number in lines.items() if number > most} == {}
+
+
+def crowded(paths: Iterable[Path]) -> dict[str, int]:
+    """Returns the folders of `infer/` with more than a dozen modules, and how many they have."""
+    modules = Counter(str(path.parent) for path in paths if path.parts[0] == "infer" and path.name != "__init__.py")
+    return {folder: number for folder, number in modules.items() if number > MAX_MODULES_OF_A_FOLDER}
+
+
+def test_every_folder_of_infer_has_at_most_a_dozen_modules(sources: list[Path]) -> None:
+    assert crowded(sources) == {}
+
+
+def test_a_crowded_folder_is_seen() -> None:
+    paths = [Path(f"infer/a/{number}.py") for number in range(13)]
+    assert crowded([*paths, Path("infer/b.py")]) == {"infer/a": 13}
 
 
 def without_tests(lines: dict[Path, int], tests: set[Path]) -> list[str]:

@@ -6,13 +6,13 @@ import torch
 
 from tk.infer.backends.backend import Backend
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.batch_writer import BatchWriter
-from tk.infer.scheduling.limits import Limits
 from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequence import UNKNOWN, Status
-from tk.infer.scheduling.sequence import Sequence as Sample
-from tk.infer.scheduling.speculation import Speculation
-from tk.infer.scheduling.step_message import decode_message
+from tk.infer.scheduling.sequences.sequence import UNKNOWN, Status
+from tk.infer.scheduling.sequences.sequence import Sequence as Sample
+from tk.infer.scheduling.sequences.speculation import Speculation
+from tk.infer.scheduling.steps.batch_writer import BatchWriter
+from tk.infer.scheduling.steps.step_message import decode_message
+from tk.infer.scheduling.waiting.limits import Limits
 from tk.infer.workers.persistent_batch import PersistentBatch
 
 BLOCK_SIZE = 16  # of the runners that `make_runner` makes

@@ -12,7 +12,7 @@ from tk.infer import LLM, SamplingParams
 from tk.infer.backends.backend import Backend
 from tk.infer.requests.completion import Completion, CompletionBuilder
 from tk.infer.requests.events import CacheOptions, Request
-from tk.infer.scheduling.sequence import Sequence as Sample
+from tk.infer.scheduling.sequences.sequence import Sequence as Sample
 from tk.tests.infer.full_plan import Planned, full_plan
 from tk.tests.infer.history import BLOCK_SIZE, History
 from tk.tests.infer.test_engine import Sink

@@ -14,7 +14,7 @@ from tk.infer.backends.backend import Backend
 from tk.infer.requests.completion import Completion
 from tk.infer.requests.events import FinishReason
 from tk.infer.scheduling import live_request
-from tk.infer.scheduling.row_cost import RowCost
+from tk.infer.scheduling.costs.row_cost import RowCost
 from tk.infer.workers import step_timing
 from tk.tests.infer.history import History
 from tk.tests.infer.oracle import Oracle

@@ -11,7 +11,7 @@ from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
 from ...sampling.sampler import best_sampler, run_sampler
-from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows, StepPlan, spans_within
+from ...scheduling.steps.step_plan import Array, SamplerOutput, SamplingRows, StepPlan, spans_within
 from ..backend import Masks, no_masks
 from ..engine_line import EngineLine, WentOn
 from .interpreter import Interpreter

@@ -17,7 +17,7 @@ import torch
 
 from ....core.integers import ceil_div, round_up
 from ...options import ATTENTION_TILE
-from ...scheduling.step_plan import TokenSpan
+from ...scheduling.steps.step_plan import TokenSpan
 from .kv_cache import KVCache
 
 QUERY_ROWS: Final = 16

@@ -5,9 +5,9 @@ from ctypes import addressof, create_string_buffer
 import numpy as np
 
 from ...sampling.block import SamplingBatch
-from ...scheduling.step_plan import NUM_CANDIDATES, SamplerOutput
+from ...scheduling.steps.step_plan import NUM_CANDIDATES, SamplerOutput
 from ..engine_line import EngineLine
-from .structures import StepExchange
+from .binding.structures import StepExchange
 
 
 class GoingOn:

@@ -16,9 +16,9 @@ import numpy as np
 
 from ....checkpoint.read.shared_read import Peers
 from ....core.integers import round_up
-from ...scheduling.step_plan import Array
-from .memory import CACHE_LINE
-from .structures import MAX_RANKS, Buffer, NativeModel
+from ...scheduling.steps.step_plan import Array
+from .binding.memory import CACHE_LINE
+from .binding.structures import MAX_RANKS, Buffer, NativeModel
 
 _POLL: Final = 0.0005  # seconds
 

@@ -11,15 +11,15 @@ from ...program.lower import Program
 from ...program.operations import Head
 from ...sampling.native_sampler import native_sampler
 from ...sampling.sampler import run_sampler
-from ...scheduling.step_plan import Array, SamplerOutput, SamplingRows, StepPlan
+from ...scheduling.steps.step_plan import Array, SamplerOutput, SamplingRows, StepPlan
 from ..backend import CacheShape, Masks, no_masks
 from ..engine_line import EngineLine, WentOn
-from .library import Kernels
+from .binding.library import Kernels
+from .binding.structures import NativeModel
 from .operations import prepare_operations
 from .packing import PackedWeights, format_of
 from .sampling import StepSampler
 from .state import State
-from .structures import NativeModel
 from .taken_plan import TakenPlan
 
 

@@ -17,8 +17,8 @@ from ...program.operations import (
     Route,
     RunExperts,
 )
+from .binding.structures import Buffer, OperationKind, PackedMatrix, PreparedOperation
 from .packing import PackedWeights
-from .structures import Buffer, OperationKind, PackedMatrix, PreparedOperation
 
 _BUFFERS = {each.name.lower(): each for each in Buffer}
 

@@ -15,10 +15,10 @@ from ....core.local_params import LocalParam
 from ...program.lower import Program
 from ...program.operations import Embed, Head, Multiply, Norm, Reduce, RotateAndAppend, Route, RunExperts, WeightMatrix
 from ...program.quantization import Codes, Grouping, groupings, quantize, untransposed
-from ...scheduling.step_plan import Array
-from .library import Kernels
-from .memory import CACHE_LINE, LARGE_PAGE, Arena, aligned
-from .structures import PANEL, Format, PackedMatrix
+from ...scheduling.steps.step_plan import Array
+from .binding.library import Kernels
+from .binding.memory import CACHE_LINE, LARGE_PAGE, Arena, aligned
+from .binding.structures import PANEL, Format, PackedMatrix
 
 FORMATS = ((FP32, Format.FP32), (BF16, Format.BF16), (FP16, Format.FP16))
 _CODES: Final = MappingProxyType({8: Format.CODES8, 4: Format.CODES4})  # by the bits of a code

@@ -13,12 +13,12 @@ from ...program.lower import Program
 from ...program.weights import LoadParams
 from ..backend import CacheShape
 from ..loading import load_weights
-from .library import BF16_SETS, Kernels, instruction_sets, load_kernels
+from .binding.library import BF16_SETS, Kernels, instruction_sets, load_kernels
+from .binding.structures import MAX_RANKS, PANEL
 from .link import FileGather
 from .model_runner import NativeRunner
 from .packing import PackedWeights
 from .self_check import why_not as why_not_serve
-from .structures import MAX_RANKS, PANEL
 
 MAX_INT8_HEAD: Final = 512  # products of longer heads could exceed 32 bits: see c/pages.h
 _LOG: Final = logging.getLogger(__name__)

@@ -4,12 +4,12 @@ from ctypes import addressof, c_void_p, cast
 
 from ...sampling.block import SamplingBlock, most_alternatives
 from ...sampling.native_sampler import NativeSampler
-from ...scheduling.step_plan import NO_LOGPROBS, Array, SamplerOutput, SamplingRows
+from ...scheduling.steps.step_plan import NO_LOGPROBS, Array, SamplerOutput, SamplingRows
 from ..engine_line import EngineLine
+from .binding.memory import lazy
+from .binding.structures import Sampling
 from .going_on import GoingOn
-from .memory import lazy
 from .state import State
-from .structures import Sampling
 
 
 class StepSampler:

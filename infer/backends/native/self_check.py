@@ -8,11 +8,11 @@ import numpy as np
 from ....core.casts import cast, widen
 from ....core.dtypes import BF16, COMPUTE_DTYPES, FP32, DType
 from ...program.quantization import Grouping, quantize
-from ...scheduling.step_plan import Array
-from .library import Kernels
-from .memory import floats
+from ...scheduling.steps.step_plan import Array
+from .binding.library import Kernels
+from .binding.memory import floats
+from .binding.structures import MOST_ROWS, PANEL, PackedMatrix
 from .packing import Stack, pack
-from .structures import MOST_ROWS, PANEL, PackedMatrix
 
 _INPUTS: Final = 48
 _OUTPUTS: Final = 5 * PANEL

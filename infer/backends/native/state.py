@@ -11,12 +11,10 @@ from ...program.lower import Program
 from ...program.operations import Gate, Head, Multiply, Route, RunExperts
 from ...program.rotation import frequencies
 from ...sampling.block import results_bytes
-from ...scheduling.step_plan import Array
+from ...scheduling.steps.step_plan import Array
 from ..backend import CacheShape
-from .link import SharedMemory
-from .memory import aligned, floats, lazy
-from .packing import pair_bytes, stacks
-from .structures import (
+from .binding.memory import aligned, floats, lazy
+from .binding.structures import (
     ATTENTION_ROWS,
     BLOCK_COLUMNS,
     BLOCK_ROWS,
@@ -30,6 +28,8 @@ from .structures import (
     Format,
     NativeModel,
 )
+from .link import SharedMemory
+from .packing import pair_bytes, stacks
 
 
 class State:

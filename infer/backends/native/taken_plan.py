@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ...scheduling.step_plan import Array, StepPlan
-from .structures import NativeModel, StepArrays
+from ...scheduling.steps.step_plan import Array, StepPlan
+from .binding.structures import NativeModel, StepArrays
 
 
 class TakenPlan:

@@ -7,7 +7,7 @@ import grpc
 
 from ....core.errors import TkError
 from ...observability.observer import Observer
-from ..health import HEALTH_SERVICE
+from ..lifecycle.health import HEALTH_SERVICE
 from ..status import abort_with
 from .callers import Callers
 from .tokens import ADMIN, GENERATE

@@ -11,7 +11,7 @@ from ...constraints.compiler import Grammars
 from ...requests.events import Event, ModelInfo, Request
 from ..engine_protocol import LoadingEngine, ServedTokenizer
 from ..errors import CannotReload, Draining
-from ..warm_up import warm_up
+from ..lifecycle.warm_up import warm_up
 from .switched_books import SwitchedBooks
 
 _LOG: Final = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from ...requests.streams import CROWD, EventStream, Wakeups
 from ..access.tokens import Caller
 from ..engine_protocol import ServedEngine
 from ..errors import Draining
-from ..lifecycle import Lifecycle
+from ..lifecycle.lifecycle import Lifecycle
 from .prompt_reader import PromptReader
 from .request_ids import LiveRequests, chosen_id
 from .response_size import check_response_size

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from tk.infer.backends.aten.model_runner import ModelRunner
+from tk.infer.backends.native.binding.structures import PANEL, Format
 from tk.infer.backends.native.model_runner import NativeRunner
 from tk.infer.backends.native.packing import pair_bytes
-from tk.infer.backends.native.structures import PANEL, Format
 from tk.infer.kv_formats import hadamard_size
-from tk.infer.scheduling.step_plan import Array
+from tk.infer.scheduling.steps.step_plan import Array
 from tk.tests.infer.backends.native.running import NUM_BLOCKS
 
 NUMPY: Final = {"fp32": "<f4", "bf16": "<u2", "fp16": "<f2", "fp8": "u1", "int8": "i1", "int4": "u1"}

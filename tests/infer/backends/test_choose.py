@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.planning.job import Job
 from tk.infer.workers.worker import load
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from transformers import LlamaForCausalLM
 
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.backends.native.model_runner import NativeRunner
 from tk.infer.kv_formats import KVFormat
 from tk.infer.planning.job import Job
-from tk.infer.scheduling.step_plan import Array
+from tk.infer.scheduling.steps.step_plan import Array
 from tk.infer.workers.worker import load
 from tk.tests.infer.backends.native.running import NUM_BLOCKS, logits
 from tk.tests.infer.history import BLOCK_SIZE

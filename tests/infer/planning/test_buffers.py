@@ -8,8 +8,8 @@ import pytest
 from tk.checkpoint import Checkpoint
 from tk.checkpoint.read.shared_read import ALONE
 from tk.infer.backends.backend import CacheShape
+from tk.infer.backends.native.binding.structures import NativeModel
 from tk.infer.backends.native.state import State
-from tk.infer.backends.native.structures import NativeModel
 from tk.infer.planning.buffers import buffer_bytes
 from tk.infer.program.lower import Program, lower
 from tk.model.config import ModelConfig

@@ -10,7 +10,7 @@ from tk.core.dtypes import BF16, FP32
 from tk.infer.program.lower import lower, most_slices
 from tk.infer.program.operations import Head, Multiply, Route, RunExperts
 from tk.infer.program.quantization import Grouping, groupings, quantize, untransposed
-from tk.infer.scheduling.step_plan import Array
+from tk.infer.scheduling.steps.step_plan import Array
 from tk.model.config import ModelConfig
 from tk.model.registry import architectures, decoder_spec
 from tk.model.spec import DecoderSpec

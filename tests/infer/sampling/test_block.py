@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tk.infer.sampling.block import SamplingBlock, most_alternatives, results_bytes
-from tk.infer.scheduling.step_plan import NO_LOGPROBS, SamplingRow, SamplingRows
-from tk.infer.scheduling.token_counts import TokenCounts
+from tk.infer.scheduling.steps.step_plan import NO_LOGPROBS, SamplingRow, SamplingRows
+from tk.infer.scheduling.steps.token_counts import TokenCounts
 
 ROWS = SamplingRows.pack(
     [

@@ -14,8 +14,8 @@ from tk.infer.sampling import numpy_sampler
 from tk.infer.sampling.block import SamplingBlock
 from tk.infer.sampling.native_sampler import native_sampler
 from tk.infer.sampling.sampler import Sample, best_sampler, run_sampler
-from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow, SamplingRows
-from tk.infer.scheduling.token_counts import TokenCounts
+from tk.infer.scheduling.steps.step_plan import SamplerOutput, SamplingRow, SamplingRows
+from tk.infer.scheduling.steps.token_counts import TokenCounts
 from tk.tests.example_counts import examples
 from tk.tests.infer.sampling.native import native_samplers
 

@@ -7,8 +7,8 @@ import pytest
 
 from tk.infer.sampling.numpy_sampler import _gumbel_max, _keep_top_k, _keep_top_p, sample
 from tk.infer.sampling.philox import gumbel, uniform
-from tk.infer.scheduling.step_plan import ASKED, SamplingRow, SamplingRows
-from tk.infer.scheduling.token_counts import TokenCounts
+from tk.infer.scheduling.steps.step_plan import ASKED, SamplingRow, SamplingRows
+from tk.infer.scheduling.steps.token_counts import TokenCounts
 
 IDS = np.array([2, 3, 5, 7, 11])
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tk.infer.sampling import numpy_sampler
 from tk.infer.sampling.philox import gumbel, uniform
 from tk.infer.sampling.sampler import Sample, run_sampler
-from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows
-from tk.infer.scheduling.token_counts import TokenCounts
+from tk.infer.scheduling.steps.step_plan import SamplingRow, SamplingRows
+from tk.infer.scheduling.steps.token_counts import TokenCounts
 from tk.tests.example_counts import examples
 from tk.tests.infer.sampling.native import able_units, native_samplers
 

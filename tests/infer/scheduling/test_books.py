@@ -6,12 +6,12 @@ from dataclasses import asdict
 import pytest
 
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.activity import Activity
 from tk.infer.scheduling.books import CacheBooks, EngineBooks, EngineLoad, EngineTotals
-from tk.infer.scheduling.limits import Limits
-from tk.infer.scheduling.prefix_keys import prompt_keys
+from tk.infer.scheduling.costs.activity import Activity
 from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequence import Sequence
+from tk.infer.scheduling.sequences.prefix_keys import prompt_keys
+from tk.infer.scheduling.sequences.sequence import Sequence
+from tk.infer.scheduling.waiting.limits import Limits
 from tk.proto.v1 import generation_pb2 as pb
 
 BLOCK, NUM_BLOCKS = 4, 32

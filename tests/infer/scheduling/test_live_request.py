@@ -22,8 +22,8 @@ from tk.infer.requests.events import (
 )
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.live_request import LiveRequest, Served, has_candidates
-from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
-from tk.infer.scheduling.step_plan import SamplerOutput
+from tk.infer.scheduling.sequences.scheduled_chunk import ScheduledChunk
+from tk.infer.scheduling.steps.step_plan import SamplerOutput
 
 SERVED = Served(
     tokenizer=None,

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.batch_writer import BatchWriter
-from tk.infer.scheduling.limits import Limits
+from tk.infer.scheduling.costs.row_cost import RowCost
 from tk.infer.scheduling.proposals import choose_proposals, least_chance, worthwhile
-from tk.infer.scheduling.row_cost import RowCost
-from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
 from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequence import UNKNOWN, Sequence
-from tk.infer.scheduling.speculation import Speculation
-from tk.infer.scheduling.step_message import NextTokens
+from tk.infer.scheduling.sequences.scheduled_chunk import ScheduledChunk
+from tk.infer.scheduling.sequences.sequence import UNKNOWN, Sequence
+from tk.infer.scheduling.sequences.speculation import Speculation
+from tk.infer.scheduling.steps.batch_writer import BatchWriter
+from tk.infer.scheduling.steps.step_message import NextTokens
+from tk.infer.scheduling.waiting.limits import Limits
 
 # Milliseconds of SmolLM2-135M on two cores with AVX2: groups of 6 rows, then products take the time.
 MEASURED = RowCost(

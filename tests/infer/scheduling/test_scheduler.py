@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tk.core.errors import Overloaded, PromptTooLong
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.limits import Limits
-from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
 from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequence import Sequence, Status
+from tk.infer.scheduling.sequences.scheduled_chunk import ScheduledChunk
+from tk.infer.scheduling.sequences.sequence import Sequence, Status
+from tk.infer.scheduling.waiting.limits import Limits
 from tk.tests.example_counts import examples
 
 BLOCK = 4

@@ -8,10 +8,10 @@ import pytest
 from tk.core.errors import DeadlinePassed, Overloaded
 from tk.core.integers import ceil_div
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.cost import StepSize
-from tk.infer.scheduling.limits import Limits
+from tk.infer.scheduling.costs.cost import StepSize
 from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequence import Sequence, Status
+from tk.infer.scheduling.sequences.sequence import Sequence, Status
+from tk.infer.scheduling.waiting.limits import Limits
 
 BLOCK = 4
 NUM_STEPS = 1500

@@ -6,9 +6,9 @@ from types import FrameType
 from typing import Any
 
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.limits import Limits
 from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequence import Sequence
+from tk.infer.scheduling.sequences.sequence import Sequence
+from tk.infer.scheduling.waiting.limits import Limits
 
 
 class Counted(Sequence):

@@ -15,14 +15,14 @@ import pytest
 from tk.core.errors import Overloaded
 from tk.core.integers import ceil_div
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.batch_writer import BatchWriter
-from tk.infer.scheduling.limits import Limits
-from tk.infer.scheduling.prefix_keys import BlockKey
-from tk.infer.scheduling.row_cost import RowCost
+from tk.infer.scheduling.costs.row_cost import RowCost
 from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
-from tk.infer.scheduling.speculation import Speculation
-from tk.infer.scheduling.step_message import decode_message
+from tk.infer.scheduling.sequences.prefix_keys import BlockKey
+from tk.infer.scheduling.sequences.sequence import UNKNOWN, Sequence, Status
+from tk.infer.scheduling.sequences.speculation import Speculation
+from tk.infer.scheduling.steps.batch_writer import BatchWriter
+from tk.infer.scheduling.steps.step_message import decode_message
+from tk.infer.scheduling.waiting.limits import Limits
 from tk.infer.workers.persistent_batch import PersistentBatch
 from tk.tests.infer.full_plan import Planned
 

@@ -11,15 +11,15 @@ from tk.core.errors import InvalidRequest
 from tk.infer.constraints.grammar import Matcher
 from tk.infer.options import MAX_HEAD_ROWS
 from tk.infer.requests.events import Delta, Event, Started
-from tk.infer.scheduling.batch_writer import BatchWriter
-from tk.infer.scheduling.limits import Limits
 from tk.infer.scheduling.live_request import LiveRequest
-from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
 from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequence import UNKNOWN, Status
+from tk.infer.scheduling.sequences.scheduled_chunk import ScheduledChunk
+from tk.infer.scheduling.sequences.sequence import UNKNOWN, Status
 from tk.infer.scheduling.step_in_flight import StepInFlight, WantedRow, prepare_step, record_step, take_token
-from tk.infer.scheduling.step_message import StepMessage, decode_message
-from tk.infer.scheduling.step_plan import SamplerOutput
+from tk.infer.scheduling.steps.batch_writer import BatchWriter
+from tk.infer.scheduling.steps.step_message import StepMessage, decode_message
+from tk.infer.scheduling.steps.step_plan import SamplerOutput
+from tk.infer.scheduling.waiting.limits import Limits
 from tk.tests.infer.scheduling.test_live_request import PROMPT, chosen, live
 
 

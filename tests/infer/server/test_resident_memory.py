@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.infer import LLM, SamplingParams
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.workers.ipc import Frame, receive, send
 from tk.infer.workers.processes import WorkerProcesses
 from tk.tests.infer.server.serving import Serving

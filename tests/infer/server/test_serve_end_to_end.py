@@ -24,7 +24,7 @@ from tk.core.dtypes import COMPUTE_NAMES
 from tk.core.errors import InvalidRequest
 from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import Unavailable
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.kv_formats import KV_DTYPES
 from tk.infer.options import KERNELS, WEIGHT_DTYPES
 from tk.infer.requests.events import CacheOptions, FinishReason

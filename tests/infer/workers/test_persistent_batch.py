@@ -10,14 +10,14 @@ import pytest
 
 from tk.infer.constraints.grammar import Matcher
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.batch_writer import BatchWriter
-from tk.infer.scheduling.limits import Limits
-from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
 from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequence import UNKNOWN, Sequence, Status
-from tk.infer.scheduling.speculation import Speculation
-from tk.infer.scheduling.step_message import NextTokens, decode_message
-from tk.infer.scheduling.step_plan import SAMPLE, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.sequences.scheduled_chunk import ScheduledChunk
+from tk.infer.scheduling.sequences.sequence import UNKNOWN, Sequence, Status
+from tk.infer.scheduling.sequences.speculation import Speculation
+from tk.infer.scheduling.steps.batch_writer import BatchWriter
+from tk.infer.scheduling.steps.step_message import NextTokens, decode_message
+from tk.infer.scheduling.steps.step_plan import SAMPLE, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.waiting.limits import Limits
 from tk.infer.workers.persistent_batch import PersistentBatch
 from tk.tests.infer.full_plan import Planned, full_plan
 

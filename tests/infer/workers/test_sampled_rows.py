@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tk.infer.scheduling.step_plan import Array
+from tk.infer.scheduling.steps.step_plan import Array
 from tk.infer.workers.sampled_rows import SampledRows
 
 

@@ -16,10 +16,10 @@ from tk.checkpoint import Checkpoint
 from tk.core.errors import CheckpointError, TkError
 from tk.infer.planning.job import Job
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.batch_writer import BatchWriter
-from tk.infer.scheduling.scheduled_chunk import ScheduledChunk
-from tk.infer.scheduling.sequence import Sequence
-from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow
+from tk.infer.scheduling.sequences.scheduled_chunk import ScheduledChunk
+from tk.infer.scheduling.sequences.sequence import Sequence
+from tk.infer.scheduling.steps.batch_writer import BatchWriter
+from tk.infer.scheduling.steps.step_plan import SamplerOutput, SamplingRow
 from tk.infer.workers.ipc import Frame, error_from, receive, send
 from tk.infer.workers.worker import work
 

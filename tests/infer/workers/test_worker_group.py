@@ -21,7 +21,7 @@ from tk.core.errors import InvalidRequest, ShapeMismatch, ShardCorrupt, TkError,
 from tk.core.layout import Layout
 from tk.core.process import PARENT_VARIABLE
 from tk.infer import LLM, SamplingParams
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.engine import Engine
 from tk.infer.options import EngineOptions
 from tk.infer.requests.events import Failed, Request

@@ -1,4 +1,4 @@
-// The structures that Python fills (infer/backends/native/structures.py has the same fields in the same order).
+// The structures that Python fills (infer/backends/native/binding/structures.py has the same fields in the same order).
 #ifndef TK_MODEL_H
 #define TK_MODEL_H
 

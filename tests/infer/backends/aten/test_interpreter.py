@@ -18,7 +18,7 @@ from tk.infer.backends.aten.paged_attention import PagedAttention
 from tk.infer.backends.aten.prepared_weights import PreparedWeights
 from tk.infer.program.lower import Program, lower, serving_slices
 from tk.infer.program.weights import load_params
-from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows, StepPlan, TokenSpan
+from tk.infer.scheduling.steps.step_plan import SamplingRow, SamplingRows, StepPlan, TokenSpan
 from tk.model.attention import AttendingLayer
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights

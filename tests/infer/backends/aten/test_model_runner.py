@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from tk.infer.backends.aten import model_runner
 from tk.infer.backends.backend import Backend
 from tk.infer.sampling.sampler import run_sampler
-from tk.infer.scheduling.step_plan import Array, SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.steps.step_plan import Array, SamplerOutput, SamplingRow, SamplingRows, StepPlan
 
 TOKENS = [5, 6, 7, 1, 2]
 MakeRunner = Callable[..., Backend]

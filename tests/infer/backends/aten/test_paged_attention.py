@@ -13,7 +13,7 @@ from tk.infer.backends.aten.kv_cache import KVCache
 from tk.infer.backends.aten.paged_attention import PagedAttention
 from tk.infer.backends.aten.pages import make_pages
 from tk.infer.kv_formats import INT8, VectorFormat, kv_format
-from tk.infer.scheduling.step_plan import Array, TokenSpan
+from tk.infer.scheduling.steps.step_plan import Array, TokenSpan
 
 BLOCK, NUM_BLOCKS = 32, 64
 LENGTH = 600  # three tiles

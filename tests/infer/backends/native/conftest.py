@@ -2,7 +2,8 @@
 
 import pytest
 
-from tk.infer.backends.native import library, prepare
+from tk.infer.backends.native import prepare
+from tk.infer.backends.native.binding import library
 from tk.tests.infer.backends.native.products import portable
 
 

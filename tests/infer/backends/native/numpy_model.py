@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tk.infer.scheduling.step_plan import Array
+from tk.infer.scheduling.steps.step_plan import Array
 
 SMALLEST = np.float32(2.0**-126)
 

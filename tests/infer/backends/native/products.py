@@ -6,10 +6,10 @@ from dataclasses import replace
 from tk.core.casts import cast
 from tk.core.dtypes import FP32, DType
 from tk.core.native import NativeSource, NativeUnit
-from tk.infer.backends.native.library import SOURCE, Kernels
-from tk.infer.backends.native.memory import floats
+from tk.infer.backends.native.binding.library import SOURCE, Kernels
+from tk.infer.backends.native.binding.memory import floats
 from tk.infer.backends.native.packing import Stack, pack
-from tk.infer.scheduling.step_plan import Array
+from tk.infer.scheduling.steps.step_plan import Array
 
 ROWS = (*range(1, 18), 31, 32, 33, 511, 512)
 MODELS = ("dot_model", "amx_model")  # the kernels for avx512_bf16 and amx, on models of their instructions

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from tk.infer.backends.backend import Backend
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.backends.native.model_runner import NativeRunner
 from tk.infer.planning.job import Job
-from tk.infer.scheduling.step_plan import Array, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.steps.step_plan import Array, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.worker import load
 from tk.tests.infer.history import BLOCK_SIZE
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from tk.infer.backends.backend import Backend
 from tk.infer.backends.engine_line import EngineLine
-from tk.infer.backends.native import library, prepare
+from tk.infer.backends.native import prepare
+from tk.infer.backends.native.binding import library
 from tk.infer.planning.job import Job
-from tk.infer.scheduling.step_plan import SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.steps.step_plan import SamplerOutput, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.worker import load
 from tk.tests.infer.backends.native.products import MODELS, portable
 

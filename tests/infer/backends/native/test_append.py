@@ -9,10 +9,10 @@ import torch
 from tk.core.casts import widen
 from tk.core.dtypes import FP8_E4M3
 from tk.infer.backends.aten.model_runner import ModelRunner
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.kv_formats import FP8, GROUP, INT4, INT8, KV_DTYPES, VectorFormat, kv_format
 from tk.infer.planning.job import Job
-from tk.infer.scheduling.step_plan import Array
+from tk.infer.scheduling.steps.step_plan import Array
 from tk.infer.workers.worker import load
 from tk.tests.infer.backends.native.running import BEST, NUM_BLOCKS, logits, runner
 from tk.tests.infer.backends.native.test_attention import TOKENS, decode, make

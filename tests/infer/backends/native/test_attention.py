@@ -9,9 +9,9 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from tk.infer.backends.backend import Backend
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.planning.job import Job
-from tk.infer.scheduling.step_plan import Array, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.steps.step_plan import Array, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.worker import load
 from tk.tests.example_counts import sized
 from tk.tests.infer.backends.native.running import BEST, NUM_BLOCKS, logits, runner

@@ -11,11 +11,12 @@ from tk.core.casts import cast, widen
 from tk.core.dtypes import BF16, FP16, FP32, DType
 from tk.core.native.compiler import find_compilers
 from tk.core.native.source import COMMON_FLAGS
-from tk.infer.backends.native import library, prepare
-from tk.infer.backends.native.library import SOURCE, Kernels, load_kernels
+from tk.infer.backends.native import prepare
+from tk.infer.backends.native.binding import library
+from tk.infer.backends.native.binding.library import SOURCE, Kernels, load_kernels
 from tk.infer.backends.native.packing import Stack
 from tk.infer.backends.native.self_check import why_not
-from tk.infer.scheduling.step_plan import Array
+from tk.infer.scheduling.steps.step_plan import Array
 from tk.tests.example_counts import sized
 from tk.tests.infer.backends.native.numpy_model import round_to_bf16, sliced
 from tk.tests.infer.backends.native.products import MODELS, ROWS, multiply, portable

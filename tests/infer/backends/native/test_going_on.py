@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tk.infer.backends.engine_line import EngineLine, WentOn
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.backends.native.model_runner import NativeRunner
-from tk.infer.scheduling.step_plan import (
+from tk.infer.scheduling.steps.step_plan import (
     ASKED,
     NO_LOGPROBS,
     NO_MASK,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.backends.native.link import FileGather
 from tk.tests.infer.backends.native.running import logits, rank_logits, runner
 from tk.tests.model.architectures import ENTRIES, VOCAB

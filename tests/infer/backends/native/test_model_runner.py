@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tk.infer.backends.native.library import instruction_sets
-from tk.infer.scheduling.step_plan import SamplingRow, SamplingRows, StepPlan
+from tk.infer.backends.native.binding.library import instruction_sets
+from tk.infer.scheduling.steps.step_plan import SamplingRow, SamplingRows, StepPlan
 from tk.tests.infer.backends.native.running import logits, runner
 from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB

@@ -7,10 +7,10 @@ import pytest
 
 from tk.core.dtypes import FP32
 from tk.core.errors import TkError
-from tk.infer.backends.native.library import instruction_sets, load_kernels
+from tk.infer.backends.native.binding.library import instruction_sets, load_kernels
+from tk.infer.backends.native.binding.structures import Buffer, OperationKind, PreparedOperation
 from tk.infer.backends.native.operations import _plain, prepare_operations
 from tk.infer.backends.native.packing import PackedWeights
-from tk.infer.backends.native.structures import Buffer, OperationKind, PreparedOperation
 from tk.infer.program.lower import Program, lower
 from tk.infer.program.operations import SampleTokens
 from tk.model.spec import EMBEDDING, POSITIONS

@@ -8,10 +8,10 @@ import pytest
 from tk.core.casts import cast
 from tk.core.dtypes import BF16, FP16, FP32, DType
 from tk.core.integers import round_up
-from tk.infer.backends.native.library import instruction_sets, load_kernels
-from tk.infer.backends.native.memory import CACHE_LINE
+from tk.infer.backends.native.binding.library import instruction_sets, load_kernels
+from tk.infer.backends.native.binding.memory import CACHE_LINE
+from tk.infer.backends.native.binding.structures import PANEL, Format
 from tk.infer.backends.native.packing import PackedWeights, Stack, format_of, pack, pair_bytes, stacks
-from tk.infer.backends.native.structures import PANEL, Format
 from tk.infer.program.lower import lower
 from tk.infer.program.quantization import Grouping
 from tk.model.spec import EMBEDDING, HEAD, POSITIONS

@@ -5,7 +5,7 @@ import pytest
 
 from tk.core.casts import cast, widen
 from tk.core.dtypes import BF16, FP16, FP32, DType
-from tk.infer.backends.native.library import instruction_sets, load_kernels
+from tk.infer.backends.native.binding.library import instruction_sets, load_kernels
 from tk.infer.backends.native.packing import Stack
 from tk.infer.backends.native.self_check import seen
 from tk.tests.infer.backends.native.products import ROWS, multiply

@@ -7,8 +7,8 @@ import pytest
 
 from tk.checkpoint import Checkpoint
 from tk.core.dtypes import FP32
-from tk.infer.backends.native import library
-from tk.infer.backends.native.library import instruction_sets, load_kernels
+from tk.infer.backends.native.binding import library
+from tk.infer.backends.native.binding.library import instruction_sets, load_kernels
 from tk.infer.backends.native.packing import Stack
 from tk.infer.planning.job import Job
 from tk.infer.planning.memory_plan import weight_bytes_per_rank

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tk.core.dtypes import COMPUTE_NAMES
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.kv_formats import KV_DTYPES, kv_format
 from tk.tests.infer.backends.native.running import BEST, logits, runner
 from tk.tests.infer.history import BLOCK_SIZE, MAX_RUNNING, History

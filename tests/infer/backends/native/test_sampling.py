@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tk.infer.backends.native import model_runner
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.sampling.sampler import run_sampler
-from tk.infer.scheduling.step_plan import Array, SamplerOutput, SamplingRow, SamplingRows, StepPlan
-from tk.infer.scheduling.token_counts import TokenCounts
+from tk.infer.scheduling.steps.step_plan import Array, SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.steps.token_counts import TokenCounts
 from tk.tests.infer.backends.native.running import runner
 from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.model.architectures import ENTRIES, VOCAB

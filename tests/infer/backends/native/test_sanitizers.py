@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tk.core.native import NativeUnit
-from tk.infer.backends.native.library import SOURCE
+from tk.infer.backends.native.binding.library import SOURCE
 from tk.tests.model.architectures import ENTRIES
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tk.core.errors import ConfigError
 from tk.infer.backends.native import prepare
-from tk.infer.backends.native.library import Kernels, instruction_sets, load_kernels
+from tk.infer.backends.native.binding.library import Kernels, instruction_sets, load_kernels
 from tk.infer.backends.native.self_check import why_not
 from tk.tests.infer.backends.native.running import logits, runner
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB

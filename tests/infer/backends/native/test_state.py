@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint
-from tk.infer.backends.native.library import instruction_sets
+from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.kv_formats import KV_DTYPES
 from tk.infer.options import EngineOptions
 from tk.infer.planning.memory_plan import plan_memory

@@ -11,8 +11,8 @@ from tk.infer.requests.events import Delta, Finished, Started
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.server.access.tokens import Caller
 from tk.infer.server.errors import Draining, DuplicateRequest, Loading
-from tk.infer.server.health import Health
-from tk.infer.server.lifecycle import Lifecycle
+from tk.infer.server.lifecycle.health import Health
+from tk.infer.server.lifecycle.lifecycle import Lifecycle
 from tk.infer.server.request.runner import AskedRequest, RequestRunner
 from tk.tests.infer.server.fake_engine import FakeEngine, delta, started
 

@@ -1,0 +1,1 @@
+"""The compiled library from Python: how it is loaded, its structures, and memory that it reads."""

@@ -1,0 +1,1 @@
+"""The blocks of the KV cache: their allocator, and the tables of sequences."""

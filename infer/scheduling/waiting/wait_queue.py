@@ -1,0 +1,147 @@
+"""The queue of waiting sequences: higher priorities first, then fair shares between principals, then order of arrival.
+
+No operation but iteration looks at every waiting sequence.
+"""
+
+from collections.abc import Iterator
+
+from ..sequences.sequence import Sequence
+from .fair_share import FairShare
+from .lazy_heap import LazyHeap
+
+
+class _Line:
+    """The waiting sequences of one principal at one priority, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self.sequences: LazyHeap[Sequence] = LazyHeap()
+        self.num_tokens = 0
+        self.weight = 1.0
+
+
+class _Level:
+    """The waiting sequences of one priority."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, _Line] = {}
+        self.turns: LazyHeap[str] = LazyHeap()  # principals; a key may be before the true one, never after it
+        self.num_tokens = 0
+        self.weight = 0.0
+
+
+class WaitQueue:
+    """The waiting sequences; `len` is their number.
+
+    Args:
+        shares: the virtual times of principals, which decide between them.
+    """
+
+    def __init__(self, shares: FairShare) -> None:
+        self._shares = shares
+        self._levels: dict[int, _Level] = {}
+        self._priorities: LazyHeap[int] = LazyHeap()
+        self._num_tokens: dict[Sequence, int] = {}  # those to compute, as counted in its line
+
+    def __len__(self) -> int:
+        return len(self._num_tokens)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Iterates over all waiting sequences, in no particular order."""
+        return iter(self._num_tokens)
+
+    def push(self, sequence: Sequence) -> None:
+        """Queues a sequence; the tokens that it has to compute count as backlog."""
+        level = self._levels.get(sequence.priority)
+        if level is None:
+            level = self._levels[sequence.priority] = _Level()
+            self._priorities.push(sequence.priority, -sequence.priority)
+        line = level.lines.get(sequence.principal)
+        if line is None:
+            line = level.lines[sequence.principal] = _Line()
+        level.weight += sequence.weight - (line.weight if line.sequences else 0.0)
+        line.weight = sequence.weight
+        line.sequences.push(sequence, sequence.order)
+        self._count(sequence, sequence.num_uncomputed)
+        if line.sequences.first() is sequence:
+            level.turns.push(sequence.principal, self._turn(sequence))
+
+    def discard(self, sequence: Sequence) -> None:
+        """Removes a sequence, if it waits."""
+        if sequence not in self._num_tokens:
+            return
+        level = self._levels[sequence.priority]
+        line = level.lines[sequence.principal]
+        self._count(sequence, 0)
+        del self._num_tokens[sequence]
+        line.sequences.discard(sequence)
+        if not line.sequences:
+            level.weight -= line.weight
+            level.turns.discard(sequence.principal)
+            del level.lines[sequence.principal]
+        if not level.lines:
+            self._priorities.discard(sequence.priority)
+            del self._levels[sequence.priority]
+
+    def first(self) -> Sequence | None:
+        """Returns the sequence that is served next, or None."""
+        priority = self._priorities.first()
+        if priority is None:
+            return None
+        level = self._levels[priority]
+        while (principal := level.turns.first()) is not None:
+            sequence = level.lines[principal].sequences.first()
+            assert sequence is not None, "an empty line has a turn"
+            turn = self._turn(sequence)
+            if level.turns.key(principal) == turn:
+                return sequence
+            level.turns.push(principal, turn)
+        raise AssertionError("a level without turns")
+
+    def num_tokens(self, principal: str | None = None) -> int:
+        """Returns how many tokens the waiting sequences have to compute, or those of a principal."""
+        if principal is None:
+            return sum(level.num_tokens for level in self._levels.values())
+        lines = (level.lines.get(principal) for level in self._levels.values())
+        return sum(line.num_tokens for line in lines if line is not None)
+
+    def backlog(self, sequence: Sequence) -> int:
+        """Returns an estimate of the tokens that are computed before those of a sequence that is about to be queued.
+
+        They are those of higher priorities, and of its own priority no more than the principal's fair share leaves: if
+        the principal owns a fraction f of the weights, its queued tokens take 1 / f of their number.
+        """
+        total = sum(level.num_tokens for priority, level in self._levels.items() if priority > sequence.priority)
+        level = self._levels.get(sequence.priority)
+        if level is None:
+            return total
+        line = level.lines.get(sequence.principal)
+        weights = level.weight + (0.0 if line else sequence.weight)
+        own = (line.num_tokens if line else 0) + sequence.num_uncomputed
+        shared = own * weights / sequence.weight - sequence.num_uncomputed
+        return total + min(level.num_tokens, round(shared))
+
+    def check_integrity(self) -> None:
+        """Checks that the parts of the queue agree; raises AssertionError otherwise."""
+        seen: list[Sequence] = []
+        assert set(self._priorities) == set(self._levels), "priorities and levels differ"
+        for priority, level in self._levels.items():
+            assert set(level.turns) == set(level.lines), "turns and lines differ"
+            assert level.num_tokens == sum(line.num_tokens for line in level.lines.values()), "a level's tokens"
+            for principal, line in level.lines.items():
+                members = list(line.sequences)
+                seen += members
+                assert members, "an empty line was kept"
+                assert all((s.priority, s.principal) == (priority, principal) for s in members), "a wrong line"
+                assert line.num_tokens == sum(s.num_uncomputed for s in members), "a line's tokens"
+        assert len(seen) == len(self), "a sequence is in two lines"
+        assert set(seen) == set(self), "the lines hold other sequences than the queue"
+
+    def _turn(self, head: Sequence) -> tuple[float, int, int]:
+        return (self._shares.time(head.principal), head.arrival, head.index)
+
+    def _count(self, sequence: Sequence, num_tokens: int) -> None:
+        more = num_tokens - self._num_tokens.get(sequence, 0)
+        self._num_tokens[sequence] = num_tokens
+        level = self._levels[sequence.priority]
+        level.num_tokens += more
+        level.lines[sequence.principal].num_tokens += more

@@ -1,0 +1,87 @@
+"""The states of a server, from the opening of its port to its end, and the health that follows them."""
+
+import enum
+
+from ....core.errors import WorkerDied
+from ..errors import Draining, Loading
+from .health import Health
+
+
+class ServerState(enum.Enum):
+    """What a server does; the names are those of the enum State on the wire."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+    RECOVERING = "recovering"
+    FAILED = "failed"
+
+
+class Lifecycle:
+    """The state of one server; only the event loop's thread uses it.
+
+    Args:
+        health: reports the state to probes.
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._is_loaded = self._is_draining = False
+        self._death: WorkerDied | None = None
+
+    @property
+    def state(self) -> ServerState:
+        """The state now. A server that drains does so until its end, unless its workers are dead for good."""
+        if self.death is not None:
+            return ServerState.FAILED
+        if self._is_draining:
+            return ServerState.DRAINING
+        if not self._is_loaded:
+            return ServerState.LOADING
+        return ServerState.SERVING if self._death is None else ServerState.RECOVERING
+
+    @property
+    def death(self) -> WorkerDied | None:
+        """The error of the worker that died, if none starts again; else None."""
+        return None if self._death is None or self._death.retry_after is not None else self._death
+
+    def check_loaded(self) -> None:
+        """Raises Loading before the model is loaded."""
+        if not self._is_loaded:
+            raise Loading("The server is loading the model; try again later, or watch its health.")
+
+    def check_admitting(self) -> None:
+        """Checks that new requests are taken; dead workers are the engine's to report.
+
+        Raises:
+            Draining: the server takes no new requests.
+            Loading: the model is not loaded yet.
+        """
+        if self._is_draining:
+            raise Draining("The server is draining and takes no new requests; ask another one.")
+        self.check_loaded()
+
+    async def set_loaded(self) -> None:
+        """Records that requests can be answered from now on."""
+        self._is_loaded = True
+        await self.report()
+
+    async def set_draining(self) -> None:
+        """Records that no new requests are taken from now on."""
+        self._is_draining = True
+        await self.report()
+
+    async def set_death(self, error: WorkerDied | None) -> None:
+        """Records that workers are dead: for good, or, with `retry_after`, until they have started; None: they have."""
+        self._death = error
+        await self.report()
+
+    async def report(self) -> None:
+        """Reports the state to probes; all changes do so by themselves, but nothing has reported the first state."""
+        state = self.state
+        if state is ServerState.FAILED:
+            await self._health.set_dead()
+        elif state is ServerState.SERVING:
+            await self._health.set_ready()
+        else:
+            await self._health.set_unready()

@@ -1,0 +1,103 @@
+"""Limits on queued tokens and quotas of principals; test_bounds.py and test_scheduler.py have the other checks."""
+
+from dataclasses import replace
+
+import pytest
+
+from tk.core.errors import Overloaded
+from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.scheduling.costs.cost import StepSize
+from tk.infer.scheduling.scheduler import Scheduler
+from tk.infer.scheduling.sequences.sequence import Sequence
+from tk.infer.scheduling.waiting.limits import Limits
+
+LIMITS = Limits(max_running=4, max_queued=100, max_batched_tokens=16, max_model_len=400)
+
+
+def samples(arrival: int, num_prompt: int, principal: str = "", n: int = 1) -> list[Sequence]:
+    return [
+        Sequence(
+            f"r{arrival}",
+            index,
+            arrival,
+            SamplingParams(),
+            0,
+            [arrival] * num_prompt,
+            num_prompt + 20,
+            principal=principal,
+        )
+        for index in range(n)
+    ]
+
+
+def step(policy: Scheduler) -> None:
+    for chunk in policy.schedule():
+        last = chunk.is_last
+        policy.advance(chunk)
+        if last:
+            chunk.sequence.append(0)
+    policy.check_integrity()
+
+
+def refusal(policy: Scheduler, new: list[Sequence]) -> Overloaded:
+    before = policy.allocator.num_free, policy.num_live, policy.num_queued_tokens
+    with pytest.raises(Overloaded) as caught:
+        policy.add(new)
+    assert (policy.allocator.num_free, policy.num_live, policy.num_queued_tokens) == before
+    policy.check_integrity()
+    return caught.value
+
+
+def test_queued_tokens_are_bounded_and_what_is_computed_makes_room() -> None:
+    policy = Scheduler(replace(LIMITS, max_queued_tokens=100), 64, 16)
+    policy.add(samples(0, 300))  # an idle engine takes any request that fits
+    assert policy.num_queued_tokens == 300
+    assert refusal(policy, samples(1, 1)).subject == "queue"
+    for _ in range(13):
+        step(policy)
+    assert policy.num_queued_tokens == 300 - 13 * 16
+    assert "92 prompt tokens are queued, and this request has 9; the limit is 100" in str(
+        refusal(policy, samples(1, 9))
+    )
+    policy.add(samples(1, 8, n=3))
+    assert policy.num_queued_tokens == 100, "samples share their prompt"
+    for _ in range(20):
+        step(policy)
+    assert policy.num_queued_tokens == 0, "decoding sequences are not queued"
+
+
+def test_a_refused_caller_waits_for_the_backlog() -> None:
+    policy = Scheduler(replace(LIMITS, max_queued_tokens=100), 64, 16)
+    policy.add(samples(0, 300))
+    assert refusal(policy, samples(1, 100)).retry_after == 1.0, "no step was measured"
+    policy.cost.calibrate((StepSize().plus(0, n), 0.1 * n) for n in (1, 16))
+    assert refusal(policy, samples(1, 100)).retry_after == pytest.approx(300 * 0.1, rel=0.05)
+    policy.cost.calibrate((StepSize().plus(0, n), 10.0 * n) for n in (1, 16))
+    assert refusal(policy, samples(1, 100)).retry_after == 60.0
+
+
+def test_a_principal_has_a_quota_of_sequences_of_its_own() -> None:
+    policy = Scheduler(replace(LIMITS, quota_sequences=3), 64, 16)
+    policy.add(samples(0, 10, "alice", n=5))  # the first request of a principal may be larger
+    policy.add(samples(1, 10, "bob", n=2))
+    for _ in range(2):
+        error = refusal(policy, samples(2, 10, "alice"))
+        assert (error.subject, error.retry_after) == ("principal:alice", 1.0)
+        assert "5 sequences of 'alice' are live" in str(error)
+        assert refusal(policy, samples(3, 10, "bob", n=2)).subject == "principal:bob"
+        step(policy)
+    policy.add(samples(3, 10, "bob"))
+    policy.add(samples(4, 10, "carol"))
+
+
+def test_a_principal_has_a_quota_of_queued_tokens_of_its_own() -> None:
+    policy = Scheduler(replace(LIMITS, quota_tokens=50), 64, 16)
+    policy.add(samples(0, 40, "alice"))
+    policy.add(samples(1, 40))
+    error = refusal(policy, samples(2, 11, "alice"))
+    assert error.subject == "principal:alice"
+    assert "40 prompt tokens of 'alice' are queued" in str(error)
+    assert refusal(policy, samples(2, 11)).subject == "principal:"
+    policy.add(samples(2, 10, "alice"))
+    step(policy)
+    policy.add(samples(3, 16, "alice"))

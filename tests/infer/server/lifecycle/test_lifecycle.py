@@ -1,0 +1,68 @@
+"""The states of a server, and the two answers of its health in each."""
+
+import asyncio
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from tk.core.errors import TkError, WorkerDied
+from tk.infer.server.errors import Draining, Loading
+from tk.infer.server.lifecycle.health import LIVENESS, READINESS, Health
+from tk.infer.server.lifecycle.lifecycle import Lifecycle, ServerState
+from tk.proto.v1 import generation_pb2 as pb
+
+FOR_GOOD, FOR_NOW = WorkerDied("gone"), WorkerDied("gone", 2.0)
+
+
+async def probe(health: Health, service: str) -> bool:
+    response = await health._servicer.Check(health_pb2.HealthCheckRequest(service=service), None)
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@pytest.mark.parametrize(
+    ("steps", "state", "is_ready", "refusal"),
+    [
+        ([], ServerState.LOADING, False, Loading),
+        (["loaded"], ServerState.SERVING, True, None),
+        (["loaded", FOR_NOW], ServerState.RECOVERING, False, None),
+        (["loaded", FOR_NOW, None], ServerState.SERVING, True, None),
+        (["loaded", "draining"], ServerState.DRAINING, False, Draining),
+        (["draining"], ServerState.DRAINING, False, Draining),
+        (["draining", "loaded"], ServerState.DRAINING, False, Draining),
+        (["loaded", "draining", FOR_NOW, None], ServerState.DRAINING, False, Draining),
+        (["loaded", FOR_GOOD], ServerState.FAILED, False, None),
+        (["loaded", FOR_GOOD, "draining"], ServerState.FAILED, False, Draining),
+    ],
+)
+def test_state_health_and_refusal(
+    steps: list[str | WorkerDied | None], state: ServerState, is_ready: bool, refusal: type[TkError] | None
+) -> None:
+    async def run() -> None:
+        health = Health()
+        lifecycle = Lifecycle(health)
+        await lifecycle.report()
+        for step in steps:
+            match step:
+                case "loaded":
+                    await lifecycle.set_loaded()
+                case "draining":
+                    await lifecycle.set_draining()
+                case _:
+                    assert not isinstance(step, str)
+                    await lifecycle.set_death(step)
+        assert lifecycle.state is state
+        assert lifecycle.death is (FOR_GOOD if state is ServerState.FAILED else None)
+        assert await probe(health, READINESS) is is_ready
+        assert await probe(health, LIVENESS) is (state is not ServerState.FAILED)
+        if refusal is None:
+            lifecycle.check_admitting()
+        else:
+            with pytest.raises(refusal):
+                lifecycle.check_admitting()
+
+    asyncio.run(run())
+
+
+def test_the_states_are_those_of_the_wire() -> None:
+    ours = {f"STATE_{state.name}" for state in ServerState}
+    assert ours | {"STATE_UNSPECIFIED"} == set(pb.State.keys())
