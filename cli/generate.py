@@ -178,6 +178,7 @@ def _document(prompt: str, completion: "Completion", info: "ModelInfo") -> dict[
         "finish_reason": completion.finish_reason.value,
         "seed": completion.seed,
         "request_id": completion.request_id,
+        "step": completion.step,
         "usage": asdict(completion.usage),
         "timing": asdict(completion.timing),
         "model": asdict(info),

@@ -78,7 +78,7 @@ class AsyncClient:
     async def events(
         self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Yields all events of one prompt: Started, Deltas, and Finished for each sample; else as `stream`."""
+        """Yields all events of one prompt, see `Client.events`; else as `stream`."""
         request = message_for(as_prompt(prompt), params or SamplingParams(), cache)
         attempts = self._attempts()
         while True:

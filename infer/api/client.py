@@ -2,7 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -11,7 +12,7 @@ import grpc
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from ..requests.completion import Completion
-from ..requests.events import CacheOptions, Delta, ModelInfo
+from ..requests.events import CacheOptions, Delta, Event, ModelInfo
 from ..requests.prompts import GivenPrompt, GivenPrompts, as_prompt
 from ..requests.sampling_params import SamplingParams
 from .attempts import Attempts
@@ -84,7 +85,14 @@ class Client:
         self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
     ) -> Iterator[Delta]:
         """Yields the Deltas of one prompt as the server sends them; leaving the iterator early ends the request."""
-        return self._stream(message_for(as_prompt(prompt), params or SamplingParams(), cache))
+        return _deltas(self.events(prompt, params, cache))
+
+    def events(
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+    ) -> Generator[Event, None, None]:
+        """Yields all events of one prompt: Started, which has the step of the weights, PromptLogprobs of a long prompt
+        if asked for, Deltas, and Finished for each sample; else as `stream`."""
+        return self._events(message_for(as_prompt(prompt), params or SamplingParams(), cache))
 
     def model_info(self) -> ModelInfo:
         """Returns the description of the served model."""
@@ -111,7 +119,7 @@ class Client:
     ) -> None:
         self.close()
 
-    def _stream(self, request: pb.GenerateRequest) -> Iterator[Delta]:
+    def _events(self, request: pb.GenerateRequest) -> Generator[Event, None, None]:
         attempts = self._attempts()
         while True:
             call = self._stub.Generate(request, timeout=attempts.seconds_left, metadata=self._metadata)
@@ -119,8 +127,7 @@ class Client:
             try:
                 for response in call:
                     begun = True
-                    event = event_from_wire(response)
-                    if isinstance(event, Delta):
+                    if (event := event_from_wire(response)) is not None:
                         yield event
                 return
             except grpc.RpcError as error:
@@ -144,6 +151,11 @@ class Client:
     def _wait(self, error: grpc.RpcError, attempts: Attempts) -> None:
         """Waits until another attempt makes sense, or raises the error if none does."""
         time.sleep(attempts.pause_after(error_from_rpc(error, self._target)))
+
+
+def _deltas(events: Generator[Event, None, None]) -> Iterator[Delta]:
+    with closing(events):
+        yield from (event for event in events if isinstance(event, Delta))
 
 
 class _PendingCall:

@@ -16,6 +16,8 @@ from ..requests.events import (
     Finished,
     FinishReason,
     ModelInfo,
+    PromptLogprobs,
+    SentEvent,
     Started,
     Timing,
     TokenLogprob,
@@ -92,11 +94,14 @@ def cache_to_request(cache: CacheOptions, request: pb.GenerateRequest) -> None:
         request.cache.CopyFrom(pb.CacheOptions(bypass=cache.bypass, salt=cache.salt))
 
 
-def event_to_wire(event: Started | Delta | Finished) -> pb.GenerateResponse:
+def event_to_wire(event: SentEvent) -> pb.GenerateResponse:
     """Converts one event of a stream to its message."""
     match event:
         case Started():
             return pb.GenerateResponse(started=_started_to_wire(event))
+        case PromptLogprobs():
+            scores = pb.PromptLogprobs(start=event.start, logprobs=_logprobs_to_wire(event.logprobs))
+            return pb.GenerateResponse(prompt_logprobs=scores)
         case Delta():
             delta = pb.Delta(index=event.index, text=event.text, token_ids=event.token_ids)
             delta.logprobs.extend(_logprobs_to_wire(event.logprobs))
@@ -112,7 +117,7 @@ def event_to_wire(event: Started | Delta | Finished) -> pb.GenerateResponse:
             return pb.GenerateResponse(finished=finished)
 
 
-def event_from_wire(response: pb.GenerateResponse) -> Started | Delta | Finished | None:
+def event_from_wire(response: pb.GenerateResponse) -> SentEvent | None:
     """Converts a response to its event, or to None for an unknown kind of event, which the client ignores."""
     match response.WhichOneof("event"):
         case "started":
@@ -123,7 +128,11 @@ def event_from_wire(response: pb.GenerateResponse) -> Started | Delta | Finished
                 cached_tokens=started.cached_tokens,
                 seed=started.seed,
                 prompt_logprobs=_logprobs_from_wire(started.prompt_logprobs),
+                step=started.step,
             )
+        case "prompt_logprobs":
+            scores = response.prompt_logprobs
+            return PromptLogprobs(scores.start, _logprobs_from_wire(scores.logprobs))
         case "delta":
             delta = response.delta
             logprobs = _logprobs_from_wire(delta.logprobs)
@@ -148,6 +157,7 @@ def completion_to_wire(completion: Completion) -> pb.GenerateResult:
         usage=_usage_to_wire(completion.usage),
         timing=_timing_to_wire(completion.timing),
         prompt_logprobs=_logprobs_to_wire(completion.prompt_logprobs),
+        step=completion.step,
     )
     for choice in completion.choices:
         message = result.choices.add(
@@ -181,6 +191,7 @@ def completion_from_wire(result: pb.GenerateResult) -> Completion:
         usage=_usage_from_wire(result.usage),
         timing=_timing_from_wire(result.timing),
         prompt_logprobs=_logprobs_from_wire(result.prompt_logprobs),
+        step=result.step,
     )
 
 
@@ -220,6 +231,7 @@ def _started_to_wire(event: Started) -> pb.Started:
         cached_tokens=event.cached_tokens,
         seed=event.seed,
         prompt_logprobs=_logprobs_to_wire(event.prompt_logprobs),
+        step=event.step,
     )
 
 

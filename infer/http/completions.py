@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from ..requests.completion import CompletionBuilder
-from ..requests.events import Delta, Finished, Started, Usage
+from ..requests.events import Delta, Finished, PromptLogprobs, Started, Usage
 from ..server.access.tokens import Caller
 from ..server.request.request_ids import METADATA_KEY
 from .asked import AskedCompletion, Read
@@ -44,14 +44,15 @@ class _Answer:
 
     def __init__(self, dialect: Dialect, asked: AskedCompletion, model: ServedModel, first: Numbered) -> None:
         self._dialect, self._asked, self._first = dialect, asked, first
-        event, info = first[1], model.info
-        name = event.request_id if isinstance(event, Started) else ""
+        event = first[1]
+        assert isinstance(event, Started), "the first event of a request"
+        name = event.request_id
         self._headers = [(METADATA_KEY, name)]
         self._common = {
             "id": dialect.id_prefix + name,
             "created": int(time.time()),
-            "model": info.name,
-            "system_fingerprint": f"step-{info.step}-{info.manifest_sha256[:12]}",
+            "model": model.info.name,
+            "system_fingerprint": f"step-{event.step}",  # model.info may be of a newer one
         }
         self._usages: dict[int, Usage] = {}
         self._num_letters: dict[int, int] = {}
@@ -89,6 +90,8 @@ class _Answer:
         if isinstance(event, Started):
             indexes = range(number * self._asked.samples, (number + 1) * self._asked.samples)
             choices = [choice for index in indexes if (choice := self._dialect.opening(index)) is not None]
+        elif isinstance(event, PromptLogprobs):
+            choices = []  # neither dialect has them
         else:
             made = self._choice(event, number, number * self._asked.samples + event.index)
             choices = [] if made is None else [made]

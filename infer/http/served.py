@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from ...proto.v1 import generation_pb2 as pb
-from ..requests.events import Delta, Finished, ModelInfo, Started
+from ..requests.events import ModelInfo, SentEvent
 from ..requests.streams import EventStream
 from ..scheduling.books import EngineLoad
 from ..server.access.tokens import Caller
@@ -13,7 +13,7 @@ from ..server.lifecycle.lifecycle import ServerState
 from ..server.request.runner import RequestRunner
 from ..server.service import asked_request
 
-Numbered = tuple[int, Started | Delta | Finished]
+Numbered = tuple[int, SentEvent]
 
 
 class ServedModel:

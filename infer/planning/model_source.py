@@ -20,7 +20,7 @@ from ..requests.sampling_params import MAX_TOP_LOGPROBS
 from .job import Job, threads_per_rank
 from .memory_plan import MemoryPlan, plan_memory
 
-API_REVISION: Final = 4  # the revision of tk.v1, raised with every addition to the wire
+API_REVISION: Final = 5  # the revision of tk.v1, raised with every addition to the wire
 _TEXT_FILES: Final = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
     *("chat_template.jinja", "chat_template.json"),

@@ -3,7 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from .events import Delta, Done, Event, Failed, Finished, FinishReason, Started, Timing, TokenLogprob, Usage
+from .events import (
+    Delta,
+    Done,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    PromptLogprobs,
+    Started,
+    Timing,
+    TokenLogprob,
+    Usage,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class Completion:
         usage: the number of tokens of the whole request.
         timing: the times of the whole request, in seconds.
         prompt_logprobs: one entry per token of the prompt if requested, else empty.
+        step: the training step of the weights that computed it; 0 for a Hugging Face folder.
     """
 
     request_id: str
@@ -46,6 +59,7 @@ class Completion:
     usage: Usage
     timing: Timing
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    step: int = 0
 
     @property
     def text(self) -> str:
@@ -81,6 +95,7 @@ class CompletionBuilder:
 
     def __init__(self) -> None:
         self._started: Started | None = None
+        self._prompt_logprobs: list[TokenLogprob] = []
         self._samples: dict[int, _Sample] = {}
 
     def add(self, event: Event) -> None:
@@ -88,6 +103,9 @@ class CompletionBuilder:
         match event:
             case Started():
                 self._started = event
+                self._prompt_logprobs.extend(event.prompt_logprobs)
+            case PromptLogprobs():
+                self._prompt_logprobs.extend(event.logprobs)
             case Delta():
                 sample = self._samples.setdefault(event.index, _Sample())
                 sample.texts.append(event.text)
@@ -115,7 +133,8 @@ class CompletionBuilder:
             choices=tuple(choices),
             usage=_whole_usage([end.usage for end in ends]),
             timing=_whole_timing([end.timing for end in ends]),
-            prompt_logprobs=self._started.prompt_logprobs,
+            prompt_logprobs=tuple(self._prompt_logprobs),
+            step=self._started.step,
         )
 
 

@@ -1,16 +1,19 @@
 """Requests and events, the engine's input and output: plain values without torch or grpc.
 
-The events of a request are one Started, then Deltas of its n samples interleaved, one Finished per sample, and Done.
-At any point Failed can replace the rest.
+The events of a request are one Started, PromptLogprobs of a long prompt if these are asked for, Deltas of its n samples
+interleaved, one Finished per sample, and Done. At any point Failed can replace the rest.
 """
 
 import enum
 from dataclasses import dataclass, field
+from typing import Final
 
 from ...core.argument_types import FLAG, TEXT, wrong_type
 from ...core.errors import InvalidRequest, TkError
 from ..constraints.grammar import Grammar
 from .sampling_params import SamplingParams
+
+PROMPT_LOGPROBS_PER_EVENT: Final = 256
 
 
 class FinishReason(enum.Enum):
@@ -122,13 +125,25 @@ class Timing:
 
 @dataclass(frozen=True)
 class Started:
-    """The request was scheduled for the first time."""
+    """The request was scheduled for the first time, on the weights of training step `step`.
+
+    `prompt_logprobs` has at most PROMPT_LOGPROBS_PER_EVENT entries; those after them come in PromptLogprobs.
+    """
 
     request_id: str
     prompt_tokens: int
     cached_tokens: int
     seed: int
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Log-probabilities of the prompt's tokens from place `start` on, at most PROMPT_LOGPROBS_PER_EVENT."""
+
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True)
@@ -164,7 +179,8 @@ class Failed:
     error: TkError = field(default_factory=lambda: TkError("unknown failure"))
 
 
-Event = Started | Delta | Finished | Done | Failed
+SentEvent = Started | PromptLogprobs | Delta | Finished  # those that the caller gets
+Event = SentEvent | Done | Failed
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...core.errors import TkError
-from .events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
+from .events import Delta, Done, Event, Failed, Finished, PromptLogprobs, SentEvent, Started, TokenLogprob
 
 # With 20 alternatives per token, a message of this many tokens has about a megabyte.
 MAX_TOKENS_PER_DELTA: Final = 1024
@@ -40,6 +40,9 @@ class _OpenDelta:
 
     def close(self) -> Delta:
         return Delta(self.index, "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs))
+
+
+_Queued = Started | PromptLogprobs | _OpenDelta | Finished | Done | Failed
 
 
 class Wakeups:
@@ -99,7 +102,7 @@ class EventStream:
         self._on_close = on_close
         self._ready = asyncio.Event()
         self._lock = threading.Lock()  # guards all below
-        self._queue: deque[Started | _OpenDelta | Finished | Done | Failed] = deque()
+        self._queue: deque[_Queued] = deque()
         self._open: dict[int, _OpenDelta] = {}
         self._wake_due = False
         self._holds = 0  # how often the reader was not woken
@@ -148,7 +151,7 @@ class EventStream:
     def __aiter__(self) -> "EventStream":
         return self
 
-    async def __anext__(self) -> Started | Delta | Finished:
+    async def __anext__(self) -> SentEvent:
         event = await self._take()
         match event:
             case Done():
@@ -159,7 +162,7 @@ class EventStream:
                 return event.close()
         return event
 
-    async def _take(self) -> Started | _OpenDelta | Finished | Done | Failed:
+    async def _take(self) -> _Queued:
         while True:
             with self._lock:
                 if self._queue:

@@ -10,11 +10,13 @@ from typing import Final
 from ...core.errors import DeadlinePassed, TkError
 from ...text.tokenizer import Tokenizer
 from ..requests.events import (
+    PROMPT_LOGPROBS_PER_EVENT,
     Done,
     Event,
     Failed,
     Finished,
     ModelInfo,
+    PromptLogprobs,
     Request,
     Started,
     Timing,
@@ -44,6 +46,7 @@ class Served:
         block_size: the number of tokens of a block.
         fingerprint: all that keys and values depend on, beside tokens (see `cache_fingerprint`).
         prefix_cache: whether requests may share blocks with others.
+        step: the training step of the weights.
         speculate: the largest number of proposals for the next tokens of a sequence.
     """
 
@@ -53,6 +56,7 @@ class Served:
     block_size: int
     fingerprint: str
     prefix_cache: bool
+    step: int = 0
     speculate: int = 0
 
     @staticmethod
@@ -65,6 +69,7 @@ class Served:
             block_size=info.block_size,
             fingerprint=cache_fingerprint(info),
             prefix_cache=prefix_cache,
+            step=info.step,
             speculate=speculate,
         )
 
@@ -136,8 +141,9 @@ class LiveRequest:
             for each in self.sequences
         ]
         self._num_unfinished = params.n
-        self._prompt_logprobs: list[TokenLogprob] = []
-        self._next_scored = request.logprobs_from
+        self._step = served.step
+        self._prompt_logprobs: list[TokenLogprob] = []  # those that no event has yet
+        self._next_reported = self._next_scored = request.logprobs_from
         self._submitted = time.monotonic()
         self._scheduled: float | None = None
         self._num_cached = 0
@@ -177,6 +183,8 @@ class LiveRequest:
     def score(self, row: SamplingRow, result: SamplerOutput, index: int) -> None:
         """Takes the result, at `index` of the step's results, of a row that `want` returned."""
         self._prompt_logprobs.append(self._logprob(row.num_top, result, index))
+        if len(self._prompt_logprobs) == PROMPT_LOGPROBS_PER_EVENT:
+            self._start()
 
     def take(self, sequence: Sequence, position: int, result: SamplerOutput, index: int) -> bool:
         """Takes the token that was chosen for a position of a sequence, at `index` of the step's results.
@@ -230,14 +238,18 @@ class LiveRequest:
             self._on_event = _ignore
 
     def _start(self) -> None:
-        if self._started:
+        """Makes an event of the log-probabilities of the prompt that are known; the first time this is Started."""
+        if self._started and not self._prompt_logprobs:
             return
-        self._started = True
-        num_prompt = len(self.request.prompt)
-        started = Started(
-            self.request.request_id, num_prompt, self._num_cached, self.seed, tuple(self._prompt_logprobs)
-        )
-        self._due.insert(0, started)
+        known, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        request = self.request
+        if self._started:
+            self._due.append(PromptLogprobs(self._next_reported, known))
+        else:
+            self._started = True
+            num_prompt = len(request.prompt)
+            self._due.append(Started(request.request_id, num_prompt, self._num_cached, self.seed, known, self._step))
+        self._next_reported += len(known)
 
     def _finish(self, sequence: Sequence, ending: Ending) -> None:
         now = time.monotonic()

@@ -2,9 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -30,6 +32,10 @@ from .request.request_log import RequestLog, RequestRecord
 from .request.requests import check_request
 from .request.runner import AskedRequest, RequestRunner
 from .status import answered
+
+# With 20 alternatives each, so many take a few milliseconds.
+INLINE_LOGPROBS: Final = 256
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             self._call("GenerateOnce", request, context) as call,
             self._running(request, call, at_once=True) as stream,
         ):
-            return completion_to_wire(await _completion(stream, call))
+            return await _converted(completion_to_wire, await _completion(stream, call))
 
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
         async with self._call("Score", request, context) as call:
@@ -87,7 +93,7 @@ class GenerationService(pb_grpc.GenerationServicer):
                 at_once=True,
             )
             async with self._runner.run(asked, call.admit) as stream:
-                return score_to_wire(await _completion(stream, call), request.top)
+                return await _converted(partial(score_to_wire, top=request.top), await _completion(stream, call))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenIds:
         async with answered(context):
@@ -138,6 +144,14 @@ async def _completion(stream: EventStream, call: _ServedCall) -> Completion:
         call.record.see(event)
         builder.add(event)
     return builder.completion()
+
+
+async def _converted(convert: Callable[[Completion], M], completion: Completion) -> M:
+    """Converts a completion to its message, beside the event loop if it has many log-probabilities."""
+    entries = len(completion.prompt_logprobs) + sum(len(choice.logprobs) for choice in completion.choices)
+    if entries <= INLINE_LOGPROBS:
+        return convert(completion)
+    return await asyncio.to_thread(convert, completion)
 
 
 def asked_request(

@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc
 
 from ....core.errors import TkError
-from ...requests.events import Delta, Finished, Started
+from ...requests.events import Delta, Finished, SentEvent, Started
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class RequestRecord:
     request_id: str
     values: dict[str, Any] = field(default_factory=dict)
 
-    def see(self, event: Started | Delta | Finished) -> None:
+    def see(self, event: SentEvent) -> None:
         """Takes tokens and times from an event on its way to the caller."""
         values = self.values
         match event:

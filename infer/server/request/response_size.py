@@ -6,6 +6,7 @@ gRPC would refuse a larger one only after all of the work was done.
 from typing import Final
 
 from ....core.errors import InvalidRequest
+from ...requests.events import PROMPT_LOGPROBS_PER_EVENT
 from ...requests.sampling_params import SamplingParams
 from ...requests.streams import MAX_TOKENS_PER_DELTA
 
@@ -30,7 +31,7 @@ def check_response_size(
         num_prompt: the number of tokens of the prompt.
         max_model_len: the largest number of tokens of a sequence.
         longest_token_bytes: the bytes of the longest token; 0 if there is no text.
-        at_once: whether the answer is one message; else prompt and new tokens have messages of their own.
+        at_once: whether the answer is one message; else some tokens of the prompt, or some new ones, have one.
 
     Raises:
         InvalidRequest: one could be; the message says which field to lower.
@@ -39,7 +40,8 @@ def check_response_size(
     num_new = room if params.max_new_tokens is None else params.max_new_tokens
     text = max(longest_token_bytes, _LEAST_TEXT_BYTES) if longest_token_bytes else 0
     per_new = _TOKEN_BYTES + text + _entry_bytes(params.logprobs, longest_token_bytes)
-    prompt = num_prompt * _entry_bytes(params.prompt_logprobs, longest_token_bytes)
+    num_scored = num_prompt if at_once else min(num_prompt, PROMPT_LOGPROBS_PER_EVENT)
+    prompt = num_scored * _entry_bytes(params.prompt_logprobs, longest_token_bytes)
     answer = (params.n * num_new if at_once else min(num_new, MAX_TOKENS_PER_DELTA)) * per_new
     frame = _FRAME_BYTES + params.n * _SAMPLE_BYTES
     if prompt + frame > MAX_RESPONSE_BYTES:

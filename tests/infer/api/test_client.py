@@ -13,7 +13,18 @@ from tk.core.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded
 from tk.infer.api import attempts as attempts_module
 from tk.infer.api.client import Client
 from tk.infer.api.remote_errors import RemoteError, Unavailable
-from tk.infer.requests.events import CacheOptions, Delta, Done, Event, FinishReason, Request, TokenLogprob, TopLogprob
+from tk.infer.requests.events import (
+    CacheOptions,
+    Delta,
+    Done,
+    Event,
+    FinishReason,
+    PromptLogprobs,
+    Request,
+    Started,
+    TokenLogprob,
+    TopLogprob,
+)
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.tests.infer.server.fake_engine import INFO, FakeEngine, ServerThread, delta, finished, started
 
@@ -102,6 +113,21 @@ def test_stream_gives_deltas_as_they_come(client: Client, engine: FakeEngine) ->
     assert next(deltas).text == "ab"
     engine.emit(engine.requests[0].request_id, delta("c"), finished(), Done())
     assert [one.text for one in deltas] == ["c"]
+
+
+def test_all_events_with_the_scores_of_a_long_prompt(client: Client, engine: FakeEngine) -> None:
+    first, second = (TokenLogprob(token, -0.5, 1, b"a") for token in (97, 98))
+    scores: list[Event] = [
+        Started("r", 300, 0, 3, (first,) * 256, step=12),
+        PromptLogprobs(256, (second,) * 44),
+        delta("ab"),
+        finished(),
+    ]
+    engine.script = lambda request: [*scores, Done()]
+    assert list(client.events("hi")) == scores
+    [completion] = client.generate("hi")
+    assert completion.prompt_logprobs == (first,) * 256 + (second,) * 44
+    assert completion.step == 12
 
 
 def test_leaving_a_stream_early_ends_the_request(client: Client, engine: FakeEngine) -> None:

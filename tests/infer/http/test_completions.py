@@ -16,7 +16,7 @@ LOGPROBS = (
 
 def test_the_openai_package_completes(client: openai.OpenAI, engine: FakeEngine) -> None:
     answer = client.completions.create(model="fake", prompt="hi", n=2, extra_headers={"x-request-id": "mine"})
-    assert answer.id == "cmpl-mine"
+    assert (answer.id, answer.system_fingerprint) == ("cmpl-mine", "step-7")
     assert [(choice.index, choice.text, choice.finish_reason) for choice in answer.choices] == [
         (0, "abc", "length"),
         (1, "abc", "length"),

@@ -11,6 +11,7 @@ from tk.infer.requests.events import (
     Failed,
     Finished,
     FinishReason,
+    PromptLogprobs,
     Started,
     Timing,
     TokenLogprob,
@@ -31,7 +32,9 @@ def build(*events: Event) -> Completion:
 
 def test_samples_are_gathered_from_events_in_any_order() -> None:
     found = build(
-        Started("r", 3, 1, 9, (PROMPT,)),
+        Started("r", 3, 1, 9, (PROMPT,), step=12),
+        PromptLogprobs(1, (SECOND,)),
+        PromptLogprobs(2, (FIRST,)),
         Delta(1, "b", (7,)),
         Delta(0, "x", (5,), (FIRST,)),
         Finished(1, FinishReason.EOS, Usage(3, 1, 1), Timing(0.5, 0.75, 1.0, 0)),
@@ -43,7 +46,7 @@ def test_samples_are_gathered_from_events_in_any_order() -> None:
     second = Choice(1, "b", (7,), FinishReason.EOS)
     usage = Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=3)
     timing = Timing(queue_seconds=0.25, first_token_seconds=0.75, total_seconds=2.0, preemptions=3)
-    assert found == Completion("r", 9, (first, second), usage, timing, (PROMPT,))
+    assert found == Completion("r", 9, (first, second), usage, timing, (PROMPT, SECOND, FIRST), 12)
 
 
 def test_a_completion_shows_its_first_sample() -> None:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from tk.core.errors import Overloaded, WorkerDied
 from tk.infer.requests import streams as streams_module
-from tk.infer.requests.events import Delta, Done, Event, Failed, Finished, Started, TokenLogprob
+from tk.infer.requests.events import Delta, Done, Event, Failed, Finished, SentEvent, TokenLogprob
 from tk.infer.requests.streams import MAX_TOKENS_PER_DELTA, EventStream, Wakeups
 from tk.tests.infer.server.fake_engine import delta, finished
 
 
-def read_all(events: Sequence[Event]) -> list[Started | Delta | Finished]:
+def read_all(events: Sequence[Event]) -> list[SentEvent]:
     """Returns the events that a reader gets after all were pushed."""
 
-    async def read() -> list[Started | Delta | Finished]:
+    async def read() -> list[SentEvent]:
         stream = EventStream(Wakeups())
         for event in events:
             stream.push(event)

@@ -15,6 +15,7 @@ from tk.infer.requests.events import (
     Failed,
     Finished,
     FinishReason,
+    PromptLogprobs,
     Request,
     Started,
     TokenLogprob,
@@ -133,6 +134,32 @@ def test_the_prompt_is_scored_where_that_was_asked_for() -> None:
     top = (TopLogprob(8, -0.25, b""),)
     scores = (TokenLogprob(1, None, 0, b""), TokenLogprob(2, -0.5, 2, b"", top), TokenLogprob(3, -0.5, 2, b"", top))
     assert events[0] == Started("r", 3, 0, 77, scores)
+
+
+def test_scores_of_a_long_prompt_are_sent_as_they_are_computed() -> None:
+    events: list[Event] = []
+    prompt = tuple(range(700))
+    request = Request("r", prompt, SamplingParams(prompt_logprobs=0, max_new_tokens=1))
+    long = LiveRequest(request, 0, 77, replace(SERVED, max_model_len=1000, step=12), events.append)
+    sequence, seen = long.sequences[0], []
+    for start in range(0, 700, 100):
+        for row in long.want(ScheduledChunk(sequence, start, 100), 0):
+            long.score(row, chosen(row.target), 0)
+        long.deliver()
+        seen.append(len(events))
+    sequence.append(-1)
+    long.take(sequence, 700, chosen(5), 0)
+    long.deliver()
+    begin, second, third, *rest = events
+    assert seen == [0, 0, 1, 1, 1, 2, 2], "each as soon as it has 256 entries"
+    assert isinstance(begin, Started)
+    assert isinstance(second, PromptLogprobs)
+    assert isinstance(third, PromptLogprobs)
+    assert begin.step == 12
+    assert [second.start, third.start] == [256, 512]
+    entries = [*begin.prompt_logprobs, *second.logprobs, *third.logprobs]
+    assert [entry.token_id for entry in entries] == list(prompt)
+    assert [type(event) for event in rest] == [Delta, Finished, Done]
 
 
 def test_events_come_in_order() -> None:

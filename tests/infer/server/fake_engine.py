@@ -69,7 +69,11 @@ class ByteTokenizer:
 
 def started(request: Request) -> Started:
     return Started(
-        request.request_id, prompt_tokens=len(request.prompt), cached_tokens=0, seed=request.params.seed or 99
+        request.request_id,
+        prompt_tokens=len(request.prompt),
+        cached_tokens=0,
+        seed=request.params.seed or 99,
+        step=INFO.step,
     )
 
 

@@ -9,7 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread
+from tk.infer.requests.events import PROMPT_LOGPROBS_PER_EVENT, Event, PromptLogprobs, Request, TokenLogprob, TopLogprob
+from tk.proto.v1 import generation_pb2 as pb
+from tk.proto.v1.generation_pb2_grpc import GenerationStub
+from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread, started, whole_answer
 
 SIZE = (4 << 20) - 64
 # The limit is 20 ms of CPU time on a quiet machine; a busy one has caches full of other things.
@@ -95,3 +98,27 @@ def test_no_shape_of_a_large_request_holds_up_the_loop(served: tuple[ProbedLoop,
                 longest[method, name] = loop.longest
     slow = {shape: seconds for shape, seconds in longest.items() if seconds > MOST_SECONDS}
     assert not slow, slow
+
+
+def scored(request: Request) -> list[Event]:
+    """An answer with 20 alternatives for each token of the prompt."""
+    entry = TokenLogprob(5, -0.5, 1, b"a", tuple(TopLogprob(token, -1.5, b"b") for token in range(20)))
+    parts = range(0, len(request.prompt), PROMPT_LOGPROBS_PER_EVENT)
+    scores = [PromptLogprobs(start, (entry,) * PROMPT_LOGPROBS_PER_EVENT) for start in parts]
+    return [started(request), *scores, *whole_answer(request)[1:]]
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateOnce"])
+def test_no_number_of_log_probabilities_holds_up_the_loop(
+    served: tuple[ProbedLoop, str], engine: FakeEngine, method: str
+) -> None:
+    loop, target = served
+    engine.script = scored
+    request = pb.GenerateRequest(tokens={"ids": [5] * 10_240}, output={"prompt_logprobs": 20})
+    with grpc.insecure_channel(target) as channel:
+        stub: Any = GenerationStub(channel)
+        if method == "Generate":
+            assert len(list(stub.Generate(request, timeout=WAIT_SECONDS))) > 40
+        else:
+            assert len(stub.GenerateOnce(request, timeout=WAIT_SECONDS).prompt_logprobs) == 10_240
+    assert loop.longest < MOST_SECONDS

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from tk.infer.api.client import Client
+from tk.infer.requests.events import Delta, Started
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub
@@ -67,9 +68,12 @@ class Load:
         params = SamplingParams(max_new_tokens=80, ignore_eos=True)
         with Client(target, max_attempts=1) as client:
             while not self._over.is_set():
-                tokens = [token for delta in client.stream("x" * (40 + index), params) for token in delta.token_ids]
+                begin, *events = client.events("x" * (40 + index), params)
+                tokens = [token for event in events if isinstance(event, Delta) for token in event.token_ids]
                 assert len(tokens) == 80
                 [token] = set(tokens)
+                assert isinstance(begin, Started)
+                assert token == token_of(begin.step)
                 self.tokens.append(token)
 
     def end(self) -> None:
@@ -127,13 +131,15 @@ def test_requests_end_on_the_weights_they_began_with_and_refused_steps_change_no
         assert len(serving.worker_ids()) == 1
 
         second = save_forced_step(run, model, 2)
-        deltas = client.stream("a", params)
-        tokens = list(next(deltas).token_ids)
+        events = client.events("a", params)
+        begin = next(events)
         assert admin.Reload(pb.ReloadRequest(checkpoint=str(second)), timeout=WAIT_SECONDS).step == 2
         [new] = client.generate("a", SamplingParams(max_new_tokens=5, ignore_eos=True))
-        tokens += [token for delta in deltas for token in delta.token_ids]
+        tokens = [token for event in events if isinstance(event, Delta) for token in event.token_ids]
+        assert isinstance(begin, Started)
         assert (set(tokens), len(tokens)) == ({token_of(1)}, 450)
         assert set(new.token_ids) == {token_of(2)}
+        assert (begin.step, new.step) == (1, 2)
         assert new.usage.cached_tokens == 0
 
 

@@ -27,7 +27,7 @@ from tk.infer.api.remote_errors import Unavailable
 from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.kv_formats import KV_DTYPES
 from tk.infer.options import KERNELS, WEIGHT_DTYPES
-from tk.infer.requests.events import CacheOptions, FinishReason
+from tk.infer.requests.events import CacheOptions, FinishReason, PromptLogprobs, Started
 from tk.infer.requests.prompts import Conversation
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
@@ -223,6 +223,19 @@ def test_a_score_is_the_sum_of_the_prompts_own_log_probabilities(shared: Serving
         [top.token_id for top in each.top] for each in expected
     ]
     assert answer.total == pytest.approx(sum(each.logprob or 0.0 for each in expected), abs=1e-4)
+
+
+def test_log_probabilities_of_a_long_prompt_stream_in_parts(shared: Serving) -> None:
+    params, prompt = SamplingParams(max_new_tokens=2, prompt_logprobs=2), [1 + index % 250 for index in range(500)]
+    with Client(shared.target) as client:
+        [whole] = client.generate([prompt], params)
+        begin, second, *rest = client.events(prompt, params)
+    assert isinstance(begin, Started)
+    assert isinstance(second, PromptLogprobs)
+    assert (len(begin.prompt_logprobs), second.start) == (256, 256)
+    assert (*begin.prompt_logprobs, *second.logprobs) == whole.prompt_logprobs
+    assert [entry.token_id for entry in whole.prompt_logprobs] == prompt
+    assert not any(isinstance(event, PromptLogprobs) for event in rest)
 
 
 def test_sigterm_lets_a_live_stream_finish_and_exits_zero_with_its_workers(own: Serving) -> None:

@@ -69,7 +69,7 @@ def test_stream_is_started_then_deltas_of_all_samples_then_finished(stub: Any, e
     for index in (0, 1):
         assert "".join(text for kind, i, text in shown(events) if (kind, i) == ("delta", index)) == "abc"
     assert events[0].started.seed == 5
-    assert events[0].started.prompt_tokens == 3
+    assert (events[0].started.prompt_tokens, events[0].started.step) == (3, INFO.step)
     assert events[-1].finished.reason == pb.FINISH_REASON_LENGTH
     assert engine.num_live == 0
     assert engine.aborted == []
@@ -79,7 +79,7 @@ def test_once_gives_the_same_as_the_stream(stub: Any) -> None:
     result = stub.GenerateOnce(pb.GenerateRequest(text="hi", sampling={"n": 2}), timeout=WAIT_SECONDS)
     assert [(c.index, c.text, list(c.token_ids)) for c in result.choices] == [(i, "abc", [97, 98, 99]) for i in (0, 1)]
     assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (4, 6)
-    assert result.seed == 99
+    assert (result.seed, result.step) == (99, INFO.step)
 
 
 def test_unset_fields_have_the_defaults_of_sampling_params(stub: Any, engine: FakeEngine) -> None:
@@ -350,6 +350,19 @@ def test_request_beyond_four_mebibytes_is_refused(stub: Any, engine: FakeEngine)
     error = refused(stub.GenerateOnce, pb.GenerateRequest(text="x" * (4 << 20)))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert engine.requests == []
+
+
+def test_answers_that_could_pass_16_mebibytes_are_refused_before_they_are_queued(stub: Any, engine: FakeEngine) -> None:
+    engine.info = replace(INFO, max_model_len=1 << 17)
+    scored = pb.GenerateRequest(tokens={"ids": [5] * 40_000}, output={"prompt_logprobs": 20})
+    many = pb.GenerateRequest(text="hi", sampling={"n": 16}, output={"logprobs": 20})
+    for request, field in ((scored, "output.prompt_logprobs"), (many, "stopping.max_new_tokens")):
+        error = refused(stub.GenerateOnce, request)
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert detail(error, error_details_pb2.BadRequest).field_violations[0].field == field
+        assert engine.requests == []
+    for request in (scored, many):
+        assert list(stub.Generate(request, timeout=WAIT_SECONDS)), "a stream has several messages"
 
 
 def test_a_refusal_has_trailers_only(stub: Any, engine: FakeEngine) -> None:

@@ -5,7 +5,17 @@ import pytest
 from tk.core.errors import InvalidRequest
 from tk.infer.api.wire import completion_to_wire, event_to_wire
 from tk.infer.requests.completion import Choice, Completion
-from tk.infer.requests.events import Delta, FinishReason, Started, Timing, TokenLogprob, TopLogprob, Usage
+from tk.infer.requests.events import (
+    PROMPT_LOGPROBS_PER_EVENT,
+    Delta,
+    FinishReason,
+    PromptLogprobs,
+    Started,
+    Timing,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.requests.streams import MAX_TOKENS_PER_DELTA
 from tk.infer.server.request.response_size import MAX_RESPONSE_BYTES, check_response_size
@@ -53,15 +63,31 @@ def test_a_stream_has_a_limit_per_message_and_not_for_its_length() -> None:
         check_response_size(params, 10, 1 << 26, 800, at_once=False)
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_log_probabilities_of_a_prompt_count(at_once: bool) -> None:
-    params = SamplingParams(max_new_tokens=1, prompt_logprobs=20)
+SCORED = SamplingParams(max_new_tokens=1, prompt_logprobs=20)
+
+
+def test_log_probabilities_of_a_prompt_count_in_a_whole_answer() -> None:
     entries = MAX_RESPONSE_BYTES // (26 + 64 + 20 * 84) - 4
-    check_response_size(params, entries, 1 << 20, 64, at_once)
-    started = Started("r" * 128, LARGEST, LARGEST, LARGEST, (entry(20, 64),) * entries)
-    assert event_to_wire(started).ByteSize() <= MAX_RESPONSE_BYTES
+    check_response_size(SCORED, entries, 1 << 20, 64, at_once=True)
+    usage, timing = Usage(LARGEST, LARGEST, LARGEST, LARGEST, LARGEST), Timing(1.5, 1.5, 1.5, LARGEST)
+    choice = Choice(0, "x" * 64, (LARGEST,), FinishReason.LENGTH)
+    scores = (entry(20, 64),) * entries
+    whole = completion_to_wire(Completion("r" * 128, LARGEST, (choice,), usage, timing, scores, LARGEST))
+    assert 0.9 * MAX_RESPONSE_BYTES < whole.ByteSize() <= MAX_RESPONSE_BYTES
     with pytest.raises(InvalidRequest) as caught:
-        check_response_size(params, entries + 5, 1 << 20, 64, at_once)
+        check_response_size(SCORED, entries + 5, 1 << 20, 64, at_once=True)
+    assert caught.value.field == "output.prompt_logprobs"
+
+
+@pytest.mark.parametrize("longest", [64, 3000])
+def test_log_probabilities_of_a_prompt_have_several_messages_in_a_stream(longest: int) -> None:
+    check_response_size(SCORED, 1_000_000, 1 << 20, longest, at_once=False)
+    entries = (entry(20, longest),) * PROMPT_LOGPROBS_PER_EVENT
+    started = Started("r" * 128, LARGEST, LARGEST, LARGEST, entries, LARGEST)
+    for event in (started, PromptLogprobs(LARGEST, entries)):
+        assert event_to_wire(event).ByteSize() <= MAX_RESPONSE_BYTES
+    with pytest.raises(InvalidRequest) as caught:
+        check_response_size(SCORED, 256, 1 << 20, 3200, at_once=False)
     assert caught.value.field == "output.prompt_logprobs"
 
 

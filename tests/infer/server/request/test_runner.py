@@ -7,7 +7,7 @@ import pytest
 
 from tk.core.errors import Cancelled, InvalidRequest, Overloaded, TkError
 from tk.infer.observability.tally import RequestTally
-from tk.infer.requests.events import Delta, Finished, Started
+from tk.infer.requests.events import Delta, Finished, SentEvent, Started
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.server.access.tokens import Caller
 from tk.infer.server.errors import Draining, DuplicateRequest, Loading
@@ -33,7 +33,7 @@ class Visit:
     async def admit(self, request_id: str) -> None:
         self.admitted.append(request_id)
 
-    async def events(self, request: AskedRequest) -> list[Started | Delta | Finished]:
+    async def events(self, request: AskedRequest) -> list[SentEvent]:
         async with self.runner.run(request, self.admit) as stream:
             return [event async for event in stream]
 
