@@ -29,6 +29,15 @@ def read_eos_token_ids(folder: Path) -> frozenset[int]:
     return frozenset(found)
 
 
+def has_chat_template(folder: Path) -> bool:
+    """Returns whether a tokenizer's folder has a chat template, which may still be a wrong one.
+
+    Raises:
+        CheckpointError: the tokenizer's configuration is damaged.
+    """
+    return (folder / TEMPLATE_FILE).is_file() or bool(read_json(folder / CONFIG_FILE).get("chat_template"))
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON object; {} if the file does not exist.
 

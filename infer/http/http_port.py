@@ -5,13 +5,17 @@ import logging
 import socket
 from typing import Final
 
+from ..observability.exposition import MetricsCollector
+from ..observability.tally import RequestTally
 from ..server.access.callers import Callers
 from ..server.options import ServerOptions, not_ours
 from ..server.request.runner import RequestRunner
-from .routes import HttpRouter, routes_of
+from .router import HttpRouter
+from .routes import routes_of
 from .served import ServedModel
 from .transport.connection import HttpConnection
 from .transport.messages import dumped
+from .transport.origins import rules_of
 from .transport.problems import HttpProblem, body_of
 from .transport.tls_context import tls_context
 
@@ -36,22 +40,25 @@ class HttpPort:
         self._options = options
         self._connections: dict[HttpConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
-        self._router = HttpRouter({}, Callers())
+        self._origins = rules_of(options)
+        self._router = HttpRouter({}, Callers(), self._origins)
         self._is_draining = False
         self.address = ""
 
-    async def open(self, runner: RequestRunner, callers: Callers) -> None:
+    async def open(self, runner: RequestRunner, callers: Callers, tally: RequestTally) -> None:
         """Starts to listen.
 
         Args:
             runner: runs the requests.
             callers: identifies the callers by their tokens.
+            tally: counts the requests of all protocols, for the metrics.
 
         Raises:
             ConfigError: the address is in use or not available.
         """
         options, port = self._options, self._options.http_port or 0
-        self._router = HttpRouter(routes_of(ServedModel(runner)), callers)
+        routes = routes_of(ServedModel(runner), MetricsCollector(runner.engine, tally))
+        self._router = HttpRouter(routes, callers, self._origins)
         context = None if options.certificates is None else tls_context(options.certificates)
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         try:

@@ -33,6 +33,12 @@ class ServedModel:
         return self._runner.engine.info
 
     @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be asked for; raises Loading before the model is loaded."""
+        self._runner.lifecycle.check_loaded()
+        return self._runner.prompts.has_chat_template
+
+    @property
     def load(self) -> EngineLoad:
         """The load of the engine; raises Loading before it is loaded."""
         self._runner.lifecycle.check_loaded()

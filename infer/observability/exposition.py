@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 
 from ...core.errors import ConfigError
 from ..requests.events import ModelInfo
@@ -86,6 +87,20 @@ class MetricsCollector:
             catalog.FAILURES: tally.failures,
             catalog.REJECTIONS: tally.rejections,
         }
+
+
+def exposed(collector: MetricsCollector, accept: str) -> tuple[bytes, str]:
+    """Returns the metrics now, in the text format that a reader prefers, and its media type.
+
+    Args:
+        collector: the metrics.
+        accept: the reader's header Accept; "" = it has none.
+    """
+    registry = CollectorRegistry()
+    registry.register(collector)
+    encode, media_type = choose_encoder(accept)
+    text: bytes = encode(registry)
+    return text, media_type
 
 
 class MetricsPort:

@@ -63,8 +63,8 @@ class Server:
         callers = self._callers
         self._lifecycle = Lifecycle(health)
         self.metrics: MetricsPort | None = None
-        self._tally = None if options.metrics_port is None else RequestTally()
-        observer = self._tally or Observer()
+        self._tally = RequestTally()
+        observer = self._tally if doors or options.metrics_port is not None else Observer()
         self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens, observer)
         self._dead = asyncio.Event()
         alone = options.admin_port is None
@@ -88,7 +88,7 @@ class Server:
             _LOG.info("admin on %s", await listen(self._admin_port, self._options, self._options.admin_port))
         self._open_metrics()
         for door in self._doors:
-            await door.open(self._runner, self._callers)
+            await door.open(self._runner, self._callers, self._tally)
         loop = asyncio.get_running_loop()
 
         def on_change(error: WorkerDied | None) -> None:
@@ -99,7 +99,7 @@ class Server:
         return address
 
     def _open_metrics(self) -> None:
-        if self._tally is None or self._options.metrics_port is None:
+        if self._options.metrics_port is None:
             return
         from ..observability.exposition import MetricsCollector, MetricsPort
 

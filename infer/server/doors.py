@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from ..observability.tally import RequestTally
 from .access.callers import Callers
 from .request.runner import RequestRunner
 
@@ -9,8 +10,14 @@ from .request.runner import RequestRunner
 class Door(Protocol):
     """A port beside that of gRPC, on the same event loop."""
 
-    async def open(self, runner: RequestRunner, callers: Callers) -> None:
-        """Starts to listen, before the model is loaded; raises ConfigError if the address cannot be had."""
+    async def open(self, runner: RequestRunner, callers: Callers, tally: RequestTally) -> None:
+        """Starts to listen, before the model is loaded; raises ConfigError if the address cannot be had.
+
+        Args:
+            runner: runs the requests.
+            callers: identifies the callers by their tokens.
+            tally: counts the requests of all protocols.
+        """
 
     def drain(self) -> None:
         """Ends what is idle; new requests are refused by the runner, and live ones end by themselves."""

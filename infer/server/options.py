@@ -74,7 +74,7 @@ class ServerOptions:
             self.certificates.check()
         if self.tokens is not None:
             parse_tokens(read_text(self.tokens), self.tokens)
-        if self.metrics_port is not None and not self.insecure and not _is_loopback(self.metrics_host):
+        if self.metrics_port is not None and not self.insecure and not is_loopback(self.metrics_host):
             raise ConfigError(
                 f"metrics_host = {self.metrics_host!r} can be reached from other machines, and metrics are not "
                 "encrypted and need no token. Use 127.0.0.1, or accept the risk with --insecure."
@@ -84,7 +84,7 @@ class ServerOptions:
             for name, value in (("--tls-cert and --tls-key", self.certificates), ("--tokens", self.tokens))
             if value is None
         ]
-        if missing and not self.insecure and not _is_loopback(self.host):
+        if missing and not self.insecure and not is_loopback(self.host):
             raise ConfigError(
                 f"host = {self.host!r} can be reached from other machines, and {' and '.join(missing)} "
                 f"{'is' if missing == ['--tokens'] else 'are'} missing. Give both, listen on 127.0.0.1 behind a proxy, "
@@ -119,7 +119,8 @@ def not_ours(address: str, error: Exception) -> ConfigError:
     return ConfigError(f"Cannot listen on {address}: {error}. Is it in use? --port 0 takes a free port.")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Returns whether only this machine reaches an address."""
     if host == "localhost":
         return True
     try:

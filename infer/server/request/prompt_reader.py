@@ -7,6 +7,7 @@ from typing import Any
 from ....core.errors import CheckpointError, ConfigError, InvalidRequest
 from ....proto.v1 import generation_pb2 as pb
 from ....text.chat_renderer import ChatRenderer
+from ....text.tokenizer_files import has_chat_template
 from ...requests.prompts import check_length, check_num_messages
 from ...requests.score import split_tokens
 from ..engine_protocol import ServedEngine, ServedTokenizer
@@ -31,6 +32,12 @@ class PromptReader:
         if tokenizer is None:
             raise NoTokenizer("The served checkpoint has no tokenizer.json; send and read token ids instead of text.")
         return tokenizer
+
+    @cached_property
+    def has_chat_template(self) -> bool:
+        """Whether the served checkpoint has a chat template, which may still be a wrong one; it must be loaded."""
+        tokenizer = self._engine.tokenizer
+        return tokenizer is not None and has_chat_template(tokenizer.folder)
 
     async def of_text(self, text: str, special_tokens: bool = True) -> list[int]:
         """Returns the tokens of a text.

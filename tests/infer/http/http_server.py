@@ -79,7 +79,12 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
     """The bytes of a request."""
-    lines = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(body)}"]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+    ]
     return "\r\n".join([*lines, *headers, "", ""]).encode() + body
 
 

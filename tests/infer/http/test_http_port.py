@@ -7,7 +7,7 @@ from tk.infer.requests.events import Done
 from tk.tests.infer.http.http_server import HttpServerThread, post, read_to_end, read_until
 from tk.tests.infer.server.fake_engine import FakeEngine, delta, finished, started
 
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 def test_the_number_of_connections_is_bounded(server: HttpServerThread, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,55 +1,60 @@
-"""Paths, methods, types of bodies, tokens and roles."""
+"""What the port says of the model, its state and its load, and who may ask for it."""
 
 from pathlib import Path
 
-import pytest
-
+from tk.core.errors import Overloaded
+from tk.infer.scheduling.books import EngineLoad
 from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
-from tk.tests.infer.http.http_server import Answer, HttpServerThread
+from tk.tests.infer.http.http_server import HttpServerThread
 from tk.tests.infer.server.fake_engine import FakeEngine
 
 BODY = {"model": "fake", "prompt": "hi"}
 
 
-def asked(server: HttpServerThread, **headers: str) -> Answer:
-    return server.ask("/v1/completions", BODY, {key.replace("_", "-"): value for key, value in headers.items()})
+def test_the_load_is_that_of_the_engine(server: HttpServerThread, engine: FakeEngine) -> None:
+    engine.books.load_now = EngineLoad(running=3, waiting=2, blocks_total=64, blocks_used=16, blocks_free=48)
+    load = server.ask("/load").json
+    assert (load["state"], load["running"], load["waiting"]) == ("serving", 3, 2)
+    assert (load["blocks_used"], load["blocks_total"]) == (16, 64)
+    assert load["decode_tokens_per_second"] == 0.0
+    server.start(server.server.drain()).result(20)
+    assert server.ask("/load").json["state"] == "draining"
 
 
-def row(answer: Answer) -> tuple[int, str, str]:
-    return answer.status, answer.error["type"], answer.error["code"]
+def test_metrics_count_the_requests_of_the_port(server: HttpServerThread, engine: FakeEngine) -> None:
+    assert server.ask("/v1/completions", BODY).status == 200
+    engine.refusal = Overloaded("the queue is full", 1.0)
+    assert server.ask("/v1/completions", BODY).status == 429
+    answer = server.ask("/metrics")
+    assert (answer.status, answer.headers["content-type"].split(";")[0]) == (200, "text/plain")
+    lines = answer.body.decode().splitlines()
+    assert 'tk_request_success_total{finished_reason="length",model_name="fake"} 1.0' in lines
+    assert 'tk_request_rejections_total{model_name="fake",status="RESOURCE_EXHAUSTED"} 1.0' in lines
+    assert 'tk_e2e_request_latency_seconds_count{model_name="fake"} 1.0' in lines
+    openmetrics = server.ask("/metrics", headers={"accept": "application/openmetrics-text"})
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert openmetrics.body.endswith(b"# EOF\n")
 
 
-def test_tokens_and_roles(engine: FakeEngine, tmp_path: Path) -> None:
+def test_load_and_metrics_are_for_operators(engine: FakeEngine, tmp_path: Path) -> None:
     callers = {"one": Caller("alice", frozenset({GENERATE})), "two": Caller("ops", frozenset({ADMIN}))}
     lines = [line_of(token_digest(token), caller) for token, caller in callers.items()]
     (tmp_path / "tokens").write_text("".join(lines))
     server = HttpServerThread(engine, http_port=0, tokens=tmp_path / "tokens")
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/fake", "/nothing"):
-        for method in ("GET", "POST"):
-            answer = server.ask(path, b"{" if method == "POST" else None)
-            assert row(answer) == (401, "authentication_error", "unauthenticated"), path
-            assert answer.headers["www-authenticate"] == "Bearer"
-    assert server.ask("/health").status == 200
-    assert row(asked(server, authorization="Bearer other"))[0] == 401
-    assert row(asked(server, authorization="Bearer two")) == (403, "permission_error", "permission_denied")
-    assert asked(server, authorization="Bearer one").status == 200
-    assert [request.principal for request in engine.requests] == ["alice"]
+    for path in ("/load", "/metrics"):
+        statuses = [server.ask(path, headers={"authorization": f"Bearer {token}"}).status for token in ("one", "two")]
+        assert [server.ask(path).status, *statuses] == [401, 403, 200]
     server.close()
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "content_type", "status"),
-    [
-        ("GET", "/nothing", "application/json", 404),
-        ("GET", "/v1/completions", "application/json", 405),
-        ("POST", "/health", "application/json", 405),
-        ("POST", "/v1/completions", "text/plain", 415),
-        ("OPTIONS", "/v1/completions", "application/json", 405),
-    ],
-)
-def test_what_is_no_use_of_the_port(
-    server: HttpServerThread, method: str, path: str, content_type: str, status: int
+def test_the_model_says_whether_it_takes_conversations(
+    server: HttpServerThread, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    answer = server.ask(path, b"{}", {"content-type": content_type}, method)
-    assert row(answer) == (status, "invalid_request_error", f"http_{status}")
-    assert ("allow" in answer.headers) == (status == 405)
+    assert server.ask("/v1/models/fake").json["has_chat_template"] is False
+    other = HttpServerThread(engine, http_port=0)
+    assert engine.tokenizer is not None
+    engine.tokenizer.folder = tmp_path
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    [model] = other.ask("/v1/models").json["data"]
+    assert model["has_chat_template"] is True
+    other.close()

@@ -10,7 +10,7 @@ from tk.infer.requests.events import Event
 from tk.tests.infer.http.http_server import HttpServerThread, post, read_to_end, read_until
 from tk.tests.infer.server.fake_engine import FakeEngine, delta, finished, started
 
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 def test_requests_follow_each_other_on_a_connection(server: HttpServerThread) -> None:
@@ -29,7 +29,9 @@ def test_the_size_of_a_body_is_bounded(server: HttpServerThread, size: int) -> N
     status = b"HTTP/1.1 200" if size <= MAX_BODY_BYTES else b"HTTP/1.1 413"
     with server.connect(post("/v1/completions", body, "connection: close")) as whole:
         assert read_to_end(whole).startswith(status)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    )
     parts = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:500_000], body[500_000:]))
     with server.connect(head + b"transfer-encoding: chunked\r\n\r\n" + parts + b"0\r\n\r\n") as chunked:
         assert read_to_end(chunked).startswith(status)
@@ -37,7 +39,9 @@ def test_the_size_of_a_body_is_bounded(server: HttpServerThread, size: int) -> N
 
 def test_a_stated_size_is_refused_before_the_body_comes(server: HttpServerThread) -> None:
     for length in (MAX_BODY_BYTES + 1, 10**18):
-        with server.connect(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % length) as one:
+        with server.connect(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % length
+        ) as one:
             assert read_to_end(one).startswith(b"HTTP/1.1 413")
 
 
@@ -45,7 +49,11 @@ def test_a_stated_size_is_refused_before_the_body_comes(server: HttpServerThread
     ("name", "data", "answer"),
     [
         ("HEADER_SECONDS", b"GET /health HTTP/1.1\r\nho", b"HTTP/1.1 408"),
-        ("BODY_SECONDS", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", b"HTTP/1.1 408"),
+        (
+            "BODY_SECONDS",
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{",
+            b"HTTP/1.1 408",
+        ),
         ("IDLE_SECONDS", b"", b""),
     ],
 )

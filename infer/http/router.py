@@ -1,0 +1,83 @@
+"""The way of a request to its handler: where it comes from, caller, role, method and type of body."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ...core.errors import TkError
+from ..server.access.callers import Callers
+from ..server.access.tokens import GENERATE, Caller
+from .transport.messages import JSON, HttpRequest, Reply, dumped, event_of
+from .transport.origins import OriginRules
+from .transport.problems import HttpProblem, body_of, headers_of, status_of
+
+Handler = Callable[[HttpRequest, Caller, Reply], Awaitable[None]]
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HttpRoute:
+    """A path.
+
+    Attributes:
+        handler: answers its requests.
+        method: the only method that it takes.
+        role: the role that callers need; None = everyone may ask, without a token too.
+    """
+
+    handler: Handler
+    method: str = "GET"
+    role: str | None = GENERATE
+
+
+class HttpRouter:
+    """Answers requests by their routes; whatever goes wrong becomes an answer too.
+
+    Args:
+        routes: the routes by path; but for "/" itself, one that ends with "/" has all paths below it.
+        callers: identifies the callers by their tokens.
+        origins: says where requests may come from.
+    """
+
+    def __init__(self, routes: Mapping[str, HttpRoute], callers: Callers, origins: OriginRules) -> None:
+        self._routes, self._callers, self._origins = dict(routes), callers, origins
+
+    async def __call__(self, request: HttpRequest, reply: Reply) -> None:
+        try:
+            await self._answer(request, reply)
+        except (ConnectionError, TimeoutError):  # of the connection: no one reads an answer
+            raise
+        except Exception as error:
+            if not isinstance(error, TkError):
+                _LOG.exception("a request failed by a fault of the server")
+            await _send_problem(error, reply)
+
+    async def _answer(self, request: HttpRequest, reply: Reply) -> None:
+        self._origins.check(request)
+        route = self._route_of(request.path)
+        caller = Caller()
+        if route is None or route.role is not None:
+            caller = self._callers.identify(request.headers)
+        if route is None:
+            raise HttpProblem(f"There is nothing at {request.path[:200]}.", 404)
+        if route.role is not None:
+            caller.require(route.role)
+        if request.method != route.method:
+            raise HttpProblem(f"{request.path} takes {route.method} only.", 405, [("allow", route.method)])
+        # Pages of other sites can make a browser send any type but this one.
+        if route.method == "POST" and request.header("content-type").partition(";")[0].strip().lower() != JSON:
+            raise HttpProblem(f"The content-type must be {JSON}.", 415)
+        await route.handler(request, caller, reply)
+
+    def _route_of(self, path: str) -> HttpRoute | None:
+        folders = (name for name in self._routes if name != "/" and name.endswith("/") and path.startswith(name))
+        return self._routes.get(path) or self._routes.get(next(folders, ""))
+
+
+async def _send_problem(error: Exception, reply: Reply) -> None:
+    if not reply.has_begun:
+        await reply.whole(status_of(error), JSON, dumped(body_of(error)), headers_of(error))
+        return
+    await reply.send(event_of(body_of(error)))  # the only replies in parts are streams of events
+    await reply.end()
