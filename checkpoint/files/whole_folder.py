@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -42,8 +42,10 @@ def whole_folder(path: Path, replaced: Callable[[], Sequence[str]], shared: bool
         CheckpointError: `path` has been taken meanwhile; the message says where the new folder is.
     """
     suffix = os.urandom(4).hex()
-    with _locked_temporary(path, suffix, shared) as temporary:
-        try:
+    temporary = _sibling(path, "tk-target", suffix)
+    with ExitStack() as lock:
+        try:  # a signal may raise at any line, the one that makes the folder included
+            _make_locked(temporary, path, shared, lock)
             yield temporary
         except BaseException:
             folders.remove_tree(temporary)
@@ -51,23 +53,18 @@ def whole_folder(path: Path, replaced: Callable[[], Sequence[str]], shared: bool
         _put_in_place(temporary, path, replaced, suffix, shared)
 
 
-@contextmanager
-def _locked_temporary(path: Path, suffix: str, shared: bool) -> Iterator[Path]:
+def _make_locked(temporary: Path, path: Path, shared: bool, lock: ExitStack) -> None:
+    """Makes the folder to write in, and holds its lock, if it has one, until `lock` is closed."""
     folders.make_dirs(path.parent)
-    temporary = _sibling(path, "tk-target", suffix)
     if shared:  # without locks: the parent may itself be a whole folder of this process, which holds its lock
         folders.make_dir(temporary)
-        yield temporary
         return
     with locks.locked_folder(path.parent):  # no other job removes the new folder before it is locked
         _remove_leftovers(path)
         folders.make_dir(temporary)
-        lock = locks.lock_folder(temporary)
-    try:
-        yield temporary
-    finally:
-        if lock is not None:
-            storage.close(lock)
+        held = locks.lock_folder(temporary)
+    if held is not None:
+        lock.callback(storage.close, held)
 
 
 def _remove_leftovers(path: Path) -> None:

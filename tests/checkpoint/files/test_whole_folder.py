@@ -10,6 +10,7 @@ import pytest
 
 from tk.checkpoint import Checkpoint, Options, prepare_reshard
 from tk.checkpoint.files import folders
+from tk.checkpoint.files.whole_folder import whole_folder
 from tk.cli.main import main
 from tk.core.errors import CheckpointError, ConfigError, StorageError
 from tk.core.layout import Layout
@@ -118,3 +119,19 @@ def test_where_names_cannot_be_exchanged_the_old_folder_is_renamed_first(
     reshard(place, place / "tk")
     assert {path: data for path, data in tree(place).items() if b"/tk/" not in path} == before
     assert Checkpoint.open(place / "tk").verify().ok
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_signal_right_after_the_folder_was_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    make_dir = folders.make_dir
+
+    def make_and_stop(path: Path) -> None:
+        make_dir(path)
+        raise SystemExit(1)  # as commands do on SIGTERM
+
+    monkeypatch.setattr(folders, "make_dir", make_and_stop)
+    with pytest.raises(SystemExit), whole_folder(tmp_path / "new", list, shared):
+        pytest.fail("the block runs")
+    assert list(tmp_path.iterdir()) == []
