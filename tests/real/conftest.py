@@ -36,6 +36,13 @@ def envoy() -> Path:
 
 
 @pytest.fixture(scope="session")
+def generator() -> Path:
+    """The script that generates code from the .proto files."""
+    part("generator")
+    return REAL.parents[1] / "scripts" / "proto"
+
+
+@pytest.fixture(scope="session")
 def smollm() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder."""
     return part("model") / "SmolLM2-135M-Instruct"

@@ -73,7 +73,7 @@ def source_numbers() -> dict[str, dict[str, int]]:
 
 
 def test_generated_code_has_the_fields_of_the_file() -> None:
-    """Without the generator, which needs an environment of its own; `make proto` writes the code again."""
+    """Without the generator, which needs an environment of its own; tests/real/test_generated_code.py runs it."""
     generated = {
         name: {field.name: field.number for field in message.fields}
         for name, message in pb.DESCRIPTOR.message_types_by_name.items()
