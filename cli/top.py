@@ -32,7 +32,9 @@ def top(address: str, interval: float, once: bool, as_json: bool, **options: Any
 
     from ..infer.api.load_reader import LoadReader
 
-    with LoadReader(address, take_credentials(options)(), _TIMEOUT_SECONDS) as reader:
+    with LoadReader(
+        address, timeout=_TIMEOUT_SECONDS, max_attempts=1, credentials=take_credentials(options)()
+    ) as reader:
         if as_json:
             print_json(reader.read())
             while not once:

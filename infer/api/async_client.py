@@ -1,46 +1,32 @@
 """`Client` for asyncio: the same methods with `await` and `async for`, any number of them at a time."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import grpc
 
 from ...proto.v1 import generation_pb2 as pb
-from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from ..requests.completion import Completion
 from ..requests.events import CacheOptions, Delta, Event, ModelInfo
-from ..requests.prompts import GivenPrompt, GivenPrompts, as_prompt
+from ..requests.prompts import GivenPrompt, GivenPrompts, as_prompt, is_one_prompt
 from ..requests.sampling_params import SamplingParams
-from .attempts import Attempts
-from .client import MAX_IN_FLIGHT
-from .credentials import Credentials
-from .outgoing import detokenize_message, message_for, messages_for, tokenize_message
-from .remote_errors import error_from_rpc
-from .wire import completion_from_wire, event_from_wire, model_info_from_wire
+from ..requests.score import Score
+from .client import MAX_IN_FLIGHT, T
+from .connection import ServerConnection
+from .outgoing import detokenize_message, message_for, messages_for, score_messages, tokenize_message
+from .wire import completion_from_wire, event_from_wire, model_info_from_wire, score_from_wire
 
 
-class AsyncClient:
+class AsyncClient(ServerConnection):
     """A connection to a server, for the coroutines of one event loop; `async with` closes it at the end.
 
     A coroutine that is cancelled ends its request on the server. Arguments, attempts and errors are those of `Client`.
     """
 
-    def __init__(
-        self,
-        target: str,
-        *,
-        timeout: float | None = None,
-        max_attempts: int = 4,
-        credentials: Credentials | None = None,
-    ) -> None:
-        credentials = credentials or Credentials()
-        self._target, self._timeout, self._max_attempts = target, timeout, max_attempts
-        self._metadata = credentials.metadata
-        self._channel = credentials.channel(target, asynchronous=True)
-        self._stub: Any = pb_grpc.GenerationStub(self._channel)
+    _is_asynchronous = True
 
     async def generate(
         self,
@@ -49,18 +35,7 @@ class AsyncClient:
         cache: CacheOptions | None = None,
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; if one fails, the calls of the others end."""
-        gate = asyncio.Semaphore(MAX_IN_FLIGHT)
-
-        async def complete(request: pb.GenerateRequest) -> Completion:
-            async with gate:
-                return completion_from_wire(await self._call(self._stub.GenerateOnce, request))
-
-        tasks = [asyncio.ensure_future(complete(request)) for request in messages_for(prompts, params, cache)]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await self._all(self._stub.GenerateOnce, messages_for(prompts, params, cache), completion_from_wire)
 
     async def stream(
         self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
@@ -92,10 +67,23 @@ class AsyncClient:
                 return
             except grpc.RpcError as error:
                 if begun:
-                    raise error_from_rpc(error, self._target) from None
-                await self._wait(error, attempts)
+                    raise self._error(error) from None
+                await asyncio.sleep(self._pause(error, attempts))
             finally:
                 call.cancel()
+
+    @overload
+    async def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+
+    @overload
+    async def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+
+    async def score(
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+    ) -> Score | list[Score]:
+        """Returns the log-probabilities of one or several continuations; see `LLM.score`."""
+        scores = await self._all(self._stub.Score, score_messages(prompt, continuation), score_from_wire)
+        return scores[0] if is_one_prompt(continuation) else scores
 
     async def model_info(self) -> ModelInfo:
         """Returns the description of the served model."""
@@ -128,11 +116,19 @@ class AsyncClient:
             try:
                 return await method(request, timeout=attempts.seconds_left, metadata=self._metadata)
             except grpc.RpcError as error:
-                await self._wait(error, attempts)
+                await asyncio.sleep(self._pause(error, attempts))
 
-    def _attempts(self) -> Attempts:
-        return Attempts(self._max_attempts, self._timeout)
+    async def _all(self, method: Any, requests: Sequence[Any], convert: Callable[[Any], T]) -> list[T]:
+        """Returns the converted answers to several calls, in order; if one fails, the others end."""
+        gate = asyncio.Semaphore(MAX_IN_FLIGHT)
 
-    async def _wait(self, error: grpc.RpcError, attempts: Attempts) -> None:
-        """Waits until another attempt makes sense, or raises the error if none does."""
-        await asyncio.sleep(attempts.pause_after(error_from_rpc(error, self._target)))
+        async def answer(request: Any) -> T:
+            async with gate:
+                return convert(await self._call(method, request))
+
+        tasks = [asyncio.ensure_future(answer(request)) for request in requests]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()

@@ -7,7 +7,16 @@ from typing import Final
 from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ..requests.events import CacheOptions
-from ..requests.prompts import Conversation, GivenPrompts, Prompt, as_params, as_prompts, check_options
+from ..requests.prompts import (
+    Conversation,
+    GivenPrompt,
+    GivenPrompts,
+    Prompt,
+    as_params,
+    as_prompt,
+    as_prompts,
+    check_options,
+)
 from ..requests.sampling_params import SamplingParams
 from .wire import cache_to_request, params_to_request
 
@@ -48,6 +57,30 @@ def message_for(prompt: Prompt, params: SamplingParams, cache: CacheOptions | No
         else:
             request.tokens.ids.extend(prompt)
             request.tokens.SetInParent()
+    return request
+
+
+def score_messages(prompt: GivenPrompt, continuation: GivenPrompts) -> list[pb.ScoreRequest]:
+    """Returns one message per continuation; the arguments are those of `Client.score`.
+
+    Raises:
+        InvalidRequest: prompt or continuation are neither text nor token ids, or cannot be sent.
+    """
+    return [_score_message(as_prompt(prompt), one) for one in as_prompts(continuation)]
+
+
+def _score_message(prompt: Prompt, continuation: Prompt) -> pb.ScoreRequest:
+    request = pb.ScoreRequest(top=1)
+    for side, given, prefix in (("prompt", prompt, ""), ("continuation", continuation, "continuation_")):
+        if isinstance(given, Conversation):
+            raise InvalidRequest(f"The {side} of a score is a Conversation; it must be text or token ids.", field=side)
+        with sendable():
+            if isinstance(given, str):
+                setattr(request, f"{prefix}text", given)
+            else:
+                tokens = getattr(request, f"{prefix}tokens")
+                tokens.ids.extend(given)
+                tokens.SetInParent()
     return request
 
 

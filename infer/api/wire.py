@@ -25,7 +25,7 @@ from ..requests.events import (
     Usage,
 )
 from ..requests.sampling_params import SamplingParams
-from ..requests.score import score_of, score_places
+from ..requests.score import Score, score_of, score_of_places, score_places
 
 # The places of SamplingParams' fields in a GenerateRequest: fields with presence, and plain ones (unset = zero).
 _OPTIONAL: Final = (
@@ -110,8 +110,8 @@ def event_to_wire(event: SentEvent) -> pb.GenerateResponse:
             finished = pb.Finished(
                 index=event.index,
                 reason=_reason_to_wire(event.reason),
-                usage=_usage_to_wire(event.usage),
-                timing=_timing_to_wire(event.timing),
+                usage=pb.Usage(**vars(event.usage)),
+                timing=pb.Timing(**vars(event.timing)),
             )
             _set_matched(finished, event.matched)
             return pb.GenerateResponse(finished=finished)
@@ -142,8 +142,8 @@ def event_from_wire(response: pb.GenerateResponse) -> SentEvent | None:
             return Finished(
                 index=finished.index,
                 reason=_reason_from_wire(finished.reason),
-                usage=_usage_from_wire(finished.usage),
-                timing=_timing_from_wire(finished.timing),
+                usage=Usage(**_values_of(Usage, finished.usage)),
+                timing=Timing(**_values_of(Timing, finished.timing)),
                 matched=_matched(finished),
             )
     return None
@@ -154,8 +154,8 @@ def completion_to_wire(completion: Completion) -> pb.GenerateResult:
     result = pb.GenerateResult(
         request_id=completion.request_id,
         seed=completion.seed,
-        usage=_usage_to_wire(completion.usage),
-        timing=_timing_to_wire(completion.timing),
+        usage=pb.Usage(**vars(completion.usage)),
+        timing=pb.Timing(**vars(completion.timing)),
         prompt_logprobs=_logprobs_to_wire(completion.prompt_logprobs),
         step=completion.step,
     )
@@ -188,8 +188,8 @@ def completion_from_wire(result: pb.GenerateResult) -> Completion:
         request_id=result.request_id,
         seed=result.seed,
         choices=tuple(choices),
-        usage=_usage_from_wire(result.usage),
-        timing=_timing_from_wire(result.timing),
+        usage=Usage(**_values_of(Usage, result.usage)),
+        timing=Timing(**_values_of(Timing, result.timing)),
         prompt_logprobs=_logprobs_from_wire(result.prompt_logprobs),
         step=result.step,
     )
@@ -213,15 +213,19 @@ def score_to_wire(completion: Completion, top: int) -> pb.ScoreResponse:
     )
 
 
+def score_from_wire(message: pb.ScoreResponse) -> Score:
+    """Converts the message of a score, which has an alternative for each token at least, to the score."""
+    return score_of_places(_logprobs_from_wire(message.logprobs), message.prompt_tokens)
+
+
 def model_info_to_wire(info: ModelInfo) -> pb.ModelInfo:
     """Converts the description of the model to its message, which has the dataclass's field names."""
-    return pb.ModelInfo(**{field.name: getattr(info, field.name) for field in fields(ModelInfo)})
+    return pb.ModelInfo(**vars(info))
 
 
 def model_info_from_wire(message: pb.ModelInfo) -> ModelInfo:
     """Converts the message about the model back."""
-    values = {field.name: getattr(message, field.name) for field in fields(ModelInfo)}
-    return ModelInfo(**values | {"eos_token_ids": tuple(message.eos_token_ids)})
+    return ModelInfo(**_values_of(ModelInfo, message) | {"eos_token_ids": tuple(message.eos_token_ids)})
 
 
 def _started_to_wire(event: Started) -> pb.Started:
@@ -284,34 +288,6 @@ def _matched(message: pb.Finished | pb.Choice) -> str | int | None:
     return getattr(message, arm) if arm else None
 
 
-def _usage_to_wire(usage: Usage) -> pb.Usage:
-    return pb.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
-        proposed_tokens=usage.proposed_tokens,
-        accepted_tokens=usage.accepted_tokens,
-    )
-
-
-def _usage_from_wire(usage: pb.Usage) -> Usage:
-    return Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
-        proposed_tokens=usage.proposed_tokens,
-        accepted_tokens=usage.accepted_tokens,
-    )
-
-
-def _timing_to_wire(timing: Timing) -> pb.Timing:
-    return pb.Timing(
-        queue_seconds=timing.queue_seconds,
-        first_token_seconds=timing.first_token_seconds,
-        total_seconds=timing.total_seconds,
-        preemptions=timing.preemptions,
-    )
-
-
-def _timing_from_wire(timing: pb.Timing) -> Timing:
-    return Timing(timing.queue_seconds, timing.first_token_seconds, timing.total_seconds, timing.preemptions)
+def _values_of(kind: type, message: Any) -> dict[str, Any]:
+    """Returns the values of a message's fields that a dataclass has too, by their common names."""
+    return {field.name: getattr(message, field.name) for field in fields(kind)}

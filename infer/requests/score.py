@@ -1,4 +1,4 @@
-"""The score of a continuation, the same from `LLM` and `AsyncLLM`: its request, and the result of it.
+"""The score of a continuation, the same from engines and clients: its request, and the result of it.
 
 The engine reports log-probabilities of prompts. The request for a score has all tokens but the last as its prompt; a
 bias makes the last token the only possible new one, so a score needs no more room in the cache than its tokens.
@@ -96,7 +96,11 @@ def score_of(completion: Completion, prompt_tokens: int) -> Score:
         completion: the completed request.
         prompt_tokens: the number of tokens of the prompt of the score.
     """
-    places = score_places(completion)
+    return score_of_places(score_places(completion), prompt_tokens)
+
+
+def score_of_places(places: Sequence[TokenLogprob], prompt_tokens: int) -> Score:
+    """Returns the score from the continuation's tokens, each with an alternative at least."""
     return Score(
         token_ids=tuple(place.token_id for place in places),
         logprobs=tuple(_known(place) for place in places),

@@ -1,5 +1,6 @@
 """`tk serve` as its own process over a real engine and a tiny model: from the ready line to the exit code."""
 
+import asyncio
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any
 
 import click
 import grpc
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,7 +24,9 @@ from tk.cli.main import main
 from tk.cli.serve import serve
 from tk.core.dtypes import COMPUTE_NAMES
 from tk.core.errors import InvalidRequest
+from tk.infer.api.async_client import AsyncClient
 from tk.infer.api.client import Client
+from tk.infer.api.llm import LLM
 from tk.infer.api.remote_errors import Unavailable
 from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.kv_formats import KV_DTYPES
@@ -223,6 +227,34 @@ def test_a_score_is_the_sum_of_the_prompts_own_log_probabilities(shared: Serving
         [top.token_id for top in each.top] for each in expected
     ]
     assert answer.total == pytest.approx(sum(each.logprob or 0.0 for each in expected), abs=1e-4)
+
+
+def test_scores_over_the_wire_are_those_of_the_engine(model: Path, shared: Serving) -> None:
+    given: list[tuple[Any, Any]] = [
+        ("import ", "os.path"),
+        ("import ", ["os", "sys.path", [5, 6]]),
+        ([1, 2, 3], "x"),
+        (np.array([1, 2, 3]), [4]),
+        ("x", []),
+    ]
+
+    async def scored() -> list[Any]:
+        async with AsyncClient(shared.target) as client:
+            return [await client.score(*each) for each in given]
+
+    with LLM(model, kv_blocks=64) as llm, Client(shared.target) as client:
+        expected = [llm.score(*each) for each in given]
+        assert [client.score(*each) for each in given] == expected
+        assert asyncio.run(scored()) == expected
+        for prompt, after, field in (
+            ("", "x", "prompt"),
+            ("x", "", "continuation"),
+            ("x", [2**31], "continuation"),
+            (Conversation([{"role": "user", "content": "x"}]), "x", "prompt"),
+        ):
+            with pytest.raises(InvalidRequest) as error:
+                client.score(prompt, after)  # type: ignore[arg-type]  # a Conversation
+            assert error.value.field == field
 
 
 def test_log_probabilities_of_a_long_prompt_stream_in_parts(shared: Serving) -> None:
