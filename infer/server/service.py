@@ -29,7 +29,8 @@ from .access.callers import Callers
 from .access.tokens import Caller
 from .request.request_ids import METADATA_KEY
 from .request.request_log import RequestLog, RequestRecord
-from .request.requests import check_request
+from .request.requests import check_request, check_score
+from .request.response_size import check_text_size
 from .request.runner import AskedRequest, RequestRunner
 from .status import answered
 
@@ -83,6 +84,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         async with self._call("Score", request, context) as call:
             with self._runner.observer.refusals():
                 self._runner.lifecycle.check_loaded()
+                check_score(request)
                 scored = score_request(*await self._runner.prompts.of_score(request), top=request.top)
             asked = AskedRequest(
                 call.caller,
@@ -105,6 +107,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         async with answered(context):
             self._runner.lifecycle.check_loaded()
             tokenizer = self._runner.prompts.tokenizer
+            check_text_size(len(request.ids), tokenizer.longest_token_bytes)
             text = await asyncio.to_thread(lambda: tokenizer.decode(list(request.ids), skip_special_tokens=False))
             return pb.DetokenizeResponse(text=text)
 

@@ -77,7 +77,8 @@ class GenerationServicer(object):
 
         Statuses: INVALID_ARGUMENT (a field that can never be served), RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (loading,
         draining, dead worker; also after Deltas), DEADLINE_EXCEEDED, CANCELLED, ALREADY_EXISTS (request_id in use), NOT_FOUND
-        (another model), PERMISSION_DENIED (priority), UNIMPLEMENTED. Retry only while no event has come.
+        (another model), FAILED_PRECONDITION (text without a tokenizer, a conversation without a chat template), UNAUTHENTICATED,
+        PERMISSION_DENIED (priority), UNIMPLEMENTED. Retry only while no event has come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,7 +106,8 @@ class GenerationServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Token ids to text; special tokens are kept, ids unknown to the tokenizer give no text.
+        """Token ids to text; special tokens are kept, ids unknown to the tokenizer give no text. So many ids that their text could
+        pass 16 MiB are INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

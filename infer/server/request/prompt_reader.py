@@ -13,6 +13,7 @@ from ...requests.score import split_tokens
 from ..engine_protocol import ServedEngine, ServedTokenizer
 from ..errors import NoChatTemplate, NoTokenizer
 from .requests import check_text
+from .response_size import check_score_size
 
 
 class PromptReader:
@@ -39,15 +40,21 @@ class PromptReader:
         tokenizer = self._engine.tokenizer
         return tokenizer is not None and has_chat_template(tokenizer.folder)
 
-    async def of_text(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Returns the tokens of a text.
+    @property
+    def longest_token_bytes(self) -> int:
+        """The bytes of the longest token; 0 without a tokenizer, which gives no text."""
+        tokenizer = self._engine.tokenizer
+        return 0 if tokenizer is None else tokenizer.longest_token_bytes
+
+    async def of_text(self, text: str, special_tokens: bool = True, field: str = "text") -> list[int]:
+        """Returns the tokens of a text, which is, or comes of, this field of a request.
 
         Raises:
             NoTokenizer: the checkpoint has no tokenizer.
             PromptTooLong: no tokens of the model's length can hold the text.
         """
         tokenizer = self.tokenizer
-        check_text(text, tokenizer.longest_token_bytes, self._engine.info)
+        check_text(text, tokenizer.longest_token_bytes, self._engine.info, field)
         return await asyncio.to_thread(tokenizer.encode, text, special_tokens=special_tokens)
 
     async def of_chat(self, chat: pb.Chat) -> list[int]:
@@ -70,13 +77,14 @@ class PromptReader:
             ) from error
         except ConfigError as error:
             raise InvalidRequest(f"chat.messages cannot be served: {error}.", field="chat.messages") from error
-        return await self.of_text(text, special_tokens=False)  # the template spells them out
+        return await self.of_text(text, special_tokens=False, field="chat.messages")  # the template spells them out
 
     async def of_score(self, request: pb.ScoreRequest) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the tokens of the prompt and of the continuation of a request for a score.
 
         Raises:
-            InvalidRequest: one of them is missing, has no tokens, or has ids beyond the vocabulary.
+            InvalidRequest: one of them is missing, has no tokens, or has ids beyond the vocabulary; or the answer could
+                pass the limit of a message.
             PromptTooLong: they have together more tokens than the model's length.
             NoTokenizer: one is text, and the checkpoint has no tokenizer.
         """
@@ -89,6 +97,7 @@ class PromptReader:
                 raise InvalidRequest(
                     f"Token id {max(tokens)} is not one of the vocabulary's, 0 to {info.vocab_size - 1}.", field=side
                 )
+        check_score_size(len(split[1]), request.top, self.longest_token_bytes)
         return split
 
     def _given(self, request: pb.ScoreRequest, side: str) -> str | tuple[int, ...]:
@@ -97,7 +106,7 @@ class PromptReader:
             raise InvalidRequest(f"The request has no {side}; set text or tokens.", field=side)
         value = getattr(request, arm)
         if isinstance(value, str):
-            check_text(value, self.tokenizer.longest_token_bytes, self._engine.info)
+            check_text(value, self.tokenizer.longest_token_bytes, self._engine.info, arm)
             return value
         if len(value.ids) > self._engine.info.max_model_len:
             check_length(len(value.ids), self._engine.info.max_model_len)

@@ -5,7 +5,7 @@ from typing import Final
 from ....core.errors import InvalidRequest, PromptTooLong
 from ....proto.v1 import generation_pb2 as pb
 from ...requests.events import ModelInfo
-from ...requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from ...requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from ..access.tokens import ADMIN, Caller
 from ..errors import RoleMissing, UnknownModel
 
@@ -31,8 +31,20 @@ def check_request(request: pb.GenerateRequest, info: ModelInfo, caller: Caller) 
         raise InvalidRequest("The request has no prompt; set text, tokens or chat.", field="prompt")
 
 
-def check_text(text: str, longest_token_bytes: int, info: ModelInfo) -> None:
+def check_score(request: pb.ScoreRequest) -> None:
+    """Checks what a request for a score has beside prompt and continuation; raises InvalidRequest if it is wrong."""
+    if request.top > MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"top is {request.top}; it must be 0 to {MAX_TOP_LOGPROBS}.", field="top")
+
+
+def check_text(text: str, longest_token_bytes: int, info: ModelInfo, field: str) -> None:
     """Checks that a text may have few enough tokens, before the effort of finding them.
+
+    Args:
+        text: the text.
+        longest_token_bytes: the bytes of the longest token.
+        info: the description of the model.
+        field: the text's field in the request.
 
     Raises:
         PromptTooLong: the text has more tokens than the model's length, however it is tokenized.
@@ -42,7 +54,7 @@ def check_text(text: str, longest_token_bytes: int, info: ModelInfo) -> None:
         raise PromptTooLong(
             f"The text has {size} bytes, more than {info.max_model_len} tokens of at most {longest_token_bytes} bytes "
             f"can hold. Shorten it to at most {longest} bytes.",
-            field="text",
+            field=field,
         )
 
 

@@ -38,8 +38,7 @@ def check_response_size(
     """
     room = max(1, max_model_len - num_prompt)
     num_new = room if params.max_new_tokens is None else params.max_new_tokens
-    text = max(longest_token_bytes, _LEAST_TEXT_BYTES) if longest_token_bytes else 0
-    per_new = _TOKEN_BYTES + text + _entry_bytes(params.logprobs, longest_token_bytes)
+    per_new = _TOKEN_BYTES + _text_bytes(longest_token_bytes) + _entry_bytes(params.logprobs, longest_token_bytes)
     num_scored = num_prompt if at_once else min(num_prompt, PROMPT_LOGPROBS_PER_EVENT)
     prompt = num_scored * _entry_bytes(params.prompt_logprobs, longest_token_bytes)
     answer = (params.n * num_new if at_once else min(num_new, MAX_TOKENS_PER_DELTA)) * per_new
@@ -49,6 +48,33 @@ def check_response_size(
     if answer + (prompt if at_once else 0) + frame > MAX_RESPONSE_BYTES:
         how = "lower it, n or output.logprobs" + (", or ask for a stream" if at_once else "")
         raise _too_large(answer, "stopping.max_new_tokens", how)
+
+
+def check_score_size(num_tokens: int, num_top: int, longest_token_bytes: int) -> None:
+    """Checks that the score of a continuation of `num_tokens` cannot be larger than the limit of a message.
+
+    Raises:
+        InvalidRequest: it could be.
+    """
+    size = num_tokens * _entry_bytes(max(1, num_top), longest_token_bytes)
+    rest = _FRAME_BYTES + _SAMPLE_BYTES + _TOKEN_BYTES + _text_bytes(longest_token_bytes)
+    if size + rest > MAX_RESPONSE_BYTES:
+        raise _too_large(size, "top", "lower it, or shorten the continuation")
+
+
+def check_text_size(num_tokens: int, longest_token_bytes: int) -> None:
+    """Checks that the text of so many token ids cannot be larger than the limit of a message.
+
+    Raises:
+        InvalidRequest: it could be.
+    """
+    most = (MAX_RESPONSE_BYTES - _FRAME_BYTES) // _text_bytes(longest_token_bytes)
+    if num_tokens > most:
+        raise _too_large(num_tokens * _text_bytes(longest_token_bytes), "ids", f"send at most {most} in one request")
+
+
+def _text_bytes(longest: int) -> int:
+    return max(longest, _LEAST_TEXT_BYTES) if longest else 0
 
 
 def _entry_bytes(num_top: int | None, longest: int) -> int:

@@ -161,9 +161,8 @@ class RequestRunner:
         return asked.prompt
 
     def _check_response_size(self, params: SamplingParams, num_prompt: int, at_once: bool) -> None:
-        tokenizer, max_model_len = self.engine.tokenizer, self.engine.info.max_model_len
-        longest = 0 if tokenizer is None else tokenizer.longest_token_bytes
-        check_response_size(params, num_prompt, max_model_len, longest, at_once)
+        longest = self.prompts.longest_token_bytes
+        check_response_size(params, num_prompt, self.engine.info.max_model_len, longest, at_once)
 
     def _with_default_length(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Sets the server's default limit if the client set none, but never below the client's min_new_tokens."""

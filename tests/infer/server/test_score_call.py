@@ -99,6 +99,8 @@ def test_alternatives_are_returned_when_asked(stub: Any, engine: FakeEngine) -> 
         ({"tokens": ids(*[5] * INFO.max_model_len), "continuation_text": "a"}, "prompt"),
         ({"tokens": ids(5), "continuation_tokens": ids(*[5] * (INFO.max_model_len + 1))}, "prompt"),
         ({"text": "x" * 129, "continuation_text": "a"}, "text"),
+        ({"text": "a", "continuation_text": "x" * 129}, "continuation_text"),
+        ({"text": "a", "continuation_text": "a", "top": 21}, "top"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(stub: Any, engine: FakeEngine, fields: dict[str, Any], field: str) -> None:

@@ -17,8 +17,15 @@ from tk.infer.requests.events import (
     Usage,
 )
 from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.requests.score import score_request
 from tk.infer.requests.streams import MAX_TOKENS_PER_DELTA
-from tk.infer.server.request.response_size import MAX_RESPONSE_BYTES, check_response_size
+from tk.infer.server.request.response_size import (
+    MAX_RESPONSE_BYTES,
+    check_response_size,
+    check_score_size,
+    check_text_size,
+)
+from tk.proto.v1 import generation_pb2 as pb
 
 LARGEST = 2**32 - 1  # the widest number of a field
 
@@ -98,6 +105,28 @@ def test_unset_new_tokens_are_those_that_the_models_length_leaves() -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_response_size(params, 100, 1 << 20, 64, at_once=True)
     assert caught.value.field == "stopping.max_new_tokens"
+
+
+def test_a_score_at_the_limit_fits_a_message() -> None:
+    most = MAX_RESPONSE_BYTES // (26 + 64 + 20 * 84) - 4
+    check_score_size(most, 20, 64)
+    score = pb.ScoreResponse(total=-1.5, is_greedy=True, prompt_tokens=LARGEST)
+    message = event_to_wire(PromptLogprobs(0, (entry(20, 64),) * most))
+    score.logprobs.extend(message.prompt_logprobs.logprobs)
+    assert 0.9 * MAX_RESPONSE_BYTES < score.ByteSize() <= MAX_RESPONSE_BYTES
+    with pytest.raises(InvalidRequest) as caught:
+        check_score_size(most + 5, 20, 64)
+    assert caught.value.field == "top"
+    asked = score_request([5], [5] * most, top=20)
+    check_response_size(asked.params, most - 1, 1 << 20, 64, at_once=True)
+
+
+def test_a_text_at_the_limit_fits_a_message() -> None:
+    check_text_size((MAX_RESPONSE_BYTES - 4096) // 64, 64)
+    for longest in (1, 24, 64):
+        with pytest.raises(InvalidRequest, match=r"send at most \d+ in one request") as caught:
+            check_text_size(MAX_RESPONSE_BYTES // max(24, longest), longest)
+        assert caught.value.field == "ids"
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
