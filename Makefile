@@ -53,7 +53,7 @@ test-all: ## every test that this machine can run: whole matrices and long runs,
 		$(MAKE) --no-print-directory test ARGS="-m 'not gpu and not real' --timeout 3600 $(ARGS)"
 
 # Needs the package registries the first time; what cannot be installed is left out, with the reason.
-real: $(READY) $(LINK) ## tests with clients that are not ours and a trained model, which it installs into .build/real
+real: $(READY) $(LINK) ## tests with clients that are not ours, a browser and a trained model, which it installs into .build/real
 	@$(BIN)/python scripts/real_parts.py
 	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real -m real $(ARGS)
 

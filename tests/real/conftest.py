@@ -7,6 +7,7 @@ import pytest
 
 from tk.tests.infer.server.serving import Serving
 from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.real.browser import Browser
 
 REAL = Path(__file__).resolve().parents[2] / ".build" / "real"
 
@@ -40,6 +41,14 @@ def generator() -> Path:
     """The script that generates code from the .proto files."""
     part("generator")
     return REAL.parents[1] / "scripts" / "proto"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A headless browser, which goes from page to page."""
+    browser = Browser(part("browser"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session")

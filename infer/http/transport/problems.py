@@ -35,6 +35,7 @@ _PARAMS: Final[Mapping[str, str]] = MappingProxyType(
         "text": "prompt",
         "tokens": "prompt",
         "chat": "messages",
+        "chat.messages": "messages",
     }
 )
 
@@ -62,9 +63,13 @@ def status_of(error: Exception) -> int:
 def body_of(error: Exception) -> dict[str, Any]:
     """Returns the body of an error; one that is no TkError is a defect of the server, whose text stays in its log."""
     name = error.grpc_status if isinstance(error, TkError) else "INTERNAL"
-    param = _param(error.field) if isinstance(error, InvalidRequest) and error.field else None
+    message, param = text_for_client(error), None
+    if isinstance(error, InvalidRequest) and error.field:
+        param = _param(error.field)
+        if "." in error.field or "_" in error.field:  # it is no word of the sentence too
+            message = message.replace(error.field, param)
     code = f"http_{error.status}" if isinstance(error, HttpProblem) else name.lower()
-    return {"error": {"message": text_for_client(error), "type": _row(error)[1], "param": param, "code": code}}
+    return {"error": {"message": message, "type": _row(error)[1], "param": param, "code": code}}
 
 
 def headers_of(error: Exception) -> Headers:

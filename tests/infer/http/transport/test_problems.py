@@ -26,6 +26,16 @@ def test_invalid_argument(server: HttpServerThread) -> None:
     assert answer.error["param"] == "top_p"
 
 
+def test_messages_name_fields_as_callers_of_this_dialect_know_them(server: HttpServerThread) -> None:
+    answer = server.ask("/v1/completions", BODY | {"max_tokens": 0})
+    assert answer.error["param"] == "max_tokens"
+    assert answer.error["message"] == "max_tokens is 0; it must be 1 or more, or unset."
+    chat = {"messages": [{"role": "user", "content": "x"}] * 2000}
+    answer = server.ask("/v1/chat/completions", chat)
+    assert (answer.status, answer.error["param"]) == (400, "messages")
+    assert "chat.messages" not in answer.error["message"]
+
+
 def test_a_full_queue_says_when_to_come_back(server: HttpServerThread, engine: FakeEngine) -> None:
     engine.refusal = Overloaded("the queue is full", 2.2)
     answer = asked(server)
