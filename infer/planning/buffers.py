@@ -61,8 +61,10 @@ def _widths(program: Program) -> tuple[int, ...]:
 
 
 def _scratch_floats(program: Program, width: int) -> int:
-    row = 4 * round_up(program.head_dim, _LINE) + ATTENTION_TILE * 3 // 2 + 8 + ceil_div(program.head_dim, GROUP)
-    attention = _QUERY_ROWS * row + ATTENTION_TILE
+    dim = round_up(program.head_dim, _LINE)
+    row = 4 * dim + ATTENTION_TILE * 3 // 2 + 8 + ceil_div(program.head_dim, GROUP)
+    page = dim * ATTENTION_TILE  # of integers, widened; a block has no more tokens
+    attention = _QUERY_ROWS * row + ATTENTION_TILE + page
     return attention + _PRODUCT_ROWS * (round_up(program.hidden_size, _LINE) + width // 2)
 
 

@@ -112,7 +112,8 @@ class State:
         head, rows = round_up(self._program.head_dim, PANEL), ATTENTION_ROWS
         softmax = rows * head + round_up(2 * rows, PANEL)
         scales = rows * 2 + KEY_TILE + round_up(rows * (1 + ceil_div(head, GROUP)), PANEL)
-        attention = rows * (2 * head + KEY_TILE + KEY_TILE // 2) + scales + 2 * softmax
+        widened = head * self._cache.block_size if kv_format(self._cache.dtype).is_rotated else 0
+        attention = rows * (2 * head + KEY_TILE + KEY_TILE // 2) + scales + 2 * softmax + widened
         width = self._prepared_width
         gathered = MOST_ROWS * (self.strides[Buffer.NORMED] + width // 2)  # rows of an expert, then prepared
         model.scratch_floats = round_up(max(attention, gathered), PANEL)

@@ -5,17 +5,18 @@
 #ifndef TK_ATTENTION_H
 #define TK_ATTENTION_H
 
-#include "nibbles.h"
+#include "widened.h"
 
 static void read_queries(const struct model *m, const struct item *item, struct workspace *w) {
     int64_t n = m->head_dim, width = padded_head(m), group = m->heads / m->kv_heads;
+    int is_rounded = is_integer(m->key_format) && !is_widened(m, m->key_format);
     for (int64_t r = 0; r < item->rows; r++) {
         int64_t i = item->first + r;
         const float *query = row(m, QUERY, item->span->first + i / group) + (item->head * group + i % group) * n;
-        float *to = is_integer(m->key_format) ? w->scores : w->queries + r * width;
+        float *to = is_rounded ? w->scores : w->queries + r * width;
         memcpy(to, query, (size_t)n * sizeof *to);
         memset(to + n, 0, (size_t)(width - n) * sizeof *to);
-        if (!is_integer(m->key_format)) continue;
+        if (!is_rounded) continue;
         int16_t *rounded = (int16_t *)w->queries + r * width;
         w->query_scales[r] = scale_of_query(to, width);
         round_row(to, width, w->query_scales[r], rounded);
@@ -29,17 +30,18 @@ static void read_queries(const struct model *m, const struct item *item, struct 
 
 static void score_tile_of_keys(const struct model *m, const struct operation *op, const struct item *item,
                                struct workspace *w, int64_t low, int64_t high) {
-    int64_t n = m->head_dim, size = m->block_size;
+    int64_t n = m->head_dim, size = m->block_size, widen = is_widened(m, m->key_format);
     for (int64_t at = low; at < high; at += size) {
         int64_t panels = ((high - at < size ? high - at : size) + PANEL - 1) / PANEL;
-        if (m->key_format == INT4) {
+        if (m->key_format == INT4 && !widen) {
             score_block(m, op, item, w, at, panels, w->scores + at - low);
             continue;
         }
         const char *keys = page_of(m, op, item, at, 0);
         struct product p = {w->queries, padded_head(m), item->rows, keys, n / 2 * pair_bytes(m->key_format),
                             panels, n / 2, fetch_page(m, op, item, at, 1, panels * (n / 2))};
-        if (m->key_format == INT8)
+        if (widen) multiply_block(m, op, item, at, 0, &p, w->widened, w->scores + at - low, KEY_TILE);
+        else if (m->key_format == INT8)
             score_page(&p, w->query_scales, (const float *)(keys + m->scale_offset[0]), w->scores + at - low);
         else
             multiply_page(m->key_format, &p, w->scores + at - low, KEY_TILE, 0);
@@ -48,18 +50,20 @@ static void score_tile_of_keys(const struct model *m, const struct operation *op
 
 static void add_tile_of_values(const struct model *m, const struct operation *op, const struct item *item,
                                struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
-    int64_t width = padded_head(m), size = m->block_size, int8 = m->value_format == INT8;
+    int64_t width = padded_head(m), size = m->block_size, widen = is_widened(m, m->value_format);
+    int64_t int8 = m->value_format == INT8 && !widen;
     if (int8) memset(w->sums, 0, (size_t)(item->rows * width) * sizeof *w->sums);
     for (int64_t at = low; at < high; at += size) {
         int64_t keys = high - at < size ? high - at : size, pairs = (keys + 1) / 2, panels = width / PANEL;
-        if (m->value_format == INT4) {
+        if (m->value_format == INT4 && !widen) {
             add_block(m, op, item, w, at, keys, w->scores + at - low, state->values);
             continue;
         }
         struct product p = {w->scores + at - low, KEY_TILE, item->rows, page_of(m, op, item, at, 1),
                             size / 2 * pair_bytes(m->value_format), panels, pairs,
                             fetch_page(m, op, item, at + KEY_TILE, 0, panels * pairs)};
-        if (int8) p.x = w->weights + at - low, sum_page(VALUE_TILES, &p, w->sums, width);
+        if (widen) multiply_block(m, op, item, at, 1, &p, w->widened, state->values, width);
+        else if (int8) p.x = w->weights + at - low, sum_page(VALUE_TILES, &p, w->sums, width);
         else multiply_page(m->value_format, &p, state->values, width, 1);
     }
     for (int64_t r = 0; int8 && r < item->rows; r++) add_sums(state, r, width, w->sums, w->weight_scales[r]);
@@ -68,7 +72,8 @@ static void add_tile_of_values(const struct model *m, const struct operation *op
 // The keys [low, high) of a tile: scores, softmax, weighted values.
 static void attend_tile(const struct model *m, const struct operation *op, const struct item *item,
                         struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
-    int64_t keys = (high - low + PANEL - 1) / PANEL * PANEL, size = m->block_size, int8 = m->value_format == INT8;
+    int64_t keys = (high - low + PANEL - 1) / PANEL * PANEL, size = m->block_size;
+    int64_t int8 = m->value_format == INT8 && !is_widened(m, INT8);
     score_tile_of_keys(m, op, item, w, low, high);
     for (int64_t at = low; int8 && at < high; at += size)
         memcpy(w->value_scales + at - low, page_of(m, op, item, at, 1) + m->scale_offset[1],

@@ -36,6 +36,7 @@ struct workspace {
     float *query_scales, *weight_scales;  // [ATTENTION_ROWS]
     float *query_sums;    // [ATTENTION_ROWS][groups], for int4
     float *zero_sums;     // [ATTENTION_ROWS], for int4
+    float *widened;       // [block_size][padded head], for integers in models in fp32
     struct softmax all, part;
 };
 static struct workspace workspace_of(const struct model *m, int32_t thread) {
@@ -52,7 +53,8 @@ static struct workspace workspace_of(const struct model *m, int32_t thread) {
     w.zero_sums = at, w.query_sums = at + ATTENTION_ROWS;
     at += (ATTENTION_ROWS * (1 + groups_of_head(m)) + PANEL - 1) / PANEL * PANEL;
     w.all = softmax_at(at, ATTENTION_ROWS), at += softmax_floats(ATTENTION_ROWS, width);
-    w.part = softmax_at(at, ATTENTION_ROWS);
+    w.part = softmax_at(at, ATTENTION_ROWS), at += softmax_floats(ATTENTION_ROWS, width);
+    w.widened = at;
     return w;
 }
 

@@ -1,7 +1,8 @@
 // Products of a few rows with a page of the cache: the scores of attention, and its weighted values.
 //
-// Floats are summed as in a linear layer. With int8 a row is rounded to int16 with one scale, and its sums with the
-// stored integers are exact in 32 bits: 32767 * 127 * 512 < 2^31, so a head has at most 512 dims, a tile fewer keys.
+// Floats are summed as in a linear layer. With int8, outside of models in fp32 (see widened.h), a row is rounded to int16
+// with one scale, and its sums with the stored integers are exact in 32 bits: 32767 * 127 * 512 < 2^31, so a head has at
+// most 512 dims, a tile fewer keys.
 #ifndef TK_PAGES_H
 #define TK_PAGES_H
 

@@ -9,7 +9,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from tk.infer.backends.backend import Backend
-from tk.infer.backends.native.binding.library import instruction_sets
+from tk.infer.backends.native.binding.library import BF16_SETS, instruction_sets
 from tk.infer.planning.job import Job
 from tk.infer.scheduling.steps.step_plan import Array, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.worker import load
@@ -81,10 +81,22 @@ def test_bits_do_not_depend_on_threads_and_cuts(
     check_cuts(tmp_path, dtype, kv_dtype, instruction_set)
 
 
-@pytest.mark.parametrize("kv_dtype", [pytest.param("fp32", marks=pytest.mark.matrix), "fp8", "int8", "int4"])
-def test_bits_of_wide_vectors_do_not_depend_on_threads_and_cuts(tmp_path: Path, wide: str, kv_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        pytest.param("fp32", "fp32", marks=pytest.mark.matrix),
+        pytest.param("fp32", "int8", marks=pytest.mark.matrix),
+        ("fp32", "fp8"),
+        ("fp32", "int4"),
+        ("fp16", "int8"),
+        ("fp16", "int4"),
+    ],
+)
+def test_bits_of_wide_vectors_do_not_depend_on_threads_and_cuts(
+    tmp_path: Path, wide: str, dtype: str, kv_dtype: str
+) -> None:
     make(tmp_path)
-    check_cuts(tmp_path, "fp32", kv_dtype, wide)
+    check_cuts(tmp_path, dtype, kv_dtype, wide)
 
 
 def decode(made: Backend, sequences: Sequence[tuple[int, int]]) -> Array:
@@ -154,3 +166,17 @@ def test_long_attention_is_that_of_transformers_and_int8_that_of_aten(
         found = logits(made, TOKENS, DECODES)
         made.close()
         assert np.linalg.norm(found - expected) < error * np.linalg.norm(expected), kv_dtype
+
+
+@pytest.mark.parametrize("instruction_set", [name for name in instruction_sets() if name not in BF16_SETS])
+@pytest.mark.parametrize("kv_dtype", ["int8", "k8v4", "int4"])
+def test_rounding_queries_and_weights_to_int16_changes_little(
+    tmp_path: Path, kv_dtype: str, instruction_set: str
+) -> None:
+    """Beside models in fp32, whose attention does not: of the same weights, so the same codes are stored."""
+    make(tmp_path).bfloat16().save_pretrained(tmp_path)
+    whole, rounded = (runner(tmp_path, dtype, kv_dtype, 1, instruction_set) for dtype in ("fp32", "bf16"))
+    expected, found = (logits(made, TOKENS[:600], (500,)) for made in (whole, rounded))
+    assert 1e-6 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 2e-4
+    whole.close()
+    rounded.close()
