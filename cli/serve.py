@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
 # The options that ServerOptions has by the same name; all others, but for TLS, are the engine's.
 _SERVER_VALUES: Final = (
-    *("host", "port", "admin_port", "http_port", "metrics_port", "metrics_host"),
+    *("host", "port", "admin_port", "health_port", "http_port", "metrics_port", "metrics_host"),
     *("drain_timeout", "default_max_new_tokens", "tokens", "insecure", "log_prompts"),
 )
 
@@ -45,6 +45,11 @@ _SERVER_VALUES: Final = (
     "--admin-port",
     type=click.IntRange(0, 65535),
     help="Port of the service Admin alone; 0: a free one. Default: Admin answers on --port.",
+)
+@click.option(
+    "--health-port",
+    type=click.IntRange(0, 65535),
+    help="Port of health alone, never encrypted, for probes that know no TLS; 0: a free one.",
 )
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port of metrics for Prometheus; 0: a free one.")
 @click.option(
@@ -122,6 +127,7 @@ _SERVER_VALUES: Final = (
     show_default=True,
     help="Format of the log on stderr, which has a line for every request.",
 )
+@click.option("--log-json", is_flag=True, help="The same as --log-format json.")
 @click.option("--log-prompts", is_flag=True, help="Log the prompts of requests, too.")
 @click.option(
     "--insecure", is_flag=True, help="Allow a --host that other machines can reach, without encryption or tokens."
@@ -133,6 +139,7 @@ def serve(
     tls_key: Path | None,
     tls_client_ca: Path | None,
     log_format: str,
+    log_json: bool,
     **values: Any,
 ) -> None:
     """Serve CKPT (a step folder, a run folder or a Hugging Face folder) as tk.v1.Generation over gRPC.
@@ -149,15 +156,14 @@ def serve(
     from ..infer.server.options import ServerOptions, check_address
     from ..infer.workers.processes import WorkerProcesses
 
-    show_log(as_json=log_format == "json")
+    show_log(as_json=log_json or log_format == "json")
     server_values = {name: values.pop(name) for name in _SERVER_VALUES}
     certificates = certificates_of(tls_cert, tls_key, tls_client_ca)
     server_options = ServerOptions(**server_values, certificates=certificates)
     server_options.validate()
     check_address(server_options)
     doors = _doors(server_options)
-    given = {name: value for name, value in values.items() if value is not None}
-    options = EngineOptions(checkpoint, **given)
+    options = EngineOptions(checkpoint, **{name: value for name, value in values.items() if value is not None})
     options.validate()
     threads = threads_per_rank(options.tp, options.threads)
     with closing(WorkerProcesses(options.tp, threads)) as processes:

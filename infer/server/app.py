@@ -17,7 +17,7 @@ from .engine_protocol import ServedEngine
 from .lifecycle.health import READINESS, Health
 from .lifecycle.lifecycle import Lifecycle
 from .options import ServerOptions
-from .ports import listen, make_port
+from .ports import listen, make_health_port, make_port
 from .reload.reloads import Reloads
 from .request.messages import add_service
 from .request.request_log import RequestLog
@@ -40,6 +40,7 @@ class Server:
     """A gRPC server around an engine that may still be loading, for one event loop; the caller closes the engine.
 
     Attributes:
+        health_address: HOST:PORT of the port for health alone, from `start` on; "" if the options have none.
         metrics: the port of the metrics, from `start` on, if the options have one.
 
     Args:
@@ -67,6 +68,8 @@ class Server:
         observer = self._tally if doors or options.metrics_port is not None else Observer()
         self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens, observer)
         self._dead = asyncio.Event()
+        self.health_address = ""
+        self._health_port = make_health_port(health)
         alone = options.admin_port is None
         self._port = make_port(callers, health, (READINESS, ADMIN_SERVICE) if alone else (READINESS,), observer)
         self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), observer)
@@ -86,6 +89,9 @@ class Server:
         _LOG.info("listening on %s", address)
         if self._options.admin_port is not None:
             _LOG.info("admin on %s", await listen(self._admin_port, self._options, self._options.admin_port))
+        if self._options.health_port is not None:
+            self.health_address = await listen(self._health_port, self._options, self._options.health_port, False)
+            _LOG.info("health, without encryption, on %s", self.health_address)
         self._open_metrics()
         for door in self._doors:
             await door.open(self._runner, self._callers, self._tally)
@@ -154,7 +160,7 @@ class Server:
         """Ends the live requests, then all other calls, and closes the ports."""
         await self._refuse_new()
         self._runner.end_live_requests()
-        stops = [port.stop(STOP_GRACE) for port in {self._port, self._admin_port}]
+        stops = [port.stop(STOP_GRACE) for port in {self._port, self._admin_port, self._health_port}]
         stops += [door.stop() for door in self._doors]
         if self.metrics is not None:
             stops.append(asyncio.to_thread(self.metrics.close))

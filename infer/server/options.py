@@ -18,6 +18,7 @@ class ServerOptions:
         host: the address or name to listen on; without `insecure`, one that only this machine reaches.
         port: the port to listen on; 0 = any free port.
         admin_port: the port of the service Admin, 0 = any free port; None = that of Generation.
+        health_port: the port on which health answers without encryption, 0 = any free port; None = none.
         metrics_port: the port on which Prometheus reads metrics over HTTP, 0 = any free port; None = no metrics.
         metrics_host: its address; without `insecure`, one that only this machine reaches: it asks for no token.
         http_port: the port of HTTP (see infer/http/), 0 = any free port; None = there is none.
@@ -33,6 +34,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 50051
     admin_port: int | None = None
+    health_port: int | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     http_port: int | None = None
@@ -58,7 +60,7 @@ class ServerOptions:
         Raises:
             ConfigError: a value is wrong; the message names the first one.
         """
-        for name in ("port", "admin_port", "http_port", "metrics_port"):
+        for name in ("port", "admin_port", "health_port", "http_port", "metrics_port"):
             port = getattr(self, name) or 0
             if not 0 <= port < 1 << 16:
                 raise ConfigError(f"{name} = {port}; it must be 0 (any free port) to 65535.")
@@ -66,6 +68,11 @@ class ServerOptions:
             raise ConfigError(f"admin_port and port are both {self.port}; leave admin_port out to have one port.")
         if self.http_port and self.http_port in (self.port, self.admin_port):
             raise ConfigError(f"http_port = {self.http_port} is the port of gRPC; HTTP needs its own.")
+        if self.health_port and self.health_port in (self.port, self.admin_port, self.http_port):
+            raise ConfigError(
+                f"health_port = {self.health_port} is another port of this server too; the one for probes, without "
+                "encryption, needs a number of its own."
+            )
         if self.drain_timeout < 0:
             raise ConfigError(f"drain_timeout = {self.drain_timeout:g}; it must be 0 seconds or more.")
         if self.default_max_new_tokens is not None and self.default_max_new_tokens < 1:
@@ -98,7 +105,8 @@ def check_address(options: ServerOptions) -> None:
     Raises:
         ConfigError: an address is in use or not available.
     """
-    places = [(options.host, port or 0) for port in (options.port, options.admin_port, options.http_port)]
+    ports = options.port, options.admin_port, options.health_port, options.http_port
+    places = [(options.host, port or 0) for port in ports]
     if options.metrics_port is not None:
         places.append((options.metrics_host, options.metrics_port))
     for host, port in places:

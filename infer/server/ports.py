@@ -36,15 +36,28 @@ def make_port(callers: Callers, health: Health, services: Sequence[str], observe
     return server
 
 
-async def listen(server: grpc.aio.Server, options: ServerOptions, port: int) -> str:
+def make_health_port(health: Health) -> grpc.aio.Server:
+    """Returns a server with nothing but health, which does not listen yet."""
+    server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+    health.add_to(server)
+    return server
+
+
+async def listen(server: grpc.aio.Server, options: ServerOptions, port: int, encrypted: bool = True) -> str:
     """Lets a server listen on a port of the options' host, with their certificates; returns HOST:PORT.
+
+    Args:
+        server: the server.
+        options: the options.
+        port: the port; 0 = any free port.
+        encrypted: whether the certificates of the options, if any, are for this port.
 
     Raises:
         ConfigError: the address is in use or not available.
     """
     address = options.address_of(port)
     try:
-        if options.certificates is None:
+        if options.certificates is None or not encrypted:
             bound = server.add_insecure_port(address)
         else:
             bound = server.add_secure_port(address, options.certificates.credentials())

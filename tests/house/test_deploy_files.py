@@ -89,24 +89,25 @@ def test_the_servers_of_kubernetes_are_probed_drained_and_bounded() -> None:
     deployment = documents("tk.yaml")["Deployment"]
     pod, tk = deployment["spec"]["template"]["spec"], container(deployment)
     options = options_of(tk["args"])
-    assert [port["containerPort"] for port in tk["ports"]] == [options["port"]]
+    assert [port["containerPort"] for port in tk["ports"]] == [options["port"], options["health_port"]]
     probes = {name: tk[name]["grpc"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
-    assert {probe["port"] for probe in probes.values()} == {options["port"]}
+    assert {probe["port"] for probe in probes.values()} == {options["health_port"]}, "probes know no TLS"
     assert [probe["service"] for probe in probes.values()] == [LIVENESS, LIVENESS, READINESS]
     pause = tk["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] >= pause + options["drain_timeout"] + 10
     assert tk["resources"]["limits"]["cpu"] == str(options["threads"])
     mounts = {mount["name"]: mount["mountPath"] for mount in tk["volumeMounts"]}
     assert Path(mounts["tokens"]) == options["tokens"].parent
+    assert Path(mounts["tls"]) == options["tls_cert"].parent == options["tls_key"].parent
     assert Path(mounts["model"]) == options["checkpoint"]
     assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
     [user] = re.findall(r"^USER (\d+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     assert pod["securityContext"]["runAsUser"] == int(user)
 
 
-def test_only_the_balancer_reaches_servers_without_tls() -> None:
+def test_only_the_balancer_reaches_servers_and_by_tls() -> None:
     servers, balancer = documents("tk.yaml"), documents("balancer.yaml")
-    assert options_of(container(servers["Deployment"])["args"])["insecure"]
+    assert not options_of(container(servers["Deployment"])["args"])["insecure"]
     policy = servers["NetworkPolicy"]["spec"]
     labels = servers["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"] == labels == servers["Service"]["spec"]["selector"]
@@ -127,10 +128,26 @@ def test_the_balancer_asks_the_servers_that_kubernetes_has() -> None:
     address = endpoint["endpoint"]["address"]["socket_address"]
     [port] = servers["Service"]["spec"]["ports"]
     assert address == {"address": servers["Service"]["metadata"]["name"], "port_value": port["port"]}
+    tls = cluster["transport_socket"]["typed_config"]
+    validation = tls["common_tls_context"]["validation_context"]
+    [name] = validation["match_typed_subject_alt_names"]
+    assert name["matcher"]["exact"] == tls["sni"] == address["address"]
+    authority = Path(validation["trusted_ca"]["filename"])
+    assert str(authority.parent) in {mount["mountPath"] for mount in envoy["volumeMounts"]}
     [check] = cluster["health_checks"]
     assert check["grpc_health_check"]["service_name"] == READINESS
     drain = options_of(container(servers["Deployment"])["args"])["drain_timeout"]
     assert envoy["lifecycle"]["preStop"]["sleep"]["seconds"] >= drain, "its streams end before it does"
+
+
+def test_every_secret_has_a_command_that_makes_it() -> None:
+    readme = (DEPLOY / "README.md").read_text()
+    for name in ("tk.yaml", "balancer.yaml"):
+        for volume in documents(name)["Deployment"]["spec"]["template"]["spec"]["volumes"]:
+            if secret := volume.get("secret"):
+                [command] = re.findall(rf"kubectl create secret \w+ {secret['secretName']} .*", readme)
+                keys = {item["key"] for item in secret.get("items", [])}
+                assert all(re.search(rf"--from-file={re.escape(key)}\b", command) for key in keys)
 
 
 def test_every_file_of_the_customization_exists() -> None:

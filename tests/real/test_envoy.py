@@ -20,6 +20,11 @@ pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "deploy" / "kubernetes"
 CERTIFICATES = ROOT / "tests" / "infer" / "server" / "certificates"
+NAMED = [("grpc.ssl_target_name_override", "localhost")]
+
+
+def credentials() -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials((CERTIFICATES / "ca.pem").read_bytes())
 
 
 def free_port() -> int:
@@ -34,6 +39,8 @@ def write_config(folder: Path, port: int, targets: list[str]) -> Path:
         certificate = certificate.replace(f"/etc/tls/{name}", str(CERTIFICATES / file))
     (folder / "certificate.yaml").write_text(certificate.replace("path: /etc/tls ", f"path: {CERTIFICATES} "))
     text = (EXAMPLE / "envoy.yaml").read_text().replace("/etc/envoy/certificate.yaml", f"{folder}/certificate.yaml")
+    text = text.replace("/etc/servers/ca.crt", str(CERTIFICATES / "ca.pem"))
+    text = text.replace("sni: tk-servers", "sni: localhost").replace("exact: tk-servers", "exact: localhost")
     config: dict[str, Any] = yaml.safe_load(text)
     [listener], [cluster] = config["static_resources"]["listeners"], config["static_resources"]["clusters"]
     listener["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": port}
@@ -50,7 +57,8 @@ def write_config(folder: Path, port: int, targets: list[str]) -> Path:
 @pytest.fixture
 def servers(tiny: Path) -> Iterator[list[Serving]]:
     with ExitStack() as stack:
-        started = [Serving(str(tiny), "--kv-blocks", "128") for _ in range(2)]
+        tls = "--tls-cert", str(CERTIFICATES / "server.pem"), "--tls-key", str(CERTIFICATES / "server.key")
+        started = [Serving(str(tiny), "--kv-blocks", "128", *tls) for _ in range(2)]
         for serving in started:
             stack.callback(serving.close)
         yield [serving.wait_ready() for serving in started]
@@ -64,10 +72,8 @@ def proxy(envoy: Path, servers: list[Serving], tmp_path: Path) -> Iterator[Any]:
     command = [str(envoy), "--config-path", str(config), "--use-dynamic-base-id", "--concurrency", "1"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([*command, "--log-level", "warning"], stdout=log, stderr=log)
-    credentials = grpc.ssl_channel_credentials((CERTIFICATES / "ca.pem").read_bytes())
     try:
-        options = [("grpc.ssl_target_name_override", "localhost")]
-        with grpc.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
+        with grpc.secure_channel(f"127.0.0.1:{port}", credentials(), options=NAMED) as channel:
             stub: Any = GenerationStub(channel)
             deadline = time.monotonic() + WAIT_SECONDS
             while time.monotonic() < deadline:
@@ -95,7 +101,7 @@ def test_a_prefix_stays_with_its_server_and_prefixes_are_spread(proxy: Any, serv
         assert [cached(proxy, prompt, f"conversation {number}") for _ in range(3)] == [0, 96, 96]
     homes = []
     for serving in servers:
-        with grpc.insecure_channel(serving.target) as channel:
+        with grpc.secure_channel(serving.target, credentials(), options=NAMED) as channel:
             stub: Any = GenerationStub(channel)
             homes.append([number for number in range(8) if cached(stub, [number] * 100, "") == 96])
     assert all(homes)

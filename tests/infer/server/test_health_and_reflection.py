@@ -1,5 +1,6 @@
 """Probes and tools: grpc.health.v1 with a Watch that reports changes, reflection in both versions."""
 
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -8,11 +9,16 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
+from tk.infer.server.access.tls import Certificates
+from tk.infer.server.access.tokens import Caller, line_of, token_digest
+from tk.proto.v1 import generation_pb2 as pb
+from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 READINESS = "tk.v1.Generation"
+CERTIFICATES = Path(__file__).with_name("certificates")
 
 
 def check(channel: grpc.Channel, service: str) -> int:
@@ -70,6 +76,33 @@ def test_a_draining_server_lives_but_is_not_ready(channel: grpc.Channel, server:
     server.run(server.server.drain())
     assert next(readiness).status == NOT_SERVING
     assert (check(channel, ""), check(channel, READINESS)) == (SERVING, NOT_SERVING)
+
+
+def test_probes_without_tls_or_tokens_have_a_port_that_answers_nothing_else(engine: FakeEngine, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(line_of(token_digest("secret"), Caller("alice")))
+    certificates = Certificates(
+        CERTIFICATES / "server.pem", CERTIFICATES / "server.key", client_ca=CERTIFICATES / "ca.pem"
+    )
+    server = ServerThread(engine, is_loaded=False, health_port=0, certificates=certificates, tokens=tokens)
+    with grpc.insecure_channel(server.server.health_address) as channel:
+        assert (check(channel, ""), check(channel, READINESS)) == (SERVING, NOT_SERVING)
+        readiness = watch(channel, READINESS)
+        assert next(readiness).status == NOT_SERVING
+        server.run(server.server.set_ready())
+        assert next(readiness).status == SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            GenerationStub(channel).GetModelInfo(pb.GetModelInfoRequest(), timeout=WAIT_SECONDS)
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        server.run(server.server.drain())
+        assert next(readiness).status == NOT_SERVING
+        assert (check(channel, ""), check(channel, READINESS)) == (SERVING, NOT_SERVING)
+    with grpc.insecure_channel(server.target) as channel, pytest.raises(grpc.RpcError) as caught:
+        check(channel, "")
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE, "the port of calls is encrypted"
+    server.close()
+    with grpc.insecure_channel(server.server.health_address) as channel, pytest.raises(grpc.RpcError):
+        check(channel, "")
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])

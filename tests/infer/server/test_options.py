@@ -37,6 +37,8 @@ def test_loopback_needs_no_insecure(host: str) -> None:
         {"port": 70_000},
         {"admin_port": -1},
         {"admin_port": 50051},
+        {"health_port": 50051},
+        {"health_port": 8000, "http_port": 8000},
         {"metrics_port": 65_536},
         {"metrics_host": "0.0.0.0", "metrics_port": 0},
         {"drain_timeout": -1.0},
@@ -53,5 +55,7 @@ def test_all_ports_are_checked_before_the_model_is_loaded() -> None:
         port = probe.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*in use"):
             check_address(ServerOptions(port=0, admin_port=port))
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*in use"):
+            check_address(ServerOptions(port=0, health_port=port))
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*in use"):
             check_address(ServerOptions(port=0, host="::1", metrics_port=port))
