@@ -176,6 +176,7 @@ def _document(prompt: str, completion: "Completion", info: "ModelInfo") -> dict[
         "text": completion.text,
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason.value,
+        "matched": completion.matched,
         "seed": completion.seed,
         "request_id": completion.request_id,
         "step": completion.step,

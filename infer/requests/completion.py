@@ -28,7 +28,7 @@ class Choice:
         token_ids: every sampled token, including EOS and stop tokens.
         finish_reason: the reason for the sample's end.
         logprobs: one entry per token id if requested, else empty.
-        matched: the stop string or token id that ended the sample, if one did.
+        matched: the stop string, stop token or EOS token that ended the sample, if one did.
     """
 
     index: int

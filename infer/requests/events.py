@@ -158,7 +158,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Finished:
-    """Sample `index` is complete. `matched` is the stop string or stop token id that ended it, if one did."""
+    """Sample `index` is complete. `matched` is the stop string, stop token or EOS token that ended it."""
 
     index: int
     reason: FinishReason

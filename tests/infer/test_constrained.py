@@ -177,8 +177,9 @@ def test_the_end_comes_by_the_end_token_or_where_nothing_may_follow(llm: LLM) ->
     wish = {END: 1000.0}  # chosen wherever it is allowed
     (early,) = llm.generate([[5]], SamplingParams(regex="(ab){2,}", logit_bias=wish))
     assert (early.text, early.token_ids[-1], early.finish_reason) == ("abab", END, FinishReason.EOS)
+    assert early.matched == END
     (full,) = llm.generate([[5]], SamplingParams(regex="(ab){2}", logit_bias={END: -1000.0}))
-    assert (full.text, full.finish_reason) == ("abab", FinishReason.EOS)
+    assert (full.text, full.finish_reason, full.matched) == ("abab", FinishReason.EOS, None)
     assert END not in full.token_ids
     (never,) = llm.generate([[5]], replace(DIGITS, max_new_tokens=9))
     assert (len(never.token_ids), never.finish_reason) == (9, FinishReason.LENGTH)

@@ -156,7 +156,7 @@ def test_stop_strings_and_the_end_token(llm: LLM) -> None:
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
     end = SamplingParams(temperature=0, max_new_tokens=9, logit_bias={263: 1000.0})
     (ended,) = llm.generate("the", end)
-    assert (ended.token_ids, ended.finish_reason, ended.text) == ((263,), FinishReason.EOS, "")
+    assert (ended.token_ids, ended.finish_reason, ended.matched, ended.text) == ((263,), FinishReason.EOS, 263, "")
     (late,) = llm.generate(
         "the", SamplingParams(temperature=0, max_new_tokens=9, min_new_tokens=4, logit_bias={263: 1000.0})
     )

@@ -65,7 +65,7 @@ class StopStrings:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The reason for the end of a sample, and the stop string or token that matched."""
+    """The reason for the end of a sample, and the stop string, stop token or EOS token that matched."""
 
     reason: FinishReason
     matched: str | int | None = None
@@ -119,13 +119,13 @@ class SampleOutput:
 
     def _ending(self, token: int) -> Ending | None:
         if token in self._eos_token_ids:
-            return Ending(FinishReason.EOS)
+            return Ending(FinishReason.EOS, token)
         if token in self._params.stop_token_ids:
             return Ending(FinishReason.STOP_TOKEN, token)
         if self._matcher is not None:
             self._matcher.take(token)
             if self._matcher.is_complete:
-                return Ending(FinishReason.EOS)  # which alone could follow
+                return Ending(FinishReason.EOS)  # which alone could follow, and was not sampled
         if self.num_tokens >= self._max_new_tokens:
             return Ending(FinishReason.LENGTH)
         return None

@@ -229,6 +229,25 @@ def test_a_score_is_the_sum_of_the_prompts_own_log_probabilities(shared: Serving
     assert answer.total == pytest.approx(sum(each.logprob or 0.0 for each in expected), abs=1e-4)
 
 
+def test_what_ended_a_sample_is_said(shared: Serving) -> None:
+    """The end token of the model, a stop token, a stop string, and the limit, from one biased token each."""
+    with grpc.insecure_channel(shared.target) as channel:
+        stub: Any = GenerationStub(channel)
+        for token, stopping, reason, matched in (
+            (256, {}, pb.FINISH_REASON_EOS, ("stop_token_id", 256)),
+            (256, {"ignore_eos": True}, pb.FINISH_REASON_LENGTH, (None, None)),
+            (70, {"stop_token_ids": [70]}, pb.FINISH_REASON_STOP_TOKEN, ("stop_token_id", 70)),
+            (70, {"stop": ["gg"]}, pb.FINISH_REASON_STOP_STRING, ("stop", "gg")),
+        ):
+            request = pb.GenerateRequest(text="a", sampling={"logit_bias": {token: 1000.0}})
+            request.stopping.CopyFrom(pb.Stopping(max_new_tokens=3, **stopping))
+            [choice] = stub.GenerateOnce(request, timeout=WAIT_SECONDS).choices
+            *_, last = stub.Generate(request, timeout=WAIT_SECONDS)
+            for end in (choice, last.finished):
+                arm = end.WhichOneof("matched")
+                assert (end.reason, (arm, getattr(end, arm) if arm else None)) == (reason, matched)
+
+
 def test_scores_over_the_wire_are_those_of_the_engine(model: Path, shared: Serving) -> None:
     given: list[tuple[Any, Any]] = [
         ("import ", "os.path"),

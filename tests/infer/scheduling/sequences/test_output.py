@@ -71,7 +71,7 @@ def run(tokenizer: Tokenizer, ids: list[int], **params: object) -> tuple[str, En
 def test_endings(tokenizer: Tokenizer) -> None:
     text = tokenizer.encode("the end then")
     ids, length = [*text, 263, *tokenizer.encode("more")], len(text) + 1
-    assert run(tokenizer, ids) == ("the end then", Ending(FinishReason.EOS), length)
+    assert run(tokenizer, ids) == ("the end then", Ending(FinishReason.EOS, 263), length)
     assert run(tokenizer, ids, keep_special_tokens=True)[0] == "the end then<end>"
     assert run(tokenizer, ids, max_new_tokens=3)[1:] == (Ending(FinishReason.LENGTH), 3)
     token = tokenizer.encode(" ")[0]
@@ -80,7 +80,7 @@ def test_endings(tokenizer: Tokenizer) -> None:
     assert found[:2] == ("the e", Ending(FinishReason.STOP_STRING, "nd th"))
     assert run(tokenizer, ids, stop=("nd th",), include_stop=True)[0] == "the end th"
     assert run(tokenizer, ids, stop=("th",), min_new_tokens=4)[0] == "the end "
-    assert run(tokenizer, ids, stop=("then!",))[:2] == ("the end then", Ending(FinishReason.EOS))
+    assert run(tokenizer, ids, stop=("then!",))[:2] == ("the end then", Ending(FinishReason.EOS, 263))
 
 
 def test_half_a_character_waits_and_is_replaced_at_the_end(tokenizer: Tokenizer) -> None:
