@@ -138,6 +138,9 @@ class HttpConnection:
             raise HttpProblem(f"The headers took longer than {HEADER_SECONDS:g} s.", 408) from None
         if not isinstance(head, h11.Request):
             return None
+        if head.http_version not in (b"1.0", b"1.1"):
+            version = head.http_version.decode("ascii")
+            raise HttpProblem(f"This is HTTP/{version}; this port takes HTTP/1.1 only.", 505)
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers]
         length = next((value for name, value in headers if name == "content-length"), "0")
         if int(length) > MAX_BODY_BYTES:
@@ -200,7 +203,9 @@ class HttpConnection:
 
     async def _refuse(self, error: Exception) -> None:
         """Answers what could not be read as a request."""
-        problem = error if isinstance(error, HttpProblem) else HttpProblem(f"This is not HTTP/1.1: {error}.", 400)
+        problem = error
+        if isinstance(error, h11.RemoteProtocolError):
+            problem = HttpProblem(f"This is not HTTP/1.1: {error}.", error.error_status_hint)
         self._is_last = True
         _LOG.debug("refused a connection: %s", text_for_client(problem))
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):

@@ -1,10 +1,12 @@
 """Every row of the status table, provoked by a client of HTTP."""
 
+import json
 from typing import Any
 
 import pytest
 
 from tk.core.errors import Cancelled, DeadlinePassed, Overloaded, WorkerDied
+from tk.infer.constraints.compiler import MissingExtra
 from tk.infer.requests.events import Failed
 from tk.tests.infer.http.http_server import Answer, HttpServerThread, post, read_to_end
 from tk.tests.infer.server.fake_engine import FakeEngine, started
@@ -112,6 +114,20 @@ def test_text_without_a_tokenizer(server: HttpServerThread, engine: FakeEngine) 
     assert server.ask("/v1/completions", {"prompt": [5]}).status == 200
 
 
+def test_a_part_that_is_not_installed(server: HttpServerThread, engine: FakeEngine) -> None:
+    engine.refusal = MissingExtra("json_schema needs the extra `structured`.", field="json_schema")
+    answer = asked(server)
+    assert row(answer) == (501, "invalid_request_error", "unimplemented")
+    assert answer.error["param"] == "response_format"
+    assert answer.error["message"] == "response_format needs the extra `structured`."
+
+
+def test_a_conversation_without_a_chat_template(server: HttpServerThread) -> None:
+    answer = server.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+    assert row(answer) == (400, "invalid_request_error", "failed_precondition")
+    assert "chat template" in answer.error["message"]
+
+
 def test_a_fault_of_ours_says_nothing_private(server: HttpServerThread, engine: FakeEngine) -> None:
     def broken(request: Any) -> list[Any]:
         raise KeyError("private")
@@ -122,7 +138,31 @@ def test_a_fault_of_ours_says_nothing_private(server: HttpServerThread, engine: 
     assert b"private" not in answer.body
 
 
-def test_what_is_no_http_is_answered_and_closed(server: HttpServerThread) -> None:
-    for data in (b"\x00\x01\x02\r\n\r\n", b"GET / HTTP/1.1\r\nhost x\r\n\r\n", b"GET /\r\n\r\n", b"A" * 40_000):
-        with server.connect(data) as connection:
-            assert read_to_end(connection).startswith(b"HTTP/1.1 4")
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x00\x01\x02\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", 400),
+        (b"GET /\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\nhost: x\r\n\r\n", 505),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n", 501),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"A" * 40_000, 431),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 8_000, 431),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\n\r\n", 413),
+    ],
+)
+def test_what_is_no_http_is_answered_in_the_same_shape_and_closed(
+    server: HttpServerThread, data: bytes, status: int
+) -> None:
+    with server.connect(data) as connection:
+        head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), head
+    assert b"\r\nconnection: close" in head.lower()
+    error = json.loads(body)["error"]
+    assert (set(error), error["code"]) == ({"message", "type", "param", "code"}, f"http_{status}")
