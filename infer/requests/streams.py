@@ -15,8 +15,8 @@ from typing import Final
 from ...core.errors import TkError
 from .events import Delta, Done, Event, Failed, Finished, PromptLogprobs, SentEvent, Started, TokenLogprob
 
-# With 20 alternatives per token, a message of this many tokens has about a megabyte.
-MAX_TOKENS_PER_DELTA: Final = 1024
+# With 20 alternatives per token, it takes the event loop some milliseconds to convert a message of this many tokens.
+MAX_TOKENS_PER_DELTA: Final = 256
 # Where a step has tokens for more streams than this, each message waits for a second token (a third from twice as many
 # streams on, and so on): a message takes as long as all other work of the server for a token.
 CROWD: Final = 24

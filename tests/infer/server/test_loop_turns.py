@@ -9,10 +9,19 @@ from typing import Any
 import grpc
 import pytest
 
-from tk.infer.requests.events import PROMPT_LOGPROBS_PER_EVENT, Event, PromptLogprobs, Request, TokenLogprob, TopLogprob
+from tk.infer.requests.events import (
+    PROMPT_LOGPROBS_PER_EVENT,
+    Delta,
+    Done,
+    Event,
+    PromptLogprobs,
+    Request,
+    TokenLogprob,
+    TopLogprob,
+)
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
-from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread, started, whole_answer
+from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread, finished, started
 
 SIZE = (4 << 20) - 64
 # The limit is 20 ms of CPU time on a quiet machine; a busy one has caches full of other things.
@@ -100,12 +109,19 @@ def test_no_shape_of_a_large_request_holds_up_the_loop(served: tuple[ProbedLoop,
     assert not slow, slow
 
 
+ENTRY = TokenLogprob(5, -0.5, 1, b"a", tuple(TopLogprob(token, -1.5, b"b") for token in range(20)))
+NUMBER = 10_240
+
+
 def scored(request: Request) -> list[Event]:
-    """An answer with 20 alternatives for each token of the prompt."""
-    entry = TokenLogprob(5, -0.5, 1, b"a", tuple(TopLogprob(token, -1.5, b"b") for token in range(20)))
-    parts = range(0, len(request.prompt), PROMPT_LOGPROBS_PER_EVENT)
-    scores = [PromptLogprobs(start, (entry,) * PROMPT_LOGPROBS_PER_EVENT) for start in parts]
-    return [started(request), *scores, *whole_answer(request)[1:]]
+    """An answer with 20 alternatives for each token of the prompt, and for each of as many new tokens.
+
+    The engine sends all of them at once: the server joins the new tokens.
+    """
+    parts = range(0, NUMBER, PROMPT_LOGPROBS_PER_EVENT)
+    scores = [PromptLogprobs(start, (ENTRY,) * PROMPT_LOGPROBS_PER_EVENT) for start in parts]
+    deltas = [Delta(0, "a", (5,), (ENTRY,))] * NUMBER
+    return [started(request), *scores, *deltas, finished(), Done()]
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateOnce"])
@@ -114,11 +130,12 @@ def test_no_number_of_log_probabilities_holds_up_the_loop(
 ) -> None:
     loop, target = served
     engine.script = scored
-    request = pb.GenerateRequest(tokens={"ids": [5] * 10_240}, output={"prompt_logprobs": 20})
-    with grpc.insecure_channel(target) as channel:
+    request = pb.GenerateRequest(tokens={"ids": [5] * NUMBER}, stopping={"max_new_tokens": 1})
+    with grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", 16 << 20)]) as channel:
         stub: Any = GenerationStub(channel)
         if method == "Generate":
-            assert len(list(stub.Generate(request, timeout=WAIT_SECONDS))) > 40
+            responses = list(stub.Generate(request, timeout=WAIT_SECONDS))
+            assert sum(len(response.delta.logprobs) for response in responses) == NUMBER
         else:
-            assert len(stub.GenerateOnce(request, timeout=WAIT_SECONDS).prompt_logprobs) == 10_240
+            assert len(stub.GenerateOnce(request, timeout=WAIT_SECONDS).prompt_logprobs) == NUMBER
     assert loop.longest < MOST_SECONDS

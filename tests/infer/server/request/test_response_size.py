@@ -67,7 +67,7 @@ def test_a_stream_has_a_limit_per_message_and_not_for_its_length() -> None:
     delta = Delta(15, widest.text, widest.token_ids, (entry(20, 64),) * MAX_TOKENS_PER_DELTA)
     assert event_to_wire(delta).ByteSize() <= MAX_RESPONSE_BYTES
     with pytest.raises(InvalidRequest, match=r"could have \d+ bytes, and a message has at most 16777216"):
-        check_response_size(params, 10, 1 << 26, 800, at_once=False)
+        check_response_size(params, 10, 1 << 26, 3200, at_once=False)
 
 
 SCORED = SamplingParams(max_new_tokens=1, prompt_logprobs=20)
