@@ -12,7 +12,7 @@ from .asked import AskedCompletion, Read
 from .choices import Dialect, reason_of, usage_of
 from .served import Numbered, ServedModel, running_all
 from .transport.json_body import parsed
-from .transport.messages import EVENTS, LAST_EVENT, HttpRequest, Reply, event_of, send_json
+from .transport.messages import EVENTS, LAST_EVENT, HttpRequest, Reply, event_of, method_of, send_json
 from .transport.problems import HttpProblem
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
@@ -31,12 +31,15 @@ class Completions:
         self._model, self._read, self._dialect = model, read, dialect
 
     async def __call__(self, request: HttpRequest, caller: Caller, reply: Reply) -> None:
-        deadline = _deadline(request)
-        asked = self._read(await parsed(request.body), request.header(METADATA_KEY))
-        at_once = not asked.is_streamed
-        async with running_all(self._model, asked.requests, caller, deadline, at_once) as events:
-            answer = _Answer(self._dialect, asked, self._model, await anext(events))
-            await (answer.whole if at_once else answer.stream)(events, reply)
+        model, request_id = self._model, request.header(METADATA_KEY)
+        with model.log.request(method_of(request), caller.principal, request_id) as record:
+            deadline = _deadline(request)
+            asked = self._read(await parsed(request.body), request_id)
+            model.log.add_prompts(record, *asked.requests)
+            at_once = not asked.is_streamed
+            async with running_all(model, asked.requests, caller, deadline, at_once, record) as events:
+                answer = _Answer(self._dialect, asked, model, await anext(events))
+                await (answer.whole if at_once else answer.stream)(events, reply)
 
 
 class _Answer:

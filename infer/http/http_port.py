@@ -9,6 +9,7 @@ from ..observability.exposition import MetricsCollector
 from ..observability.tally import RequestTally
 from ..server.access.callers import Callers
 from ..server.options import ServerOptions, not_ours
+from ..server.request.request_log import RequestLog
 from ..server.request.runner import RequestRunner
 from .router import HttpRouter
 from .routes import routes_of
@@ -16,7 +17,7 @@ from .served import ServedModel
 from .transport.connection import HttpConnection
 from .transport.messages import dumped
 from .transport.origins import rules_of
-from .transport.problems import HttpProblem, body_of
+from .transport.problems import HttpProblem, NoConnectionLeft, body_of
 from .transport.tls_context import tls_context
 
 MAX_CONNECTIONS: Final = 2048
@@ -41,24 +42,26 @@ class HttpPort:
         self._connections: dict[HttpConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self._origins = rules_of(options)
-        self._router = HttpRouter({}, Callers(), self._origins)
+        self._log = RequestLog()
+        self._router = HttpRouter({}, Callers(), self._origins, self._log)
         self._is_draining = False
         self.address = ""
 
-    async def open(self, runner: RequestRunner, callers: Callers, tally: RequestTally) -> None:
+    async def open(self, runner: RequestRunner, callers: Callers, log: RequestLog, tally: RequestTally) -> None:
         """Starts to listen.
 
         Args:
             runner: runs the requests.
             callers: identifies the callers by their tokens.
+            log: the log of calls.
             tally: counts the requests of all protocols, for the metrics.
 
         Raises:
             ConfigError: the address is in use or not available.
         """
         options, port = self._options, self._options.http_port or 0
-        routes = routes_of(ServedModel(runner), MetricsCollector(runner.engine, tally))
-        self._router = HttpRouter(routes, callers, self._origins)
+        routes = routes_of(ServedModel(runner, log), MetricsCollector(runner.engine, tally))
+        self._log, self._router = log, HttpRouter(routes, callers, self._origins, log)
         context = None if options.certificates is None else tls_context(options.certificates)
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         try:
@@ -92,16 +95,22 @@ class HttpPort:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves a new connection in a task of its own."""
         if len(self._connections) >= MAX_CONNECTIONS:
+            self._refuse(_NO_ROOM)
             writer.write(_FULL)
             writer.close()
             return
         writer.transport.set_write_buffer_limits(WRITE_BYTES)
-        connection = HttpConnection(reader, writer, self._router, is_last=self._is_draining)
+        connection = HttpConnection(reader, writer, self._router, self._refuse, is_last=self._is_draining)
         task = self._connections[connection] = asyncio.create_task(connection.serve())
         task.add_done_callback(lambda _: self._connections.pop(connection))
 
+    def _refuse(self, problem: HttpProblem) -> None:
+        """Logs and counts what could not be read as a request."""
+        self._log.refuse("HTTP", problem)
 
-_BODY: Final = dumped(body_of(HttpProblem("The server has as many connections as it takes; try again later.", 503)))
+
+_NO_ROOM: Final = NoConnectionLeft("The server has as many connections as it takes; try again later.", 503)
+_BODY: Final = dumped(body_of(_NO_ROOM))
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)

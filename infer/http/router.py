@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...core.errors import TkError
+from ..observability.request_record import RequestRecord
 from ..server.access.callers import Callers
 from ..server.access.tokens import GENERATE, Caller
-from .transport.messages import JSON, HttpRequest, Reply, dumped, event_of
+from ..server.request.request_log import RequestLog
+from .transport.messages import JSON, HttpRequest, Reply, dumped, event_of, method_of
 from .transport.origins import OriginRules
 from .transport.problems import HttpProblem, body_of, headers_of, status_of
 
@@ -38,14 +40,19 @@ class HttpRouter:
         routes: the routes by path; but for "/" itself, one that ends with "/" has all paths below it.
         callers: identifies the callers by their tokens.
         origins: says where requests may come from.
+        log: the log of calls, which has those that reach no handler.
     """
 
-    def __init__(self, routes: Mapping[str, HttpRoute], callers: Callers, origins: OriginRules) -> None:
-        self._routes, self._callers, self._origins = dict(routes), callers, origins
+    def __init__(
+        self, routes: Mapping[str, HttpRoute], callers: Callers, origins: OriginRules, log: RequestLog
+    ) -> None:
+        self._routes, self._callers, self._origins, self._log = dict(routes), callers, origins, log
 
     async def __call__(self, request: HttpRequest, reply: Reply) -> None:
         try:
-            await self._answer(request, reply)
+            with self._log.refusals(method_of(request)) as record:
+                handler, caller = self._admitted(request, record)
+            await handler(request, caller, reply)
         except (ConnectionError, TimeoutError):  # of the connection: no one reads an answer
             raise
         except Exception as error:
@@ -53,12 +60,14 @@ class HttpRouter:
                 _LOG.exception("a request failed by a fault of the server")
             await _send_problem(error, reply)
 
-    async def _answer(self, request: HttpRequest, reply: Reply) -> None:
+    def _admitted(self, request: HttpRequest, record: RequestRecord) -> tuple[Handler, Caller]:
+        """Returns the handler of a request, which may have it, and the caller, whose name the record gets."""
         self._origins.check(request)
         route = self._route_of(request.path)
         caller = Caller()
         if route is None or route.role is not None:
             caller = self._callers.identify(request.headers)
+            record.principal = caller.principal
         if route is None:
             raise HttpProblem(f"There is nothing at {request.path[:200]}.", 404)
         if route.role is not None:
@@ -68,7 +77,7 @@ class HttpRouter:
         # Pages of other sites can make a browser send any type but this one.
         if route.method == "POST" and request.header("content-type").partition(";")[0].strip().lower() != JSON:
             raise HttpProblem(f"The content-type must be {JSON}.", 415)
-        await route.handler(request, caller, reply)
+        return route.handler, caller
 
     def _route_of(self, path: str) -> HttpRoute | None:
         folders = (name for name in self._routes if name != "/" and name.endswith("/") and path.startswith(name))

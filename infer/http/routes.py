@@ -13,9 +13,9 @@ from .asked import read_chat, read_completion
 from .choices import ChatDialect, TextDialect
 from .completions import Completions
 from .page.files import page_routes
-from .router import HttpRoute
+from .router import Handler, HttpRoute
 from .served import ServedModel
-from .transport.messages import HttpRequest, Reply, send_json
+from .transport.messages import HttpRequest, Reply, method_of, send_json
 
 _MODELS: Final = "/v1/models/"  # followed by the name of one
 
@@ -42,14 +42,23 @@ def routes_of(model: ServedModel, metrics: MetricsCollector) -> Mapping[str, Htt
         body, media_type = await asyncio.to_thread(exposed, metrics, request.header("accept"))
         await reply.whole(200, media_type, body)
 
+    def counted(handler: Handler) -> Handler:
+        """Returns the handler of a call that runs no request, so that the log has its refusals."""
+
+        async def answer(request: HttpRequest, caller: Caller, reply: Reply) -> None:
+            with model.log.refusals(method_of(request), caller.principal):
+                await handler(request, caller, reply)
+
+        return answer
+
     return {
         **page_routes(),
         "/health": HttpRoute(health, role=None),
         # What other callers do is for operators only, here as on the wire.
-        "/load": HttpRoute(load, role=ADMIN),
+        "/load": HttpRoute(counted(load), role=ADMIN),
         "/metrics": HttpRoute(numbers, role=ADMIN),
-        "/v1/models": HttpRoute(models),
-        _MODELS: HttpRoute(one_model),
+        "/v1/models": HttpRoute(counted(models)),
+        _MODELS: HttpRoute(counted(one_model)),
         "/v1/completions": HttpRoute(Completions(model, read_completion, TextDialect()), "POST"),
         "/v1/chat/completions": HttpRoute(Completions(model, read_chat, ChatDialect()), "POST"),
     }

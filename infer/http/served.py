@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from ...proto.v1 import generation_pb2 as pb
+from ..observability.request_record import RequestRecord
 from ..requests.events import ModelInfo, SentEvent
 from ..requests.streams import EventStream
 from ..scheduling.books import EngineLoad
 from ..server.access.tokens import Caller
 from ..server.lifecycle.lifecycle import ServerState
+from ..server.request.request_log import RequestLog
 from ..server.request.runner import RequestRunner
 from ..server.service import asked_request
 
@@ -21,10 +23,14 @@ class ServedModel:
 
     Args:
         runner: runs the requests of the server.
+        log: the log of calls.
+
+    Attributes:
+        log: the log of calls.
     """
 
-    def __init__(self, runner: RequestRunner) -> None:
-        self._runner = runner
+    def __init__(self, runner: RequestRunner, log: RequestLog) -> None:
+        self._runner, self.log = runner, log
 
     @property
     def info(self) -> ModelInfo:
@@ -50,46 +56,62 @@ class ServedModel:
         return self._runner.lifecycle.state
 
     def running(
-        self, request: pb.GenerateRequest, caller: Caller, deadline: float | None, at_once: bool
+        self, request: pb.GenerateRequest, caller: Caller, deadline: float | None, at_once: bool, record: RequestRecord
     ) -> AbstractAsyncContextManager[EventStream]:
         """Returns the context in which a request runs in the engine; its value has the request's events.
 
         Raises:
             TkError: here, or when the context is entered: the request is refused.
         """
-        with self._runner.observer.refusals():
-            asked = asked_request(request, caller, self.info, deadline, at_once)
-        return self._runner.run(asked, _admitted)
+        asked = asked_request(request, caller, self.info, deadline, at_once)
+        record.params = asked.params
 
+        async def admit(request_id: str) -> None:
+            """Sends nothing: the head of an answer is sent with its first event, which has the id."""
+            record.request_id = record.request_id or request_id
 
-async def _admitted(request_id: str) -> None:
-    """Does nothing: the head of an answer is sent with its first event, which has the id."""
+        return self._runner.run(asked, admit)
 
 
 @asynccontextmanager
 async def running_all(
-    model: ServedModel, requests: Sequence[pb.GenerateRequest], caller: Caller, deadline: float | None, at_once: bool
+    model: ServedModel,
+    requests: Sequence[pb.GenerateRequest],
+    caller: Caller,
+    deadline: float | None,
+    at_once: bool,
+    record: RequestRecord,
 ) -> AsyncIterator[AsyncIterator[Numbered]]:
     """Runs requests while the body runs, and yields their events with the number of each event's request.
+
+    The record of the call is of all its requests: none has been admitted until all have.
 
     Raises:
         TkError: a request is refused; those before it end.
     """
     async with AsyncExitStack() as stack:
         streams = [
-            await stack.enter_async_context(model.running(request, caller, deadline, at_once)) for request in requests
+            await stack.enter_async_context(model.running(request, caller, deadline, at_once, record))
+            for request in requests
         ]
+        record.admit(record.request_id)
         if len(streams) == 1:
-            yield _numbered(streams[0])
+            yield _seen(_numbered(streams[0]), record)
             return
         queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(maxsize=1)
         pumps = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
         try:
-            yield _merged(queue, len(pumps))
+            yield _seen(_merged(queue, len(pumps)), record)
         finally:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _seen(events: AsyncIterator[Numbered], record: RequestRecord) -> AsyncIterator[Numbered]:
+    async for number, event in events:
+        record.see(event)
+        yield number, event
 
 
 async def _numbered(stream: EventStream) -> AsyncIterator[Numbered]:

@@ -1,10 +1,10 @@
 """The observer of a server's requests: the one place through which their events pass, whatever the protocol."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from ...core.errors import TkError
 from ..requests.events import Event, Request
+from .request_record import RequestRecord
 
 OnEvent = Callable[[Event], None]
 
@@ -24,14 +24,8 @@ class Observer:
     def refuse(self, error: TkError) -> None:
         """Observes a call that is refused before the engine takes its request."""
 
-    @contextmanager
-    def refusals(self) -> Iterator[None]:
-        """Reports a TkError of the body as a refusal; the error goes on."""
-        try:
-            yield
-        except TkError as error:
-            self.refuse(error)
-            raise
+    def end(self, record: RequestRecord) -> None:
+        """Observes the end of a call that was to run a request, whatever that end is; on the event loop's thread."""
 
 
 class Observers(Observer):
@@ -48,3 +42,7 @@ class Observers(Observer):
     def refuse(self, error: TkError) -> None:
         for observer in self._observers:
             observer.refuse(error)
+
+    def end(self, record: RequestRecord) -> None:
+        for observer in self._observers:
+            observer.end(record)

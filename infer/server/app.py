@@ -66,17 +66,18 @@ class Server:
         self.metrics: MetricsPort | None = None
         self._tally = RequestTally()
         observer = self._tally if doors or options.metrics_port is not None else Observer()
+        log = self._log = RequestLog(options.log_prompts, observer)
         self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens, observer)
         self._dead = asyncio.Event()
         self.health_address = ""
         self._health_port = make_health_port(health)
         alone = options.admin_port is None
-        self._port = make_port(callers, health, (READINESS, ADMIN_SERVICE) if alone else (READINESS,), observer)
-        self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), observer)
+        self._port = make_port(callers, health, (READINESS, ADMIN_SERVICE) if alone else (READINESS,), log)
+        self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), log)
         services = pb.DESCRIPTOR.services_by_name
-        service = GenerationService(self._runner, callers, RequestLog(options.log_prompts))
-        add_service(self._port, services["Generation"], service)
-        add_service(self._admin_port, services["Admin"], AdminService(self._runner, self.drain, reloads))
+        admin = AdminService(self._runner, self.drain, reloads)
+        add_service(self._port, services["Generation"], GenerationService(self._runner, callers, log), callers, log)
+        add_service(self._admin_port, services["Admin"], admin, callers, log)
 
     async def start(self) -> str:
         """Starts to listen, and returns HOST:PORT. Requests are refused until `set_ready` is called.
@@ -94,7 +95,7 @@ class Server:
             _LOG.info("health, without encryption, on %s", self.health_address)
         self._open_metrics()
         for door in self._doors:
-            await door.open(self._runner, self._callers, self._tally)
+            await door.open(self._runner, self._callers, self._log, self._tally)
         loop = asyncio.get_running_loop()
 
         def on_change(error: WorkerDied | None) -> None:

@@ -5,12 +5,12 @@ from typing import Final
 
 import grpc
 
-from ..observability.observer import Observer
 from .access.callers import Callers
 from .access.guard import Guard
 from .lifecycle.health import HEALTH_SERVICE, Health
 from .options import ServerOptions, not_ours
 from .reflection import add_reflection
+from .request.request_log import RequestLog
 from .request.response_size import MAX_RESPONSE_BYTES
 
 MAX_REQUEST_BYTES: Final = 4 << 20
@@ -28,9 +28,9 @@ _CHANNEL_OPTIONS: Final = (
 )
 
 
-def make_port(callers: Callers, health: Health, services: Sequence[str], observer: Observer) -> grpc.aio.Server:
+def make_port(callers: Callers, health: Health, services: Sequence[str], log: RequestLog) -> grpc.aio.Server:
     """Returns a server with health and reflection that does not listen yet; the caller adds `services`, full names."""
-    server = grpc.aio.server(interceptors=[Guard(callers, observer)], options=_CHANNEL_OPTIONS)
+    server = grpc.aio.server(interceptors=[Guard(callers, log)], options=_CHANNEL_OPTIONS)
     health.add_to(server)
     add_reflection(server, (*services, HEALTH_SERVICE))
     return server

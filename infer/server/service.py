@@ -9,7 +9,6 @@ from functools import partial
 from typing import Final, TypeVar
 
 import grpc
-from google.protobuf.json_format import MessageToDict
 
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
@@ -21,6 +20,7 @@ from ..api.wire import (
     params_from_request,
     score_to_wire,
 )
+from ..observability.request_record import RequestRecord
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import ModelInfo
 from ..requests.score import score_request
@@ -28,7 +28,7 @@ from ..requests.streams import EventStream
 from .access.callers import Callers
 from .access.tokens import Caller
 from .request.request_ids import METADATA_KEY
-from .request.request_log import RequestLog, RequestRecord
+from .request.request_log import RequestLog
 from .request.requests import check_request, check_score
 from .request.response_size import check_text_size
 from .request.runner import AskedRequest, RequestRunner
@@ -50,7 +50,7 @@ class _ServedCall:
 
     async def admit(self, request_id: str) -> None:
         """Sends the caller the id of its request, which the engine has accepted."""
-        self.record.request_id = request_id
+        self.record.admit(request_id)
         await self.context.send_initial_metadata(((METADATA_KEY, request_id),))
 
 
@@ -82,10 +82,10 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
         async with self._call("Score", request, context) as call:
-            with self._runner.observer.refusals():
-                self._runner.lifecycle.check_loaded()
-                check_score(request)
-                scored = score_request(*await self._runner.prompts.of_score(request), top=request.top)
+            self._runner.lifecycle.check_loaded()
+            check_score(request)
+            scored = score_request(*await self._runner.prompts.of_score(request), top=request.top)
+            call.record.params = scored.params
             asked = AskedRequest(
                 call.caller,
                 scored.prompt,
@@ -98,13 +98,13 @@ class GenerationService(pb_grpc.GenerationServicer):
                 return await _converted(partial(score_to_wire, top=request.top), await _completion(stream, call))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenIds:
-        async with answered(context):
+        async with self._plain_call("Tokenize", context):
             self._runner.lifecycle.check_loaded()
             ids = await self._runner.prompts.of_text(request.text, not request.no_special_tokens)
             return await asyncio.to_thread(pb.TokenIds, ids=ids)
 
     async def Detokenize(self, request: pb.TokenIds, context: grpc.aio.ServicerContext) -> pb.DetokenizeResponse:
-        async with answered(context):
+        async with self._plain_call("Detokenize", context):
             self._runner.lifecycle.check_loaded()
             tokenizer = self._runner.prompts.tokenizer
             check_text_size(len(request.ids), tokenizer.longest_token_bytes)
@@ -112,7 +112,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             return pb.DetokenizeResponse(text=text)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext) -> pb.ModelInfo:
-        async with answered(context):
+        async with self._plain_call("GetModelInfo", context):
             self._runner.lifecycle.check_loaded()
             return model_info_to_wire(self._runner.engine.info)
 
@@ -121,23 +121,31 @@ class GenerationService(pb_grpc.GenerationServicer):
         self, method: str, request: pb.GenerateRequest | pb.ScoreRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[_ServedCall]:
         """Answers a call that runs a request in the body, whose errors become statuses and lines of the log."""
-        remaining, log = context.time_remaining(), self._log
+        remaining = context.time_remaining()
         deadline = None if remaining is None else time.monotonic() + remaining
         async with answered(context):
             caller = self._callers.identify(context.invocation_metadata())
             request_id = request.request_id if isinstance(request, pb.GenerateRequest) else ""
-            prompt = MessageToDict(request).get(request.WhichOneof("prompt")) if log.with_prompts else None
-            with log.request(method, caller.principal, request_id, prompt) as record:
+            with self._log.request(method, caller.principal, request_id) as record:
+                self._log.add_prompts(record, request)
                 yield _ServedCall(context, caller, deadline, record)
+
+    @asynccontextmanager
+    async def _plain_call(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        """Answers a call that runs no request in the body; its errors become statuses, and lines of the log."""
+        async with answered(context):
+            caller = self._callers.identify(context.invocation_metadata())
+            with self._log.refusals(method, caller.principal):
+                yield
 
     def _running(
         self, request: pb.GenerateRequest, call: _ServedCall, at_once: bool = False
     ) -> AbstractAsyncContextManager[EventStream]:
         """Returns the context in which a request runs; its value has the events."""
-        with self._runner.observer.refusals():
-            self._runner.lifecycle.check_loaded()
-            info = self._runner.engine.info
-            asked = asked_request(request, call.caller, info, call.deadline, at_once)
+        self._runner.lifecycle.check_loaded()
+        info = self._runner.engine.info
+        asked = asked_request(request, call.caller, info, call.deadline, at_once)
+        call.record.params = asked.params
         return self._runner.run(asked, call.admit)
 
 

@@ -8,7 +8,6 @@ from typing import Final
 
 import h11
 
-from ...server.status import text_for_client
 from .messages import JSON, Headers, HttpRequest, dumped
 from .problems import HttpProblem, body_of, headers_of, status_of
 
@@ -37,13 +36,19 @@ class HttpConnection:
         reader: the bytes of the client.
         writer: the way to the client.
         answer: answers a request, and its own errors, by the calls of `Reply`.
+        on_refusal: is called with the problem of what could not be read as a request.
         is_last: whether the connection closes after one request.
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer, is_last: bool = False
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        answer: Answer,
+        on_refusal: Callable[[HttpProblem], None],
+        is_last: bool = False,
     ) -> None:
-        self._reader, self._writer, self._answer = reader, writer, answer
+        self._reader, self._writer, self._answer, self._on_refusal = reader, writer, answer, on_refusal
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._is_last = is_last
         self._idle: asyncio.Task[bool] | None = None
@@ -201,13 +206,14 @@ class HttpConnection:
             self._is_last = True
             _LOG.exception("a connection ended by a fault of the server")
 
-    async def _refuse(self, error: Exception) -> None:
+    async def _refuse(self, error: HttpProblem | h11.RemoteProtocolError) -> None:
         """Answers what could not be read as a request."""
-        problem = error
-        if isinstance(error, h11.RemoteProtocolError):
-            problem = HttpProblem(f"This is not HTTP/1.1: {error}.", error.error_status_hint)
+        if isinstance(error, HttpProblem):
+            problem = error
+        else:  # the bytes, which h11 adds after a colon, may be of a prompt, and the problem is logged
+            problem = HttpProblem(f"This is not HTTP/1.1: {str(error).partition(':')[0]}.", error.error_status_hint)
         self._is_last = True
-        _LOG.debug("refused a connection: %s", text_for_client(problem))
+        self._on_refusal(problem)
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             await self.whole(status_of(problem), JSON, dumped(body_of(problem)), headers_of(problem))
 

@@ -32,6 +32,11 @@ class HttpRequest:
         return values[0] if len(values) == 1 else ""
 
 
+def method_of(request: HttpRequest) -> str:
+    """Returns the name of a call in the log: its method and its path, of a bounded length."""
+    return f"{request.method[:20]} {request.path[:200]}"
+
+
 class Reply(Protocol):
     """The way back to the client: `whole`, or `begin`, `send` and `end`.
 

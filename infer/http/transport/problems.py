@@ -55,6 +55,12 @@ class HttpProblem(TkError):
         self.status, self.headers = status, list(headers)
 
 
+class NoConnectionLeft(HttpProblem):
+    """A connection above the number that the port takes."""
+
+    grpc_status = "UNAVAILABLE"
+
+
 def status_of(error: Exception) -> int:
     """Returns the HTTP status of an error."""
     return error.status if isinstance(error, HttpProblem) else _row(error)[0]

@@ -6,8 +6,8 @@ from typing import Any, Final
 import grpc
 
 from ....core.errors import TkError
-from ...observability.observer import Observer
 from ..lifecycle.health import HEALTH_SERVICE
+from ..request.request_log import RequestLog
 from ..status import abort_with
 from .callers import Callers
 from .tokens import ADMIN, GENERATE
@@ -18,8 +18,8 @@ _ROLES_BY_SERVICE: Final = (("/tk.v1.Generation/", GENERATE), ("/tk.v1.Admin/", 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no annotations
     """Refuses calls, before their messages are read, of callers that are unknown or lack the service's role."""
 
-    def __init__(self, callers: Callers, observer: Observer) -> None:
-        self._callers, self._observer = callers, observer
+    def __init__(self, callers: Callers, log: RequestLog) -> None:
+        self._callers, self._log = callers, log
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -28,12 +28,13 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no an
         if details.method.startswith(f"/{HEALTH_SERVICE}/"):
             return await continuation(details)
         try:
-            caller = self._callers.identify(details.invocation_metadata)
-            for service, role in _ROLES_BY_SERVICE:
-                if details.method.startswith(service):
-                    caller.require(role)
+            with self._log.refusals(details.method.rpartition("/")[2]) as record:
+                caller = self._callers.identify(details.invocation_metadata)
+                record.principal = caller.principal
+                for service, role in _ROLES_BY_SERVICE:
+                    if details.method.startswith(service):
+                        caller.require(role)
         except TkError as error:
-            self._observer.refuse(error)
             return _refusal(error)
         return await continuation(details)
 

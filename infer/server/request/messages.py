@@ -14,33 +14,47 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from ....core.errors import InvalidRequest
+from ..access.callers import Callers
 from ..status import answered
+from .request_log import RequestLog
 
 MAX_FIELDS: Final = 20_000  # of one message, at any depth; a packed list, like a text, is one
 INLINE_BYTES: Final = 4096  # shorter messages are read at once, which takes less than another thread would
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_Read = Callable[[str, bytes, grpc.aio.ServicerContext], Awaitable[Message]]
 _FIXED_SIZES: Final = ((_FIXED64, 8), (_FIXED32, 4))
 
 
-def add_service(server: grpc.aio.Server, service: ServiceDescriptor, servicer: Any) -> None:
+def add_service(
+    server: grpc.aio.Server, service: ServiceDescriptor, servicer: Any, callers: Callers, log: RequestLog
+) -> None:
     """Adds a service to a server; its calls get messages that `read_message` has checked.
 
     Args:
         server: the server.
         service: the description of the service.
         servicer: has a method per call of the service, for one message each.
+        callers: identifies the callers.
+        log: the log of calls, which has those that are refused because of their messages.
     """
-    handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in service.methods}
+    kinds = {method.name: GetMessageClass(method.input_type) for method in service.methods}
+
+    async def read(name: str, raw: bytes, context: grpc.aio.ServicerContext) -> Message:
+        with log.refusals(name) as record:
+            record.principal = callers.identify(context.invocation_metadata()).principal
+            inline = len(raw) <= INLINE_BYTES
+            return read_message(kinds[name], raw) if inline else await asyncio.to_thread(read_message, kinds[name], raw)
+
+    handlers = {method.name: _handler(method, getattr(servicer, method.name), read) for method in service.methods}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
-def _handler(method: MethodDescriptor, answer: Callable[[Any, Any], Awaitable[Any]]) -> grpc.RpcMethodHandler:
-    kind = GetMessageClass(method.input_type)
-
+def _handler(
+    method: MethodDescriptor, answer: Callable[[Any, Any], Awaitable[Any]], read: _Read
+) -> grpc.RpcMethodHandler:
     async def read_and_answer(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
         async with answered(context):
-            inline = len(raw) <= INLINE_BYTES
-            message = read_message(kind, raw) if inline else await asyncio.to_thread(read_message, kind, raw)
+            message = await read(method.name, raw, context)
         return await answer(message, context)
 
     make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler

@@ -1,99 +1,110 @@
-"""The log of requests: one line for each at its end, with its id, status, tokens and times.
+"""The log of calls: one line for each at its end, with its id, status, tokens and times.
 
-A record of `logging` carries the same values in `fields`, for formatters that write JSON.
+Every call that ends with an error has a line, and every call that runs a request; those that are refused before the
+engine takes a request are counted here too, so that log and metrics agree. A record of `logging` carries the values of
+a line in `fields`, for formatters that write JSON.
 """
 
 import asyncio
 import json
 import logging
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Final
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 
 from ....core.errors import TkError
-from ...requests.events import Delta, Finished, SentEvent, Started
+from ....proto.v1 import generation_pb2 as pb
+from ...observability.observer import Observer
+from ...observability.request_record import RequestRecord
+from ..status import text_for_client
 
 _LOG: Final = logging.getLogger(__name__)
-
-
-@dataclass
-class RequestRecord:
-    """The values that the line of a request has.
-
-    Attributes:
-        method: the call.
-        principal: the caller's name.
-        request_id: the request's name; a request that is refused before it has one has the caller's.
-        values: tokens, times in seconds, and the prompt if prompts are logged.
-    """
-
-    method: str
-    principal: str
-    request_id: str
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def see(self, event: SentEvent) -> None:
-        """Takes tokens and times from an event on its way to the caller."""
-        values = self.values
-        match event:
-            case Delta():
-                values["completion_tokens"] += len(event.token_ids)
-            case Started():
-                values |= {"prompt_tokens": event.prompt_tokens, "cached_tokens": event.cached_tokens}
-                values["completion_tokens"] = 0
-            case Finished() if "queue_seconds" not in values:
-                values["queue_seconds"] = round(event.timing.queue_seconds, 6)
-                values["first_token_seconds"] = round(event.timing.first_token_seconds, 6)
+_NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
+# The caller has gone, or its deadline has passed.
+_GONE: Final = (asyncio.CancelledError, grpc.aio.BaseError, ConnectionError, TimeoutError)
 
 
 class RequestLog:
-    """Writes the lines.
+    """Writes the lines, and reports the calls to an observer.
 
-    Attributes:
-        with_prompts: whether they have the prompts, which may be confidential.
+    Args:
+        with_prompts: whether lines have the prompts, which may be confidential.
+        observer: observes the refused calls and the ends of requests.
     """
 
-    def __init__(self, with_prompts: bool = False) -> None:
-        self.with_prompts = with_prompts
+    def __init__(self, with_prompts: bool = False, observer: Observer | None = None) -> None:
+        self._with_prompts, self._observer = with_prompts, observer or Observer()
 
     @contextmanager
-    def request(self, method: str, principal: str, request_id: str, prompt: object) -> Iterator[RequestRecord]:
+    def request(
+        self, method: str, principal: str, request_id: str, trace: Mapping[str, str] = _NO_TRACE
+    ) -> Iterator[RequestRecord]:
         """A context around a request, at the end of which its line is written; errors pass through it.
 
         Args:
-            prompt: a text, token ids or messages, as JSON has them; it is left out unless prompts are logged.
+            method: the call.
+            principal: the caller.
+            request_id: the caller's name for the request, or "".
+            trace: the caller's trace context.
         """
-        record, begun = RequestRecord(method, principal, request_id), time.monotonic()
-        if self.with_prompts:
-            record.values["prompt"] = prompt
-        status = "OK"
+        record = RequestRecord(method, principal, request_id, trace)
+        try:
+            yield record
+        except BaseException as error:
+            self._fail(record, error)
+            raise
+        finally:
+            record.values["total_seconds"] = round(record.seconds(), 6)
+            _write(record)
+            self._observer.end(record)
+
+    @contextmanager
+    def refusals(self, method: str, principal: str = "") -> Iterator[RequestRecord]:
+        """A context around a part of a call that runs no request; it has a line only if a TkError ends it.
+
+        The body may still change the record, which it gets.
+        """
+        record = RequestRecord(method, principal)
         try:
             yield record
         except TkError as error:
-            status = error.grpc_status
-            record.values["error"] = str(error)
+            self._fail(record, error)
+            _write(record)
             raise
-        except (asyncio.CancelledError, grpc.aio.BaseError):  # the caller has gone, or its deadline has passed
-            status = "CANCELLED"
-            raise
-        except BaseException:
-            status = "INTERNAL"
-            raise
-        finally:
-            record.values["total_seconds"] = round(time.monotonic() - begun, 6)
-            _write(record, status)
+
+    def refuse(self, method: str, error: TkError) -> None:
+        """Writes the line of a call that was refused before it could be read, and counts it."""
+        record = RequestRecord(method)
+        self._fail(record, error)
+        _write(record)
+
+    def add_prompts(self, record: RequestRecord, *requests: pb.GenerateRequest | pb.ScoreRequest) -> None:
+        """Adds the prompts of a call to its line, if prompts are logged: texts, token ids or messages."""
+        if self._with_prompts:
+            prompts = [MessageToDict(each).get(each.WhichOneof("prompt") or "") for each in requests]
+            record.values["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+
+    def _fail(self, record: RequestRecord, error: BaseException) -> None:
+        record.error = error
+        if isinstance(error, TkError):
+            record.status = error.grpc_status
+            record.values["error"] = text_for_client(error)
+        else:
+            record.status = "CANCELLED" if isinstance(error, _GONE) else "INTERNAL"
+        if record.is_refused and isinstance(error, TkError):
+            self._observer.refuse(error)
 
 
-def _write(record: RequestRecord, status: str) -> None:
+def _write(record: RequestRecord) -> None:
     fields = {
         "request_id": record.request_id,
         "principal": record.principal,
         "method": record.method,
-        "status": status,
+        "status": record.status,
         **record.values,
     }
     words = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())

@@ -59,7 +59,7 @@ class RequestRunner:
         lifecycle: the state of the server.
         live: the requests that the engine computes or a handler answers.
         prompts: converts prompts to tokens.
-        observer: observes the requests and the refused calls, of all protocols.
+        observer: observes the requests of all protocols that the engine takes.
 
     Args:
         default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
@@ -93,15 +93,13 @@ class RequestRunner:
         Raises:
             TkError: the request is refused; nothing was allocated for it.
         """
-        with self.observer.refusals():
-            self.lifecycle.check_admitting()
-            request_id, principal = chosen_id(asked.request_id), asked.caller.principal
-            stream = self.live.open(request_id, principal)
+        self.lifecycle.check_admitting()
+        request_id, principal = chosen_id(asked.request_id), asked.caller.principal
+        stream = self.live.open(request_id, principal)
         submitted = False
         try:
-            with self.observer.refusals():
-                request = await self._engine_request(asked, request_id)
-                self.engine.submit(request, self.observer.begin(request, stream.push))
+            request = await self._engine_request(asked, request_id)
+            self.engine.submit(request, self.observer.begin(request, stream.push))
             submitted = True
             await on_admitted(request_id)
             yield stream

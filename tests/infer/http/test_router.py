@@ -1,12 +1,18 @@
 """Paths, methods, types of bodies, tokens and roles."""
 
+import logging
+import re
+import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tk.infer.http import http_port as port_module
+from tk.infer.http.transport.connection import MAX_BODY_BYTES
 from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
-from tk.tests.infer.http.http_server import Answer, HttpServerThread
-from tk.tests.infer.server.fake_engine import FakeEngine
+from tk.tests.infer.http.http_server import Answer, HttpServerThread, post, read_to_end
+from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine
 
 BODY = {"model": "fake", "prompt": "hi"}
 
@@ -53,3 +59,57 @@ def test_what_is_no_use_of_the_port(
     answer = server.ask(path, b"{}", {"content-type": content_type}, method)
     assert row(answer) == (status, "invalid_request_error", f"http_{status}")
     assert ("allow" in answer.headers) == (status == 405)
+
+
+def test_every_call_has_one_line_and_refusals_are_counted_once(
+    engine: FakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="tk")
+    tokens = tmp_path / "tokens"
+    tokens.write_text(line_of(token_digest("one"), Caller("alice", frozenset({GENERATE}))))
+    server = HttpServerThread(engine, http_port=0, metrics_port=0, tokens=tokens)
+    known, path = {"authorization": "Bearer one", "x-request-id": "mine"}, "/v1/completions"
+    server.ask(path, BODY)
+    server.ask("/load", headers=known)
+    server.ask("/nothing", headers=known)
+    server.ask(path, b"{", known)
+    server.ask(path, {"prompt": "hi", "tools": []}, known)
+    server.ask(path, {"prompt": ["hi", []]}, known)  # the first of two is admitted, the second is not
+    server.ask("/v1/models/other", headers=known)
+    with server.connect(post(path, b" " * (MAX_BODY_BYTES + 1))) as large:
+        read_to_end(large)
+    with server.connect(b"secret words\r\n\r\n") as strange:
+        read_to_end(strange)
+    monkeypatch.setattr(port_module, "MAX_CONNECTIONS", 0)
+    with server.connect() as third:
+        read_to_end(third)
+    monkeypatch.undo()
+    refused = [
+        ("POST /v1/completions", "UNAUTHENTICATED", "", ""),
+        ("GET /load", "PERMISSION_DENIED", "alice", ""),
+        ("GET /nothing", "INVALID_ARGUMENT", "alice", ""),
+        ("POST /v1/completions", "INVALID_ARGUMENT", "alice", "mine"),
+        ("POST /v1/completions", "INVALID_ARGUMENT", "alice", "mine"),
+        ("POST /v1/completions", "INVALID_ARGUMENT", "alice", "mine"),
+        ("GET /v1/models/other", "NOT_FOUND", "alice", ""),
+        ("HTTP", "INVALID_ARGUMENT", "", ""),
+        ("HTTP", "INVALID_ARGUMENT", "", ""),
+        ("HTTP", "UNAVAILABLE", "", ""),
+    ]
+    fields = [record.fields for record in caplog.records if hasattr(record, "fields")]
+    rows = [(line["method"], line["status"], line["principal"], line["request_id"]) for line in fields]
+    assert rows == refused
+    assert "secret" not in caplog.text
+    with urllib.request.urlopen(server.server.metrics.url, timeout=WAIT_SECONDS) as response:
+        found = re.findall(r'tk_request_rejections_total{.*status="(\w+)"} (\d+)', response.read().decode())
+    assert {status: int(count) for status, count in found} == Counter(status for _, status, _, _ in refused)
+
+    caplog.clear()
+    for stream in (False, True):
+        assert server.ask(path, {"prompt": ["hi", "ho"], "stream": stream}, known).status == 200
+    server.run(server.server.drain())
+    [whole, streamed] = [record.fields for record in caplog.records if hasattr(record, "fields")]
+    assert whole | {"total_seconds": 0} == streamed | {"total_seconds": 0}
+    assert (whole["status"], whole["request_id"], whole["prompt_tokens"]) == ("OK", "mine", 6)
+    assert whole["completion_tokens"] == 6
+    server.close()

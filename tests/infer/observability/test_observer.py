@@ -1,9 +1,8 @@
 """Observers: the one that ignores requests, several at once, and refusals."""
 
-import pytest
-
 from tk.core.errors import InvalidRequest, TkError
 from tk.infer.observability.observer import Observer, Observers, OnEvent
+from tk.infer.observability.request_record import RequestRecord
 from tk.infer.requests.events import Done, Event, Request
 from tk.infer.requests.sampling_params import SamplingParams
 
@@ -26,6 +25,9 @@ class Recorder(Observer):
     def refuse(self, error: TkError) -> None:
         self.lines.append(f"{self.name} refuses: {error}")
 
+    def end(self, record: RequestRecord) -> None:
+        self.lines.append(f"{self.name} sees the end of {record.method}: {record.status}")
+
 
 def test_the_first_observer_is_nearest_to_the_reader() -> None:
     lines: list[str] = []
@@ -34,14 +36,17 @@ def test_the_first_observer_is_nearest_to_the_reader() -> None:
     assert lines == ["one begins r", "two begins r", "two sees Done", "one sees Done", "read"]
 
 
-def test_a_refusal_is_reported_and_goes_on() -> None:
+def test_refusals_and_ends_reach_all_observers() -> None:
     lines: list[str] = []
-    observers = Observers([Recorder("one", lines)])
-    with pytest.raises(InvalidRequest), observers.refusals():
-        raise InvalidRequest("no prompt", field="prompt")
-    with pytest.raises(KeyError), observers.refusals():
-        raise KeyError("a defect")
-    assert lines == ["one refuses: no prompt"]
+    observers = Observers([Recorder("one", lines), Recorder("two", lines)])
+    observers.refuse(InvalidRequest("no prompt", field="prompt"))
+    observers.end(RequestRecord("Generate", status="CANCELLED"))
+    assert lines == [
+        "one refuses: no prompt",
+        "two refuses: no prompt",
+        "one sees the end of Generate: CANCELLED",
+        "two sees the end of Generate: CANCELLED",
+    ]
 
 
 def test_no_observer_adds_nothing_to_an_event() -> None:

@@ -1,6 +1,10 @@
 """One line per request at its end, whatever that is; prompts only where the operator asks for them."""
 
 import logging
+import re
+import urllib.request
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -8,6 +12,7 @@ import pytest
 
 from tk.core.errors import Overloaded
 from tk.infer.requests.events import Done
+from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.infer.server.request.request_log import RequestLog
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
@@ -93,6 +98,59 @@ def test_prompts_are_logged_where_the_operator_asks(engine: FakeEngine, caplog: 
 
 
 def test_an_error_passes_through(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ZeroDivisionError), RequestLog().request("Generate", "alice", "x", None):
+    with pytest.raises(ZeroDivisionError), RequestLog().request("Generate", "alice", "x"):
         raise ZeroDivisionError
     assert "principal=alice method=Generate status=INTERNAL total_seconds=" in caplog.text
+
+
+ROWS = [
+    ("GenerateOnce", "UNAUTHENTICATED", ""),
+    ("GenerateOnce", "PERMISSION_DENIED", "ops"),
+    ("GenerateOnce", "INVALID_ARGUMENT", "alice"),  # an unknown field
+    ("Tokenize", "INVALID_ARGUMENT", "alice"),  # damaged bytes
+    ("GenerateOnce", "INVALID_ARGUMENT", "alice"),  # no prompt
+    ("Score", "INVALID_ARGUMENT", "alice"),
+    ("GenerateOnce", "RESOURCE_EXHAUSTED", "alice"),
+    ("Detokenize", "INVALID_ARGUMENT", "alice"),
+    ("GenerateOnce", "UNAVAILABLE", "alice"),
+]
+
+
+def test_every_refusal_has_one_line_and_is_counted_once(
+    engine: FakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callers = {"one": Caller("alice", frozenset({GENERATE})), "two": Caller("ops", frozenset({ADMIN}))}
+    tokens = tmp_path / "tokens"
+    tokens.write_text("".join(line_of(token_digest(token), caller) for token, caller in callers.items()))
+    server = ServerThread(engine, tokens=tokens, metrics_port=0)
+    good = pb.GenerateRequest(text="hi").SerializeToString()
+    with grpc.insecure_channel(server.target) as channel:
+
+        def refused(method: str, message: bytes, token: str = "one") -> None:
+            metadata = (("authorization", f"Bearer {token}"),)
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary(f"/tk.v1.Generation/{method}")(message, metadata=metadata, timeout=WAIT_SECONDS)
+
+        refused("GenerateOnce", good, "unknown")
+        refused("GenerateOnce", good, "two")
+        refused("GenerateOnce", good + b"\xea\x04\x00")
+        refused("Tokenize", b"\x0a\xff")
+        refused("GenerateOnce", b"")
+        refused("Score", b"")
+        engine.refusal = Overloaded("Full.")
+        refused("GenerateOnce", good)
+        refused("Detokenize", pb.TokenIds(ids=[1] * (4 << 20)).SerializeToString()[: 3 << 20])
+        server.run(server.server.drain())
+        refused("GenerateOnce", good)
+    seen = [(line["method"], line["status"], line["principal"]) for line in lines(server, caplog)]
+    assert seen == ROWS
+    assert counted(server) == Counter(status for _, status, _ in ROWS)
+    server.close()
+
+
+def counted(server: ServerThread) -> dict[str, int]:
+    """The refusals that Prometheus reads, by status."""
+    with urllib.request.urlopen(server.server.metrics.url, timeout=WAIT_SECONDS) as response:
+        text = response.read().decode()
+    found = re.findall(r'tk_request_rejections_total{.*status="(\w+)"} (\d+)', text)
+    return {status: int(count) for status, count in found}

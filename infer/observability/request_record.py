@@ -1,0 +1,83 @@
+"""All that a server knows of one call when it ends: its caller, tokens, times and status."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...core.errors import TkError
+from ..requests.events import Delta, Finished, SentEvent, Started, Timing
+from ..requests.sampling_params import SamplingParams
+
+
+@dataclass
+class RequestRecord:
+    """A call from its begin to its end.
+
+    Attributes:
+        method: the call.
+        principal: the caller's name.
+        request_id: the request's name; a request that is refused before it has one has the caller's.
+        trace: the caller's trace context, by the names of its headers; empty if it sent none.
+        params: the sampling options, once they are read.
+        values: tokens, times in seconds, and the prompt if prompts are logged.
+        status: the name of the status that the call ended with.
+        error: the error that ended it, if one did.
+        admitted: the seconds from the begin until the engine took the request; None = it did not.
+        timing: the times of the sample that ended first.
+        reasons: the reasons for the ends of samples.
+        step: the training step of the weights.
+        begun_ns: the time of the begin in nanoseconds since 1970.
+    """
+
+    method: str
+    principal: str = ""
+    request_id: str = ""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    params: SamplingParams | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    status: str = "OK"
+    error: BaseException | None = None
+    admitted: float | None = None
+    timing: Timing | None = None
+    reasons: list[str] = field(default_factory=list)
+    step: int | None = None
+    begun_ns: int = field(default_factory=time.time_ns)
+    _begun: float = field(default_factory=time.monotonic)
+
+    def seconds(self) -> float:
+        """Returns the seconds since the begin."""
+        return time.monotonic() - self._begun
+
+    def admit(self, request_id: str) -> None:
+        """Records that the engine has taken the request, and its id."""
+        self.request_id, self.admitted = request_id, self.seconds()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether an error for the caller ended the call before the engine took a request."""
+        return self.admitted is None and isinstance(self.error, TkError)
+
+    def see(self, event: SentEvent) -> None:
+        """Takes tokens and times from an event on its way to the caller."""
+        match event:
+            case Delta():
+                self._add("completion_tokens", len(event.token_ids))
+            case Started():
+                self.step = event.step
+                for name, count in (
+                    ("prompt", event.prompt_tokens),
+                    ("cached", event.cached_tokens),
+                    ("completion", 0),
+                ):
+                    self._add(f"{name}_tokens", count)
+            case Finished():
+                self.reasons.append(event.reason.value)
+                if self.timing is None:
+                    self.timing = event.timing
+                    self.values["queue_seconds"] = round(event.timing.queue_seconds, 6)
+                    self.values["first_token_seconds"] = round(event.timing.first_token_seconds, 6)
+
+    def _add(self, name: str, count: int) -> None:
+        """Adds to a number of tokens; a call may have several prompts."""
+        self.values[name] = self.values.get(name, 0) + count
