@@ -130,14 +130,16 @@ _SERVER_VALUES: Final = (
 @click.option("--log-json", is_flag=True, help="The same as --log-format json.")
 @click.option("--log-prompts", is_flag=True, help="Log the prompts of requests, too.")
 @click.option(
+    "--otlp-endpoint",
+    metavar="URL",
+    help="Send a trace of each request to the OpenTelemetry collector at URL (http://HOST:4317). Needs the extra otel.",
+)
+@click.option(
     "--insecure", is_flag=True, help="Allow a --host that other machines can reach, without encryption or tokens."
 )
 def serve(
     checkpoint: Path,
     follow: bool,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    tls_client_ca: Path | None,
     log_format: str,
     log_json: bool,
     **values: Any,
@@ -152,14 +154,11 @@ def serve(
     from ..core.console_log import show_log
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank
-    from ..infer.server.access.tls import certificates_of
-    from ..infer.server.options import ServerOptions, check_address
+    from ..infer.server.options import check_address
     from ..infer.workers.processes import WorkerProcesses
 
     show_log(as_json=log_json or log_format == "json")
-    server_values = {name: values.pop(name) for name in _SERVER_VALUES}
-    certificates = certificates_of(tls_cert, tls_key, tls_client_ca)
-    server_options = ServerOptions(**server_values, certificates=certificates)
+    server_options = _server_options(values)
     server_options.validate()
     check_address(server_options)
     doors = _doors(server_options)
@@ -192,6 +191,18 @@ def serve(
         raise click.Abort
     codes = {End.DRAINED: 0, End.SECOND_SIGNAL: EXIT_INTERRUPTED, End.TERMINATED: EXIT_TERMINATED}
     click.get_current_context().exit(codes[end])
+
+
+def _server_options(values: dict[str, Any]) -> "ServerOptions":
+    """Takes the options of the server from the values of the command's options; leaves those of the engine."""
+    from ..infer.observability.traces import chosen_endpoint
+    from ..infer.server.access.tls import certificates_of
+    from ..infer.server.options import ServerOptions
+
+    certificates = certificates_of(*(values.pop(name) for name in ("tls_cert", "tls_key", "tls_client_ca")))
+    endpoint = chosen_endpoint(values.pop("otlp_endpoint"))
+    own = {name: values.pop(name) for name in _SERVER_VALUES}
+    return ServerOptions(**own, certificates=certificates, otlp_endpoint=endpoint)
 
 
 def _doors(options: "ServerOptions") -> "list[HttpPort]":

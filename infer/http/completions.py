@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from ..observability.request_record import trace_of
 from ..requests.completion import CompletionBuilder
 from ..requests.events import Delta, Finished, PromptLogprobs, Started, Usage
 from ..server.access.tokens import Caller
@@ -32,10 +33,11 @@ class Completions:
 
     async def __call__(self, request: HttpRequest, caller: Caller, reply: Reply) -> None:
         model, request_id = self._model, request.header(METADATA_KEY)
-        with model.log.request(method_of(request), caller.principal, request_id) as record:
+        trace = trace_of(request.headers)
+        with model.log.request(method_of(request), caller.principal, request_id, trace) as record:
             deadline = _deadline(request)
             asked = self._read(await parsed(request.body), request_id)
-            model.log.add_prompts(record, *asked.requests)
+            model.log.describe(record, *asked.requests)
             at_once = not asked.is_streamed
             async with running_all(model, asked.requests, caller, deadline, at_once, record) as events:
                 answer = _Answer(self._dialect, asked, model, await anext(events))

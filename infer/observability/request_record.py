@@ -1,13 +1,25 @@
 """All that a server knows of one call when it ends: its caller, tokens, times and status."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ...core.errors import TkError
 from ..requests.events import Delta, Finished, SentEvent, Started, Timing
 from ..requests.sampling_params import SamplingParams
+
+TRACE_HEADERS: Final = ("traceparent", "tracestate")  # https://www.w3.org/TR/trace-context/
+_MAX_TRACE_LETTERS: Final = 512
+
+
+def trace_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+    """Returns the trace context among the headers or metadata of a call; what is too long for one is left out."""
+    return {
+        name: value
+        for name, value in headers
+        if name in TRACE_HEADERS and isinstance(value, str) and len(value) <= _MAX_TRACE_LETTERS
+    }
 
 
 @dataclass
@@ -19,12 +31,15 @@ class RequestRecord:
         principal: the caller's name.
         request_id: the request's name; a request that is refused before it has one has the caller's.
         trace: the caller's trace context, by the names of its headers; empty if it sent none.
+        operation: the kind of the request: text_completion, chat or score.
         params: the sampling options, once they are read.
         values: tokens, times in seconds, and the prompt if prompts are logged.
         status: the name of the status that the call ended with.
         error: the error that ended it, if one did.
         admitted: the seconds from the begin until the engine took the request; None = it did not.
-        timing: the times of the sample that ended first.
+        started: the seconds until the caller's first event; None = there was none.
+        first_token: the seconds until its first tokens; None = there were none.
+        timings: the times of the samples that completed.
         reasons: the reasons for the ends of samples.
         step: the training step of the weights.
         begun_ns: the time of the begin in nanoseconds since 1970.
@@ -34,12 +49,15 @@ class RequestRecord:
     principal: str = ""
     request_id: str = ""
     trace: Mapping[str, str] = field(default_factory=dict)
+    operation: str = "text_completion"
     params: SamplingParams | None = None
     values: dict[str, Any] = field(default_factory=dict)
     status: str = "OK"
     error: BaseException | None = None
     admitted: float | None = None
-    timing: Timing | None = None
+    started: float | None = None
+    first_token: float | None = None
+    timings: list[Timing] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     step: int | None = None
     begun_ns: int = field(default_factory=time.time_ns)
@@ -62,9 +80,11 @@ class RequestRecord:
         """Takes tokens and times from an event on its way to the caller."""
         match event:
             case Delta():
+                if self.first_token is None:
+                    self.first_token = self.seconds()
                 self._add("completion_tokens", len(event.token_ids))
             case Started():
-                self.step = event.step
+                self.step, self.started = event.step, self.seconds()
                 for name, count in (
                     ("prompt", event.prompt_tokens),
                     ("cached", event.cached_tokens),
@@ -73,8 +93,8 @@ class RequestRecord:
                     self._add(f"{name}_tokens", count)
             case Finished():
                 self.reasons.append(event.reason.value)
-                if self.timing is None:
-                    self.timing = event.timing
+                self.timings.append(event.timing)
+                if len(self.timings) == 1:
                     self.values["queue_seconds"] = round(event.timing.queue_seconds, 6)
                     self.values["first_token_seconds"] = round(event.timing.first_token_seconds, 6)
 

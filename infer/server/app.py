@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...core.errors import WorkerDied
 from ...proto.v1 import generation_pb2 as pb
-from ..observability.observer import Observer
+from ..observability.observer import Observer, Observers
 from ..observability.tally import RequestTally
 from .access.callers import Callers, TokenCallers
 from .admin import ADMIN_SERVICE, AdminService
@@ -26,6 +26,7 @@ from .service import GenerationService
 
 if TYPE_CHECKING:
     from ..observability.exposition import MetricsPort
+    from ..observability.traces import RequestTraces
 
 # Seconds for calls other than requests (health watchers, reflection) to end by themselves when no request is live.
 STOP_GRACE: Final = 0.5
@@ -65,7 +66,8 @@ class Server:
         self._lifecycle = Lifecycle(health)
         self.metrics: MetricsPort | None = None
         self._tally = RequestTally()
-        observer = self._tally if doors or options.metrics_port is not None else Observer()
+        self._traces = _traces(engine, options)
+        observer = self._observer()
         log = self._log = RequestLog(options.log_prompts, observer)
         self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens, observer)
         self._dead = asyncio.Event()
@@ -78,6 +80,15 @@ class Server:
         admin = AdminService(self._runner, self.drain, reloads)
         add_service(self._port, services["Generation"], GenerationService(self._runner, callers, log), callers, log)
         add_service(self._admin_port, services["Admin"], admin, callers, log)
+
+    def _observer(self) -> Observer:
+        """Returns the observers of requests that the options ask for."""
+        chosen: list[Observer] = []
+        if self._doors or self._options.metrics_port is not None:
+            chosen.append(self._tally)
+        if self._traces is not None:
+            chosen.append(self._traces)
+        return Observers(chosen)
 
     async def start(self) -> str:
         """Starts to listen, and returns HOST:PORT. Requests are refused until `set_ready` is called.
@@ -169,3 +180,14 @@ class Server:
         with suppress(TimeoutError):  # the engine hangs; closing it ends the remaining requests
             await asyncio.wait_for(self._runner.live.wait_empty(), ABORT_GRACE)
         await self._runner.prompts.close()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
+
+
+def _traces(engine: ServedEngine, options: ServerOptions) -> "RequestTraces | None":
+    """Returns the observer that exports spans, if they are wanted; otherwise nothing of OpenTelemetry is imported."""
+    if options.otlp_endpoint is None:
+        return None
+    from ..observability.traces import RequestTraces
+
+    return RequestTraces(options.otlp_endpoint, lambda: engine.info.name)

@@ -27,7 +27,8 @@ class ServerOptions:
         insecure: whether to listen on an address that other machines reach, without encryption or authentication.
         certificates: the certificates of TLS; None = connections are not encrypted.
         tokens: the file of the callers' tokens (see callers.py); None = every caller may make every call.
-        log_prompts: whether the log has the prompts of requests.
+        log_prompts: whether the log, and spans, have the prompts of requests.
+        otlp_endpoint: the address of an OpenTelemetry collector, to which spans go by OTLP; None = there are none.
     """
 
     _: KW_ONLY
@@ -44,6 +45,7 @@ class ServerOptions:
     certificates: Certificates | None = None
     tokens: Path | None = None
     log_prompts: bool = False
+    otlp_endpoint: str | None = None
 
     @property
     def address(self) -> str:

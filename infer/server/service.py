@@ -20,7 +20,7 @@ from ..api.wire import (
     params_from_request,
     score_to_wire,
 )
-from ..observability.request_record import RequestRecord
+from ..observability.request_record import RequestRecord, trace_of
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import ModelInfo
 from ..requests.score import score_request
@@ -85,7 +85,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             self._runner.lifecycle.check_loaded()
             check_score(request)
             scored = score_request(*await self._runner.prompts.of_score(request), top=request.top)
-            call.record.params = scored.params
+            call.record.params, call.record.operation = scored.params, "score"
             asked = AskedRequest(
                 call.caller,
                 scored.prompt,
@@ -126,8 +126,9 @@ class GenerationService(pb_grpc.GenerationServicer):
         async with answered(context):
             caller = self._callers.identify(context.invocation_metadata())
             request_id = request.request_id if isinstance(request, pb.GenerateRequest) else ""
-            with self._log.request(method, caller.principal, request_id) as record:
-                self._log.add_prompts(record, request)
+            trace = trace_of(context.invocation_metadata())
+            with self._log.request(method, caller.principal, request_id, trace) as record:
+                self._log.describe(record, request)
                 yield _ServedCall(context, caller, deadline, record)
 
     @asynccontextmanager

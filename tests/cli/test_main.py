@@ -144,7 +144,7 @@ PROMISED = {
     | {"--threads", "--weight-dtype", "--follow"}
     | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"}
     | {"--max-queued-tokens", "--quota-sequences", "--quota-tokens", "--admin-port"}
-    | {"--log-format", "--log-json", "--log-prompts", "--health-port"}
+    | {"--log-format", "--log-json", "--log-prompts", "--health-port", "--otlp-endpoint"}
     | {"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"}
     | {"--no-prefix-cache", "--speculate", "--metrics-port", "--metrics-host", "--slow-step-ms"},
     "top": {"--interval", "--once", "--json", "--tls", "--tls-ca", "--tls-cert", "--tls-key"},

@@ -59,14 +59,14 @@ def test_imports_are_declared_and_declarations_imported(
 ) -> None:
     homes = packages_distributions()
     imported = third_party(root, sources)
-    # `google` is a namespace that two distributions share.
+    # `google` and `opentelemetry` are namespaces that several distributions share.
     used = {"protobuf" for name in imported if name.startswith("google.protobuf")}
-    tops = {top for name in imported if (top := name.split(".")[0]) != "google"}
+    tops = {top for name in imported if (top := name.split(".")[0]) not in ("google", "opentelemetry")}
     used |= {canonicalize_name(homes.get(top, [top])[0]) for top in tops}  # an extra need not be installed
     groups = project["project"]["optional-dependencies"]
     extras = {
         canonicalize_name(Requirement(r).name)
-        for group in ("http", "plot", "structured", "tensorboard")
+        for group in ("http", "otel", "plot", "structured", "tensorboard")
         for r in groups[group]
     }
     # google.rpc's messages come with grpcio-status; generated code imports protobuf's runtime.

@@ -82,10 +82,13 @@ class RequestLog:
         self._fail(record, error)
         _write(record)
 
-    def add_prompts(self, record: RequestRecord, *requests: pb.GenerateRequest | pb.ScoreRequest) -> None:
-        """Adds the prompts of a call to its line, if prompts are logged: texts, token ids or messages."""
+    def describe(self, record: RequestRecord, *requests: pb.GenerateRequest | pb.ScoreRequest) -> None:
+        """Adds the kind of a call's prompts to its record and, if they are logged, the texts, token ids or messages."""
+        kinds = [each.WhichOneof("prompt") or "" for each in requests]
+        if "chat" in kinds:
+            record.operation = "chat"
         if self._with_prompts:
-            prompts = [MessageToDict(each).get(each.WhichOneof("prompt") or "") for each in requests]
+            prompts = [MessageToDict(each).get(kind) for each, kind in zip(requests, kinds, strict=True)]
             record.values["prompt"] = prompts[0] if len(prompts) == 1 else prompts
 
     def _fail(self, record: RequestRecord, error: BaseException) -> None:

@@ -21,7 +21,7 @@ def test_tokens_of_all_prompts_are_added() -> None:
         "queue_seconds": 0.5,
         "first_token_seconds": 1.0,
     }
-    assert (record.step, record.reasons) == (40, ["length", "length"])
+    assert (record.step, record.reasons, len(record.timings)) == (40, ["length", "length"], 2)
 
 
 def test_a_call_is_refused_until_the_engine_takes_its_request() -> None:
