@@ -149,7 +149,10 @@ class Scheduler:
         if chunk.start < sequence.num_prompt:
             self._tables.publish(sequence)
             if sequence.num_computed >= sequence.num_prompt:
-                for follower in self._groups.part(sequence):
+                followers = self._groups.part(sequence)
+                if followers and not chunk.proposals:  # which are stored behind the prompt already
+                    self._tables.share_last(sequence)
+                for follower in followers:
                     self.waiting.push(follower)
         return True
 

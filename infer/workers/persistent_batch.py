@@ -79,6 +79,8 @@ class PersistentBatch:
         slot, start, length, given, number, num_rows, num_added, mask = message.spans.T.copy()
         if len(message.blocks):
             self._extend(slot, num_added, message.blocks)
+        forked, place, _, own = message.forks.T
+        self._tables[forked, place] = own
         first = np.cumsum(length, dtype=np.int32) - length
         positions, slot_of_token = start, slot
         if len(slot) and int(length.max()) > 1:
@@ -97,6 +99,7 @@ class PersistentBatch:
             block_tables=self._tables[slot, :widest],
             rows=self._rows(message.scored, tokens, sampled),
             copies=message.copies,
+            forks=message.forks[:, 2:],
         )
 
     def feed(self, token_ids: Array) -> None:

@@ -23,7 +23,7 @@ class History:
     """The logits behind every new token of every prompt, under one schedule.
 
     Attributes:
-        logits: by prompt, the logits behind each of its new tokens.
+        logits: by prompt, the logits behind each of its new tokens; further samples follow all prompts, in rounds.
         tokens: by prompt, its new tokens.
         preemptions: the number of preemptions of all prompts together.
         accepted, rejected: the numbers of proposals that came true, and of those that did not.
@@ -38,6 +38,7 @@ class History:
         ahead: the number of steps that are planned and sent before the tokens of the one before them are known.
         speculation: returns what makes the proposals for a prompt, by its number.
         num_copies: the number of copies of blocks that the backend has (see `CacheShape`).
+        num_samples: the samples of each prompt; without noise they are the same.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class History:
         ahead: int = 0,
         speculation: Callable[[int], Speculation | None] = lambda number: None,
         num_copies: int = 0,
+        num_samples: int = 1,
     ) -> None:
         self.runner = runner
         self.prompts = prompts
@@ -62,14 +64,18 @@ class History:
         self.preemptions = 0
         self.accepted = self.rejected = self.in_vain = 0
         self.speculation = speculation
+        self.num_samples = num_samples
+        self.forks = 0
 
     def run(self, which: Sequence[int]) -> "History":
         """Greedy decoding of those prompts together."""
         for i in which:
             longest = len(self.prompts[i]) + self.num_new + self.ahead
-            sample = Sample(str(i), 0, i, SamplingParams(), 0, self.prompts[i], longest)
-            sample.speculation = self.speculation(i)
-            self.policy.add([sample])
+            every_sample = range(self.num_samples)
+            samples = [Sample(str(i), n, i, SamplingParams(), 0, self.prompts[i], longest) for n in every_sample]
+            for sample in samples:
+                sample.speculation = self.speculation(i)
+            self.policy.add(samples)
         flights: list[tuple[bytes, list[tuple[Sample, int, int | None]]]] = []
         while (chunks := self.policy.schedule()) or flights:
             chunks = tuple(chunk for chunk in chunks if self.writer.can_write(chunk))
@@ -93,6 +99,7 @@ class History:
 
     def _compute(self, message: bytes, rows: Sequence[tuple[Sample, int, int | None]]) -> None:
         plan = self.batch.plan(decode_message(bytearray(message)))
+        self.forks += len(plan.forks)
         logits = torch.from_numpy(self.runner.logits(plan))
         self.batch.feed(logits.argmax(-1).numpy())
         for (sample, place, proposal), row in zip(rows, logits, strict=True):
@@ -105,10 +112,11 @@ class History:
             if proposal is not None:
                 self.accepted += 1
                 self.policy.accept(sample)
-            self.logits.setdefault(sample.arrival, []).append(row)
+            number = sample.arrival + sample.index * len(self.prompts)
+            self.logits.setdefault(number, []).append(row)
             sample.output[place] = int(row.argmax())
             if place + 1 == self.num_new:
-                self.tokens[sample.arrival] = sample.output[: self.num_new]
+                self.tokens[number] = sample.output[: self.num_new]
                 self.preemptions += sample.preemptions
                 self.policy.finish(sample)
                 self.writer.release(sample)

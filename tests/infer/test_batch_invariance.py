@@ -59,3 +59,30 @@ def test_logits_are_bit_equal(
                     )
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "kv_dtype"),
+    [
+        ("native", "bf16", "int8"),
+        ("native", "fp32", "k8v4"),
+        ("aten", "fp32", "int4"),
+        pytest.param("native", "bf16", "bf16", marks=pytest.mark.matrix),
+        pytest.param("native", "bf16", "int4", marks=pytest.mark.matrix),
+        pytest.param("aten", "bf16", "bf16", marks=pytest.mark.matrix),
+        pytest.param("aten", "bf16", "k8v4", marks=pytest.mark.matrix),
+    ],
+)
+def test_samples_that_share_blocks_have_the_bits_of_one_alone(
+    make_runner: Callable[..., Backend], kernels: str, dtype: str, kv_dtype: str
+) -> None:
+    """Blocks that are not full too: every block has a copy of 8 bits of its own, if there are any."""
+    runner, prompts, num_new = make_runner("grouped", dtype, kv_dtype, 100, kernels), PROMPTS[2:], 20
+    alone = [History(runner, 100, 512, prompts, num_new).run([i]).logits[i] for i in range(3)]
+    for num_blocks, budget in ((100, 512), (100, 9), (9, 64)):
+        many = History(runner, num_blocks, budget, prompts, num_new, ahead=1, num_samples=4).run(range(3))
+        assert many.forks > 0
+        assert (many.preemptions > 0) == (num_blocks == 9)
+        for number, found in many.logits.items():
+            assert torch.equal(torch.stack(found), torch.stack(alone[number % 3])), number
+        assert len(many.logits) == 12

@@ -80,6 +80,13 @@ class KVCache:
         self._copy_of[earlier[self._copy_of[earlier] == copies]] = 0
         self._owner[copies], self._copy_of[blocks] = blocks, copies
 
+    def fork(self, forks_N2: torch.Tensor) -> None:
+        """Copies blocks, and their copies of 8 bits: see `StepPlan.forks`."""
+        blocks, own = forks_N2.unbind(-1)
+        for pages in (*self._keys, *self._values, *self._key_copies, *self._value_copies) if len(own) else ():
+            for part in pages.parts:
+                part[own] = part[blocks]
+
     def places(self, slots_T: torch.Tensor) -> tuple[Places, Places | None]:
         """Returns the places of tokens and of their copies, if there are any, for `append`; slots as in StepPlan."""
         block_T, offset_T = slots_T // self.block_size, slots_T % self.block_size

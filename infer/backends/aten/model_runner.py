@@ -89,6 +89,7 @@ class ModelRunner:
         """
         wanted = torch.from_numpy(plan.rows.token.astype("int64"))
         self._cache.give(torch.from_numpy(plan.copies.astype("int64")).to(wanted.device))
+        self._cache.fork(torch.from_numpy(plan.forks.astype("int64")).to(wanted.device))
         normed = []
         for tile in cut(len(plan.tokens), self.sizes):
             normed_TD = self._forward(plan, tile)

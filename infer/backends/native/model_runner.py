@@ -131,6 +131,7 @@ class NativeRunner:
         if self._taken is None or plan is not self._taken.plan:
             self._taken = TakenPlan(plan, self._model)
             self._state.copy_of[plan.copies[:, 0]] = plan.copies[:, 1]
+            self._state.fork(plan.forks)
         self._taken.follow()
         return self._taken
 

@@ -85,6 +85,11 @@ class State:
             model.sines = self._pointer(floats(tokens, program.head_dim // 2))
         self._fill_scratch(model, threads)
 
+    def fork(self, forks: Array) -> None:
+        """Copies blocks, and their copies of 8 bits: see `StepPlan.forks`."""
+        for blocks in self._blocks if len(forks) else ():
+            blocks[:, forks[:, 1]] = blocks[:, forks[:, 0]]
+
     def _fill_cache(self, model: NativeModel) -> None:
         program, cache = self._program, self._cache
         kind, heads, dim = kv_format(cache.dtype), program.num_kv_heads, program.head_dim
@@ -100,8 +105,10 @@ class State:
         )
         copies_bytes = program.num_layers * model.copy_layer_bytes
         self.kv_bytes = program.num_layers * model.layer_bytes + copies_bytes
-        model.cache = self._pointer(lazy(program.num_layers * model.layer_bytes, large_pages=True))
-        model.copies = self._pointer(lazy(copies_bytes))
+        memory = lazy(program.num_layers * model.layer_bytes, large_pages=True), lazy(copies_bytes)
+        model.cache, model.copies = map(self._pointer, memory)
+        shape = program.num_layers, cache.num_blocks + 1
+        self._blocks = [each.reshape(*shape, -1) for each in memory if each.size and not cache.num_copies]
         self.copy_of = np.arange(cache.num_blocks + 1, dtype=np.int32)
         if cache.num_copies:
             self.copy_of[:] = 0

@@ -1,8 +1,13 @@
 """The block tables of sequences: they grow as tokens come, and begin with blocks that hold the same tokens already.
 
 Every full block whose tokens are computed is published under its key. A sequence that is admitted shares the published
-blocks of its leading tokens, whichever sequence computed them, in use or not. Only full blocks are shared, and no
-sequence writes to them again, so nothing is ever copied: the tokens after the last shared block are computed.
+blocks of its leading tokens, whichever sequence computed them, in use or not. Only full blocks are shared between
+requests; the tokens after the last shared one are computed.
+
+Samples of one request share the block of the prompt's last token too, full or not. Each of them computes that token
+again, for its logits, which stores the same bytes. A sample that has a token of its own to store first takes a copy of
+a block that is not full: a fork. Nothing else is written to blocks that others hold or can find.
+
 A preempted sequence gives its blocks up like one that ended, and finds those left when it is admitted again.
 
 Workers carry out steps in order. So a block whose tokens a step in flight computes can be shared by the next step, and
@@ -38,7 +43,8 @@ class BlockTables:
 
     def missing(self, sequence: Sequence, num_more: int = 0) -> int:
         """Returns the number of blocks that the sequence's tokens and so many more need and that it does not have."""
-        return max(0, ceil_div(sequence.num_tokens + num_more, self.block_size) - len(sequence.blocks))
+        missing = max(0, ceil_div(sequence.num_tokens + num_more, self.block_size) - len(sequence.blocks))
+        return missing + self._must_fork(sequence, num_more)
 
     def room(self, sequence: Sequence, spare: int) -> int:
         """Returns how many more tokens a sequence can have if `spare` blocks must be available afterwards."""
@@ -47,7 +53,7 @@ class BlockTables:
 
     def num_cached(self, sequence: Sequence) -> int:
         """Returns how many leading tokens of a waiting sequence need not be computed if it is admitted now."""
-        return len(self._find(sequence)) * self.block_size
+        return self._num_found(sequence, len(self._find(sequence)))
 
     def is_coming(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Returns whether a running sequence has yet to compute a block that a waiting one would share next."""
@@ -74,13 +80,15 @@ class BlockTables:
             return False
         self.allocator.hold(shared)
         sequence.blocks = shared + self.allocator.allocate(needed - len(shared))
-        sequence.num_computed = len(shared) * self.block_size
-        sequence.num_published = len(shared)
+        sequence.num_computed = self._num_found(sequence, len(shared))
+        sequence.num_published = min(len(shared), sequence.num_tokens // self.block_size)
         sequence.first_copied, sequence.stop_copied = max(1, len(shared)), len(shared)
         return True
 
     def grow(self, sequence: Sequence, num_more: int = 0) -> None:
         """Gives a sequence the blocks for its tokens and so many more; the caller knows that they are available."""
+        if self._must_fork(sequence, num_more):
+            self._fork(sequence)
         if missing := self.missing(sequence, num_more):
             self.publish(sequence)
             sequence.blocks += self.allocator.allocate(missing)
@@ -120,13 +128,18 @@ class BlockTables:
             self.allocator.publish(sequence.blocks[i], key)
             sequence.num_published = i + 1
 
+    def share_last(self, sequence: Sequence) -> None:
+        """Lets the other samples of a request find the block of its prompt's last token, which was just computed."""
+        if self._may_share_last and sequence.num_prompt % self.block_size:
+            self.allocator.publish(sequence.blocks[sequence.num_prompt // self.block_size], self._last_key(sequence))
+
     def release(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes all blocks from a sequence; `keep` says whether its full blocks can be found as long as they last."""
         self.publish(sequence)
         for block in sequence.blocks[sequence.first_copied :]:
             self.allocator.drop_copy(block)
         self.allocator.free(sequence.blocks, keep)
-        sequence.blocks, sequence.copies = [], []
+        sequence.blocks, sequence.copies, sequence.fork = [], [], None
         sequence.num_computed = sequence.num_published = 0
 
     def num_leaked(self, live: Iterable[Sequence]) -> int:
@@ -143,8 +156,10 @@ class BlockTables:
             table, num_full = sequence.blocks, sequence.num_computed // self.block_size
             assert len(table) == len(set(table)), "a table has a block twice"
             assert sequence.num_computed <= len(table) * self.block_size, "computed tokens without a block"
-            assert all(holders[block] == 1 for block in table[num_full:]), "a block that is not full is shared"
-            assert sequence.num_published <= num_full, "a block that is not full can be found"
+            is_own = sequence.num_computed > sequence.num_prompt
+            first_own = num_full if is_own else ceil_div(sequence.num_prompt, self.block_size)
+            assert all(holders[block] == 1 for block in table[first_own:]), "a block with own tokens is shared"
+            assert sequence.num_published * self.block_size <= sequence.num_computed + 1, "a block was found too early"
             copied = {i for i, block in enumerate(table) if self.allocator.has_copy(block)}
             begun = {0, sequence.num_computed // self.block_size} if sequence.num_computed % self.block_size else {0}
             assert not self.allocator.num_copies or not sequence.num_computed or begun <= copied, "a copy is missing"
@@ -162,7 +177,50 @@ class BlockTables:
             if block is None:
                 break
             found.append(block)
+        place = (sequence.num_prompt - 1) // self.block_size
+        if sequence.index and not sequence.output and len(found) == place and self._may_share_last:
+            last = self.allocator.find(self._last_key(sequence))
+            if last is not None and sequence.max_reused >= sequence.num_prompt - 1:
+                found.append(last)
         return found
+
+    def _num_found(self, sequence: Sequence, num_blocks: int) -> int:
+        """Returns how many leading tokens are in so many blocks that were found; the last token is always computed."""
+        return min(num_blocks * self.block_size, sequence.num_tokens - 1)
+
+    @property
+    def _may_share_last(self) -> bool:
+        """Whether samples share blocks that are not full: a copy of 8 bits, of which there are few, has one owner."""
+        return not self.allocator.num_copies
+
+    def _last_key(self, sequence: Sequence) -> BlockKey:
+        """Returns the key of the block of the prompt's last token; if it is not full, no other request looks for it."""
+        place = (sequence.num_prompt - 1) // self.block_size
+        if sequence.num_prompt % self.block_size == 0:
+            key = self._key(sequence, place)
+            assert key is not None, "the tokens of prompts are known"
+            return key
+        before = self._key(sequence, place - 1) if place else None
+        tokens = sequence.tokens(place * self.block_size, sequence.num_prompt)
+        return next_key(before.digest if before else sequence.root, tokens)
+
+    def _must_fork(self, sequence: Sequence, num_more: int) -> bool:
+        """Returns whether the next step stores an own token, known or a proposal, in a block that is fixed."""
+        if not sequence.num_prompt < sequence.num_tokens + num_more or sequence.num_tokens == sequence.max_tokens:
+            return False
+        place = self._next_own(sequence)
+        return place < len(sequence.blocks) and self.allocator.is_fixed(sequence.blocks[place])
+
+    def _fork(self, sequence: Sequence) -> None:
+        place = self._next_own(sequence)
+        shared, (own,) = sequence.blocks[place], self.allocator.allocate(1)
+        sequence.blocks[place], sequence.fork = own, (place, shared, own)
+        # The first sample makes room for its own token before the others are admitted, which then find the block.
+        self.allocator.free([shared], keep=not sequence.index or not sequence.is_private)
+
+    def _next_own(self, sequence: Sequence) -> int:
+        """Returns the place of the block in which a sequence's next own token is stored."""
+        return max(sequence.num_computed, sequence.num_prompt) // self.block_size
 
     def _num_reusable(self, sequence: Sequence) -> int:
         """Returns how many leading blocks may be shared: the logits of the last token are wanted."""

@@ -83,6 +83,7 @@ class BatchWriter:
             and chunk.length == 1
             and sequence.output[-1] == UNKNOWN
             and not sequence.copies
+            and sequence.fork is None
             and self._slots[sequence].preemptions == sequence.preemptions
             and len(sequence.blocks) <= self._slots[sequence].num_blocks + 1
             for chunk, sequence in zip(chunks, self._going_on, strict=True)
@@ -100,7 +101,7 @@ class BatchWriter:
 
     def _changes(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow], asks: bool) -> StepMessage:
         going_on: list[Sample] = []
-        spans, tokens, blocks, copies = array("i"), array("i"), array("i"), array("i")
+        spans, tokens, blocks, copies, forks = (array("i") for _ in range(5))
         opened: list[tuple[int, Sample]] = []
         num_masks = 0
         for chunk in chunks:
@@ -125,6 +126,9 @@ class BatchWriter:
             if sequence.copies:
                 copies.extend(sequence.copies)
                 sequence.copies = []
+            if sequence.fork is not None:
+                forks.extend((slot.number, *sequence.fork))
+                sequence.fork = None
             is_asked = asks and sequence.is_asked
             is_masked = chunk.is_last and sequence.matcher is not None and not is_asked
             mask = ASKED if is_asked else num_masks if is_masked else NO_MASK
@@ -134,13 +138,14 @@ class BatchWriter:
             num_masks += is_masked
             if length == num_rows == 1 and slot.is_plain:
                 going_on.append(sequence)
-        self._going_on = going_on if len(going_on) == len(chunks) and not copies and not scored else []
+        self._going_on = going_on if len(going_on) == len(chunks) and not (copies or forks or scored) else []
         rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
         return StepMessage(
             _ints(spans).reshape(-1, 8),
             _ints(tokens),
             _ints(blocks),
             _ints(copies).reshape(-1, 2),
+            _ints(forks).reshape(-1, 4),
             *self._options(opened),
             _ints(rows).reshape(-1, 3),
         )

@@ -31,6 +31,7 @@ _SECTIONS: Final = (
     ("tokens", _INT, 1),
     ("blocks", _INT, 1),
     ("copies", _INT, 2),
+    ("forks", _INT, 4),
     ("opened", OPENED, 1),
     ("bias_token", _INT, 1),
     ("bias_value", np.dtype("<f4"), 1),
@@ -57,6 +58,8 @@ class StepMessage:
         tokens: the given tokens of the spans, end to end: int32.
         blocks: the new blocks of the spans, end to end: int32.
         copies: blocks that get a copy, and the numbers of the copies: int32 [.., 2].
+        forks: the sequences that get a block of their own instead of one that they shared: the slot, the place in its
+            table, the shared block, whose content the other begins with, and the other: int32 [.., 4].
         opened: slots that begin anew, with an empty table: OPENED.
         bias_token, bias_value: token ids, and the numbers that are added to their logits: int32, float32.
         banned: token ids that are banned until the new token `min_new_tokens`: int32.
@@ -69,6 +72,7 @@ class StepMessage:
     tokens: Array
     blocks: Array
     copies: Array
+    forks: Array
     opened: Array
     bias_token: Array
     bias_value: Array

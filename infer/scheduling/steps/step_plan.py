@@ -182,6 +182,7 @@ class StepPlan:
         block_tables: the blocks of each span's sequence, padded with the null block 0.
         rows: the rows of logits to compute.
         copies: blocks that get a copy, and the numbers of their copies (see `CacheShape.num_copies`).
+        forks: blocks, and others that get their content before anything is stored, cleared or read.
     """
 
     tokens: Array  # int32 [T]
@@ -192,6 +193,7 @@ class StepPlan:
     block_tables: Array  # int32 [S, B]
     rows: SamplingRows
     copies: Array = field(default_factory=lambda: np.empty((0, 2), np.int32))  # int32 [.., 2]
+    forks: Array = field(default_factory=lambda: np.empty((0, 2), np.int32))  # int32 [.., 2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ class World:
         plan = self.batch.plan(decode_message(message))
         first, tokens = 0, []
         self.copy_of |= dict(plan.copies.tolist())
+        self.fork(plan.forks.tolist())
         for chunk, table in zip(planned, plan.block_tables.tolist(), strict=True):
             sequence = chunk.sequence
             stop = chunk.stop + len(chunk.proposals)
@@ -158,6 +159,13 @@ class World:
         self.batch.feed(np.array(tokens, np.int32))
         for chunk in planned:
             self.take(chunk, [tokens.pop(0) for _ in range(len(chunk.proposals) + 1 if chunk.samples else 0)])
+
+    def fork(self, forks: list[list[int]]) -> None:
+        """Gives blocks the cells of others, as they are before the step."""
+        held = [[self.cells.get(block * BLOCK + i, 0) for i in range(BLOCK)] for block, _ in forks]
+        for (_, own), cells in zip(forks, held, strict=True):
+            self.cells |= {own * BLOCK + i: cell for i, cell in enumerate(cells)}
+            self.seen["forks"] += 1
 
     def copied(self, slot: int) -> int:
         """The place of a slot's copy."""
@@ -198,25 +206,40 @@ def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int, specula
         steps += 1
         assert steps < 5000, "the queue does not drain"
     assert min(world.seen["hits"], world.seen["shared"], world.seen["preemptions"]) > 5
+    assert bool(world.seen["forks"]) == (not has_copies)
     assert (min(world.seen["accepted"], world.seen["rejected"]) > 5) == (speculate > 0)
     assert world.policy.allocator.num_available == world.num_blocks
 
 
-def test_sixteen_samples_compute_and_hold_the_prompt_once() -> None:
-    policy = Scheduler(Limits(16, 100, 512, 2048), 200, 32)
-    samples = [Sequence("r", i, 0, SamplingParams(), 0, range(1000), 1020) for i in range(16)]
+def used_blocks(block_size: int, num_new: int, num_copies: int = 0) -> tuple[int, int]:
+    """Returns the most blocks that 16 samples of a prompt of 1,000 tokens use, and the tokens that they compute."""
+    policy = Scheduler(Limits(16, 100, 512, 2048), 2000, block_size, num_copies)
+    samples = [Sequence("r", i, 0, SamplingParams(), 0, range(1000), 1000 + num_new) for i in range(16)]
     policy.add(samples)
-    num_computed = 0
-    while any(sequence.num_new < 10 for sequence in samples):
-        for chunk in policy.schedule():
+    num_computed = most = 0
+    while policy.num_live:
+        chunks = policy.schedule()
+        most = max(most, policy.allocator.num_used)
+        for chunk in chunks:
             num_computed += chunk.length
             is_last = chunk.is_last
             policy.advance(chunk)
             if is_last:
                 chunk.sequence.append(chunk.sequence.index)
         policy.check_integrity()
-    assert policy.allocator.num_used == 31 + 16, "31 full blocks together and a tail each"
-    assert num_computed <= 1000 + 15 * 8 + sum(sequence.num_new for sequence in samples)
+        for sequence in samples:
+            if sequence.num_new == num_new:
+                policy.finish(sequence)
+    return most, num_computed
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
+def test_sixteen_samples_hold_the_prompt_once_until_they_store_tokens_of_their_own(block_size: int) -> None:
+    of_prompt = ceil_div(1000, block_size)
+    assert used_blocks(block_size, 1) == (of_prompt, 1000 + 15), "each computes the prompt's last token for its logits"
+    for num_new in (3, 8, 32):
+        own = ceil_div(1000 + num_new - 1, block_size) - 1000 // block_size
+        assert used_blocks(block_size, num_new) == (1000 // block_size + 16 * own, 1000 + 15 + 16 * (num_new - 1))
 
 
 def test_a_prompt_waits_for_one_that_begins_alike() -> None:

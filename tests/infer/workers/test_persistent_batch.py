@@ -254,5 +254,5 @@ def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
             scheduler.advance(chunk)
             chunk.sequence.append(UNKNOWN)
     assert lengths[0] > 8 * 4999 * 4, "the prompts"
-    assert lengths[1] < 300, "a decode step has 8 numbers for each sequence"
+    assert lengths[1] <= 300, "a decode step has 8 numbers for each sequence"
     assert (lengths[2] == 4) == (penalty == 1), "sequences go on by the tokens that they sampled"

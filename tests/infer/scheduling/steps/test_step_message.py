@@ -20,7 +20,17 @@ def message(spans: int, opened: int) -> StepMessage:
     slots["seed"], slots["top_p"] = 2**64 - 1, 0.25
     values = np.array([0.5, -np.inf][:opened], np.float32)
     return StepMessage(
-        ints(spans, 8), ints(5), ints(3), ints(2, 2), slots, ints(opened), values, ints(1), ints(0, 2), ints(4, 3)
+        ints(spans, 8),
+        ints(5),
+        ints(3),
+        ints(2, 2),
+        ints(1, 4),
+        slots,
+        ints(opened),
+        values,
+        ints(1),
+        ints(0, 2),
+        ints(4, 3),
     )
 
 
