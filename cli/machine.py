@@ -4,7 +4,6 @@ Functions import torch themselves, so that a broken torch is reported and does n
 """
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
@@ -25,9 +24,11 @@ _SMALL_SHM: Final = 1 << 30
 _FEW_FILES: Final = 4096
 _FAST_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
 _EXTRAS: Final = (
+    ("h11", "tk serve --http", "pip install 'tk-toolkit[http]'"),
+    ("opentelemetry-sdk", "tk serve --otlp-endpoint", "pip install 'tk-toolkit[otel]'"),
     ("tensorboard", "[metrics] tensorboard = true", "pip install 'tk-toolkit[tensorboard]'"),
     ("llguidance", "constrained output", "pip install 'tk-toolkit[structured]'"),
-    ("resvg_py", "tk plot -o FILE.png", "pip install 'tk-toolkit[plot]'"),
+    ("resvg-py", "tk plot -o FILE.png", "pip install 'tk-toolkit[plot]'"),
 )
 
 State = Literal["ok", "note", "broken"]
@@ -119,9 +120,9 @@ def _software() -> Iterator[Fact]:
     yield _torch()
     yield _compiler()
     for name, purpose, command in _EXTRAS:
-        if importlib.util.find_spec(name):
+        try:
             yield Fact("software", name, importlib.metadata.version(name))
-        else:
+        except importlib.metadata.PackageNotFoundError:
             yield Fact("software", name, "not installed", "note", f"needed only for {purpose}: {command}")
 
 

@@ -66,8 +66,15 @@ def check_endpoint(endpoint: str, environment: Mapping[str, str] = os.environ) -
     protocol = next((environment[name] for name in _PROTOCOL_VARIABLES if environment.get(name)), "grpc")
     if protocol != "grpc":
         raise ConfigError(f"The environment asks for OTLP over {protocol!r}; tk sends it over gRPC only.")
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.grpc") is None:
+    if not _has_exporter():
         raise ConfigError("--otlp-endpoint needs OpenTelemetry's SDK and exporter: install tk-toolkit[otel].")
+
+
+def _has_exporter() -> bool:
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
+    except ModuleNotFoundError:  # of a package around it
+        return False
 
 
 class RequestTraces(Observer):

@@ -12,6 +12,8 @@ from typing import Any
 import click
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tk.cli.serve import serve
 from tk.infer.server.lifecycle.health import LIVENESS, READINESS
@@ -55,14 +57,33 @@ def test_the_image_builds_kernels_and_runs_as_a_user_without_rights() -> None:
     assert f"COPY --from=build {folder} {folder}" in final, "root's, so that the user cannot change what it loads"
     [user] = re.findall(r"^USER (\d+)$", final, re.MULTILINE)
     assert int(user) > 0
-    for source in re.findall(r"^COPY (?!--from)(\S+)", text, re.MULTILINE):
-        assert (DEPLOY.parents[1] / source).exists(), source
+    for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        for source in sources.split():
+            assert (DEPLOY.parents[1] / source).exists(), source
     [entry], [arguments] = (re.findall(rf"^{key} (\[.*\])$", final, re.MULTILINE) for key in ("ENTRYPOINT", "CMD"))
-    assert json.loads(entry) == ["tk", "serve"]
-    options = options_of(json.loads(arguments))
+    program, command, *always = json.loads(entry)
+    assert (program, command) == ("tk", "serve")
+    options = options_of([*always, *json.loads(arguments)])
+    [probe] = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", final, re.MULTILINE)
+    assert json.loads(probe)[2] == f"127.0.0.1:{options_of([*always, '/model'])['health_port']}"
+    [seconds_to_stop] = re.findall(r"--stop-timeout (\d+)", text)
+    assert int(seconds_to_stop) >= options["drain_timeout"] + 10
     assert None not in (options["tls_cert"], options["tls_key"], options["tokens"])
     assert not options["insecure"]
-    assert "HEALTHCHECK" in final
+
+
+def test_the_image_installs_pinned_versions_and_nothing_of_development(root: Path, tmp_path: Path) -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    [extras] = re.findall(r"RUN python requirements_of\.py (.*) > wanted\.txt", text)
+    command = [sys.executable, str(DEPLOY / "requirements_of.py"), *extras.split()]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=60)
+    wanted = {canonicalize_name(Requirement(line).name) for line in done.stdout.splitlines()}
+    locked = {
+        canonicalize_name(line.partition("==")[0]) for line in (root / "requirements.lock").read_text().splitlines()
+    }
+    assert wanted <= locked
+    assert {"torch", "grpcio", "h11"} <= wanted
+    assert not wanted & {"pytest", "mypy", "ruff", "transformers", "openai"}
 
 
 def test_the_unit_waits_for_a_drain() -> None:

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("opentelemetry", reason="the extra otel is not installed")
 
 from tk.core.errors import ConfigError
-from tk.infer.observability import traces as traces_module
 from tk.infer.observability.request_record import RequestRecord
 from tk.infer.observability.traces import RequestTraces, check_endpoint, chosen_endpoint
 from tk.infer.requests.events import Done
@@ -175,10 +174,20 @@ def test_variables_that_cannot_be_followed_are_a_warning(caplog: pytest.LogCaptu
     assert "there will be no spans" in caplog.text
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces_module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"tk-toolkit\[otel\]"):
-        chosen_endpoint("http://collector:4317", {})
+WITHOUT = """
+import sys
+sys.modules["opentelemetry"] = None  # as where it is not installed
+from tk.cli.main import main
+sys.exit(main(["serve", "nowhere", *sys.argv[1:]]))
+"""
+
+
+def test_a_missing_package_is_named() -> None:
+    command = [sys.executable, "-c", WITHOUT, "--port", "0", "--otlp-endpoint", "http://collector:4317"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --otlp-endpoint needs OpenTelemetry")
+    assert "tk-toolkit[otel]" in done.stderr
 
 
 def test_ending_a_request_takes_little_of_the_event_loop(collector: Collector) -> None:
