@@ -68,7 +68,7 @@ bench: $(READY) $(LINK) ## every benchmark in benchmarks/, one after the other
 
 # ---- generated files ----------------------------------------------------------------------------------------------
 # The generator lives in an environment of its own: its protobuf is older than the one that we run with.
-proto: $(READY) $(LINK) ## write proto/v1/*_pb2* from the .proto
+proto: $(READY) $(LINK) ## write proto/*/*_pb2* from the .proto
 	@scripts/proto $(BIN)/python
 
 map: $(READY) ## write docs/modules.md

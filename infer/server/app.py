@@ -16,6 +16,7 @@ from .doors import Door
 from .engine_protocol import ServedEngine
 from .lifecycle.health import READINESS, Health
 from .lifecycle.lifecycle import Lifecycle
+from .open_inference.service import OPEN_INFERENCE, OpenInferenceService
 from .options import ServerOptions
 from .ports import listen, make_health_port, make_port
 from .reload.reloads import Reloads
@@ -74,11 +75,13 @@ class Server:
         self.health_address = ""
         self._health_port = make_health_port(health)
         alone = options.admin_port is None
-        self._port = make_port(callers, health, (READINESS, ADMIN_SERVICE) if alone else (READINESS,), log)
+        names = (READINESS, OPEN_INFERENCE.full_name, *((ADMIN_SERVICE,) if alone else ()))
+        self._port = make_port(callers, health, names, log)
         self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), log)
         services = pb.DESCRIPTOR.services_by_name
         admin = AdminService(self._runner, self.drain, reloads)
         add_service(self._port, services["Generation"], GenerationService(self._runner, callers, log), callers, log)
+        add_service(self._port, OPEN_INFERENCE, OpenInferenceService(self._runner, callers, log), callers, log)
         add_service(self._admin_port, services["Admin"], admin, callers, log)
 
     def _observer(self) -> Observer:

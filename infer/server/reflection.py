@@ -1,15 +1,19 @@
 """gRPC reflection, v1alpha and v1, from which tools like grpcurl read the services.
 
 grpcio-reflection has only v1alpha. v1 is byte for byte the same protocol under another package name, so the same
-servicer answers v1. Its schema, which reflection shows too, is v1alpha's with the name changed.
+servicer answers v1. Its schema, which reflection shows too, is v1alpha's with the name changed. The Open Inference
+Protocol is described as this server states it, whatever other statement of it the process has.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+
+from ...proto.open_inference import open_inference_pb2
 
 _V1ALPHA: Final = "grpc.reflection.v1alpha"
 _V1: Final = "grpc.reflection.v1"
@@ -19,7 +23,7 @@ V1_SERVICE: Final = f"{_V1}.ServerReflection"
 def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
     """Adds reflection to a server; it describes `services` (full names) and itself."""
     _register_v1_schema()
-    servicer = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME, V1_SERVICE))
+    servicer = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME, V1_SERVICE), pool=_Pools())
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
@@ -29,6 +33,30 @@ def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(V1_SERVICE, {"ServerReflectionInfo": handler}),)
     )
+
+
+class _Pools:
+    """The descriptors of the pool of the Open Inference Protocol, and of the one that all libraries share."""
+
+    def FindFileByName(self, name: str) -> Any:
+        return self._find("FindFileByName", name)
+
+    def FindFileContainingSymbol(self, name: str) -> Any:
+        return self._find("FindFileContainingSymbol", name)
+
+    def FindMessageTypeByName(self, name: str) -> Any:
+        return self._find("FindMessageTypeByName", name)
+
+    def FindExtensionByNumber(self, message: Any, number: int) -> Any:
+        return message.file.pool.FindExtensionByNumber(message, number)
+
+    def FindAllExtensions(self, message: Any) -> Any:
+        return message.file.pool.FindAllExtensions(message)
+
+    def _find(self, method: str, name: str) -> Any:
+        with suppress(KeyError):
+            return getattr(open_inference_pb2.DESCRIPTOR.pool, method)(name)
+        return getattr(descriptor_pool.Default(), method)(name)
 
 
 def _register_v1_schema() -> None:

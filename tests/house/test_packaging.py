@@ -96,7 +96,7 @@ def test_the_lock_names_torch_first_and_no_cuda(root: Path) -> None:
 
 def test_generated_code_runs_with_the_oldest_runtime_declared(root: Path, project: dict[str, Any]) -> None:
     needs = {"protobuf": r"^# Protobuf Python Version: (\S+)$", "grpcio": r"^GRPC_GENERATED_VERSION = '(\S+)'$"}
-    generated = "\n".join(path.read_text() for path in sorted((root / "proto" / "v1").glob("*_pb2*.py")))
+    generated = "\n".join(path.read_text() for path in sorted((root / "proto").glob("*/*_pb2*.py")))
     for name, pattern in needs.items():
         versions = {Version(found) for found in re.findall(pattern, generated, re.MULTILINE)}
         assert len(versions) == 1, f"{name}: run `make proto`"

@@ -6,15 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tk.proto.v1 import generation_pb2 as pb
+import tk.proto
 
 pytestmark = pytest.mark.real
+
+
+def generated_files(folder: Path) -> dict[Path, str]:
+    """Returns the texts of the generated files in the packages of a folder."""
+    return {path.relative_to(folder): path.read_text() for path in folder.glob("*/*_pb2*.py*")}
 
 
 def test_to_generate_the_code_again_changes_nothing(generator: Path, tmp_path: Path) -> None:
     done = subprocess.run([generator, sys.executable, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    committed = {path.name: path.read_text() for path in Path(pb.__file__).parent.glob("*_pb2*.py*")}
-    generated = {path.name: path.read_text() for path in (tmp_path / "tk" / "proto" / "v1").iterdir()}
+    committed = generated_files(Path(tk.proto.__file__).parent)
+    generated = generated_files(tmp_path / "tk" / "proto")
+    assert len(generated) == 5
     assert sorted(generated) == sorted(committed)
     assert [name for name in generated if generated[name] != committed[name]] == [], "run `make proto`"

@@ -12,7 +12,11 @@ from ..status import abort_with
 from .callers import Callers
 from .tokens import ADMIN, GENERATE
 
-_ROLES_BY_SERVICE: Final = (("/tk.v1.Generation/", GENERATE), ("/tk.v1.Admin/", ADMIN))
+_ROLES_BY_SERVICE: Final = (
+    ("/tk.v1.Generation/", GENERATE),
+    ("/inference.GRPCInferenceService/", GENERATE),
+    ("/tk.v1.Admin/", ADMIN),
+)
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no annotations

@@ -5,7 +5,7 @@ spend seconds of the event loop. So the bytes are walked first, long ones on ano
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -33,7 +33,7 @@ def add_service(
     Args:
         server: the server.
         service: the description of the service.
-        servicer: has a method per call of the service, for one message each.
+        servicer: has a method per call of the service, for one message, or for an iterator over those of a stream.
         callers: identifies the callers.
         log: the log of calls, which has those that are refused because of their messages.
     """
@@ -57,8 +57,14 @@ def _handler(
             message = await read(method.name, raw, context)
         return await answer(message, context)
 
+    async def answer_stream(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
+        return await answer((await read(method.name, raw, context) async for raw in raws), context)
+
+    to_bytes = GetMessageClass(method.output_type).SerializeToString
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(answer_stream, response_serializer=to_bytes)
     make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
-    return make(read_and_answer, response_serializer=GetMessageClass(method.output_type).SerializeToString)
+    return make(read_and_answer, response_serializer=to_bytes)
 
 
 def read_message(kind: type[Message], raw: bytes) -> Message:

@@ -116,7 +116,8 @@ def test_reflection_lists_and_describes_the_services(channel: grpc.Channel, vers
     [listed] = ask(iter([request]), timeout=WAIT_SECONDS)
     names = {service.name for service in listed.list_services_response.service}
     both = {f"grpc.reflection.{v}.ServerReflection" for v in ("v1", "v1alpha")}
-    assert names == {"tk.v1.Generation", "tk.v1.Admin", "grpc.health.v1.Health", *both}
+    ours = {"tk.v1.Generation", "tk.v1.Admin", "inference.GRPCInferenceService"}
+    assert names == {*ours, "grpc.health.v1.Health", *both}
 
     requests = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in sorted(names)]
     for name, answer in zip(sorted(names), ask(iter(requests), timeout=WAIT_SECONDS), strict=True):

@@ -89,18 +89,39 @@ HOSTILE = {
     "damage": filled(b"\xff"),
     "one message in parts": filled(part(7, part(8, b"\x08\x05"))),
 }
+NAMED = part(1, b"text_input") + part(2, b"BYTES") + part(3, b"\1")
+ONE = part(5, NAMED + part(5, part(8, b"a")))
+HOSTILE_TENSORS = {
+    "inputs": filled(part(5, b"")),
+    "outputs": ONE + filled(part(6, b"")),
+    "a shape": part(5, NAMED[:-3] + part(3, filled(b"\1"))),
+    "a shape one by one": part(5, NAMED[:-3] + filled(b"\x18\1")),
+    "a text": part(5, NAMED + part(5, part(8, TEXT))),
+    "a raw text": part(5, NAMED) + part(7, len(TEXT).to_bytes(4, "little") + TEXT),
+    "texts": part(5, NAMED + part(5, filled(part(8, b"")))),
+    "raw texts": part(5, NAMED) + filled(part(7, b"")),
+    "other contents": part(5, NAMED + part(5, part(2, filled(b"\1")))),
+    "parameters": ONE + filled(part(4, part(1, b"a") + part(2, part(2, b"")))),
+    "a parameter": ONE + part(4, part(1, TEXT) + part(2, b"\x10\1")),
+    "a stop string": ONE + part(4, part(1, b"stop") + part(2, part(3, TEXT))),
+    "a list": ONE + part(4, part(1, b"stop") + part(2, part(3, filled(b"[")))),
+    "a name": ONE + part(3, TEXT),
+    "unknown numbers": HOSTILE["unknown numbers"],
+    "damage": HOSTILE["damage"],
+}
 
 
 def test_no_shape_of_a_large_request_holds_up_the_loop(served: tuple[ProbedLoop, str]) -> None:
     (loop, target), longest = served, {}
     with grpc.insecure_channel(target) as channel:
         for method, shapes in (
-            ("GenerateOnce", HOSTILE),
-            ("Score", {name: HOSTILE[name] for name in ("unknown numbers", "packed ids", "damage")}),
-            ("Tokenize", {"a text": part(1, TEXT), "unknown numbers": HOSTILE["unknown numbers"]}),
-            ("Detokenize", {"packed ids": part(1, filled(b"A")), "ids one by one": filled(b"\x08A")}),
+            ("tk.v1.Generation/GenerateOnce", HOSTILE),
+            ("tk.v1.Generation/Score", {name: HOSTILE[name] for name in ("unknown numbers", "packed ids", "damage")}),
+            ("tk.v1.Generation/Tokenize", {"a text": part(1, TEXT), "unknown numbers": HOSTILE["unknown numbers"]}),
+            ("tk.v1.Generation/Detokenize", {"packed ids": part(1, filled(b"A")), "ids one by one": filled(b"\x08A")}),
+            ("inference.GRPCInferenceService/ModelInfer", HOSTILE_TENSORS),
         ):
-            call: Any = channel.unary_unary(f"/tk.v1.Generation/{method}")
+            call: Any = channel.unary_unary(f"/{method}")
             for name, raw in shapes.items():
                 loop.longest = 0.0
                 call.future(raw, timeout=WAIT_SECONDS).exception()  # most are refused

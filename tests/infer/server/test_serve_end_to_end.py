@@ -36,6 +36,7 @@ from tk.infer.requests.prompts import Conversation
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
+from tk.tests.infer.server.open_inference.conftest import Calls, asking, texts
 from tk.tests.infer.server.serving import Serving
 from tk.tests.infer.server.tiny_model import MAX_LENGTH, write_tiny_model
 
@@ -83,6 +84,18 @@ def test_together_and_alone_streamed_and_at_once_give_the_same_text(shared: Serv
         assert client.detokenize(client.tokenize("grüße")) == "grüße"
         [letter] = client.tokenize("h")
         assert client.detokenize([260, letter, 2**32 - 1]) == "h", "ids unknown to the tokenizer give no text"
+
+
+def test_open_inference_gives_the_same_text(shared: Serving) -> None:
+    request = asking("def main():", temperature=0.0, max_tokens=12, ignore_eos=True)
+    with Client(shared.target) as client, grpc.insecure_channel(shared.target) as channel:
+        [expected] = client.generate("def main():", GREEDY)
+        calls = Calls(channel)
+        whole = calls.ModelInfer(request, timeout=WAIT_SECONDS)
+        pieces = [each.infer_response for each in calls.ModelStreamInfer(iter([request]), timeout=WAIT_SECONDS)]
+    assert texts(whole) == ["".join(texts(piece)[0] for piece in pieces)] == [expected.text]
+    assert texts(whole, "finish_reason") == texts(pieces[-1], "finish_reason") == ["length"]
+    assert whole.model_name == "tiny-llama"
 
 
 def test_model_info_is_as_requested(shared: Serving) -> None:

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol, version 2: the same model under the names and tensors that other model servers have."""
