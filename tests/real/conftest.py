@@ -32,6 +32,12 @@ def clients() -> Path:
 
 
 @pytest.fixture(scope="session")
+def triton() -> Path:
+    """The interpreter of an environment with tritonclient, and without tk."""
+    return part("triton") / "venv" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
 def envoy() -> Path:
     return part("envoy") / "envoy" / "_bin" / "envoy"
 

@@ -1,0 +1,130 @@
+"""The `tritonclient` package against a server's gRPC port: python triton_checks.py HOST:PORT MODEL TOKEN
+
+It runs in an environment without tk, and writes one JSON document.
+"""
+
+import json
+import queue
+import sys
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2
+from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput, InferResult, service_pb2
+from tritonclient.utils import InferenceServerException
+
+GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+LONG = {"max_tokens": 500, "ignore_eos": True}
+
+
+def text_input(text: str, shape: tuple[int, ...] = (1,)) -> InferInput:
+    tensor = InferInput("text_input", list(shape), "BYTES")
+    tensor.set_data_from_numpy(np.full(shape, text, dtype=object))
+    return tensor
+
+
+def shown(result: InferResult) -> dict[str, Any]:
+    answer = result.get_response()
+    found = {name: [each.decode() for each in result.as_numpy(name)] for name in ("text_output", "finish_reason")}
+    return found | {"id": answer.id, "model": answer.model_name, "version": answer.model_version}
+
+
+def refusal(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
+    """Returns the status and the message of the error that a call ends in."""
+    try:
+        call(*arguments, **options)
+    except InferenceServerException as error:
+        return str(error.status()), str(error.message())
+    raise SystemExit("nothing was refused")
+
+
+def stream(client: InferenceServerClient, model: str, headers: dict[str, str]) -> dict[str, Any]:
+    """Returns the joined text of a streamed answer, the number of its messages, and the error of a wrong request."""
+    answers: queue.Queue[tuple[InferResult | None, InferenceServerException | None]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)), headers=headers)
+    client.async_stream_infer(
+        model, [text_input("def main(")], request_id="s1", parameters=GREEDY, enable_empty_final_response=True
+    )
+    texts, is_last = [], False
+    while not is_last:
+        result, error = answers.get(timeout=60)
+        assert result is not None, error
+        texts.append(result.as_numpy("text_output")[0].decode())
+        is_last = result.get_response().parameters["triton_final_response"].bool_param
+    client.async_stream_infer(model, [text_input("a")], parameters={"top_p": 2.0})
+    _, error = answers.get(timeout=60)
+    client.stop_stream()
+    return {"text": "".join(texts), "messages": len(texts), "error": error.message() if error else ""}
+
+
+def cancelled(client: InferenceServerClient, model: str, headers: dict[str, str]) -> str:
+    """Returns the status of a call that its caller cancels."""
+    errors: queue.Queue[InferenceServerException | None] = queue.Queue()
+    call = client.async_infer(
+        model, [text_input("a")], lambda result, error: errors.put(error), parameters=LONG, headers=headers
+    )
+    call.cancel()
+    error = errors.get(timeout=60)
+    return "" if error is None else str(error.status())
+
+
+def fields(messages: Any, path: str = "") -> list[str]:
+    """Returns the fields of tritonclient's own statement of the protocol, as tests/proto/open_inference has them."""
+    found, kinds = [], descriptor_pb2.FieldDescriptorProto
+    for message in messages:
+        for field in message.field:
+            label = "repeated " * (field.label == kinds.LABEL_REPEATED)
+            kind = field.type_name or kinds.Type.Name(field.type).removeprefix("TYPE_").lower()
+            found.append(f"{path}{message.name}.{field.name} = {field.number}: {label}{kind}")
+        found += fields(message.nested_type, f"{path}{message.name}.")
+    return found
+
+
+def main(target: str, model: str, token: str) -> None:
+    client, headers = InferenceServerClient(target), {"authorization": f"Bearer {token}"}
+    schema = descriptor_pb2.FileDescriptorProto()
+    service_pb2.DESCRIPTOR.CopyToProto(schema)
+
+    def infer(tensor: InferInput, name: str = model, **options: Any) -> InferResult:
+        return client.infer(name, [tensor], headers=headers, **options)
+
+    numbers = InferInput("text_input", [1], "FP32")
+    numbers.set_data_from_numpy(np.zeros(1, dtype=np.float32))
+    other = InferInput("prompt", [1], "BYTES")
+    other.set_data_from_numpy(np.array(["a"], dtype=object))
+    output = [InferRequestedOutput("logits")]
+    metadata = client.get_model_metadata(model, headers=headers, as_json=True)
+    found = {
+        "fields": fields(schema.message_type),
+        "health": [
+            client.is_server_live(headers=headers),
+            client.is_server_ready(headers=headers),
+            client.is_model_ready(model, headers=headers),
+        ],
+        "server": client.get_server_metadata(headers=headers).name,
+        "model": [metadata["name"], metadata["versions"], metadata["inputs"], metadata["outputs"]],
+        "answer": shown(infer(text_input("def main("), request_id="mine", parameters=GREEDY)),
+        "unnamed": shown(infer(text_input("def main("), name="", parameters=GREEDY | {"n": 2, "stop": '["q"]'})),
+        "stream": stream(client, model, headers),
+        "cancelled": cancelled(client, model, headers),
+        "refused": {
+            "tensor": refusal(infer, other),
+            "datatype": refusal(infer, numbers),
+            "shape": refusal(infer, text_input("a", (1, 1))),
+            "output": refusal(infer, text_input("a"), outputs=output),
+            "parameter": refusal(infer, text_input("a"), parameters={"beam_width": 4}),
+            "value": refusal(infer, text_input("a"), parameters={"temperature": -1.0}),
+            "priority": refusal(infer, text_input("a"), priority=1),
+            "model": refusal(infer, text_input("a"), name="another"),
+            "version": refusal(infer, text_input("a"), model_version="77"),
+            "late": refusal(infer, text_input("a"), parameters=LONG, client_timeout=0.05),
+            "late by a parameter": refusal(infer, text_input("a"), parameters=LONG, timeout=20_000),
+            "no token": refusal(client.infer, model, [text_input("a")]),
+            "another extension": refusal(client.get_model_config, model, headers=headers),
+        },
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
