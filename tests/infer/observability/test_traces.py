@@ -1,10 +1,12 @@
 """Traces of real requests at a real collector: contexts of callers, collectors that hang or are gone, no collector."""
 
 import logging
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +23,8 @@ from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.http.http_server import HttpServerThread
 from tk.tests.infer.observability.collector import Collector, attributes
 from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started
+from tk.tests.infer.server.serving import Serving
+from tk.tests.infer.server.tiny_model import write_tiny_model
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{CALLER}-01"
@@ -188,6 +192,40 @@ def test_a_missing_package_is_named() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: --otlp-endpoint needs OpenTelemetry")
     assert "tk-toolkit[otel]" in done.stderr
+
+
+def ask_for_ever(stub: Any) -> None:
+    """Ends with the first refusal."""
+    while True:
+        stub.GenerateOnce(pb.GenerateRequest(text="a", stopping={"max_new_tokens": 1}), timeout=WAIT_SECONDS)
+
+
+@pytest.mark.matrix
+def test_a_second_signal_ends_a_server_whose_collector_hangs_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    collector = Collector(hangs=True)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    serving = Serving(str(write_tiny_model(tmp_path / "tiny")), "--kv-blocks", "128").wait_ready()
+    long = pb.GenerateRequest(text="a", stopping={"max_new_tokens": 500, "ignore_eos": True}, sampling={"n": 8})
+    try:
+        with grpc.insecure_channel(serving.target) as channel:
+            stub = GenerationStub(channel)
+            stub.GenerateOnce(pb.GenerateRequest(text="a", stopping={"max_new_tokens": 3}), timeout=WAIT_SECONDS)
+            assert [span.name for span in collector.spans(4)] == ["queue", "prefill", "decode", "text_completion tiny"]
+            streams = [stub.Generate(long, timeout=WAIT_SECONDS) for _ in range(16)]
+            for stream in streams:
+                next(stream)
+            serving.process.send_signal(signal.SIGTERM)
+            with pytest.raises(grpc.RpcError):  # it drains
+                ask_for_ever(stub)
+            begun = time.monotonic()
+            code, _, _ = serving.end(signal.SIGTERM)
+        assert (code, time.monotonic() - begun < 1.0) == (130, True)
+    finally:
+        serving.close()
+        collector.close()
 
 
 def test_ending_a_request_takes_little_of_the_event_loop(collector: Collector) -> None:
