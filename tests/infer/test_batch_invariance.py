@@ -1,6 +1,7 @@
 """A request's logits are the same bits alone, in company, in any cut of its prompt and after preemption."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -62,27 +63,29 @@ def test_logits_are_bit_equal(
 
 
 @pytest.mark.parametrize(
-    ("kernels", "dtype", "kv_dtype"),
+    ("kernels", "dtype", "kv_dtype", "num_copies"),
     [
-        ("native", "bf16", "int8"),
-        ("native", "fp32", "k8v4"),
-        ("aten", "fp32", "int4"),
-        pytest.param("native", "bf16", "bf16", marks=pytest.mark.matrix),
-        pytest.param("native", "bf16", "int4", marks=pytest.mark.matrix),
-        pytest.param("aten", "bf16", "bf16", marks=pytest.mark.matrix),
-        pytest.param("aten", "bf16", "k8v4", marks=pytest.mark.matrix),
+        ("native", "bf16", "int8", 0),
+        ("native", "fp32", "k8v4", 0),
+        ("native", "bf16", "int4", 60),
+        ("aten", "fp32", "int4", 60),
+        pytest.param("native", "bf16", "bf16", 0, marks=pytest.mark.matrix),
+        pytest.param("native", "bf16", "int4", 0, marks=pytest.mark.matrix),
+        pytest.param("aten", "bf16", "bf16", 0, marks=pytest.mark.matrix),
+        pytest.param("aten", "bf16", "k8v4", 0, marks=pytest.mark.matrix),
     ],
 )
 def test_samples_that_share_blocks_have_the_bits_of_one_alone(
-    make_runner: Callable[..., Backend], kernels: str, dtype: str, kv_dtype: str
+    make_runner: Callable[..., Backend], kernels: str, dtype: str, kv_dtype: str, num_copies: int
 ) -> None:
-    """Blocks that are not full too: every block has a copy of 8 bits of its own, if there are any."""
-    runner, prompts, num_new = make_runner("grouped", dtype, kv_dtype, 100, kernels), PROMPTS[2:], 20
-    alone = [History(runner, 100, 512, prompts, num_new).run([i]).logits[i] for i in range(3)]
+    prompts, num_new = PROMPTS[2:], 20
+    runner, every_prompt = make_runner("grouped", dtype, kv_dtype, 100, kernels, num_copies), range(len(prompts))
+    history = partial(History, runner, prompts=prompts, num_new=num_new, num_copies=num_copies)
+    alone = [history(num_blocks=100, budget=512).run([i]).logits[i] for i in every_prompt]
     for num_blocks, budget in ((100, 512), (100, 9), (9, 64)):
-        many = History(runner, num_blocks, budget, prompts, num_new, ahead=1, num_samples=4).run(range(3))
+        many = history(num_blocks=num_blocks, budget=budget, ahead=1, num_samples=4).run(every_prompt)
         assert many.forks > 0
         assert (many.preemptions > 0) == (num_blocks == 9)
+        assert len(many.logits) == 4 * len(prompts)
         for number, found in many.logits.items():
-            assert torch.equal(torch.stack(found), torch.stack(alone[number % 3])), number
-        assert len(many.logits) == 12
+            assert torch.equal(torch.stack(found), torch.stack(alone[number % len(prompts)])), number

@@ -5,6 +5,7 @@ precision, when it is appended, and later tokens never change it. Attention alwa
 chunk that was just appended. Vectors of 4 bits have copies in int8, in blocks of their own (see `KVFormat.num_copied`).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -73,19 +74,21 @@ class KVCache:
         kinds = (*self._keys, *self._values, *self._key_copies, *self._value_copies)
         return sum(part.nbytes for pages in kinds for part in pages.parts)
 
-    def give(self, copies_N2: torch.Tensor) -> None:
-        """Gives blocks copies (see `StepPlan.copies`), which earlier owners lose unless they have others by now."""
+    def give(self, copies_N2: torch.Tensor, forks_N2: torch.Tensor) -> None:
+        """Gives blocks copies, and the content of others to blocks and to their copies: see `StepPlan`."""
+        shared, own = forks_N2.unbind(-1)
+        source = self._copy_of[shared]  # before it is given away
+        self._give_copies(copies_N2)
+        if len(own):
+            _copy((*self._keys, *self._values), shared, own)
+            _copy((*self._key_copies, *self._value_copies), source, self._copy_of[own])
+
+    def _give_copies(self, copies_N2: torch.Tensor) -> None:
+        """Gives blocks copies, which earlier owners lose unless they have others by now."""
         blocks, copies = copies_N2.unbind(-1)
         earlier = self._owner[copies]
         self._copy_of[earlier[self._copy_of[earlier] == copies]] = 0
         self._owner[copies], self._copy_of[blocks] = blocks, copies
-
-    def fork(self, forks_N2: torch.Tensor) -> None:
-        """Copies blocks, and their copies of 8 bits: see `StepPlan.forks`."""
-        blocks, own = forks_N2.unbind(-1)
-        for pages in (*self._keys, *self._values, *self._key_copies, *self._value_copies) if len(own) else ():
-            for part in pages.parts:
-                part[own] = part[blocks]
 
     def places(self, slots_T: torch.Tensor) -> tuple[Places, Places | None]:
         """Returns the places of tokens and of their copies, if there are any, for `append`; slots as in StepPlan."""
@@ -135,6 +138,11 @@ class KVCache:
         shape = (-1, num_blocks * self.block_size, self.head_dim)
         keys = self._key_copies[layer].read(pages).view(shape) if self._key_copies else None
         return keys, self._value_copies[layer].read(pages).view(shape)
+
+
+def _copy(kinds: Iterable[Pages], blocks: torch.Tensor, to: torch.Tensor) -> None:
+    for part in (part for pages in kinds for part in pages.parts):
+        part[to] = part[blocks]
 
 
 def _write(pages: Pages, places: Places, x_NE: torch.Tensor) -> None:

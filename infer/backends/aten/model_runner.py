@@ -88,8 +88,8 @@ class ModelRunner:
         A step without rows has one empty part.
         """
         wanted = torch.from_numpy(plan.rows.token.astype("int64"))
-        self._cache.give(torch.from_numpy(plan.copies.astype("int64")).to(wanted.device))
-        self._cache.fork(torch.from_numpy(plan.forks.astype("int64")).to(wanted.device))
+        copies, forks = (torch.from_numpy(each.astype("int64")).to(wanted.device) for each in (plan.copies, plan.forks))
+        self._cache.give(copies, forks)
         normed = []
         for tile in cut(len(plan.tokens), self.sizes):
             normed_TD = self._forward(plan, tile)

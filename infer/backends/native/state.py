@@ -85,10 +85,14 @@ class State:
             model.sines = self._pointer(floats(tokens, program.head_dim // 2))
         self._fill_scratch(model, threads)
 
-    def fork(self, forks: Array) -> None:
-        """Copies blocks, and their copies of 8 bits: see `StepPlan.forks`."""
-        for blocks in self._blocks if len(forks) else ():
-            blocks[:, forks[:, 1]] = blocks[:, forks[:, 0]]
+    def give(self, copies: Array, forks: Array) -> None:
+        """Gives blocks copies, and the content of others to blocks and to their copies: see `StepPlan`."""
+        shared, own = forks.T
+        source = self.copy_of[shared]  # before it is given away
+        self.copy_of[copies[:, 0]] = copies[:, 1]
+        if len(forks):
+            self._blocks[:, own] = self._blocks[:, shared]
+            self._copies[:, self.copy_of[own]] = self._copies[:, source]
 
     def _fill_cache(self, model: NativeModel) -> None:
         program, cache = self._program, self._cache
@@ -107,8 +111,10 @@ class State:
         self.kv_bytes = program.num_layers * model.layer_bytes + copies_bytes
         memory = lazy(program.num_layers * model.layer_bytes, large_pages=True), lazy(copies_bytes)
         model.cache, model.copies = map(self._pointer, memory)
-        shape = program.num_layers, cache.num_blocks + 1
-        self._blocks = [each.reshape(*shape, -1) for each in memory if each.size and not cache.num_copies]
+        self._blocks, self._copies = (
+            each.reshape(program.num_layers, count + 1, -1)
+            for each, count in zip(memory, (cache.num_blocks, cache.num_copies or cache.num_blocks), strict=True)
+        )
         self.copy_of = np.arange(cache.num_blocks + 1, dtype=np.int32)
         if cache.num_copies:
             self.copy_of[:] = 0

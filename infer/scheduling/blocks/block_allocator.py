@@ -70,10 +70,6 @@ class BlockAllocator:
         """Returns whether a block has holders."""
         return block in self._holders
 
-    def is_fixed(self, block: int) -> bool:
-        """Returns whether a used block must not be written to, because it has other holders or can be found."""
-        return self._holders[block] > 1 or block in self._keys
-
     def hold(self, blocks: Iterable[int]) -> None:
         """Gives used or cached blocks one more holder each."""
         for block in blocks:

@@ -44,7 +44,7 @@ class BlockTables:
     def missing(self, sequence: Sequence, num_more: int = 0) -> int:
         """Returns the number of blocks that the sequence's tokens and so many more need and that it does not have."""
         missing = max(0, ceil_div(sequence.num_tokens + num_more, self.block_size) - len(sequence.blocks))
-        return missing + self._must_fork(sequence, num_more)
+        return missing + (sequence.shares_last and self._must_fork(sequence, num_more))
 
     def room(self, sequence: Sequence, spare: int) -> int:
         """Returns how many more tokens a sequence can have if `spare` blocks must be available afterwards."""
@@ -82,12 +82,13 @@ class BlockTables:
         sequence.blocks = shared + self.allocator.allocate(needed - len(shared))
         sequence.num_computed = self._num_found(sequence, len(shared))
         sequence.num_published = min(len(shared), sequence.num_tokens // self.block_size)
-        sequence.first_copied, sequence.stop_copied = max(1, len(shared)), len(shared)
+        sequence.shares_last = len(shared) > sequence.num_published
+        sequence.first_copied, sequence.stop_copied = max(1, sequence.num_computed // self.block_size), len(shared)
         return True
 
     def grow(self, sequence: Sequence, num_more: int = 0) -> None:
         """Gives a sequence the blocks for its tokens and so many more; the caller knows that they are available."""
-        if self._must_fork(sequence, num_more):
+        if sequence.shares_last and self._must_fork(sequence, num_more):
             self._fork(sequence)
         if missing := self.missing(sequence, num_more):
             self.publish(sequence)
@@ -130,17 +131,20 @@ class BlockTables:
 
     def share_last(self, sequence: Sequence) -> None:
         """Lets the other samples of a request find the block of its prompt's last token, which was just computed."""
-        if self._may_share_last and sequence.num_prompt % self.block_size:
+        if sequence.num_prompt % self.block_size:
             self.allocator.publish(sequence.blocks[sequence.num_prompt // self.block_size], self._last_key(sequence))
+            sequence.shares_last = True
 
     def release(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes all blocks from a sequence; `keep` says whether its full blocks can be found as long as they last."""
         self.publish(sequence)
         for block in sequence.blocks[sequence.first_copied :]:
-            self.allocator.drop_copy(block)
+            if not sequence.shares_last or block != sequence.blocks[sequence.num_prompt // self.block_size]:
+                self.allocator.drop_copy(block)
         self.allocator.free(sequence.blocks, keep)
         sequence.blocks, sequence.copies, sequence.fork = [], [], None
         sequence.num_computed = sequence.num_published = 0
+        sequence.shares_last = False
 
     def num_leaked(self, live: Iterable[Sequence]) -> int:
         """Returns the number of used blocks that none of the live sequences holds."""
@@ -178,7 +182,7 @@ class BlockTables:
                 break
             found.append(block)
         place = (sequence.num_prompt - 1) // self.block_size
-        if sequence.index and not sequence.output and len(found) == place and self._may_share_last:
+        if sequence.index and not sequence.output and len(found) == place and self._may_share_last(sequence):
             last = self.allocator.find(self._last_key(sequence))
             if last is not None and sequence.max_reused >= sequence.num_prompt - 1:
                 found.append(last)
@@ -188,13 +192,12 @@ class BlockTables:
         """Returns how many leading tokens are in so many blocks that were found; the last token is always computed."""
         return min(num_blocks * self.block_size, sequence.num_tokens - 1)
 
-    @property
-    def _may_share_last(self) -> bool:
-        """Whether samples share blocks that are not full: a copy of 8 bits, of which there are few, has one owner."""
-        return not self.allocator.num_copies
+    def _may_share_last(self, sequence: Sequence) -> bool:
+        """Returns whether samples share the block of the prompt's last token; a full one may have lost its copy."""
+        return not self.allocator.num_copies or sequence.num_prompt % self.block_size > 0
 
     def _last_key(self, sequence: Sequence) -> BlockKey:
-        """Returns the key of the block of the prompt's last token; if it is not full, no other request looks for it."""
+        """Returns the key of the block of the prompt's last token; no first sample looks for one that is not full."""
         place = (sequence.num_prompt - 1) // self.block_size
         if sequence.num_prompt % self.block_size == 0:
             key = self._key(sequence, place)
@@ -205,22 +208,18 @@ class BlockTables:
         return next_key(before.digest if before else sequence.root, tokens)
 
     def _must_fork(self, sequence: Sequence, num_more: int) -> bool:
-        """Returns whether the next step stores an own token, known or a proposal, in a block that is fixed."""
-        if not sequence.num_prompt < sequence.num_tokens + num_more or sequence.num_tokens == sequence.max_tokens:
-            return False
-        place = self._next_own(sequence)
-        return place < len(sequence.blocks) and self.allocator.is_fixed(sequence.blocks[place])
+        """Returns whether the next step stores a token behind the prompt, known or a proposal."""
+        return sequence.num_prompt < sequence.num_tokens + num_more and sequence.num_tokens < sequence.max_tokens
 
     def _fork(self, sequence: Sequence) -> None:
-        place = self._next_own(sequence)
+        """Gives a sequence a block of its own instead of the shared one of its prompt's last token."""
+        place = sequence.num_prompt // self.block_size
         shared, (own,) = sequence.blocks[place], self.allocator.allocate(1)
-        sequence.blocks[place], sequence.fork = own, (place, shared, own)
+        sequence.blocks[place], sequence.fork, sequence.shares_last = own, (place, shared, own), False
+        if number := self.allocator.copy(own):
+            sequence.copies += (own, number)
         # The first sample makes room for its own token before the others are admitted, which then find the block.
         self.allocator.free([shared], keep=not sequence.index or not sequence.is_private)
-
-    def _next_own(self, sequence: Sequence) -> int:
-        """Returns the place of the block in which a sequence's next own token is stored."""
-        return max(sequence.num_computed, sequence.num_prompt) // self.block_size
 
     def _num_reusable(self, sequence: Sequence) -> int:
         """Returns how many leading blocks may be shared: the logits of the last token are wanted."""

@@ -51,6 +51,7 @@ class Sequence:
         first_copied: the index of the first block but 0 that may have a copy.
         stop_copied: the index after the last block that may have one.
         copies: blocks and their new copies, in turn, that workers do not know of yet.
+        shares_last: whether others hold or may find the block of the prompt's last token, which is not full.
         fork: the place of a block that it shared, that block, and its own instead, until workers know of it; or None.
         output_keys: the keys of the full blocks that end in the output.
         preemptions: the number of times that the scheduler took its blocks away.
@@ -84,6 +85,7 @@ class Sequence:
     first_copied: int = 1
     stop_copied: int = 0
     copies: list[int] = field(default_factory=list)
+    shares_last: bool = False
     fork: tuple[int, int, int] | None = None
     output_keys: list[BlockKey] = field(default_factory=list)
     preemptions: int = 0
