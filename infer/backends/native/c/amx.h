@@ -10,6 +10,9 @@
 #define COLUMN_STEP 32 // columns that an element's sum takes together
 #define LINE 64        // bytes of a row of a tile
 #define SUMS_BYTES (4 * GROUP_COLUMNS)
+#define STEP_BYTES (BLOCK_COLUMNS / 2 * PAIR_BYTES)
+#define STEPS_TOGETHER 8 // of two panels: a third of the first cache
+#define LINES_AHEAD 6  // with each step
 
 struct tile_shapes {   // the operand of LDTILECFG
     uint8_t palette, start_row, reserved[14];
@@ -75,6 +78,12 @@ INLINE void zero_sums(void) {
     tile_zero(2);
     tile_zero(3);
 }
+INLINE void load_sums(const float *first, const float *second) {
+    tile_load(0, first, SUMS_BYTES);
+    tile_load(1, first + PANEL, SUMS_BYTES);
+    tile_load(2, second, SUMS_BYTES);
+    tile_load(3, second + PANEL, SUMS_BYTES);
+}
 // Stores tiles 0 and 1 side by side, and tiles 2 and 3.
 INLINE void store_sums(float *first, float *second) {
     tile_store(0, first, SUMS_BYTES);
@@ -83,12 +92,14 @@ INLINE void store_sums(float *first, float *second) {
     tile_store(3, second + PANEL, SUMS_BYTES);
 }
 
-// One block of rows by four panels.
-static void sum_block(const struct group *g, int64_t steps) {
+// The block of rows from row `row` on by four panels.
+static void sum_block(const struct group *g, int64_t row, int64_t steps) {
+    const uint16_t *rows = g->rows + row / BLOCK_ROWS * g->block_values;
+    float *sums = g->sums + row * GROUP_COLUMNS;
     zero_sums();
     for (int64_t k = 0; k < steps; k++) {
-        int64_t at = k * BLOCK_COLUMNS / 2 * PAIR_BYTES;
-        tile_load(4, g->rows + k * g->step_values, LINE);
+        int64_t at = k * STEP_BYTES;
+        tile_load(4, rows + k * g->step_values, LINE);
         tile_load(5, g->panels[0] + at, LINE);
         tile_multiply(0, 4, 5);
         tile_load(6, g->panels[1] + at, LINE);
@@ -98,17 +109,19 @@ static void sum_block(const struct group *g, int64_t steps) {
         tile_load(5, g->panels[3] + at, LINE);
         tile_multiply(3, 4, 5);
     }
-    store_sums(g->sums, g->sums + 2 * PANEL);
+    store_sums(sums, sums + 2 * PANEL);
 }
 
-// Two blocks of 16 rows by panels `first` and `first` + 1: a load feeds two products.
-static void sum_two_blocks(const struct group *g, int64_t steps, int first) {
-    const uint16_t *below = g->rows + g->block_values;
-    float *sums = g->sums + first * PANEL;
-    zero_sums();
-    for (int64_t k = 0; k < steps; k++) {
-        int64_t at = k * BLOCK_COLUMNS / 2 * PAIR_BYTES;
-        tile_load(4, g->rows + k * g->step_values, LINE);
+// Two blocks of 16 rows, from row `row` on, by panels `first` and `first` + 1, steps [from, end): a load feeds two products.
+// Each step fetches LINES_AHEAD lines from `ahead` on.
+static void sum_two_blocks(const struct group *g, int64_t row, int first, int64_t from, int64_t end, const char *ahead) {
+    const uint16_t *rows = g->rows + row / BLOCK_ROWS * g->block_values, *below = rows + g->block_values;
+    float *sums = g->sums + row * GROUP_COLUMNS + first * PANEL;
+    if (from) load_sums(sums, sums + BLOCK_ROWS * GROUP_COLUMNS);
+    else zero_sums();
+    for (int64_t k = from; k < end; k++) {
+        int64_t at = k * STEP_BYTES;
+        tile_load(4, rows + k * g->step_values, LINE);
         tile_load(6, g->panels[first] + at, LINE);
         tile_multiply(0, 4, 6);
         tile_load(7, g->panels[first + 1] + at, LINE);
@@ -116,18 +129,29 @@ static void sum_two_blocks(const struct group *g, int64_t steps, int first) {
         tile_load(5, below + k * g->step_values, LINE);
         tile_multiply(2, 5, 6);
         tile_multiply(3, 5, 7);
+        for (int i = 0; ahead && i < LINES_AHEAD; i++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
     }
     store_sums(sums, sums + BLOCK_ROWS * GROUP_COLUMNS);
 }
 
-static void sum_group(const struct group *g) {
-    int64_t steps = g->pairs / (COLUMN_STEP / 2);
-    if (g->count <= BLOCK_ROWS) {
-        sum_block(g, steps);
-        return;
+// Some steps of two panels stay in the first cache while all rows pass them: the second cache alone cannot feed the tiles.
+static void sum_pair(const struct group *g, int first, int64_t paired, int64_t steps, const char *next) {
+    const char *end = next + 2 * steps * STEP_BYTES;
+    for (int64_t from = 0; from < steps; from += STEPS_TOGETHER) {
+        int64_t to = from + STEPS_TOGETHER < steps ? from + STEPS_TOGETHER : steps;
+        for (int64_t row = 0; row < paired; row += GROUP_ROWS) {
+            sum_two_blocks(g, row, first, from, to, next < end ? next : NULL);
+            next += (to - from) * LINES_AHEAD * LINE;
+        }
     }
-    sum_two_blocks(g, steps, 0);
-    if (g->panels[2] != g->panels[1]) sum_two_blocks(g, steps, 2);
+}
+
+static void sum_group(const struct group *g) {
+    int64_t steps = g->pairs / (COLUMN_STEP / 2), paired = g->count / GROUP_ROWS * GROUP_ROWS;
+    if (g->count - paired > BLOCK_ROWS) paired += GROUP_ROWS;
+    sum_pair(g, 0, paired, steps, g->panels[2]);
+    if (g->panels[2] != g->panels[1]) sum_pair(g, 2, paired, steps, g->next);
+    if (paired < g->count) sum_block(g, paired, steps);
 }
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__)

@@ -52,11 +52,11 @@ static void hadamard(const struct model *m, float *x) {
 // Norms a head if it has a norm, and rotates its pairs (d, d + half).
 static void rotate_head(const struct model *m, int64_t t, const float *x, float *y, const float *weight, float eps) {
     int64_t n = m->head_dim, half = n / 2;
-    if (weight) norm_row(x, y, n, weight, NULL, 0, eps);
-    else memmove(y, x, (size_t)n * sizeof *y);
+    if (weight) norm_row(x, y, n, weight, NULL, 0, eps), x = y;
+    if (!m->frequencies && x != y) memcpy(y, x, (size_t)n * sizeof *y);
     const float *cosine = m->cosines + t * half, *sine = m->sines + t * half;
     for (int64_t i = 0; m->frequencies && i < half; i++) {
-        float a = y[i], b = y[i + half];
+        float a = x[i], b = x[i + half];
         y[i] = a * cosine[i] - b * sine[i];
         y[i + half] = b * cosine[i] + a * sine[i];
     }
@@ -106,10 +106,11 @@ INLINE union stored round_values(int format, const float *x, float inverse) {
     return to;
 }
 
-// Stores up to PANEL rounded values of a token, behind each other along a page's panels or, `across`, along their lines.
-// `pair` is the first of their pairs of columns; `place` the token's place in a panel, or in a pair.
-INLINE void store_values(int format, const char *values, int64_t count, int across, char *pair, int64_t place) {
-    int64_t size = format == FP32 ? 4 : format == FP8 || format == INT8 ? 1 : 2, together = format == BF16 || format == INT8;
+// Stores up to PANEL rounded values of `size` bytes, a constant, of a token, behind each other along a page's panels or,
+// `across`, along their lines; `together`: the two of a pair lie side by side. `pair` is the first of their pairs of columns;
+// `place` the token's place in a panel, or in a pair.
+INLINE void store_sized(const int64_t size, int together, const char *values, int64_t count, int across, char *pair,
+                        int64_t place) {
     if (across && together)
         for (int64_t i = 0; i < count; i++) memcpy(pair + (2 * i + place) * size, values + i * size, (size_t)size);
     else if (across)
@@ -120,6 +121,11 @@ INLINE void store_values(int format, const char *values, int64_t count, int acro
     else
         for (int64_t i = 0; i < count; i++)
             memcpy(pair + (i * PANEL + place) * size, values + i * size, (size_t)size);
+}
+INLINE void store_values(int format, const char *values, int64_t count, int across, char *pair, int64_t place) {
+    if (format == FP32) store_sized(4, 0, values, count, across, pair, place);
+    else if (format == FP8 || format == INT8) store_sized(1, format == INT8, values, count, across, pair, place);
+    else store_sized(2, format == BF16, values, count, across, pair, place);
 }
 
 // The scale of int8 for n floats; NaN if one of them is not finite, which reaches the logits, and is then reported.

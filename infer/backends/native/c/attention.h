@@ -1,18 +1,24 @@
 // Causal attention over the paged cache. The rows of a kv head's queries, tokens x heads of its group, are taken
-// ATTENTION_ROWS at a time, so that they share the reads of keys and values. A row's keys are summed tile by tile from
+// up to ATTENTION_ROWS at a time, so that they share the reads of keys and values. A row's keys are summed tile by tile from
 // the sequence's start (online softmax: Milakov and Gimelshein, arXiv 1805.02867), split by split, and splits are
 // merged in order: its bits depend on its own keys only. A key that a row must not see has the weight zero.
 #ifndef TK_ATTENTION_H
 #define TK_ATTENTION_H
 
+#include "tile_attention.h"
 #include "widened.h"
 
 static void read_queries(const struct model *m, const struct item *item, struct workspace *w) {
     int64_t n = m->head_dim, width = padded_head(m), group = m->heads / m->kv_heads;
     int is_rounded = is_integer(m->key_format) && !is_widened(m, m->key_format);
+    if (takes_tiles(m)) begin_attention(item->rows);
     for (int64_t r = 0; r < item->rows; r++) {
         int64_t i = item->first + r;
         const float *query = row(m, QUERY, item->span->first + i / group) + (item->head * group + i % group) * n;
+        if (takes_tiles(m)) {
+            round_into_steps(query, n, w->queries, item->rows, n / BLOCK_COLUMNS, r);
+            continue;
+        }
         float *to = is_rounded ? w->scores : w->queries + r * width;
         memcpy(to, query, (size_t)n * sizeof *to);
         memset(to + n, 0, (size_t)(width - n) * sizeof *to);
@@ -74,7 +80,8 @@ static void attend_tile(const struct model *m, const struct operation *op, const
                         struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
     int64_t keys = (high - low + PANEL - 1) / PANEL * PANEL, size = m->block_size;
     int64_t int8 = m->value_format == INT8 && !is_widened(m, INT8);
-    score_tile_of_keys(m, op, item, w, low, high);
+    if (takes_tiles(m)) score_by_tiles(m, op, item, w, low, high);
+    else score_tile_of_keys(m, op, item, w, low, high);
     for (int64_t at = low; int8 && at < high; at += size)
         memcpy(w->value_scales + at - low, page_of(m, op, item, at, 1) + m->scale_offset[1],
                (size_t)size * sizeof(float));
@@ -84,8 +91,10 @@ static void attend_tile(const struct model *m, const struct operation *op, const
         const float *scales = int8 ? w->value_scales : NULL;
         w->weight_scales[r] = weigh(s, keys, seen.from, seen.to, scales, state, r, padded_head(m));
         if (scales) round_row(s, keys, w->weight_scales[r], w->weights + r * KEY_TILE);
+        if (takes_tiles(m)) round_into_steps(s, keys, w->weights, item->rows, KEY_TILE / BLOCK_COLUMNS, r);
     }
-    add_tile_of_values(m, op, item, w, low, high, state);
+    if (takes_tiles(m)) add_by_tiles(m, op, item, w, low, high, state->values);
+    else add_tile_of_values(m, op, item, w, low, high, state);
 }
 
 // The keys of a split that the rows of an item see.
@@ -143,7 +152,7 @@ INLINE int64_t cost_of(const struct item *item) { return (item->stop - item->sta
 static int64_t cost_of_step(const struct model *m, const struct operation *op) {
     int64_t cost = 0, group = m->heads / m->kv_heads;
     for (int32_t s = 0; s < m->step.spans; s++)
-        for (int64_t first = 0; first < m->step.span[s].length * group; first += ATTENTION_ROWS) {
+        for (int64_t first = 0; first < m->step.span[s].length * group; first += item_rows(m)) {
             struct item item = item_of(m, op, &m->step.span[s], first);
             cost += cost_of(&item);
         }
@@ -165,7 +174,7 @@ struct unit {
 static int find_unit(const struct model *m, const struct operation *op, int64_t cost, int64_t index, struct unit *u) {
     int64_t group = m->heads / m->kv_heads;
     for (; u->span < m->step.spans; u->span++, u->first = 0)
-        for (; u->first < m->step.span[u->span].length * group; u->first += ATTENTION_ROWS) {
+        for (; u->first < m->step.span[u->span].length * group; u->first += item_rows(m)) {
             u->item = item_of(m, op, &m->step.span[u->span], u->first);
             int64_t splits = splits_of(&u->item);
             int shared = m->threads > 1 && splits > 1 && cost_of(&u->item) * SHARED_ITEMS * m->threads > cost;
@@ -197,6 +206,7 @@ static void attend(struct model *m, const struct operation *op, int32_t thread) 
         int64_t floats = unit.splits * softmax_floats(item.rows, padded_head(m));
         attend_part(m, op, &item, unit.part, unit.parts + item.head * floats, unit.done + item.head, &w);
     }
+    if (takes_tiles(m)) end_products();
 }
 
 #endif

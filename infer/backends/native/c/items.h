@@ -2,7 +2,10 @@
 #ifndef TK_ITEMS_H
 #define TK_ITEMS_H
 
+#include "rounded.h"
 #include "softmax.h"
+
+#define VECTOR_ROWS 24 // of an item, where attention takes vectors: two tiles
 
 // The rows of one work item, and the keys that the first or the last of them sees.
 struct item {
@@ -12,9 +15,18 @@ struct item {
     const struct item *next;    // the one that this thread expects to take next, or NULL: its first keys are fetched
 };
 
+// Whether attention takes tiles of AMX: a model in bf16, and pages of the cache that are whole tiles.
+INLINE int takes_tiles(const struct model *m) {
+    return HAS_TILES && m->weight_format == BF16 && m->key_format == BF16 && m->value_format == BF16 &&
+           m->head_dim % BLOCK_COLUMNS == 0 && m->block_size % BLOCK_COLUMNS == 0;
+}
+
+// The rows of an item: two blocks of tiles, or whole tiles of vectors.
+INLINE int64_t item_rows(const struct model *m) { return takes_tiles(m) ? ATTENTION_ROWS : VECTOR_ROWS; }
+
 INLINE struct item item_of(const struct model *m, const struct operation *op, const struct span *span, int64_t first) {
     int64_t group = m->heads / m->kv_heads, left = span->length * group - first;
-    int64_t rows = left < ATTENTION_ROWS ? left : ATTENTION_ROWS, least = span->start + first / group;
+    int64_t rows = left < item_rows(m) ? left : item_rows(m), least = span->start + first / group;
     return (struct item){.span = span,
                          .first = first,
                          .rows = rows,

@@ -31,16 +31,21 @@ static void product(const struct model *m, const struct operation *op, const flo
     const float *spread = spread_for(m, w, x, x_stride, rows, thread);
     const struct operation *gate = gates(op) ? op + 1 : NULL;
     int64_t groups = gate && gate->variant == 0 ? 2 : 1, units = (w->out + PANEL - 1) / PANEL / groups;
-    int64_t block = rounded ? rows : least(rows, rows_together(w->in, rows));
+    int64_t block = least(rows, rounded ? rounded_rows_together(w) : rows_together(w->in, rows));
     int64_t most = panels_to_take(m, rows, units, rounded != NULL);
     struct division division = tk_divide(m->pool, thread, (rows + block - 1) / block * units);
     for (int64_t first, last, next; tk_take(&division, most, &first, &last);)
         for (; first < last; first = next) {
             int64_t r = first / units * block, count = least(block, rows - r), low = first % units;
             next = least(last, first - low + units);
+            if (rounded && groups == 2) {
+                multiply_gated(w, rounded, rows, r, count, low, low + next - first, units, m->buffers[GATED],
+                               m->strides[GATED]);
+                continue;
+            }
             for (int64_t g = 0; g < groups; g++) {
                 int64_t from = g * units + low, to = from + next - first;
-                if (rounded) multiply_rounded(w, rounded, rows, from, to, out, out_stride, op->add);
+                if (rounded) multiply_rounded(w, rounded, rows, r, count, from, to, out, out_stride, op->add);
                 else if (spread)
                     multiply_spread(w, spread + r * spread_floats(w), count, from, to, out + r * out_stride, out_stride,
                                     op->add);
@@ -184,7 +189,7 @@ __attribute__((visibility("default"))) void NAMED(tk_multiply_, TK_NAME)(const s
     } else if (takes_rounded(w)) {
         uint16_t *rounded = calloc((size_t)rounded_values(w, rows), sizeof *rounded);
         round_rows(w, x, x_stride, rows, rounded, 0, rows);
-        multiply_rounded(w, rounded, rows, 0, panels, out, out_stride, 0);
+        multiply_rounded(w, rounded, rows, 0, rows, 0, panels, out, out_stride, 0);
         free(rounded);
     } else multiply(w, x, x_stride, rows, out, out_stride, 0, 0, panels);
 }

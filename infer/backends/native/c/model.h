@@ -12,7 +12,7 @@
 #define BLOCK_COLUMNS 32
 #define MAX_SLICES 8
 #define MAX_RANKS 64
-#define ATTENTION_ROWS 24 // query rows of one kv head that share the reads of its keys
+#define ATTENTION_ROWS 32 // query rows of one kv head, at most, that share the reads of its keys
 #define KEY_TILE 256      // keys per softmax update
 #define KEY_SPLIT 1024    // keys that are summed on their own before they are merged, in order
 #define SHARED_ITEMS 8    // an item of attention with more than this part of a thread's work is shared split by split

@@ -8,24 +8,28 @@
 #include "rows.h"
 
 #define PAIR_BYTES (4 * PANEL)
-#define GROUP_ROWS (2 * BLOCK_ROWS)  // rows and panels that are multiplied together
-#define GROUP_PANELS 4
+#define GROUP_ROWS (2 * BLOCK_ROWS)  // so many rows or fewer are not cut further between threads
+#define GROUP_PANELS 4               // panels, and rows, that are multiplied together
+#define STRIPE_ROWS 256
 #define GROUP_COLUMNS (GROUP_PANELS * PANEL)
 #define FEW_ROWS 4                   // so few are rounded by every thread for itself: that costs less than a barrier
 #define ROUNDED_BYTES 1048576        // of the rows that pass all panels together: half of a core's second cache
 
-// `count` rows of one or two blocks by four panels, in one slice. Rounded rows lie in blocks of 16, all as high as the
+// `count` rows, at most STRIPE_ROWS, by four panels, in one slice. Rounded rows lie in blocks of 16, all as high as the
 // first: in a block 32 columns of every row, row after row, then the next 32. A slice begins with a step of its own; its
 // padding is zero. Rows that fill up the last block may hold any values.
 struct group {
     const uint16_t *rows;                      // the first step of columns of the first block
     int64_t count, step_values, block_values;  // values from one step, and from one block, to the next
     const char *panels[GROUP_PANELS];          // the last one is repeated where there are fewer
+    const char *next;                          // the panels that are multiplied next
     int64_t pairs;                             // of columns
-    float *sums;                               // [GROUP_ROWS][GROUP_COLUMNS], the results
+    float *sums;                               // [STRIPE_ROWS][GROUP_COLUMNS], the results
 };
+typedef float stripe_sums[STRIPE_ROWS * GROUP_COLUMNS];
 
 #if defined(TK_AMX)
+#define HAS_TILES 1
 #include "amx.h"
 #elif defined(TK_DOT_BF16)
 #include "dot_bf16.h"
@@ -35,6 +39,9 @@ INLINE void begin_products(int64_t height) { (void)height; }
 INLINE void sum_group(const struct group *g) { (void)g; }
 INLINE void end_products(void) {}
 INLINE const char *refusal(void) { return ""; }
+#endif
+#ifndef HAS_TILES
+#define HAS_TILES 0
 #endif
 
 // Returns whether the product with a weight takes rounded rows.
@@ -90,63 +97,101 @@ static const uint16_t *rounded_for(const struct model *m, const struct matrix *w
     return to;
 }
 
-// Sums `count` rows from row r on, of `rows` rounded ones, times up to four panels in one slice.
+// Sums `count` rows from row r on, of `rows` rounded ones, times four panels in one slice.
 static void sum_slice(const struct matrix *w, const uint16_t *x, int64_t rows, int64_t r, int64_t count,
-                      const char *panel, int64_t panels, int slice, float *sums) {
+                      const char *const panel[GROUP_PANELS], const char *next, int slice, float *sums) {
     int64_t step = block_height(rows) * BLOCK_COLUMNS, block = w->slices * steps_of_slice(w) * step;
     x += r / BLOCK_ROWS * block + slice * steps_of_slice(w) * step;
-    struct group g = {x, count, step, block, {NULL}, pairs_of_slice(w), sums};
-    for (int64_t p = 0; p < GROUP_PANELS; p++)
-        g.panels[p] = panel + (p < panels ? p : panels - 1) * w->panel_bytes + slice * g.pairs * PAIR_BYTES;
+    struct group g = {x, count, step, block, {NULL}, next, pairs_of_slice(w), sums};
+    for (int p = 0; p < GROUP_PANELS; p++) g.panels[p] = panel[p] + slice * g.pairs * PAIR_BYTES;
     sum_group(&g);
 }
 
-// Adds the slices as a binary tree, the bias and, with `add`, the values that are there: `count` rows of one group.
-static void finish_group(const struct matrix *w, float sums[][GROUP_ROWS * GROUP_COLUMNS], int64_t count, int64_t panels,
-                         const float *bias, float *out, int64_t out_stride, int add) {
-    int64_t width = panels * VECTORS;
-    for (int64_t i = 0; i < count * width; i++) {
-        float *to = out + i / width * out_stride + i % width * VW;
+// Adds the sums of the slices at place i as a binary tree, and the bias.
+INLINE vf sum_of_slices(const struct matrix *w, const stripe_sums *sums, int64_t i, const float *bias) {
+    vf sum = v_load(sums[0] + i);
+    if (w->slices > 1) {
         vf parts[MAX_SLICES];
-        for (int s = 0; s < w->slices; s++) parts[s] = v_load(sums[s] + i / width * GROUP_COLUMNS + i % width * VW);
+        for (int s = 0; s < w->slices; s++) parts[s] = v_load(sums[s] + i);
         for (int step = 1; step < w->slices; step *= 2)
             for (int s = 0; s + step < w->slices; s += 2 * step) parts[s] = parts[s] + parts[s + step];
-        if (bias) parts[0] = parts[0] + v_load(bias + i % width * VW);
-        if (add) parts[0] = v_load(to) + parts[0];
-        v_store(to, parts[0]);
+        sum = parts[0];
     }
+    if (bias) sum = sum + v_load(bias);
+    return sum;
 }
 
-// Multiplies rounded rows by panels [first, last) of a weight.
-static void multiply_rounded(const struct matrix *w, const uint16_t *x, int64_t rows, int64_t first, int64_t last,
-                             float *out, int64_t out_stride, int add) {
-    float sums[MAX_SLICES][GROUP_ROWS * GROUP_COLUMNS] __attribute__((aligned(64)));
-    int64_t chunk = ROUNDED_BYTES / (2 * w->slices * steps_of_slice(w) * BLOCK_COLUMNS) / GROUP_ROWS * GROUP_ROWS;
-    if (chunk < GROUP_ROWS) chunk = GROUP_ROWS;
+// The bias from a column on, or NULL.
+INLINE const float *bias_at(const struct matrix *w, int64_t column) { return w->bias ? w->bias + column : NULL; }
+
+INLINE const char *panel_at(const struct matrix *w, int64_t panel) { return (const char *)w->data + panel * w->panel_bytes; }
+
+// The rounded rows that pass all panels together: whole stripes, which stay in a core's second cache.
+INLINE int64_t rounded_rows_together(const struct matrix *w) {
+    int64_t rows = ROUNDED_BYTES / (2 * w->slices * steps_of_slice(w) * BLOCK_COLUMNS) / STRIPE_ROWS * STRIPE_ROWS;
+    return rows < STRIPE_ROWS ? STRIPE_ROWS : rows;
+}
+
+// Multiplies `count` rows from row `from` on, of `rows` rounded ones, by panels [first, last) of a weight.
+static void multiply_rounded(const struct matrix *w, const uint16_t *x, int64_t rows, int64_t from, int64_t count,
+                             int64_t first, int64_t last, float *out, int64_t out_stride, int add) {
+    stripe_sums sums[MAX_SLICES] __attribute__((aligned(64)));
     begin_products(block_height(rows));
-    for (int64_t from = 0; from < rows; from += chunk)
-        for (int64_t p = first, panels; p < last; p += panels) {
-            panels = last - p < GROUP_PANELS ? last - p : GROUP_PANELS;
-            for (int64_t r = from, count; r < rows && r < from + chunk; r += count) {
-                count = rows - r < GROUP_ROWS ? rows - r : GROUP_ROWS;
-                const char *panel = (const char *)w->data + p * w->panel_bytes;
-                for (int s = 0; s < w->slices; s++) sum_slice(w, x, rows, r, count, panel, panels, s, sums[s]);
-                finish_group(w, sums, count, panels, w->bias ? w->bias + p * PANEL : NULL,
-                             out + r * out_stride + p * PANEL, out_stride, add);
-            }
+    for (int64_t p = first, panels; p < last; p += panels) {
+        panels = last - p < GROUP_PANELS ? last - p : GROUP_PANELS;
+        const char *panel[GROUP_PANELS], *next = panel_at(w, p + panels);
+        for (int64_t i = 0; i < GROUP_PANELS; i++) panel[i] = panel_at(w, p + (i < panels ? i : panels - 1));
+        for (int64_t r = from, part; r < from + count; r += part) {
+            part = from + count - r < STRIPE_ROWS ? from + count - r : STRIPE_ROWS;
+            for (int s = 0; s < w->slices; s++) sum_slice(w, x, rows, r, part, panel, next, s, sums[s]);
+            for (int64_t i = 0; i < part; i++)
+                for (int64_t c = 0; c < panels * PANEL; c += VW) {
+                    float *to = out + (r + i) * out_stride + p * PANEL + c;
+                    vf sum = sum_of_slices(w, sums, i * GROUP_COLUMNS + c, bias_at(w, p * PANEL + c));
+                    if (add) sum = v_load(to) + sum;
+                    v_store(to, sum);
+                }
         }
+    }
+    end_products();
+}
+
+// The same by panels [first, last) of gate, and by those of up, `apart` panels behind them; stores the gated products alone.
+static void multiply_gated(const struct matrix *w, const uint16_t *x, int64_t rows, int64_t from, int64_t count,
+                           int64_t first, int64_t last, int64_t apart, float *out, int64_t out_stride) {
+    stripe_sums sums[MAX_SLICES] __attribute__((aligned(64)));
+    begin_products(block_height(rows));
+    for (int64_t p = first; p < last; p += 2) {
+        int64_t panels = last - p < 2 ? 1 : 2, second = p + panels - 1;
+        const char *panel[GROUP_PANELS] = {panel_at(w, p), panel_at(w, second), panel_at(w, apart + p),
+                                           panel_at(w, apart + second)};
+        const char *next = panel_at(w, p + panels);
+        for (int64_t r = from, part; r < from + count; r += part) {
+            part = from + count - r < STRIPE_ROWS ? from + count - r : STRIPE_ROWS;
+            for (int s = 0; s < w->slices; s++) sum_slice(w, x, rows, r, part, panel, next, s, sums[s]);
+            for (int64_t i = 0; i < part; i++)
+                for (int64_t c = 0; c < panels * PANEL; c += VW) {
+                    int64_t at = i * GROUP_COLUMNS + c;
+                    vf gate = sum_of_slices(w, sums, at, bias_at(w, p * PANEL + c));
+                    vf up = sum_of_slices(w, sums, at + 2 * PANEL, bias_at(w, (apart + p) * PANEL + c));
+                    v_store(out + (r + i) * out_stride + p * PANEL + c, activate(0, gate, up));
+                }
+        }
+    }
     end_products();
 }
 
 // Multiplies one block of rounded rows by panels of a weight; slices stay apart, `apart` floats from one to the next.
 static void multiply_apart(const struct matrix *w, const uint16_t *x, int64_t rows, int64_t panels, float *out,
                            int64_t out_stride, int64_t apart) {
-    float sums[GROUP_ROWS * GROUP_COLUMNS] __attribute__((aligned(64)));
+    float sums[BLOCK_ROWS * GROUP_COLUMNS] __attribute__((aligned(64)));
     begin_products(rows);
     for (int64_t p = 0, count; p < panels; p += count) {
         count = panels - p < GROUP_PANELS ? panels - p : GROUP_PANELS;
+        const char *panel[GROUP_PANELS];
+        for (int64_t i = 0; i < GROUP_PANELS; i++) panel[i] = panel_at(w, p + (i < count ? i : count - 1));
         for (int s = 0; s < w->slices; s++) {
-            sum_slice(w, x, rows, 0, rows, (const char *)w->data + p * w->panel_bytes, count, s, sums);
+            sum_slice(w, x, rows, 0, rows, panel, panel[0], s, sums);
             for (int64_t r = 0; r < rows; r++)
                 memcpy(out + s * apart + r * out_stride + p * PANEL, sums + r * GROUP_COLUMNS,
                        (size_t)(count * PANEL) * sizeof *out);

@@ -37,15 +37,17 @@ def runner(
     return made
 
 
-def logits(made: Backend, tokens: Sequence[int], cuts: Sequence[int], first_block: int = 1) -> Array:
+def logits(
+    made: Backend, tokens: Sequence[int], cuts: Sequence[int], first_block: int = 1, block_size: int = BLOCK_SIZE
+) -> Array:
     """Returns the logits of every token of one sequence, whose prefill is cut at these positions."""
-    table, found = np.arange(first_block, first_block + len(tokens) // BLOCK_SIZE + 1, dtype=np.int32), []
+    table, found = np.arange(first_block, first_block + len(tokens) // block_size + 1, dtype=np.int32), []
     for start, stop in zip((0, *cuts), (*cuts, len(tokens)), strict=True):
         position = np.arange(start, stop, dtype=np.int32)
         plan = StepPlan(
             tokens=np.array(tokens[start:stop], np.int32),
             positions=position,
-            slots=table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE,
+            slots=table[position // block_size] * block_size + position % block_size,
             span_length=np.array([stop - start], np.int32),
             span_context=np.array([stop], np.int32),
             block_tables=table[None],
