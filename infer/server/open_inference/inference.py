@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
@@ -94,7 +95,9 @@ def named_as_given(names: Mapping[str, str]) -> Iterator[None]:
             field = {"text": "inputs[0]", "prompt": "inputs[0]", "request_id": "id"}.get(wire, wire)
         # A name without these is also a word of the sentence.
         text = str(error).replace(wire, field) if "." in wire or "_" in wire else str(error)
-        raise InvalidRequest(text, field=field) from error
+        renamed = copy(error)  # of the same class, which decides the status
+        renamed.args, renamed.field = (text,), field
+        raise renamed from error
 
 
 def _text(message: oip.ModelInferRequest) -> str:

@@ -1,12 +1,16 @@
 """The message of a request: both forms of its tensor, and every way in which it can be wrong."""
 
+from collections import Counter
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
 from tk.core.errors import InvalidRequest
+from tk.infer.constraints.compiler import MissingExtra
 from tk.infer.server.errors import UnknownModel
 from tk.infer.server.open_inference.inference import check_version, named_as_given, read_inference
+from tk.infer.server.request.messages import read_message
 from tk.proto.open_inference import open_inference_pb2 as oip
 from tk.tests.infer.server.open_inference.conftest import asking, parameter
 
@@ -144,3 +148,33 @@ def test_errors_name_fields_as_the_caller_does(wire: str, text: str, field: str,
     ):
         raise InvalidRequest(text, field=wire)
     assert (caught.value.field, str(caught.value)) == (field, shown)
+
+
+def test_a_renamed_error_keeps_its_status() -> None:
+    missing = MissingExtra("sampling.regex needs the extra structured.", field="sampling.regex")
+    with pytest.raises(MissingExtra, match=r"parameters\.regex needs") as caught, named_as_given({}):
+        raise missing
+    assert caught.value.grpc_status == "UNIMPLEMENTED"
+    assert missing.field == "sampling.regex", "it may be raised again"
+
+
+def test_mutated_messages_are_read_or_refused() -> None:
+    seed = asking("grün", temperature=0.5, seed=7, stop='["a"]', logit_bias='{"5": 1}', timeout=9, ignore_eos=True)
+    seed.outputs.add(name="text_output")
+    random, verdicts = Random(7), Counter[str]()
+    for message in (seed, raw(b"\1\0\0\0a")):
+        for _ in range(500):
+            mutated = bytearray(message.SerializeToString())
+            for _ in range(random.randint(1, 3)):
+                at = random.randrange(len(mutated))
+                mutated[at : at + random.randint(0, 2)] = random.randbytes(random.randint(0, 2))
+            try:
+                read = read_message(oip.ModelInferRequest, bytes(mutated))
+                assert isinstance(read, oip.ModelInferRequest)
+                read_inference(read)
+            except InvalidRequest as error:
+                verdicts["damaged" if "damaged" in str(error) else error.field.partition(".")[0]] += 1
+            else:
+                verdicts["read"] += 1
+    assert verdicts["read"] > 20
+    assert {"damaged", "parameters", "inputs[0]", "raw_input_contents"} <= set(verdicts), verdicts

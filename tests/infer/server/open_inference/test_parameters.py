@@ -83,6 +83,8 @@ def test_values_in_the_types_that_senders_have(values: dict[str, Any], field: st
         ({"top_k": 1.5}, "top_k", "an integer"),
         ({"n": 2**32}, "n", "an integer"),
         ({"seed": -1}, "seed", "an integer from 0 to 18446744073709551615"),
+        ({"seed": "9" * 5000}, "seed", "an integer"),
+        ({"logit_bias": '{"5": ' + "9" * 5000 + "}"}, "logit_bias", "a JSON object"),
         ({"ignore_eos": 1}, "ignore_eos", "true or false"),
         ({"ignore_eos": "true"}, "ignore_eos", "true or false"),
         ({"regex": 5}, "regex", "a text"),

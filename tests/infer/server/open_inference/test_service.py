@@ -234,6 +234,19 @@ def test_a_cancelled_stream_ends_all_its_requests(calls: Calls, engine: FakeEngi
     stream.send(None)
 
 
+def test_a_dead_worker_ends_the_requests_of_a_stream_and_new_ones(calls: Calls, engine: FakeEngine) -> None:
+    engine.script = lambda request: [started(request), delta("a")]
+    stream = Stream(calls)
+    stream.send(named("one"))
+    next(stream.call)
+    engine.die(retry_after=2.0)
+    ended = next(stream.call)
+    stream.send(named("two"), None)
+    [refused_too] = stream.call
+    assert [each.infer_response.id for each in (ended, refused_too)] == ["one", "two"]
+    assert {each.error_message for each in (ended, refused_too)} == {"UNAVAILABLE: worker 0 is gone"}
+
+
 def test_a_fault_of_the_server_ends_the_stream_and_its_requests(calls: Calls, engine: FakeEngine) -> None:
     engine.script = lambda request: [started(request), delta("a")]
     stream = Stream(calls)
