@@ -256,3 +256,13 @@ def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
     assert lengths[0] > 8 * 4999 * 4, "the prompts"
     assert lengths[1] <= 300, "a decode step has 8 numbers for each sequence"
     assert (lengths[2] == 4) == (penalty == 1), "sequences go on by the tokens that they sampled"
+
+
+def test_a_block_takes_the_place_of_a_shared_one() -> None:
+    writer, batch = BatchWriter(2, lambda sequence: ()), PersistentBatch(16)
+    sequence = Sequence("", 1, 0, SamplingParams(), 0, range(20), 40, output=[5], num_computed=20, blocks=[3, 8])
+    batch.plan(decode_message(writer.write([ScheduledChunk(sequence, 19, 1)]).encode()))
+    sequence.blocks[1], sequence.fork = 6, (1, 8, 6)
+    plan = batch.plan(decode_message(writer.write([ScheduledChunk(sequence, 20, 1)]).encode()))
+    assert plan.block_tables.tolist() == [[3, 6]]
+    assert (plan.slots.tolist(), plan.forks.tolist()) == ([6 * 16 + 4], [[8, 6]])

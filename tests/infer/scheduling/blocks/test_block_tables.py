@@ -135,3 +135,26 @@ def test_samples_share_the_keys_of_their_prompt() -> None:
     tables.publish(second)
     assert (len(first.prompt_keys), len(first.output_keys), len(second.output_keys)) == (2, 0, 1)
     tables.check_integrity([first, second])
+
+
+def test_a_sample_copies_the_shared_block_at_its_first_own_token_and_not_before() -> None:
+    tables = BlockTables(6, 4)
+    first = admitted(tables, 0, PROMPT)
+    tables.share_last(first)
+    second, stranger = make(0, PROMPT), make(1, PROMPT)
+    second.index = 1
+    assert tables.num_cached(stranger) == 8, "other requests share full blocks only"
+    assert tables.admit(second, 0)
+    assert (second.blocks, second.num_computed, tables.allocator.num_used) == (first.blocks, 9, 3)
+    shared = first.blocks[2]
+    tables.grow(first)
+    assert first.fork is None, "its next token is not known yet"
+    for sequence, own in ((first, 4), (second, 5)):
+        sequence.append(7)
+        assert tables.missing(sequence) == 1
+        tables.grow(sequence)
+        assert sequence.fork == (2, shared, own)
+        assert sequence.blocks == [1, 2, own]
+        assert tables.missing(sequence) == 0
+        tables.check_integrity([first, second])
+    assert (tables.allocator.num_used, tables.allocator.num_cached) == (4, 1)

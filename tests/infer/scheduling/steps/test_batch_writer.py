@@ -169,6 +169,19 @@ def test_scored_rows_and_copies_are_part_of_the_message() -> None:
     assert sequence.copies == []
 
 
+def test_a_block_that_replaces_a_shared_one_is_sent_once_and_never_with_next_tokens() -> None:
+    batch, sequence = writer(), running()
+    changes(batch, [chunk(sequence)])
+    sequence.append(UNKNOWN)
+    sequence.blocks[2], sequence.fork = 6, (2, 9, 6)
+    message = changes(batch, [chunk(sequence)])
+    assert (message.forks.tolist(), message.blocks.tolist()) == ([[0, 2, 9, 6]], [])
+    sequence.append(UNKNOWN)
+    assert not len(changes(batch, [chunk(sequence)]).forks), "a plan with forks does not advance"
+    sequence.append(UNKNOWN)
+    assert isinstance(batch.write([chunk(sequence)]), NextTokens)
+
+
 @pytest.mark.parametrize(
     ("params", "counts"),
     [
