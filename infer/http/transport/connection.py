@@ -62,7 +62,7 @@ class HttpConnection:
             _LOG.debug("a connection ended: %s", error)
         finally:
             try:
-                with suppress(ConnectionError, TimeoutError):
+                with suppress(OSError, TimeoutError):  # such as "not connected", which is no ConnectionError
                     async with asyncio.timeout(LINGER_SECONDS):
                         await self._close()
             finally:
