@@ -240,7 +240,7 @@ def test_every_control_is_reached_by_keys(browser: Browser, server: HttpServerTh
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_it_without_sideways_scrolling_and_with_contrast(
-    browser: Browser, server: HttpServerThread, scheme: str
+    browser: Browser, server: HttpServerThread, engine: FakeEngine, scheme: str
 ) -> None:
     browser.emulate("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=1, mobile=True)
     browser.emulate("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -250,7 +250,15 @@ def test_a_phone_shows_it_without_sideways_scrolling_and_with_contrast(
         browser.wait_for(lambda: done(browser) and answers(browser) == ["abc"])
         assert browser.run("return document.documentElement.scrollWidth") <= 360
         assert browser.run("return document.querySelector('#send').getBoundingClientRect().bottom") <= 640
-        for selector in ("body", "article.mine", "article.models", ".quiet", "#send", "dt"):
+        engine.refusal = Overloaded("The queue is full.", 2.2)
+        say(browser, "y" * 600)
+        browser.wait_for(lambda: browser.texts("article .error"))
+        bounds = (
+            "return [...document.querySelectorAll('article .error, #ask > label')].map(e => e.getBoundingClientRect())"
+        )
+        error, label = browser.run(bounds)
+        assert error["bottom"] <= label["top"], "it is in sight"
+        for selector in ("body", ".error", "article.mine", "article.models", ".quiet", "#send", "dt"):
             assert contrast(browser, selector) >= 4.5, selector
     finally:
         browser.emulate("Emulation.clearDeviceMetricsOverride")

@@ -164,6 +164,7 @@ function addError(turn, error, question, answer) {
   shown.textContent = error.message;
   turn.article.append(shown);
   if (!answer && !at("prompt").value) at("prompt").value = question; // to send it again
+  shown.scrollIntoView({ block: "nearest" }); // last: the box has grown
 }
 
 function addNote(turn, text) {
