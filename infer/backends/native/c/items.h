@@ -6,6 +6,7 @@
 #include "softmax.h"
 
 #define VECTOR_ROWS 24 // of an item, where attention takes vectors: two tiles
+#define TILED_DIMS 512 // of a head, at most, where it takes tiles of AMX
 
 // The rows of one work item, and the keys that the first or the last of them sees.
 struct item {
@@ -15,10 +16,12 @@ struct item {
     const struct item *next;    // the one that this thread expects to take next, or NULL: its first keys are fetched
 };
 
-// Whether attention takes tiles of AMX: a model in bf16, and pages of the cache that are whole tiles.
+// Whether attention takes tiles of AMX: a model in bf16, and pages of the cache that are whole tiles, of bf16 or of int8, which
+// bf16 has exactly.
 INLINE int takes_tiles(const struct model *m) {
-    return HAS_TILES && m->weight_format == BF16 && m->key_format == BF16 && m->value_format == BF16 &&
-           m->head_dim % BLOCK_COLUMNS == 0 && m->block_size % BLOCK_COLUMNS == 0;
+    return HAS_TILES && m->weight_format == BF16 && m->key_format == m->value_format &&
+           (m->key_format == BF16 || m->key_format == INT8) && m->head_dim % BLOCK_COLUMNS == 0 &&
+           m->head_dim <= TILED_DIMS && m->block_size % BLOCK_COLUMNS == 0;
 }
 
 // The rows of an item: two blocks of tiles, or whole tiles of vectors.

@@ -23,6 +23,7 @@ BLOCK_SIZE = 32  # tiles need blocks of whole steps
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, 1100).tolist()
 CUTS = ((), (1, 2, 3, 40), (31, 32, 33, 100, 200, 255, 256, 257), (160,))
 SHAPES = [(6, 32, None), (3, 64, 100), (1, 96, None)]  # query heads, head size, window
+FORMATS = ["bf16", "int8"]
 
 
 @pytest.fixture(params=["amx_model", "amx"])
@@ -37,8 +38,8 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return "amx_model"
 
 
-def runner(folder: Path, name: str, threads: int = 1, block_size: int = BLOCK_SIZE) -> NativeRunner:
-    made = load(Job(str(folder), "native", "bf16", "bf16", 80, 0, block_size, 512, 1, 0, "", threads, name))
+def runner(folder: Path, name: str, kv_dtype: str, threads: int = 1, block_size: int = BLOCK_SIZE) -> NativeRunner:
+    made = load(Job(str(folder), "native", "bf16", kv_dtype, 80, 0, block_size, 512, 1, 0, "", threads, name))
     assert isinstance(made, NativeRunner)
     return made
 
@@ -50,37 +51,43 @@ def all_logits(made: NativeRunner, num_tokens: int, cuts: tuple[int, ...], block
     return found
 
 
+@pytest.mark.parametrize("kv_dtype", FORMATS)
 @pytest.mark.parametrize(("heads", "head_dim", "window"), SHAPES)
 def test_bits_do_not_depend_on_cuts_and_threads(
-    tmp_path: Path, name: str, heads: int, head_dim: int, window: int | None
+    tmp_path: Path, name: str, kv_dtype: str, heads: int, head_dim: int, window: int | None
 ) -> None:
     make(tmp_path, window, heads, head_dim)
     num_tokens = 1100 if name == "amx" else 300  # over a split's border where it is quick
-    whole = all_logits(runner(tmp_path, name), num_tokens, ())
+    whole = all_logits(runner(tmp_path, name, kv_dtype), num_tokens, ())
     assert np.isfinite(whole).all()
     for threads, cuts in zip((1, 2, 3, 4), CUTS, strict=True):
-        assert np.array_equal(all_logits(runner(tmp_path, name, threads), num_tokens, cuts), whole), (threads, cuts)
+        assert np.array_equal(all_logits(runner(tmp_path, name, kv_dtype, threads), num_tokens, cuts), whole), (
+            threads,
+            cuts,
+        )
 
 
+@pytest.mark.parametrize("kv_dtype", FORMATS)
 @pytest.mark.parametrize(("heads", "head_dim", "window"), SHAPES)
 def test_tiles_give_what_vectors_give_but_for_the_rounding_of_queries_and_weights(
-    tmp_path: Path, name: str, heads: int, head_dim: int, window: int | None
+    tmp_path: Path, name: str, kv_dtype: str, heads: int, head_dim: int, window: int | None
 ) -> None:
     make(tmp_path, window, heads, head_dim)
     num_tokens = 1100 if name == "amx" else 300
-    by_tiles = all_logits(runner(tmp_path, name), num_tokens, ())
-    by_vectors = all_logits(runner(tmp_path, name, block_size=16), num_tokens, (), 16)
+    by_tiles = all_logits(runner(tmp_path, name, kv_dtype), num_tokens, ())
+    by_vectors = all_logits(runner(tmp_path, name, kv_dtype, block_size=16), num_tokens, (), 16)
     assert not np.array_equal(by_tiles, by_vectors)
     assert np.linalg.norm(by_tiles - by_vectors) < 1e-2 * np.linalg.norm(by_vectors)
 
 
+@pytest.mark.parametrize("kv_dtype", FORMATS)
 def test_a_cpu_with_amx_gives_what_the_model_of_its_tiles_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "amx" not in instruction_sets():
         pytest.skip("this CPU has no AMX")
     make(tmp_path, None, 3, 64)
-    real = all_logits(runner(tmp_path, "amx"), 200, (70,))
+    real = all_logits(runner(tmp_path, "amx", kv_dtype), 200, (70,))
     monkeypatch.setattr(library, "SOURCE", portable())
     monkeypatch.setattr(prepare, "instruction_sets", lambda: ("baseline", "wide", "amx_model"))
-    np.testing.assert_allclose(all_logits(runner(tmp_path, "amx_model"), 200, (70,)), real, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(all_logits(runner(tmp_path, "amx_model", kv_dtype), 200, (70,)), real, rtol=0, atol=1e-4)
