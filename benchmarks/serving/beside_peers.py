@@ -7,6 +7,8 @@ from tk.benchmarks.peers.token_clock import Speeds, Workload
 from tk.benchmarks.serving.engines import engine
 from tk.benchmarks.serving.in_turn import Promise, best_of, compared, medians_in_turn
 from tk.benchmarks.serving.setup import LLAMACPP, LONGEST, OPENVINO, VLLM, Setup
+from tk.core.integers import ceil_div
+from tk.infer.options import EngineOptions
 
 OWN: Final = "tk"
 DECODE_BOUNDS: Final = {(LLAMACPP, 1): 1.0, (OPENVINO, 8): 1.2, (OPENVINO, 32): 1.1}  # times a peer's speed at a batch
@@ -60,9 +62,15 @@ def long(setup: Setup) -> list[Promise]:
 
 
 def _each_batch(setup: Setup, kind: str, new_tokens: int) -> Iterator[tuple[int, dict[str, Speeds]]]:
-    """Yields batch sizes and the median speeds of all contestants, and shows those of a kind."""
-    length = setup.prompt_tokens + setup.new_tokens
-    with engine(OWN, setup.model, threads=setup.threads, max_model_len=length) as own:
+    """Yields batch sizes and the median speeds of all contestants, and shows those of a kind.
+
+    The cache has room for the largest batch, and was written before: as in a server that has run for a while, no run
+    waits for the system to clear memory.
+    """
+    length, most = setup.prompt_tokens + setup.new_tokens, max(setup.batches)
+    blocks = most * (ceil_div(length, EngineOptions.block_size) + 1)
+    with engine(OWN, setup.model, threads=setup.threads, max_model_len=length, kv_blocks=blocks) as own:
+        own.run(Workload(most, setup.prompt_tokens, setup.new_tokens))
         for batch in setup.batches:
             workload = Workload(batch, setup.prompt_tokens, new_tokens)
             speeds = medians_in_turn([own, *setup.peers], workload, setup.runs, setup.show)
