@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -58,3 +59,13 @@ def rank_pool() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Takes away what a test has done to the log of tk: commands that it runs in this process show theirs."""
+    logger = logging.getLogger("tk")
+    handlers, level = list(logger.handlers), logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
