@@ -19,6 +19,7 @@ from .spans import FAULTS, spans_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOL_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -87,10 +88,12 @@ class RequestTraces(Observer):
 
     def __init__(self, endpoint: str, model: Callable[[], str]) -> None:
         from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._model = model
-        self._provider = _provider(endpoint)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint)
+        self._provider = _provider(self._exporter)
         self._tracer = self._provider.get_tracer("tk")
         self._trace, self._propagator = trace, TraceContextTextMapPropagator()
         _LOG.info("spans to %s", endpoint)
@@ -116,11 +119,12 @@ class RequestTraces(Observer):
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(LAST_SECONDS)
+        if closing.is_alive():  # an exporter that tries again would do so for half a minute
+            self._exporter.shutdown()
 
 
-def _provider(endpoint: str) -> "TracerProvider":
-    """Returns the source of spans, with an exporter on a thread of its own."""
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+def _provider(exporter: "SpanExporter") -> "TracerProvider":
+    """Returns the source of spans, with the exporter on a thread of its own."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -129,5 +133,5 @@ def _provider(endpoint: str) -> "TracerProvider":
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "tk"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
