@@ -14,7 +14,9 @@ from tk.core.layout import Layout
 from tk.tests.checkpoint.saving import llama_table, save_step
 
 SLOWLY = """
-import sys, time
+import signal, sys, time
+number, code = map(int, sys.argv[1:3])
+signal.signal(number, signal.SIG_DFL if code == 1 else signal.default_int_handler)  # nohup would ignore it
 from tk.checkpoint.files import folders, storage
 from tk.cli.main import main
 write, remove = storage.pwrite, folders.remove_file
@@ -27,7 +29,7 @@ def remove_slowly(path):
     time.sleep(0.05)
     remove(path)
 storage.pwrite, folders.remove_file = write_one, remove_slowly
-sys.exit(main(sys.argv[1:]))
+sys.exit(main(sys.argv[3:]))
 """
 
 
@@ -45,10 +47,7 @@ def test_a_target_in_the_making_is_removed(tmp_path: Path, number: signal.Signal
     name, *options = command.split()
     words = [name, str(tmp_path / "run"), str(tmp_path / "new"), *options]
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOWLY, *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL if code == 1 else signal.default_int_handler),
+        [sys.executable, "-c", SLOWLY, str(int(number)), str(code), *words], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
