@@ -151,13 +151,13 @@ def serve(
     a worker dies, all requests fail; the workers start again up to --max-restarts times, and then it exits with 1.
     Admin.Reload, or --follow, changes to another step of the model; requests end on the weights they began with.
     """
-    from ..core.console_log import show_log
+    from ..core.background_log import background_log
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank
     from ..infer.server.options import check_address
     from ..infer.workers.processes import WorkerProcesses
 
-    show_log(as_json=log_json or log_format == "json")
+    click.get_current_context().with_resource(background_log(as_json=log_json or log_format == "json"))
     server_options = _server_options(values)
     server_options.validate()
     check_address(server_options)
@@ -178,8 +178,8 @@ def serve(
             switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
 
             def on_ready(address: str) -> None:
-                click.echo(f"{'kernels':<10}{engine.info.kernels}", err=True)
-                click.echo(f"{'threads':<10}{threads} on each of {options.tp} ranks", err=True)
+                kernels = f"{'kernels':<10}{engine.info.kernels}"
+                click.echo(f"{kernels}\n{'threads':<10}{threads} on each of {options.tp} ranks", err=True)
                 click.echo(f"ready {address}")
                 for door in doors:
                     click.echo(f"http {door.address}")

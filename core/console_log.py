@@ -45,9 +45,14 @@ def show_log(as_json: bool = False) -> None:
     """
     logger = logging.getLogger(_ROOT)
     logger.setLevel(logging.INFO)
-    handlers = [handler for handler in logger.handlers if isinstance(handler, _StandardError)]
+    handlers = console_handlers()
     if not handlers:
         handlers = [_StandardError()]
         logger.addHandler(handlers[0])
     for handler in handlers:
         handler.setFormatter(_JsonLines() if as_json else None)
+
+
+def console_handlers() -> list[logging.Handler]:
+    """Returns the handler that `show_log` has added, if it was called."""
+    return [handler for handler in logging.getLogger(_ROOT).handlers if isinstance(handler, _StandardError)]

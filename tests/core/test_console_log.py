@@ -2,23 +2,13 @@
 
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from tk.core.console_log import show_log
 
 
-@pytest.fixture
-def restored() -> Iterator[logging.Logger]:
-    """The logger of all of tk, as it was before the test."""
-    logger = logging.getLogger("tk")
-    handlers, level = list(logger.handlers), logger.level
-    yield logger
-    logger.handlers[:], logger.level = handlers, level
-
-
-def test_messages_are_plain_lines_and_come_once(restored: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_are_plain_lines_and_come_once(capsys: pytest.CaptureFixture[str]) -> None:
     show_log()
     show_log()
     logging.getLogger("tk.train.saving.resume").info("resuming from %s", "step-00000004")
@@ -27,7 +17,7 @@ def test_messages_are_plain_lines_and_come_once(restored: logging.Logger, capsys
     assert capsys.readouterr().err == "resuming from step-00000004\n"
 
 
-def test_messages_are_json_where_asked(restored: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_are_json_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
     show_log()
     show_log(as_json=True)
     log = logging.getLogger("tk.infer")

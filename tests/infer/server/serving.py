@@ -14,18 +14,19 @@ WAIT_SECONDS = 60.0
 class Command:
     """A running `tk` command and the workers that it started."""
 
-    def __init__(self, *words: str, ignored: tuple[int, ...] = ()) -> None:
+    def __init__(self, *words: str, ignored: tuple[int, ...] = (), log: int | None = None) -> None:
         """Starts the command.
 
         Args:
             ignored: the signals that it inherits as ignored.
+            log: the file of its standard error; None = one of its own, which `wait` reads.
         """
 
         trap = "".join(f"trap '' {number}; " for number in ignored)  # gRPC's threads here forbid a preexec_fn
         command = ["/bin/sh", "-c", f'{trap}exec "$@"', "sh", sys.executable, "-m", "tk", *words]
         # A file: nothing reads a pipe before the end, and a server whose log fills one would wait for a reader.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `close`
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log or self._errors, text=True)
 
     def end(self, number: int) -> tuple[int, str, str]:
         """Exit code, what was left of stdout, and stderr, after a signal."""
@@ -59,8 +60,8 @@ class Command:
 class Serving(Command):
     """A `tk serve` process and, once it said so, its address."""
 
-    def __init__(self, *arguments: str, ignored: tuple[int, ...] = ()) -> None:
-        super().__init__("serve", *arguments, "--port", "0", ignored=ignored)
+    def __init__(self, *arguments: str, ignored: tuple[int, ...] = (), log: int | None = None) -> None:
+        super().__init__("serve", *arguments, "--port", "0", ignored=ignored, log=log)
         self.target = ""
 
     def wait_ready(self) -> "Serving":

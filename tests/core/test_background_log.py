@@ -1,0 +1,146 @@
+"""The log on a thread of its own: a standard error that nothing reads stops no other thread, else nothing is lost."""
+
+import errno
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tk.core.background_log import MOST_WAITING, BackgroundLines
+
+LOGGING = """
+import logging, sys, time
+from tk.core.background_log import background_log
+with background_log(as_json="json" in sys.argv):
+    log = logging.getLogger("tk.infer.server")
+    for number in range(int(sys.argv[1])):
+        log.info("line %d", number, extra={"fields": {"number": number}})
+    logging.getLogger("asyncio").error("a fault")
+    logging.getLogger("asyncio").info("a detail")
+    logging.getLogger("others").warning("theirs")
+if "then" in sys.argv:
+    log.info("the end")
+"""
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, BackgroundLines]]:
+    """A pipe, and what writes lines to it."""
+    reader, writer = os.pipe()
+    handler = BackgroundLines(writer)
+    yield reader, handler
+    os.close(reader)  # ends a thread that writes
+    handler.finish()
+    os.close(writer)
+
+
+def record(text: str) -> logging.LogRecord:
+    return logging.LogRecord("tk", logging.INFO, __file__, 1, text, None, None)
+
+
+def read_until(reader: int, last: bytes) -> list[str]:
+    read = b""
+    while not read.endswith(last):
+        read += os.read(reader, 1 << 16)
+    return read.decode().splitlines()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_process_that_ends_has_written_every_line(form: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOGGING, "5000", form, "then"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    lines = ended.stderr.splitlines()
+    if form == "json":
+        assert [json.loads(line)["number"] for line in lines if '"number"' in line] == list(range(5000))
+        others = [json.loads(line)["message"] for line in lines[:-1] if '"message"' in line]
+        assert others == ["a fault", "theirs"], "all lines are JSON"
+    else:
+        assert [line for line in lines if line.startswith("line")] == [f"line {number}" for number in range(5000)]
+        assert lines[5000:-1] == ["a fault", "theirs"]
+    assert "a detail" not in ended.stderr
+    assert "the end" in lines[-1], "afterwards the log is as before"
+
+
+def test_a_process_whose_log_is_not_read_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOGGING, "20000", "text", "then"]  # whose last line could be that of an error
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.wait(30) == 0
+    assert process.stderr.read().startswith(b"line 0\nline 1\n")
+    process.stderr.close()
+
+
+def test_a_full_pipe_stops_no_thread_that_logs_and_missing_lines_are_counted(
+    pipe: tuple[int, BackgroundLines],
+) -> None:
+    reader, handler = pipe
+    text = "x" * 999
+    begun = time.thread_time()
+    number = MOST_WAITING // 1000 + 500  # some 64 of these fit into the pipe
+    for _ in range(number):
+        handler.emit(record(text))
+    assert time.thread_time() - begun < 1
+    lines: list[str] = []
+    thread = threading.Thread(target=lambda: lines.extend(read_until(reader, b"not read.\n")))
+    thread.start()
+    thread.join(30)
+    missing = int(lines[-1].split()[0])
+    assert lines[-1] == f"{missing} lines of the log are missing here: standard error was not read."
+    assert lines[:-1] == [text] * (number - missing)
+    assert 300 < missing < 600
+    handler.emit(record("read again"))
+    assert os.read(reader, 100) == b"read again\n"
+
+
+def test_lines_come_again_after_a_write_that_failed(
+    pipe: tuple[int, BackgroundLines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, handler = pipe
+    failed, write = threading.Event(), os.write
+
+    def fail_once(descriptor: int, data: memoryview) -> int:
+        if failed.is_set():
+            return write(descriptor, data)
+        failed.set()
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr("tk.core.background_log.os.write", fail_once)
+    handler.emit(record("lost"))
+    assert failed.wait(30)
+    handler.emit(record("kept"))
+    assert read_until(reader, b"kept\n") == ["kept"]
+
+
+def test_a_finalizer_that_logs_while_a_line_is_handed_over_does_not_wait_for_itself(
+    pipe: tuple[int, BackgroundLines],
+) -> None:
+    reader, handler = pipe
+
+    def interrupted() -> None:
+        with handler._changed:
+            handler.emit(record("of a finalizer"))
+
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert read_until(reader, b"of a finalizer\n") == ["of a finalizer"]
+
+
+def test_the_end_waits_for_a_reader_that_reads_and_not_for_one_that_does_not(
+    pipe: tuple[int, BackgroundLines],
+) -> None:
+    reader, handler = pipe
+    for number in range(20_000):
+        handler.emit(record(f"line {number}"))
+    begun = time.monotonic()
+    handler.finish()
+    assert time.monotonic() - begun < 1
+    assert read_until(reader, b"line 19999\n")[::19_999] == ["line 0", "line 19999"]
