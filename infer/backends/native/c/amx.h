@@ -9,10 +9,9 @@
 
 #define COLUMN_STEP 32 // columns that an element's sum takes together
 #define LINE 64        // bytes of a row of a tile
-#define SUMS_BYTES (4 * GROUP_COLUMNS)
 #define STEP_BYTES (BLOCK_COLUMNS / 2 * PAIR_BYTES)
 #define STEPS_TOGETHER 8 // of two panels: a third of the first cache
-#define LINES_AHEAD 6  // with each step
+#define LINES_AHEAD 6    // that each step fetches, of the panels that come next
 
 struct tile_shapes {   // the operand of LDTILECFG
     uint8_t palette, start_row, reserved[14];
@@ -78,18 +77,20 @@ INLINE void zero_sums(void) {
     tile_zero(2);
     tile_zero(3);
 }
-INLINE void load_sums(const float *first, const float *second) {
-    tile_load(0, first, SUMS_BYTES);
-    tile_load(1, first + PANEL, SUMS_BYTES);
-    tile_load(2, second, SUMS_BYTES);
-    tile_load(3, second + PANEL, SUMS_BYTES);
+// Loads tiles 0 and 1 side by side and, unless `second` is NULL, tiles 2 and 3, of rows `stride` floats apart.
+INLINE void load_sums(const float *first, const float *second, int64_t stride) {
+    tile_load(0, first, 4 * stride);
+    tile_load(1, first + PANEL, 4 * stride);
+    if (!second) return;
+    tile_load(2, second, 4 * stride);
+    tile_load(3, second + PANEL, 4 * stride);
 }
-// Stores tiles 0 and 1 side by side, and tiles 2 and 3.
-INLINE void store_sums(float *first, float *second) {
-    tile_store(0, first, SUMS_BYTES);
-    tile_store(1, first + PANEL, SUMS_BYTES);
-    tile_store(2, second, SUMS_BYTES);
-    tile_store(3, second + PANEL, SUMS_BYTES);
+INLINE void store_sums(float *first, float *second, int64_t stride) {
+    tile_store(0, first, 4 * stride);
+    tile_store(1, first + PANEL, 4 * stride);
+    if (!second) return;
+    tile_store(2, second, 4 * stride);
+    tile_store(3, second + PANEL, 4 * stride);
 }
 
 // The block of rows from row `row` on by four panels.
@@ -109,7 +110,7 @@ static void sum_block(const struct group *g, int64_t row, int64_t steps) {
         tile_load(5, g->panels[3] + at, LINE);
         tile_multiply(3, 4, 5);
     }
-    store_sums(sums, sums + 2 * PANEL);
+    store_sums(sums, sums + 2 * PANEL, GROUP_COLUMNS);
 }
 
 // Two blocks of 16 rows, from row `row` on, by panels `first` and `first` + 1, steps [from, end): a load feeds two products.
@@ -117,7 +118,7 @@ static void sum_block(const struct group *g, int64_t row, int64_t steps) {
 static void sum_two_blocks(const struct group *g, int64_t row, int first, int64_t from, int64_t end, const char *ahead) {
     const uint16_t *rows = g->rows + row / BLOCK_ROWS * g->block_values, *below = rows + g->block_values;
     float *sums = g->sums + row * GROUP_COLUMNS + first * PANEL;
-    if (from) load_sums(sums, sums + BLOCK_ROWS * GROUP_COLUMNS);
+    if (from) load_sums(sums, sums + BLOCK_ROWS * GROUP_COLUMNS, GROUP_COLUMNS);
     else zero_sums();
     for (int64_t k = from; k < end; k++) {
         int64_t at = k * STEP_BYTES;
@@ -131,7 +132,7 @@ static void sum_two_blocks(const struct group *g, int64_t row, int first, int64_
         tile_multiply(3, 5, 7);
         for (int i = 0; ahead && i < LINES_AHEAD; i++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
     }
-    store_sums(sums, sums + BLOCK_ROWS * GROUP_COLUMNS);
+    store_sums(sums, sums + BLOCK_ROWS * GROUP_COLUMNS, GROUP_COLUMNS);
 }
 
 // Some steps of two panels stay in the first cache while all rows pass them: the second cache alone cannot feed the tiles.

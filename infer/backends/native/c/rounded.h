@@ -8,9 +8,9 @@
 #include "rows.h"
 
 #define PAIR_BYTES (4 * PANEL)
-#define GROUP_ROWS (2 * BLOCK_ROWS)  // so many rows or fewer are not cut further between threads
-#define GROUP_PANELS 4               // panels, and rows, that are multiplied together
-#define STRIPE_ROWS 256
+#define GROUP_ROWS (2 * BLOCK_ROWS)  // two blocks of rows, which tiles multiply together
+#define GROUP_PANELS 4               // panels that are multiplied together
+#define STRIPE_ROWS 256              // rows that pass some panels before the next ones are read
 #define GROUP_COLUMNS (GROUP_PANELS * PANEL)
 #define FEW_ROWS 4                   // so few are rounded by every thread for itself: that costs less than a barrier
 #define ROUNDED_BYTES 1048576        // of the rows that pass all panels together: half of a core's second cache

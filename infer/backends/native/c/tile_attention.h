@@ -1,7 +1,7 @@
-// Attention by tiles of AMX, for units that have them: queries and weights are rounded to bf16 once, a page's panels are tiles
-// as they lie or, of int8, once they are widened. A score is multiplied by its key's scale, a weight by its value's before it
-// is rounded. Sums are those of products (amx.h): a score's over steps of 32 dims, a value's
-// over steps of 32 keys, added to what the tiles of keys before have given.
+// Attention by tiles of AMX, for units that have them: queries and weights are rounded to bf16 once, a page's panels are
+// tiles as they lie or, of int8, once they are widened. A score is multiplied by its key's scale, a weight by its value's
+// before it is rounded. Sums are those of products (amx.h): a score's over steps of 32 dims, a value's over steps of 32
+// keys, added to what the tiles of keys before have given.
 #ifndef TK_TILE_ATTENTION_H
 #define TK_TILE_ATTENTION_H
 
@@ -56,21 +56,6 @@ INLINE void add_step(const uint16_t *first, const uint16_t *second, const char *
     tile_multiply(3, 5, 7);
 }
 
-INLINE void load_tiles(const float *sums, int64_t stride, int blocks) {
-    tile_load(0, sums, 4 * stride);
-    tile_load(1, sums + PANEL, 4 * stride);
-    if (blocks == 1) return;
-    tile_load(2, sums + BLOCK_ROWS * stride, 4 * stride);
-    tile_load(3, sums + BLOCK_ROWS * stride + PANEL, 4 * stride);
-}
-INLINE void store_tiles(float *sums, int64_t stride, int blocks) {
-    tile_store(0, sums, 4 * stride);
-    tile_store(1, sums + PANEL, 4 * stride);
-    if (blocks == 1) return;
-    tile_store(2, sums + BLOCK_ROWS * stride, 4 * stride);
-    tile_store(3, sums + BLOCK_ROWS * stride + PANEL, 4 * stride);
-}
-
 // Widens a step of a panel of int8; with each of its lines it fetches one.
 INLINE void widen_step(const char *from, uint16_t *to, struct ahead *ahead) {
     for (int line = 0; line < BLOCK_COLUMNS / 2; line++, from += 2 * PANEL, to += 2 * PANEL) {
@@ -119,6 +104,7 @@ static void score_by_tiles(const struct model *m, const struct operation *op, co
     for (int64_t at = low; at < high; at += BLOCK_COLUMNS) {
         int64_t inside = at % m->block_size;
         const char *page = page_of(m, op, item, at, 0);
+        float *scores = w->scores + at - low;
         struct ahead ahead = fetch_page(m, op, item, at, 1, m->block_size * lines / PANEL);
         if (!inside && format == BF16) fetch_lines(ahead, m->block_size * lines / PANEL);
         ahead.from += inside * lines / PANEL * ahead.bytes;
@@ -129,9 +115,9 @@ static void score_by_tiles(const struct model *m, const struct operation *op, co
             add_step(step_of(w->queries, item->rows, steps, 0, k),
                      blocks == 2 ? step_of(w->queries, item->rows, steps, 1, k) : NULL, keys.panel + k * STEP_BYTES,
                      keys.panel_bytes);
-        store_tiles(w->scores + at - low, KEY_TILE, blocks);
+        store_sums(scores, blocks == 2 ? scores + BLOCK_ROWS * KEY_TILE : NULL, KEY_TILE);
         if (format == INT8)
-            scale_scores(w->scores + at - low, item->rows, (const float *)(page + m->scale_offset[0]) + inside);
+            scale_scores(scores, item->rows, (const float *)(page + m->scale_offset[0]) + inside);
     }
 }
 
@@ -142,7 +128,8 @@ static void add_by_tiles(const struct model *m, const struct operation *op, cons
     int64_t width = m->head_dim, steps = KEY_TILE / BLOCK_COLUMNS, lines = m->block_size / 2;
     int format = m->value_format, blocks = item->rows > BLOCK_ROWS ? 2 : 1;
     for (int64_t dim = 0; dim < width; dim += 2 * PANEL) {
-        load_tiles(sums + dim, width, blocks);
+        float *first = sums + dim, *second = blocks == 2 ? first + BLOCK_ROWS * width : NULL;
+        load_sums(first, second, width);
         for (int64_t at = low; at < high; at += BLOCK_COLUMNS) {
             int64_t k = (at - low) / BLOCK_COLUMNS, inside = at % m->block_size;
             const char *page = page_of(m, op, item, at, 1);
@@ -154,7 +141,7 @@ static void add_by_tiles(const struct model *m, const struct operation *op, cons
             add_step(step_of(w->weights, item->rows, steps, 0, k),
                      blocks == 2 ? step_of(w->weights, item->rows, steps, 1, k) : NULL, values.panel, values.panel_bytes);
         }
-        store_tiles(sums + dim, width, blocks);
+        store_sums(first, second, width);
     }
 }
 #else
