@@ -90,7 +90,7 @@ static void attend_tile(const struct model *m, const struct operation *op, const
         struct seen seen = keys_seen(m, op, item, r, low, high);
         const float *scales = int8 ? w->value_scales : NULL;
         w->weight_scales[r] = weigh(s, keys, seen.from, seen.to, scales, state, r, padded_head(m));
-        if (takes_tiles(m)) round_into_steps(s, keys, w->weights, item->rows, KEY_TILE / BLOCK_COLUMNS, r);
+        if (takes_tiles(m)) round_weights_of_row(m, item, w, low, keys, r);
         else if (scales) round_row(s, keys, w->weight_scales[r], w->weights + r * KEY_TILE);
     }
     if (takes_tiles(m)) add_by_tiles(m, op, item, w, low, high, state->values);

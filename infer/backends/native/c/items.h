@@ -16,11 +16,10 @@ struct item {
     const struct item *next;    // the one that this thread expects to take next, or NULL: its first keys are fetched
 };
 
-// Whether attention takes tiles of AMX: a model in bf16, and pages of the cache that are whole tiles, of bf16 or of int8, which
-// bf16 has exactly.
+// Whether attention takes tiles of AMX: a model in bf16, and pages of the cache that are whole tiles and not wider.
 INLINE int takes_tiles(const struct model *m) {
-    return HAS_TILES && m->weight_format == BF16 && m->key_format == m->value_format &&
-           (m->key_format == BF16 || m->key_format == INT8) && m->head_dim % BLOCK_COLUMNS == 0 &&
+    int wide = m->key_format == FP32 || m->key_format == FP16 || m->value_format == FP32 || m->value_format == FP16;
+    return HAS_TILES && m->weight_format == BF16 && !wide && m->head_dim % BLOCK_COLUMNS == 0 &&
            m->head_dim <= TILED_DIMS && m->block_size % BLOCK_COLUMNS == 0;
 }
 

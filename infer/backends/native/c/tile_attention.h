@@ -1,11 +1,11 @@
-// Attention by tiles of AMX, for units that have them: queries and weights are rounded to bf16 once, a page's panels are
-// tiles as they lie or, of int8, once they are widened. A score is multiplied by its key's scale, a weight by its value's
-// before it is rounded. Sums are those of products (amx.h): a score's over steps of 32 dims, a value's over steps of 32
-// keys, added to what the tiles of keys before have given.
+// Attention by tiles of AMX, for units that have them: queries and weights are rounded to bf16 once, pages are tiles
+// (tile_pages.h). A score is multiplied by its key's scale in int8, a weight by its value's before it is rounded. Sums are
+// those of products (amx.h): a score's over steps of 32 dims, a value's over steps of 32 keys, added to what the tiles of
+// keys before have given. Of rows that read a copy and rows that do not, each has weights of zero in the other's product.
 #ifndef TK_TILE_ATTENTION_H
 #define TK_TILE_ATTENTION_H
 
-#include "items.h"
+#include "tile_pages.h"
 
 #if defined(TK_AMX)
 // The rows of block 0 or 1 of an item.
@@ -56,90 +56,107 @@ INLINE void add_step(const uint16_t *first, const uint16_t *second, const char *
     tile_multiply(3, 5, 7);
 }
 
-// Widens a step of a panel of int8; with each of its lines it fetches one.
-INLINE void widen_step(const char *from, uint16_t *to, struct ahead *ahead) {
-    for (int line = 0; line < BLOCK_COLUMNS / 2; line++, from += 2 * PANEL, to += 2 * PANEL) {
-        __builtin_prefetch(ahead->from, 0, 2);
-        ahead->from += ahead->bytes;
-#if defined(__AVX512BF16__)
-        __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-        __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(from + PANEL))));
-        __m512bh both = _mm512_cvtne2ps_pbh(high, low);
-        memcpy(to, &both, sizeof both);
-#else
-        for (int i = 0; i < 2 * PANEL; i++) to[i] = model_round((float)(int8_t)from[i]);
-#endif
-    }
-}
-
-// Two panels of a page as tiles.
-struct tiled {
-    const char *panel;
-    int64_t panel_bytes;  // from the first to the second
-};
-
-// Returns `steps` steps of two panels that lie `lines` pairs apart, from pair `line` of `panel` on; int8 is widened.
-INLINE struct tiled tiles_of(int format, const char *panel, int64_t lines, int64_t line, int64_t steps, uint16_t *widened,
-                             struct ahead *ahead) {
-    const char *from = panel + line * pair_bytes(format);
-    if (format == BF16) return (struct tiled){from, lines * pair_bytes(format)};
-    for (int64_t i = 0; i < 2 * steps; i++)
-        widen_step(from + (i / steps * lines + i % steps * (BLOCK_COLUMNS / 2)) * pair_bytes(format),
-                   widened + i * STEP_BYTES / 2, ahead);
-    return (struct tiled){(const char *)widened, steps * STEP_BYTES};
-}
-
-INLINE void scale_scores(float *scores, int64_t rows, const float *scales) {
-    for (int64_t r = 0; r < rows; r++)
+// The products of an item's queries with 32 keys; a row's scores are `stride` floats from the row's before.
+INLINE void score_keys(const struct model *m, const struct item *item, const struct workspace *w, struct source source,
+                       int64_t token, struct ahead *ahead, float *scores, int64_t stride) {
+    uint16_t widened[2 * TILED_DIMS * PANEL] __attribute__((aligned(64)));
+    int64_t steps = m->head_dim / BLOCK_COLUMNS, two = item->rows > BLOCK_ROWS;
+    struct tiled keys = tiles_of_keys(m, source, token, widened, ahead);
+    zero_sums();
+    for (int64_t k = 0; k < steps; k++)
+        add_step(step_of(w->queries, item->rows, steps, 0, k), two ? step_of(w->queries, item->rows, steps, 1, k) : NULL,
+                 keys.panel + k * STEP_BYTES, keys.panel_bytes);
+    store_sums(scores, two ? scores + BLOCK_ROWS * stride : NULL, stride);
+    const float *scales = (const float *)source.scales + token;
+    for (int64_t r = 0; source.format == INT8 && r < item->rows; r++)
         for (int64_t i = 0; i < BLOCK_COLUMNS; i += VW)
-            v_store(scores + r * KEY_TILE + i, v_load(scores + r * KEY_TILE + i) * v_load(scales + i));
+            v_store(scores + r * stride + i, v_load(scores + r * stride + i) * v_load(scales + i));
+}
+
+// The rows of an item that read a block's copy.
+INLINE struct readers copy_readers(const struct model *m, const struct item *item, int64_t at, int format) {
+    return format == INT4 ? readers_of(m, item, at / m->block_size * m->block_size) : (struct readers){0, 0};
 }
 
 // The scores of the keys [low, high) of a tile of keys; those of the last page's other keys are of no use.
 static void score_by_tiles(const struct model *m, const struct operation *op, const struct item *item,
                            struct workspace *w, int64_t low, int64_t high) {
-    uint16_t widened[2 * TILED_DIMS * PANEL] __attribute__((aligned(64)));
-    int64_t lines = m->head_dim / 2, steps = m->head_dim / BLOCK_COLUMNS;
-    int format = m->key_format, blocks = item->rows > BLOCK_ROWS ? 2 : 1;
+    float near[ATTENTION_ROWS * BLOCK_COLUMNS] __attribute__((aligned(64)));
+    int64_t lines = m->block_size * (m->head_dim / 2) / PANEL;
     for (int64_t at = low; at < high; at += BLOCK_COLUMNS) {
         int64_t inside = at % m->block_size;
-        const char *page = page_of(m, op, item, at, 0);
         float *scores = w->scores + at - low;
-        struct ahead ahead = fetch_page(m, op, item, at, 1, m->block_size * lines / PANEL);
-        if (!inside && format == BF16) fetch_lines(ahead, m->block_size * lines / PANEL);
-        ahead.from += inside * lines / PANEL * ahead.bytes;
-        struct tiled keys = tiles_of(format, page + inside / PANEL * lines * pair_bytes(format), lines, 0, steps, widened,
-                                     &ahead);
-        zero_sums();
-        for (int64_t k = 0; k < steps; k++)
-            add_step(step_of(w->queries, item->rows, steps, 0, k),
-                     blocks == 2 ? step_of(w->queries, item->rows, steps, 1, k) : NULL, keys.panel + k * STEP_BYTES,
-                     keys.panel_bytes);
-        store_sums(scores, blocks == 2 ? scores + BLOCK_ROWS * KEY_TILE : NULL, KEY_TILE);
-        if (format == INT8)
-            scale_scores(scores, item->rows, (const float *)(page + m->scale_offset[0]) + inside);
+        struct ahead ahead = fetch_page(m, op, item, at, 1, lines);
+        struct readers copied = copy_readers(m, item, at, m->key_format);
+        if (!inside && m->key_format == BF16) fetch_lines(ahead, lines);
+        ahead.from += inside * (m->head_dim / 2) / PANEL * ahead.bytes;
+        if (copied.last < item->rows)
+            score_keys(m, item, w, page_source(m, op, item, at, 0), inside, &ahead, scores, KEY_TILE);
+        if (copied.first == copied.last) continue;
+        struct source copy = copy_source(m, op, item, at, 0);
+        ahead = no_fetch(copy.page);
+        score_keys(m, item, w, copy, inside, &ahead, near, BLOCK_COLUMNS);
+        for (int64_t r = copied.first; r < copied.last; r++)
+            memcpy(scores + r * KEY_TILE, near + r * BLOCK_COLUMNS, BLOCK_COLUMNS * sizeof *near);
     }
+}
+
+// Rounds the weights of row r of the keys [low, low + keys) for the pages of values; those of keys whose copy it reads are zero.
+static void round_weights_of_row(const struct model *m, const struct item *item, struct workspace *w, int64_t low,
+                                 int64_t keys, int64_t r) {
+    float far[KEY_TILE];
+    const float *weights = w->scores + r * KEY_TILE;
+    if (m->value_format == INT4) {
+        memcpy(far, weights, (size_t)keys * sizeof *far);
+        for (int64_t at = low; at < low + keys; at += m->block_size) {
+            struct readers copied = readers_of(m, item, at);
+            int64_t count = low + keys - at < m->block_size ? low + keys - at : m->block_size;
+            if (r < copied.last) memset(far + at - low, 0, (size_t)count * sizeof *far);
+        }
+        weights = far;
+    }
+    round_into_steps(weights, keys, w->weights, item->rows, KEY_TILE / BLOCK_COLUMNS, r);
+}
+
+// Adds the values of 32 keys, of which `keys` are there, that some rows read from copies.
+static void add_copies(const struct model *m, const struct item *item, struct readers copied, struct source copy,
+                       int64_t token, int64_t dim, const float *scores, int64_t keys) {
+    uint16_t weights[ATTENTION_ROWS * BLOCK_COLUMNS] __attribute__((aligned(64))) = {0};
+    uint16_t widened[2 * BLOCK_COLUMNS * PANEL] __attribute__((aligned(64)));
+    struct ahead ahead = no_fetch(copy.page);
+    struct tiled values = tiles_of_values(m, copy, token, dim, widened, &ahead);
+    const float *scales = (const float *)copy.scales + token;
+    for (int64_t r = copied.first; r < copied.last; r++) {
+        float scaled[BLOCK_COLUMNS];
+        for (int64_t i = 0; i < keys; i += VW) v_store(scaled + i, v_load(scores + r * KEY_TILE + i) * v_load(scales + i));
+        round_line(scaled, keys, weights + r * BLOCK_COLUMNS);
+    }
+    add_step(weights, item->rows > BLOCK_ROWS ? weights + BLOCK_ROWS * BLOCK_COLUMNS : NULL, values.panel,
+             values.panel_bytes);
 }
 
 // Adds the values of the keys [low, high), weighted.
 static void add_by_tiles(const struct model *m, const struct operation *op, const struct item *item, struct workspace *w,
                          int64_t low, int64_t high, float *sums) {
     uint16_t widened[2 * BLOCK_COLUMNS * PANEL] __attribute__((aligned(64)));
-    int64_t width = m->head_dim, steps = KEY_TILE / BLOCK_COLUMNS, lines = m->block_size / 2;
-    int format = m->value_format, blocks = item->rows > BLOCK_ROWS ? 2 : 1;
+    int64_t width = m->head_dim, steps = KEY_TILE / BLOCK_COLUMNS, lines = m->block_size / 2 * (width / PANEL);
+    int64_t two = item->rows > BLOCK_ROWS, keys = (high - low + PANEL - 1) / PANEL * PANEL;
     for (int64_t dim = 0; dim < width; dim += 2 * PANEL) {
-        float *first = sums + dim, *second = blocks == 2 ? first + BLOCK_ROWS * width : NULL;
+        float *first = sums + dim, *second = two ? first + BLOCK_ROWS * width : NULL;
         load_sums(first, second, width);
         for (int64_t at = low; at < high; at += BLOCK_COLUMNS) {
-            int64_t k = (at - low) / BLOCK_COLUMNS, inside = at % m->block_size;
-            const char *page = page_of(m, op, item, at, 1);
-            struct ahead ahead = fetch_page(m, op, item, at + KEY_TILE, 0, lines * width / PANEL);
-            if (!inside && !dim && format == BF16) fetch_lines(ahead, lines * width / PANEL);
-            ahead.from += (dim * lines + inside * PANEL) / PANEL * ahead.bytes;
-            struct tiled values = tiles_of(format, page + dim / PANEL * lines * pair_bytes(format), lines, inside / 2, 1,
-                                           widened, &ahead);
-            add_step(step_of(w->weights, item->rows, steps, 0, k),
-                     blocks == 2 ? step_of(w->weights, item->rows, steps, 1, k) : NULL, values.panel, values.panel_bytes);
+            int64_t k = (at - low) / BLOCK_COLUMNS, inside = at % m->block_size, left = low + keys - at;
+            struct ahead ahead = fetch_page(m, op, item, at + KEY_TILE, 0, lines);
+            struct readers copied = copy_readers(m, item, at, m->value_format);
+            if (copied.first < copied.last)
+                add_copies(m, item, copied, copy_source(m, op, item, at, 1), inside, dim, w->scores + at - low,
+                           left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS);
+            if (copied.last == item->rows) continue;
+            if (!inside && !dim && m->value_format == BF16) fetch_lines(ahead, lines);
+            ahead.from += (dim * (m->block_size / 2) + inside * PANEL) / PANEL * ahead.bytes;
+            struct tiled values = tiles_of_values(m, page_source(m, op, item, at, 1), inside, dim, widened, &ahead);
+            add_step(step_of(w->weights, item->rows, steps, 0, k), two ? step_of(w->weights, item->rows, steps, 1, k) : NULL,
+                     values.panel, values.panel_bytes);
         }
         store_sums(first, second, width);
     }
@@ -147,6 +164,10 @@ static void add_by_tiles(const struct model *m, const struct operation *op, cons
 #else
 INLINE void round_into_steps(const float *x, int64_t count, void *rounded, int64_t rows, int64_t steps, int64_t r) {
     (void)x, (void)count, (void)rounded, (void)rows, (void)steps, (void)r;
+}
+INLINE void round_weights_of_row(const struct model *m, const struct item *item, struct workspace *w, int64_t low,
+                                 int64_t keys, int64_t r) {
+    (void)m, (void)item, (void)w, (void)low, (void)keys, (void)r;
 }
 INLINE void begin_attention(int64_t rows) { (void)rows; }
 INLINE void score_by_tiles(const struct model *m, const struct operation *op, const struct item *item,

@@ -23,7 +23,7 @@ BLOCK_SIZE = 32  # tiles need blocks of whole steps
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, 1100).tolist()
 CUTS = ((), (1, 2, 3, 40), (31, 32, 33, 100, 200, 255, 256, 257), (160,))
 SHAPES = [(6, 32, None), (3, 64, 100), (1, 96, None)]  # query heads, head size, window
-FORMATS = ["bf16", "int8"]
+FORMATS = ["bf16", "fp8", "int8", "k8v4", "int4"]
 
 
 @pytest.fixture(params=["amx_model", "amx"])
@@ -34,19 +34,19 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
             pytest.skip("this CPU has no AMX")
         return "amx"
     monkeypatch.setattr(library, "SOURCE", portable())
-    monkeypatch.setattr(prepare, "instruction_sets", lambda: ("baseline", "wide", "amx_model"))
+    monkeypatch.setattr(prepare, "instruction_sets", lambda: ("baseline", "wide", "dot_model", "amx_model"))
     return "amx_model"
 
 
-def runner(folder: Path, name: str, kv_dtype: str, threads: int = 1, block_size: int = BLOCK_SIZE) -> NativeRunner:
-    made = load(Job(str(folder), "native", "bf16", kv_dtype, 80, 0, block_size, 512, 1, 0, "", threads, name))
+def runner(folder: Path, name: str, kv_dtype: str, threads: int = 1) -> NativeRunner:
+    made = load(Job(str(folder), "native", "bf16", kv_dtype, 80, 0, BLOCK_SIZE, 512, 1, 0, "", threads, name))
     assert isinstance(made, NativeRunner)
     return made
 
 
-def all_logits(made: NativeRunner, num_tokens: int, cuts: tuple[int, ...], block_size: int = BLOCK_SIZE) -> Array:
+def all_logits(made: NativeRunner, num_tokens: int, cuts: tuple[int, ...]) -> Array:
     steps = sorted({*cuts, *range(500, num_tokens, 500)})  # a step has at most 512 tokens
-    found = logits(made, TOKENS[:num_tokens], steps, block_size=block_size)
+    found = logits(made, TOKENS[:num_tokens], steps, block_size=BLOCK_SIZE)
     made.close()
     return found
 
@@ -75,7 +75,8 @@ def test_tiles_give_what_vectors_give_but_for_the_rounding_of_queries_and_weight
     make(tmp_path, window, heads, head_dim)
     num_tokens = 1100 if name == "amx" else 300
     by_tiles = all_logits(runner(tmp_path, name, kv_dtype), num_tokens, ())
-    by_vectors = all_logits(runner(tmp_path, name, kv_dtype, block_size=16), num_tokens, (), 16)
+    vectors = {"amx_model": "dot_model", "amx": "avx512_bf16"}[name]
+    by_vectors = all_logits(runner(tmp_path, vectors, kv_dtype), num_tokens, ())
     assert not np.array_equal(by_tiles, by_vectors)
     assert np.linalg.norm(by_tiles - by_vectors) < 1e-2 * np.linalg.norm(by_vectors)
 
