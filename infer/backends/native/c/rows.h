@@ -104,10 +104,10 @@ static void rotations(const struct model *m, int32_t thread) {
 
 INLINE vf activate(int gelu, vf gate, vf up) {
     const vf one = v_set1(1.0f);
-    if (!gelu) return gate / (one + v_exp(v_set1(0.0f) - gate)) * up;
+    if (!gelu) return gate * v_reciprocal(one + v_exp(v_set1(0.0f) - gate)) * up;
     // 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3); 1 + tanh(u) = 2 - 2 / (1 + exp(2 u))
     vf u = v_set1(0.7978845608028654f) * (gate + v_set1(0.044715f) * gate * gate * gate);
-    return gate * (one - one / (one + v_exp(u + u)));
+    return gate * (one - v_reciprocal(one + v_exp(u + u)));
 }
 
 // Applies an activation to columns [first, last) of one row: gate in the first `columns`, up behind them.

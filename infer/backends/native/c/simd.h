@@ -150,6 +150,16 @@ INLINE vf v_exp(vf x) {
     return y * (vf)(((vi)shifted << 23) + vi_set1(0x3f800000));
 }
 
+// 1 / x to 2 units in the last place.
+INLINE vf v_reciprocal(vf x) {
+#if defined(TK_AVX512)  // an estimate and a step of Newton's take a third of a division's time
+    vf y = _mm512_rcp14_ps(x);
+    return _mm512_fmadd_ps(y, _mm512_fnmadd_ps(x, y, v_set1(1.0f)), y);
+#else
+    return v_set1(1.0f) / x;
+#endif
+}
+
 INLINE vi vi_load(const int32_t *p) { vi v; memcpy(&v, p, sizeof v); return v; }
 INLINE void vi_store(int32_t *p, vi v) { memcpy(p, &v, sizeof v); }
 INLINE vf vi_to_float(vi v) { return __builtin_convertvector(v, vf); }
