@@ -34,15 +34,37 @@ INLINE void add_and_subtract_vectors(float *x, int64_t n, int64_t half) {
         }
 }
 
+// The passes within blocks of `count` vectors, a constant: they stay in registers.
+INLINE void add_and_subtract_within(const int count, float *x, int64_t n) {
+    for (float *end = x + n; x < end; x += count * VW) {
+        vf v[8];
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) {
+            v[i] = add_and_subtract_lanes(add_and_subtract_lanes(add_and_subtract_lanes(v_load(x + i * VW), 1), 2), 4);
+            if (VW == 16) v[i] = add_and_subtract_lanes(v[i], 8);
+        }
+#pragma GCC unroll 3
+        for (int half = 1; half < count; half *= 2)
+#pragma GCC unroll 8
+            for (int i = 0; i < count; i++)
+                if (!(i & half)) {
+                    vf first = v[i], second = v[i + half];
+                    v[i] = first + second;
+                    v[i + half] = first - second;
+                }
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) v_store(x + i * VW, v[i]);
+    }
+}
+
 // The Hadamard transform of a head, in blocks of m->hadamard dims; a second time turns it back.
 static void hadamard(const struct model *m, float *x) {
-    int64_t n = m->head_dim, half = 1;
+    int64_t n = m->head_dim, half = 1, vectors = m->hadamard / VW;
     if (m->hadamard == 1) return;
-    for (int64_t i = 0; m->hadamard >= VW && i < n; i += VW) {
-        vf v = add_and_subtract_lanes(add_and_subtract_lanes(add_and_subtract_lanes(v_load(x + i), 1), 2), 4);
-        v_store(x + i, VW == 16 ? add_and_subtract_lanes(v, 8) : v);
-    }
-    if (m->hadamard >= VW) half = VW;
+    if (vectors == 1) add_and_subtract_within(1, x, n), half = VW;
+    if (vectors == 2) add_and_subtract_within(2, x, n), half = 2 * VW;
+    if (vectors == 4) add_and_subtract_within(4, x, n), half = 4 * VW;
+    if (vectors >= 8) add_and_subtract_within(8, x, n), half = 8 * VW;
     for (; half < VW && half < m->hadamard; half *= 2) add_and_subtract(x, n, half);
     for (; half < m->hadamard; half *= 2) add_and_subtract_vectors(x, n, half);
     float scale = 1.0f / sqrtf((float)m->hadamard);

@@ -61,11 +61,23 @@ INLINE void widen_fp8(const char *from, uint16_t *to, struct ahead *ahead) {
     for (int line = 0; line < BLOCK_COLUMNS / 2; line++, from += 2 * PANEL, to += 2 * PANEL) {
         __builtin_prefetch(ahead->from, 0, 2);
         ahead->from += ahead->bytes;
+#if defined(__AVX512BF16__)
+        // The exponent of fp8 counts from 7, that of bf16 from 127; a subnormal number is looked up.
+        static const uint16_t subnormal[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+        __m128i even = _mm_loadu_si128((const __m128i *)from), odd = _mm_loadu_si128((const __m128i *)(from + PANEL));
+        __m256i pairs = _mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd));
+        __m512i wide = _mm512_cvtepi8_epi16(pairs), size = _mm512_and_si512(wide, _mm512_set1_epi16(0x7f));
+        __m512i value = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
+        __mmask32 low = _mm512_testn_epi16_mask(wide, _mm512_set1_epi16(0x78));
+        value = _mm512_mask_permutexvar_epi16(value, low, size, _mm512_loadu_si512(subnormal));
+        value = _mm512_mask_mov_epi16(value, _mm512_cmpeq_epi16_mask(size, _mm512_set1_epi16(0x7f)), _mm512_set1_epi16(0x7fff));
+        _mm512_storeu_si512(to, _mm512_or_si512(value, _mm512_and_si512(wide, _mm512_set1_epi16((int16_t)0x8000))));
+#else
         vf even[VECTORS], odd[VECTORS], scale = v_set1(FP8_SCALE);
         load_column(FP8, from, 0, even);
         load_column(FP8, from, 1, odd);
-#pragma GCC unroll 2
         for (int n = 0; n < VECTORS; n++) round_pairs(even[n] * scale, odd[n] * scale, to + n * 2 * VW);
+#endif
     }
 }
 
