@@ -34,8 +34,8 @@ INLINE void add_and_subtract_vectors(float *x, int64_t n, int64_t half) {
         }
 }
 
-// The passes within blocks of `count` vectors, a constant: they stay in registers.
-INLINE void add_and_subtract_within(const int count, float *x, int64_t n) {
+// The passes within blocks of `count` vectors, a constant, which stay in registers; results are multiplied by `scale`.
+INLINE void add_and_subtract_within(const int count, float *x, int64_t n, float scale) {
     for (float *end = x + n; x < end; x += count * VW) {
         vf v[8];
 #pragma GCC unroll 8
@@ -53,21 +53,25 @@ INLINE void add_and_subtract_within(const int count, float *x, int64_t n) {
                     v[i + half] = first - second;
                 }
 #pragma GCC unroll 8
-        for (int i = 0; i < count; i++) v_store(x + i * VW, v[i]);
+        for (int i = 0; i < count; i++) v_store(x + i * VW, v[i] * v_set1(scale));
     }
 }
 
 // The Hadamard transform of a head, in blocks of m->hadamard dims; a second time turns it back.
 static void hadamard(const struct model *m, float *x) {
     int64_t n = m->head_dim, half = 1, vectors = m->hadamard / VW;
+    float scale = 1.0f / sqrtf((float)m->hadamard);
+    switch (vectors) {
+        case 0: break;
+        case 1: add_and_subtract_within(1, x, n, scale); return;
+        case 2: add_and_subtract_within(2, x, n, scale); return;
+        case 4: add_and_subtract_within(4, x, n, scale); return;
+        case 8: add_and_subtract_within(8, x, n, scale); return;
+        default: add_and_subtract_within(8, x, n, 1.0f), half = 8 * VW;
+    }
     if (m->hadamard == 1) return;
-    if (vectors == 1) add_and_subtract_within(1, x, n), half = VW;
-    if (vectors == 2) add_and_subtract_within(2, x, n), half = 2 * VW;
-    if (vectors == 4) add_and_subtract_within(4, x, n), half = 4 * VW;
-    if (vectors >= 8) add_and_subtract_within(8, x, n), half = 8 * VW;
     for (; half < VW && half < m->hadamard; half *= 2) add_and_subtract(x, n, half);
     for (; half < m->hadamard; half *= 2) add_and_subtract_vectors(x, n, half);
-    float scale = 1.0f / sqrtf((float)m->hadamard);
     for (int64_t i = 0; i < n; i++) x[i] *= scale;
 }
 
@@ -120,11 +124,7 @@ INLINE union stored round_values(int format, const float *x, float inverse) {
     for (int i = 0; format == BF16 && i < PANEL; i++) to.half[i] = float_to_bf16(x[i]);
     for (int i = 0; format == FP16 && i < PANEL; i++) to.half[i] = float_to_fp16(x[i]);
     for (int i = 0; format == FP8 && i < PANEL; i++) to.byte[i] = float_to_fp8(x[i]);
-    for (int i = 0; format == INT8 && i < PANEL; i++) {
-        float value = nearbyintf(x[i] * inverse);
-        value = value > 127.0f ? 127.0f : value < -127.0f ? -127.0f : value;
-        to.byte[i] = (uint8_t)(value == value ? (int8_t)value : 0);
-    }
+    for (int i = 0; format == INT8 && i < PANEL; i += VW) v_store_int8(to.byte + i, v_load(x + i) * v_set1(inverse));
     return to;
 }
 

@@ -177,6 +177,21 @@ INLINE void v_store_int16(int16_t *p, vf v) {
 #endif
 }
 
+// Rounds to the nearest of the integers from -127 to 127, even if two are as near; NaN becomes 0.
+INLINE void v_store_int8(uint8_t *p, vf v) {
+#if defined(TK_AVX512)
+    __m512 bounded = _mm512_max_ps(_mm512_set1_ps(-127.0f), _mm512_min_ps(_mm512_set1_ps(127.0f), v));
+    __m512i rounded = _mm512_maskz_cvtps_epi32(_mm512_cmpord_ps_mask(v, v), bounded);
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(rounded));
+#else
+    for (int i = 0; i < VW; i++) {
+        float value = nearbyintf(v[i]);
+        value = value > 127.0f ? 127.0f : value < -127.0f ? -127.0f : value;
+        p[i] = (uint8_t)(value == value ? (int8_t)value : 0);
+    }
+#endif
+}
+
 // Widens 2 VW int8 to int16: VW pairs.
 INLINE vi v_widen_pairs(const char *p) {
 #if defined(TK_AVX512)

@@ -70,7 +70,8 @@ INLINE void widen_fp8(const char *from, uint16_t *to, struct ahead *ahead) {
         __m512i value = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
         __mmask32 low = _mm512_testn_epi16_mask(wide, _mm512_set1_epi16(0x78));
         value = _mm512_mask_permutexvar_epi16(value, low, size, _mm512_loadu_si512(subnormal));
-        value = _mm512_mask_mov_epi16(value, _mm512_cmpeq_epi16_mask(size, _mm512_set1_epi16(0x7f)), _mm512_set1_epi16(0x7fff));
+        __mmask32 nan = _mm512_cmpeq_epi16_mask(size, _mm512_set1_epi16(0x7f));
+        value = _mm512_mask_mov_epi16(value, nan, _mm512_set1_epi16(0x7fff));
         _mm512_storeu_si512(to, _mm512_or_si512(value, _mm512_and_si512(wide, _mm512_set1_epi16((int16_t)0x8000))));
 #else
         vf even[VECTORS], odd[VECTORS], scale = v_set1(FP8_SCALE);
