@@ -63,6 +63,7 @@ class Request:
         weight: the principal's weight, above 0: twice the weight, twice the share.
         cache: the use of the prefix cache.
         grammar: the grammar of `params.constraint`; None = none, or `Engine.submit` builds it.
+        is_checked: whether the prompt comes from `checked_prompt`; else `Engine.submit` looks at every token id.
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class Request:
     weight: float = 1.0
     cache: CacheOptions = field(default_factory=CacheOptions)
     grammar: Grammar | None = None
+    is_checked: bool = False
 
     @property
     def key(self) -> tuple[str, str]:

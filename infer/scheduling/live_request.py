@@ -26,7 +26,7 @@ from ..requests.events import (
 )
 from ..requests.sampling_params import SamplingParams
 from .sequences.output import Ending, SampleOutput
-from .sequences.prefix_keys import cache_fingerprint, prompt_keys, root_digest
+from .sequences.prefix_keys import BlockKey, cache_fingerprint, root_digest
 from .sequences.scheduled_chunk import ScheduledChunk
 from .sequences.sequence import Sequence
 from .sequences.speculation import Speculation
@@ -105,7 +105,7 @@ class LiveRequest:
             salt=request.cache.salt,
             request=arrival if is_private else -1,
         )
-        keys = prompt_keys(root, request.prompt, served.block_size)
+        keys: list[BlockKey] = []
         self.request = request
         self.seed = seed
         self.sequences = tuple(

@@ -40,13 +40,3 @@ def next_key(parent: bytes, tokens: Iterable[int]) -> BlockKey:
     """Returns the key of the block with these tokens, which follows the block, or the root, with digest `parent`."""
     data = array("i", tokens).tobytes()
     return BlockKey(hashlib.sha256(parent + data).digest(), data)
-
-
-def prompt_keys(root: bytes, prompt: tuple[int, ...], block_size: int) -> list[BlockKey]:
-    """Returns the keys of the full blocks of a prompt."""
-    keys: list[BlockKey] = []
-    parent = root
-    for start in range(0, len(prompt) - block_size + 1, block_size):
-        keys.append(next_key(parent, prompt[start : start + block_size]))
-        parent = keys[-1].digest
-    return keys

@@ -4,7 +4,6 @@ The idea is that of Saxena, "Prompt Lookup Decoding" (2023). A step computes the
 token, the worker samples after each of them, and those that equal the sampled tokens are kept. No draft model takes
 part, and every token is the one that would have come without proposals.
 
-7
 A sequence follows a place of its text, and every token that comes shows whether the place was right, proposed or
 not. So it knows how often tokens come true after runs of each length, before it costs anything to propose them.
 """

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from ....core.errors import Cancelled
 from ....proto.v1 import generation_pb2 as pb
@@ -11,7 +12,7 @@ from ...observability.observer import Observer
 from ...requests.events import CacheOptions, Request
 from ...requests.prompts import check_length
 from ...requests.sampling_params import SamplingParams
-from ...requests.servable import with_grammar
+from ...requests.servable import checked_prompt, with_grammar
 from ...requests.streams import CROWD, EventStream, Wakeups
 from ..access.tokens import Caller
 from ..engine_protocol import ServedEngine
@@ -20,6 +21,8 @@ from ..lifecycle.lifecycle import Lifecycle
 from .prompt_reader import PromptReader
 from .request_ids import LiveRequests, chosen_id
 from .response_size import check_response_size
+
+INLINE_IDS: Final = 8192  # to copy and check so many token ids takes less than a millisecond
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class RequestRunner:
         self._check_response_size(params, len(ids) - asked.logprobs_from, asked.at_once)
         made = Request(
             request_id,
-            tuple(ids),
+            await _checked(ids, info.vocab_size),
             params,
             priority=asked.priority,
             deadline=asked.deadline,
@@ -142,6 +145,7 @@ class RequestRunner:
             principal=asked.caller.principal,
             weight=asked.caller.weight,
             cache=asked.cache,
+            is_checked=True,
         )
         if params.constraint is None:
             return made
@@ -169,3 +173,10 @@ class RequestRunner:
         room = self.engine.info.max_model_len - num_prompt_tokens
         length = min(max(self._default_max_new_tokens, params.min_new_tokens), room)
         return replace(params, max_new_tokens=length) if length > 0 else params
+
+
+async def _checked(ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Returns the token ids of a prompt; see `checked_prompt`."""
+    if len(ids) <= INLINE_IDS:
+        return checked_prompt(ids, vocab_size)
+    return await asyncio.to_thread(checked_prompt, ids, vocab_size)

@@ -8,8 +8,9 @@ from typing import Any
 
 from tk.infer.http.http_port import HttpPort
 from tk.infer.server.app import Server
+from tk.infer.server.engine_protocol import ServedEngine
 from tk.infer.server.options import ServerOptions
-from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread
+from tk.tests.infer.server.fake_engine import WAIT_SECONDS, ServerThread
 
 
 class HttpServerThread(ServerThread):
@@ -17,7 +18,7 @@ class HttpServerThread(ServerThread):
 
     door: HttpPort
 
-    async def _make(self, engine: FakeEngine, options: ServerOptions) -> Server:
+    async def _make(self, engine: ServedEngine, options: ServerOptions) -> Server:
         self.door = HttpPort(options)
         return Server(engine, options, doors=[self.door])
 

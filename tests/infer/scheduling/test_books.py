@@ -9,7 +9,6 @@ from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.books import CacheBooks, EngineBooks, EngineLoad, EngineTotals
 from tk.infer.scheduling.costs.activity import Activity
 from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequences.prefix_keys import prompt_keys
 from tk.infer.scheduling.sequences.sequence import Sequence
 from tk.infer.scheduling.waiting.limits import Limits
 from tk.proto.v1 import generation_pb2 as pb
@@ -19,9 +18,8 @@ BLOCK, NUM_BLOCKS = 4, 32
 
 def make(arrival: int, num_prompt: int) -> Sequence:
     prompt = tuple(range(num_prompt))
-    keys = prompt_keys(b"root", prompt, BLOCK)
     params, length = SamplingParams(), num_prompt + 9
-    return Sequence(f"r{arrival}", 0, arrival, params, 0, prompt, length, root=b"root", prompt_keys=keys)
+    return Sequence(f"r{arrival}", 0, arrival, params, 0, prompt, length, root=b"root")
 
 
 def step(policy: Scheduler) -> None:

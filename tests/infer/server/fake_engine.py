@@ -24,6 +24,7 @@ from tk.infer.requests.events import (
 )
 from tk.infer.scheduling.books import CacheBooks, EngineLoad, EngineTotals
 from tk.infer.server.app import Server
+from tk.infer.server.engine_protocol import ServedEngine
 from tk.infer.server.options import ServerOptions
 
 WAIT_SECONDS = 20.0
@@ -221,7 +222,7 @@ class ServerThread:
 
     def __init__(
         self,
-        engine: FakeEngine,
+        engine: ServedEngine,
         is_loaded: bool = True,
         loop: asyncio.AbstractEventLoop | None = None,
         **options: Any,
@@ -246,5 +247,5 @@ class ServerThread:
         self._thread.join(WAIT_SECONDS)
         self._loop.close()
 
-    async def _make(self, engine: FakeEngine, options: ServerOptions) -> Server:
+    async def _make(self, engine: ServedEngine, options: ServerOptions) -> Server:
         return Server(engine, options)

@@ -4,11 +4,14 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from tk.infer.engine import Engine
+from tk.infer.options import EngineOptions
 from tk.infer.requests.events import (
     PROMPT_LOGPROBS_PER_EVENT,
     Delta,
@@ -22,6 +25,7 @@ from tk.infer.requests.events import (
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread, finished, started
+from tk.tests.infer.server.tiny_model import write_tiny_model
 
 SIZE = (4 << 20) - 64
 # The limit is 20 ms of CPU time on a quiet machine; a busy one has caches full of other things.
@@ -160,3 +164,27 @@ def test_no_number_of_log_probabilities_holds_up_the_loop(
         else:
             assert len(stub.GenerateOnce(request, timeout=WAIT_SECONDS).prompt_logprobs) == NUMBER
     assert loop.longest < MOST_SECONDS
+
+
+def test_no_prompt_that_the_engine_takes_holds_up_the_loop(tmp_path: Path) -> None:
+    longest = 1 << 20
+    options = EngineOptions(write_tiny_model(tmp_path / "model", longest), kv_blocks=longest // 16)
+    engine, loop = Engine.begin(options), ProbedLoop()  # requests wait for the workers: the test needs no tokens
+    server = ServerThread(engine, loop=loop)
+    try:
+        for ids in ([5] * (longest - 1), [5] * (longest - 2) + [999]):
+            request = pb.GenerateRequest(tokens={"ids": ids}, stopping={"max_new_tokens": 1})
+            with grpc.insecure_channel(server.target) as channel:
+                stub: Any = GenerationStub(channel)
+                loop.longest = 0.0
+                call = stub.Generate(request, timeout=WAIT_SECONDS)
+                if ids[-1] == 5:
+                    assert "x-request-id" in dict(call.initial_metadata()), "the engine has the request"
+                    call.cancel()
+                else:
+                    assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert loop.longest < MOST_SECONDS
+    finally:
+        engine.kill()
+        engine.close()
+        server.close()

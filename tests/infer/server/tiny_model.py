@@ -12,7 +12,7 @@ HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 2, 4, 2, 8
 MAX_LENGTH = 512
 
 
-def write_tiny_model(folder: Path) -> Path:
+def write_tiny_model(folder: Path, max_length: int = MAX_LENGTH) -> Path:
     """Writes config.json, model.safetensors and tokenizer.json; the last id of the vocabulary is the end of text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
@@ -32,7 +32,7 @@ def write_tiny_model(folder: Path) -> Path:
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
-        "max_position_embeddings": MAX_LENGTH,
+        "max_position_embeddings": max_length,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
