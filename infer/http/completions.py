@@ -1,19 +1,21 @@
 """The calls /v1/completions and /v1/chat/completions: from the body to the answer, whole or as server-sent events."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from ..observability.request_record import trace_of
-from ..requests.completion import CompletionBuilder
+from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import Delta, Finished, PromptLogprobs, Started, Usage
 from ..server.access.tokens import Caller
 from ..server.request.request_ids import METADATA_KEY
+from ..server.service import INLINE_LOGPROBS
 from .asked import AskedCompletion, Read
 from .choices import Dialect, reason_of, usage_of
 from .served import Numbered, ServedModel, running_all
 from .transport.json_body import parsed
-from .transport.messages import EVENTS, LAST_EVENT, HttpRequest, Reply, event_of, method_of, send_json
+from .transport.messages import EVENTS, JSON, LAST_EVENT, HttpRequest, Reply, dumped, event_of, method_of
 from .transport.problems import HttpProblem
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
@@ -36,7 +38,7 @@ class Completions:
         trace = trace_of(request.headers)
         with model.log.request(method_of(request), caller.principal, request_id, trace) as record:
             deadline = _deadline(request)
-            asked = self._read(await parsed(request.body), request_id)
+            asked = await parsed(request.body, lambda body: self._read(body, request_id))
             model.log.describe(record, *asked.requests)
             at_once = not asked.is_streamed
             async with running_all(model, asked.requests, caller, deadline, at_once, record) as events:
@@ -69,6 +71,15 @@ class _Answer:
         async for number, event in events:
             builders[number].add(event)
         completions = [builder.completion() for builder in builders]
+        entries = sum(len(choice.logprobs) for completion in completions for choice in completion.choices)
+        if entries <= INLINE_LOGPROBS:
+            body = self._body(completions)
+        else:
+            body = await asyncio.to_thread(self._body, completions)
+        await reply.whole(200, JSON, body, self._headers)
+
+    def _body(self, completions: Sequence[Completion]) -> bytes:
+        """Returns the complete answer in JSON."""
         choices = [
             self._dialect.whole(choice, number * self._asked.samples + choice.index, self._asked.has_logprobs)
             for number, completion in enumerate(completions)
@@ -76,7 +87,7 @@ class _Answer:
         ]
         usage = usage_of([completion.usage for completion in completions])
         answer = {**self._common, "object": self._dialect.whole_object, "choices": choices, "usage": usage}
-        await send_json(reply, answer, headers=self._headers)
+        return dumped(answer)
 
     async def stream(self, events: AsyncIterator[Numbered], reply: Reply) -> None:
         """Sends the answer in chunks."""

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import re
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from ....core.errors import InvalidRequest
 
@@ -12,17 +13,20 @@ MAX_DEPTH: Final = 64
 # A body of this many bytes takes less than a millisecond of the event loop.
 _LOOP_BYTES: Final = 16 << 10
 _ID_LIST: Final = re.compile(rb"\[[0-9,\s]*\]")
+T = TypeVar("T")
 _NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in b"[]{}:,")
 
 
-async def parsed(body: bytes) -> dict[str, Any]:
-    """Returns the object of a body; large ones are parsed on another thread.
+async def parsed(body: bytes, read: Callable[[dict[str, Any]], T]) -> T:
+    """Returns what `read` makes of the object of a body; large ones are parsed and read on another thread.
 
     Raises:
         InvalidRequest: the body is no JSON object, names a key twice, holds NaN, or has too much structure.
     """
-    return parse(body) if len(body) <= _LOOP_BYTES else await asyncio.to_thread(parse, body)
+    if len(body) <= _LOOP_BYTES:
+        return read(parse(body))
+    return await asyncio.to_thread(lambda: read(parse(body)))
 
 
 def parse(body: bytes) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """No request of 4 MiB, whatever its shape, holds up the event loop: the longest turn is measured in CPU time."""
 
-import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,22 +23,10 @@ from tk.infer.requests.events import (
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread, finished, started
+from tk.tests.infer.server.probed_loop import MOST_SECONDS, ProbedLoop
 from tk.tests.infer.server.tiny_model import write_tiny_model
 
 SIZE = (4 << 20) - 64
-# The limit is 20 ms of CPU time on a quiet machine; a busy one has caches full of other things.
-MOST_SECONDS = 0.06
-
-
-class ProbedLoop(asyncio.SelectorEventLoop):
-    """An event loop that keeps the CPU time of its longest turn, in seconds."""
-
-    longest = 0.0
-
-    def _run_once(self) -> None:
-        begun = time.thread_time()
-        super()._run_once()  # type: ignore[misc]  # asyncio's own method, which no stub declares
-        self.longest = max(self.longest, time.thread_time() - begun)
 
 
 @pytest.fixture
