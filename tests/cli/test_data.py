@@ -12,6 +12,13 @@ import pytest
 from tk.cli.main import main
 from tk.data.token_file import TokenFile
 
+UNIGNORED = """
+import signal, sys
+signal.signal(int(sys.argv[1]), signal.SIG_DFL)  # nohup would ignore it
+from tk.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+
 
 @pytest.fixture
 def text(tmp_path: Path, documents: list[str]) -> Path:
@@ -78,12 +85,8 @@ def test_refusals(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing_behind(byte_level_folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     words = ["data", "prepare", "stdlib", "--tokenizer", str(byte_level_folder), "--out", str(tmp_path / "tokens")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tk", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup would ignore it
-    )
+    command = [sys.executable, "-c", UNIGNORED, str(int(number)), *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 60
         while not list(tmp_path.iterdir()):

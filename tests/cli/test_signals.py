@@ -80,6 +80,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
 
 WITHIN_EXEC = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup would ignore it
 from tk.cli.signals import exit_on_signals
 try:
     with exit_on_signals():
@@ -93,7 +94,6 @@ def test_ctrl_c_while_a_module_is_imported_gives_the_exit_code() -> None:
     """Python would end the process by the signal: dataclasses call `exec`, as this script does."""
     process = subprocess.run(
         [sys.executable, "-c", WITHIN_EXEC],
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         timeout=60,
     )
     assert process.returncode == 130

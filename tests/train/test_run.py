@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -19,6 +19,7 @@ from tk.checkpoint.run.run_folder import RunFolder
 from tk.cli.main import main
 from tk.core.config import parse
 from tk.core.errors import CheckpointError, TkError
+from tk.tests.limited import limited
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import run_training
@@ -29,12 +30,12 @@ from tk.train.run.trainer import Trainer
 WriteToml = Callable[..., Path]
 Run = Callable[..., tuple[int, str]]
 pytestmark = pytest.mark.slow
+TK: Final = (sys.executable, "-P", "-m", "tk")
 
 
-def _start(*arguments: str, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+def _start(*arguments: str, tk: Sequence[str] = TK) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "tk", "train", *arguments],
-        preexec_fn=before,
+        [*tk, "train", *arguments],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -196,10 +197,6 @@ def _environment(process: str) -> bytes:
     return b"\0" + Path(f"/proc/{process}/environ").read_bytes()
 
 
-def _no_large_files() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_failing_disk_is_reported_and_leaves_no_debris(
@@ -207,7 +204,7 @@ def test_a_failing_disk_is_reported_and_leaves_no_debris(
 ) -> None:
     steps, tp = (100_000, 2) if interrupt else (2, 1)
     config = write_toml(configure(train={"steps": steps}, parallel={"tp": tp}, checkpoint={"async_save": False}))
-    process = _start(str(config), before=_no_large_files)
+    process = _start(str(config), tk=limited(resource.RLIMIT_FSIZE, 50_000))
     if interrupt:
         wait_for_step(tmp_path / "run", 2, process)
         process.send_signal(signal.SIGINT)

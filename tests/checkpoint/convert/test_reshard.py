@@ -15,6 +15,7 @@ from tk.checkpoint.files import disk_facts
 from tk.cli.main import main
 from tk.core.layout import Layout
 from tk.tests.checkpoint.saving import LLAMA, MIXED
+from tk.tests.limited import limited
 
 
 def test_reshard_shows_its_plan_then_does_it(
@@ -89,12 +90,9 @@ def test_a_target_without_room(
 
 
 def test_a_file_that_cannot_be_written_is_named(llama_step: Path, tmp_path: Path) -> None:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-
-    command = [sys.executable, "-m", "tk", "reshard", str(llama_step), str(tmp_path / "new"), "--tp", "1"]
+    command = limited(resource.RLIMIT_FSIZE, 30_000, "reshard", str(llama_step), str(tmp_path / "new"), "--tp", "1")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=limit)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     name = rf"{tmp_path}/new\.tk-target-\w+/[\w-]+\.safetensors"
     assert re.search(rf"error: {name} cannot be written: File too large \(EFBIG\)\.\n", done.stderr)
