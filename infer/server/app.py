@@ -137,7 +137,8 @@ class Server:
         if self._lifecycle.death is None:
             return
         with suppress(TimeoutError):  # the engine has failed all requests; their callers still read that
-            await asyncio.wait_for(self._runner.live.wait_empty(), ABORT_GRACE)
+            async with asyncio.timeout(ABORT_GRACE):  # wait_for may forget that this task is cancelled, and go on
+                await self._runner.live.wait_empty()
         await asyncio.sleep(DEATH_NOTICE)
         self._dead.set()
 
@@ -160,7 +161,8 @@ class Server:
         await self._refuse_new()
         _LOG.info("draining: %d live requests, %g s at most", len(live), seconds)
         try:
-            await asyncio.wait_for(live.wait_empty(), seconds)
+            async with asyncio.timeout(seconds):
+                await live.wait_empty()
         except TimeoutError:
             _LOG.warning("drain timeout: %d live requests are left", len(live))
 
@@ -181,7 +183,8 @@ class Server:
             stops.append(asyncio.to_thread(self.metrics.close))
         await asyncio.gather(*stops)
         with suppress(TimeoutError):  # the engine hangs; closing it ends the remaining requests
-            await asyncio.wait_for(self._runner.live.wait_empty(), ABORT_GRACE)
+            async with asyncio.timeout(ABORT_GRACE):
+                await self._runner.live.wait_empty()
         await self._runner.prompts.close()
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
