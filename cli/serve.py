@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..infer.server.options import ServerOptions
 
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
+LAST_SECONDS: Final = 0.7  # after a second signal, for clean-up and for the callers to read that their requests ended
 # The options that ServerOptions has by the same name; all others, but for TLS, are the engine's.
 _SERVER_VALUES: Final = (
     *("host", "port", "admin_port", "health_port", "http_port", "metrics_port", "metrics_host"),
@@ -147,11 +148,13 @@ def serve(
     """Serve CKPT (a step folder, a run folder or a Hugging Face folder) as tk.v1.Generation over gRPC.
 
     The port answers health while the model is loaded. Prints `ready HOST:PORT` on stdout once the server accepts
-    requests. On SIGTERM or Ctrl-C it finishes the live requests and exits with 0; a second signal ends it at once. If
-    a worker dies, all requests fail; the workers start again up to --max-restarts times, and then it exits with 1.
-    Admin.Reload, or --follow, changes to another step of the model; requests end on the weights they began with.
+    requests. On SIGTERM or Ctrl-C it finishes the live requests and exits with 0; a second signal ends it within a
+    second. If a worker dies, all requests fail; the workers start again up to --max-restarts times, and then it exits
+    with 1. Admin.Reload, or --follow, changes to another step of the model; requests end on the weights they began
+    with.
     """
     from ..core.background_log import background_log
+    from ..core.process import exit_within
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank
     from ..infer.server.options import check_address
@@ -186,7 +189,9 @@ def serve(
                 if run is not None:
                     stack.enter_context(following(StepFollower(run, engine.info.step, switch.reload)))
 
-            end = serve_until_signal(switch, server_options, on_ready, switch, doors)
+            end = serve_until_signal(
+                switch, server_options, on_ready, switch, doors, lambda: exit_within(LAST_SECONDS, EXIT_INTERRUPTED)
+            )
     if end is End.INTERRUPTED:
         raise click.Abort
     codes = {End.DRAINED: 0, End.SECOND_SIGNAL: EXIT_INTERRUPTED, End.TERMINATED: EXIT_TERMINATED}

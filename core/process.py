@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,16 @@ def die_with_parent() -> None:
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None and os.getppid() != int(parent):
         sys.exit(1)
+
+
+def exit_within(seconds: float, code: int) -> None:
+    """Ends this process with an exit code, and without any clean-up, unless it ends by itself in so many seconds.
+
+    A thread that cannot be interrupted, in native code for example, would otherwise hold the process.
+    """
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 @contextmanager

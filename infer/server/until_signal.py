@@ -29,6 +29,7 @@ def serve_until_signal(
     on_ready: Callable[[str], None],
     reloads: Reloads | None = None,
     doors: Sequence[Door] = (),
+    on_second: Callable[[], object] = lambda: None,
 ) -> End:
     """Serves until SIGTERM or Ctrl-C; a second signal ends the draining that the first began, whatever is computed.
 
@@ -40,6 +41,7 @@ def serve_until_signal(
         on_ready: is called with HOST:PORT when the server accepts requests.
         reloads: see `Server`.
         doors: the ports of other protocols.
+        on_second: is called at the second signal, before anything ends; what is under way can still take a moment.
 
     Raises:
         WorkerDied: a worker has died; all requests have failed.
@@ -47,18 +49,22 @@ def serve_until_signal(
     """
 
     async def serve() -> End:  # gRPC's server belongs to the running loop
-        return await _serve(Server(engine, options, reloads, doors), engine, on_ready)
+        return await _serve(Server(engine, options, reloads, doors), engine, on_ready, on_second)
 
     return asyncio.run(serve())
 
 
-async def _serve(server: Server, engine: LoadingEngine, on_ready: Callable[[str], None]) -> End:
+async def _serve(
+    server: Server, engine: LoadingEngine, on_ready: Callable[[str], None], on_second: Callable[[], object]
+) -> End:
     received = list[int]()
     first, second = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
         received.append(number)
+        if len(received) == 2:
+            on_second()
         (second if first.is_set() else first).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -104,10 +104,15 @@ def test_options_reach_the_server_and_the_engine(
         return engines[0]
 
     def serve(
-        engine: Any, options: ServerOptions, ready: Callable[[str], Any], reloads: Any, doors: Sequence[Any]
+        engine: Any,
+        options: ServerOptions,
+        ready: Callable[[str], Any],
+        reloads: Any,
+        doors: Sequence[Any],
+        on_second: Callable[[], object],
     ) -> End:
         assert engine is reloads
-        assert list(doors) == []
+        assert (list(doors), callable(on_second)) == ([], True)
         assert not engines[0].is_closed
         served.append(options)
         ready("127.0.0.1:7")

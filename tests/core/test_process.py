@@ -26,6 +26,13 @@ from tk.core.process import start_module
 print(start_module("waiting_child").pid, flush=True)
 sys.stdin.readline()
 """
+BUSY = """
+import sys, threading
+from tk.core.process import exit_within
+threading.Thread(target=sys.stdin.read).start()
+exit_within(float(sys.argv[1]), 7)
+print("ready", flush=True)
+"""
 WAITING = """
 import sys
 from tk.core.process import die_with_parent
@@ -53,6 +60,16 @@ def test_a_child_finds_the_modules_of_its_starter(tmp_path: Path, monkeypatch: p
     os.close(ours)
     output, _ = child.communicate(timeout=60)
     assert json.loads(output) == ["found", True, "x", "inherited"]
+
+
+@pytest.mark.parametrize(("seconds", "code"), [("0.1", 7), ("60", 0)])
+def test_a_process_ends_in_time_with_a_thread_that_does_not_and_earlier_if_it_can(seconds: str, code: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", BUSY, seconds], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    with process:
+        if code == 0:
+            process.stdin.close()  # ends the thread
+        assert process.wait(30) == code
 
 
 def test_a_child_ends_with_its_starter(tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 READY_SECONDS = 90.0
 WAIT_SECONDS = 60.0
 
@@ -72,3 +75,11 @@ class Serving(Command):
         assert line.startswith("ready 127.0.0.1:"), line or self.end(signal.SIGKILL)
         self.target = line.split()[1]
         return self
+
+    def wait_draining(self) -> None:
+        """Returns when the server says that it takes no new requests."""
+        with grpc.insecure_channel(self.target) as channel:
+            request = health_pb2.HealthCheckRequest(service="tk.v1.Generation")
+            for update in health_pb2_grpc.HealthStub(channel).Watch(request, timeout=WAIT_SECONDS):
+                if update.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                    return

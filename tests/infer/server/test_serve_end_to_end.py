@@ -393,31 +393,6 @@ def test_killed_workers_start_again_behind_the_same_port_and_the_last_death_ends
         serving.close()
 
 
-def wait_until_draining(serving: Serving) -> None:
-    with grpc.insecure_channel(serving.target) as channel:
-        request = health_pb2.HealthCheckRequest(service="tk.v1.Generation")
-        for update in health_pb2_grpc.HealthStub(channel).Watch(request):
-            if update.status == health_pb2.HealthCheckResponse.NOT_SERVING:
-                return
-
-
-def test_a_second_signal_does_not_wait_for_the_running_step(own: Serving) -> None:
-    [worker] = own.worker_ids()
-    with Client(own.target, max_attempts=1) as client:
-        deltas = client.stream("a", SamplingParams(max_new_tokens=500, ignore_eos=True))
-        next(deltas)
-        os.kill(worker, signal.SIGSTOP)  # the step that runs now never ends
-        own.process.send_signal(signal.SIGTERM)
-        wait_until_draining(own)
-        before = time.monotonic()
-        code, _, stderr = own.end(signal.SIGTERM)
-        assert time.monotonic() - before < 4.0
-        assert code == 130, stderr
-        with pytest.raises(Unavailable):
-            list(deltas)
-    assert not Path(f"/proc/{worker}").exists()
-
-
 def test_an_ignored_signal_stays_ignored(model: Path) -> None:
     """A shell starts background jobs so, and nohup."""
     serving = Serving(str(model), "--kv-blocks", "64", ignored=(signal.SIGINT,))

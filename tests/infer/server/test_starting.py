@@ -1,5 +1,6 @@
 """Signals while an engine starts: a quiet and quick end that leaves no process behind."""
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -37,7 +38,11 @@ def wait_until(goal: str, seconds: float, condition: object) -> None:
     [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 1, ""), (signal.SIGKILL, -signal.SIGKILL, "")],
 )
 @pytest.mark.parametrize("command", ["serve", "generate"])
-def test_a_signal_while_workers_load(model: str, command: str, number: int, code: int, words: str) -> None:
+def test_a_signal_while_workers_load(
+    model: str, command: str, number: int, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    shared_memory = set(os.listdir("/dev/shm"))
     arguments = (model, "--tp", "2", "--port", "0") if command == "serve" else (model, "hi")
     started = Command(command, *arguments)
     try:
@@ -50,6 +55,23 @@ def test_a_signal_while_workers_load(model: str, command: str, number: int, code
     finally:
         started.close()
     assert (exit_code, stdout) == (code, ""), stderr
+    assert number == signal.SIGKILL or not list(tmp_path.iterdir())
+    assert set(os.listdir("/dev/shm")) <= shared_memory
     _, table, rest = stderr.partition("on each of 2 ranks\n")  # the table may not be there yet
     said = [line for line in (rest if table else stderr).splitlines() if not line.startswith("listening on ")]
     assert "\n".join(said).strip() == words.strip()
+
+
+def test_two_signals_while_workers_load(model: str) -> None:
+    started = Command("serve", model, "--tp", "2", "--port", "0")
+    try:
+        wait_until("no workers", SECONDS, lambda: len(started.worker_ids()) == 2)
+        workers = started.worker_ids()
+        started.process.send_signal(signal.SIGTERM)
+        sent_at = time.monotonic()
+        exit_code, _, stderr = started.end(signal.SIGTERM)
+        assert time.monotonic() - sent_at < 1.0
+    finally:
+        started.close()
+    assert exit_code in (1, 130), stderr  # the second may come too late
+    wait_until(f"left behind: {workers}", 2.0, lambda: not any(map(runs, workers)))
