@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from tk.infer.api.client import Client
+from tk.infer.planning.memory_plan import free_memory
 from tk.infer.requests.events import Delta, Started
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
@@ -40,7 +41,8 @@ def run(model: Path, tmp_path: Path) -> Path:
 
 @contextmanager
 def served(*arguments: str) -> Iterator[tuple[Serving, Any]]:
-    serving = Serving(*arguments, "--kv-blocks", "64", "--threads", "1").wait_ready()
+    size = () if "--kv-memory" in arguments else ("--kv-blocks", "64")
+    serving = Serving(*arguments, *size, "--threads", "1").wait_ready()
     try:
         with grpc.insecure_channel(serving.target) as channel:
             yield serving, AdminStub(channel)
@@ -83,9 +85,11 @@ class Load:
         self._threads.shutdown()
 
 
-@pytest.mark.parametrize("reloads", [3, pytest.param(50, marks=pytest.mark.matrix)])
-def test_reloads_under_load_fail_no_request_and_mix_no_answer(model: Path, run: Path, reloads: int) -> None:
-    with served(str(run)) as (serving, admin):
+@pytest.mark.parametrize(
+    ("reloads", "tp"), [(3, 1), (2, 2), *(pytest.param(50, tp, marks=pytest.mark.matrix) for tp in (1, 2))]
+)
+def test_reloads_under_load_fail_no_request_and_mix_no_answer(model: Path, run: Path, reloads: int, tp: int) -> None:
+    with served(str(run), "--tp", str(tp)) as (serving, admin):
         load = Load(serving.target)
         for step in range(2, 2 + reloads):
             folder = save_forced_step(run, model, step)
@@ -100,7 +104,7 @@ def test_reloads_under_load_fail_no_request_and_mix_no_answer(model: Path, run: 
             assert client.model_info().step == 1 + reloads
             [answer] = client.generate(["x"], SamplingParams(max_new_tokens=2, ignore_eos=True))
             assert set(answer.token_ids) == {token_of(1 + reloads)}
-        wait_until(lambda: len(serving.worker_ids()) == 1)
+        wait_until(lambda: len(serving.worker_ids()) == tp)
         report = admin.CheckCache(pb.CheckCacheRequest(), timeout=WAIT_SECONDS)
         assert (report.leaked, list(report.problems)) == (0, [])
         code, _, stderr = serving.end(signal.SIGTERM)
@@ -142,6 +146,27 @@ def test_requests_end_on_the_weights_they_began_with_and_refused_steps_change_no
         assert set(new.token_ids) == {token_of(2)}
         assert (begin.step, new.step) == (1, 2)
         assert new.usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_step_without_room_beside_the_running_one_is_refused(model: Path, run: Path, tp: int) -> None:
+    """The cache, of which hardly a page is ever written, takes more than half of the free memory."""
+    each = free_memory() * 7 // 10 // tp
+    second = save_forced_step(run.parent / "new", model, 2)
+    with served(str(run), "--tp", str(tp), "--kv-memory", f"{each >> 20}MiB") as (serving, admin):
+        workers = serving.worker_ids()
+        load = Load(serving.target)
+        with pytest.raises(grpc.RpcError) as caught:
+            admin.Reload(pb.ReloadRequest(checkpoint=str(second)), timeout=WAIT_SECONDS)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        details = str(caught.value.details())
+        assert "Step 1 serves on: A second set of weights and its cache take" in details
+        assert "--kv-memory" in details
+        seen = len(load.tokens)
+        wait_until(lambda: len(load.tokens) >= seen + STREAMS)
+        load.end()
+        assert set(load.tokens) == {token_of(1)}
+        assert sorted(serving.worker_ids()) == sorted(workers)
 
 
 def test_follow_serves_newer_steps_and_skips_damaged_ones(model: Path, run: Path) -> None:
