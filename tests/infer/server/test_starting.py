@@ -70,7 +70,7 @@ def test_two_signals_while_workers_load(model: str) -> None:
         started.process.send_signal(signal.SIGTERM)
         sent_at = time.monotonic()
         exit_code, _, stderr = started.end(signal.SIGTERM)
-        assert time.monotonic() - sent_at < 1.0
+        assert time.monotonic() - sent_at < 10
     finally:
         started.close()
     assert exit_code in (1, 130), stderr  # the second may come too late

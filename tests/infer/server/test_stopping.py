@@ -70,7 +70,7 @@ def test_a_second_signal_does_not_wait_for_a_step_that_never_ends(model: Path, t
             with pytest.raises(Unavailable):
                 rest.result(60)
         assert (code, alive(workers)) == (130, [])
-        assert seconds < 1.0
+        assert seconds < 10  # 0.7 s where the machine has time for it; without a limit of its own, 60 s or no end
 
 
 @pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.matrix)])
@@ -90,7 +90,7 @@ def test_a_second_signal_does_not_wait_for_a_long_prompt(model: Path, tp: int) -
             with pytest.raises(Unavailable):
                 answer.result(60)
         assert (code, alive(workers)) == (130, [])
-        assert seconds < 1.0
+        assert seconds < 10  # 0.7 s where the machine has time for it; without a limit of its own, 60 s or no end
 
 
 @pytest.mark.parametrize("tp", [1, 2])
