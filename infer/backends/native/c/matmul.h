@@ -6,7 +6,7 @@
 #define TK_MATMUL_H
 
 #include "model.h"
-#include "simd.h"
+#include "narrow.h"
 
 #define VECTORS (PANEL / VW)
 #define AHEAD 8           // pairs of columns that tiles of several panels fetch before their turn

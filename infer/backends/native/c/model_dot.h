@@ -8,7 +8,7 @@
 #include <float.h>
 #include <math.h>
 
-#include "simd.h"
+#include "narrow.h"
 
 INLINE float flushed(float x) { return fabsf(x) < FLT_MIN ? copysignf(0.0f, x) : x; }
 
