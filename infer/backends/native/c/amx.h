@@ -7,10 +7,9 @@
 
 #include "model_dot.h"
 
-#define COLUMN_STEP 32 // columns that an element's sum takes together
 #define LINE 64        // bytes of a row of a tile
 #define STEP_BYTES (BLOCK_COLUMNS / 2 * PAIR_BYTES)
-#define STEPS_TOGETHER 8 // of two panels: a third of the first cache
+#define STEPS_TOGETHER 18 // of two panels, at most: three quarters of a first cache of 48 KiB
 #define LINES_AHEAD 6    // that each step fetches, of the panels that come next
 
 struct tile_shapes {   // the operand of LDTILECFG
@@ -27,6 +26,7 @@ struct tile_shapes {   // the operand of LDTILECFG
 #define tile_release() _tile_release()
 #define tile_zero(t) _tile_zero(t)
 #define tile_load(t, from, stride) _tile_loadd(t, from, stride)
+#define tile_load_passing(t, from, stride) _tile_stream_loadd(t, from, stride)
 #define tile_store(t, to, stride) _tile_stored(t, to, stride)
 #define tile_multiply(sum, rows, weights) _tile_dpbf16ps(sum, rows, weights)
 #else
@@ -46,6 +46,7 @@ INLINE void tile_load(int t, const void *from, int64_t stride) {
     for (int r = 0; r < tiles.shapes.rows[t]; r++)
         memcpy(tiles.values[t][r], (const char *)from + r * stride, tiles.shapes.bytes[t]);
 }
+#define tile_load_passing tile_load
 INLINE void tile_store(int t, void *to, int64_t stride) {
     for (int r = 0; r < tiles.shapes.rows[t]; r++)
         memcpy((char *)to + r * stride, tiles.values[t][r], tiles.shapes.bytes[t]);
@@ -114,6 +115,7 @@ static void sum_block(const struct group *g, int64_t row, int64_t steps) {
 }
 
 // Two blocks of 16 rows, from row `row` on, by panels `first` and `first` + 1, steps [from, end): a load feeds two products.
+// Rows only pass the first cache, so that they do not displace the panels, which the next rows need again.
 // Each step fetches LINES_AHEAD lines from `ahead` on.
 static void sum_two_blocks(const struct group *g, int64_t row, int first, int64_t from, int64_t end, const char *ahead) {
     const uint16_t *rows = g->rows + row / BLOCK_ROWS * g->block_values, *below = rows + g->block_values;
@@ -122,12 +124,12 @@ static void sum_two_blocks(const struct group *g, int64_t row, int first, int64_
     else zero_sums();
     for (int64_t k = from; k < end; k++) {
         int64_t at = k * STEP_BYTES;
-        tile_load(4, rows + k * g->step_values, LINE);
+        tile_load_passing(4, rows + k * g->step_values, LINE);
         tile_load(6, g->panels[first] + at, LINE);
         tile_multiply(0, 4, 6);
         tile_load(7, g->panels[first + 1] + at, LINE);
         tile_multiply(1, 4, 7);
-        tile_load(5, below + k * g->step_values, LINE);
+        tile_load_passing(5, below + k * g->step_values, LINE);
         tile_multiply(2, 5, 6);
         tile_multiply(3, 5, 7);
         for (int i = 0; ahead && i < LINES_AHEAD; i++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
@@ -138,8 +140,9 @@ static void sum_two_blocks(const struct group *g, int64_t row, int first, int64_
 // Some steps of two panels stay in the first cache while all rows pass them: the second cache alone cannot feed the tiles.
 static void sum_pair(const struct group *g, int first, int64_t paired, int64_t steps, const char *next) {
     const char *end = next + 2 * steps * STEP_BYTES;
-    for (int64_t from = 0; from < steps; from += STEPS_TOGETHER) {
-        int64_t to = from + STEPS_TOGETHER < steps ? from + STEPS_TOGETHER : steps;
+    int64_t parts = (steps + STEPS_TOGETHER - 1) / STEPS_TOGETHER;
+    for (int64_t part = 0; part < parts; part++) {
+        int64_t from = steps * part / parts, to = steps * (part + 1) / parts;
         for (int64_t row = 0; row < paired; row += GROUP_ROWS) {
             sum_two_blocks(g, row, first, from, to, next < end ? next : NULL);
             next += (to - from) * LINES_AHEAD * LINE;

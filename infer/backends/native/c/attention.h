@@ -106,14 +106,19 @@ static void attend_split(const struct model *m, const struct operation *op, cons
         attend_tile(m, op, item, w, low, low + KEY_TILE < end ? low + KEY_TILE : end, state);
 }
 
-static void write_attended(const struct model *m, const struct item *item, const struct softmax *all) {
+// Writes an item's rows, rounded if the product that follows takes them so.
+static void write_attended(const struct model *m, const struct operation *op, const struct item *item,
+                           const struct softmax *all) {
     int64_t n = m->head_dim, width = padded_head(m), group = m->heads / m->kv_heads;
+    const struct matrix *rounds = arrives_rounded(m, op + 1) ? &op[1].matrix : NULL;
     for (int64_t r = 0; r < item->rows; r++) {
-        int64_t i = item->first + r;
-        float *to = row(m, ATTENDED, item->span->first + i / group) + (item->head * group + i % group) * n;
+        int64_t i = item->first + r, t = item->span->first + i / group, column = (item->head * group + i % group) * n;
+        float *values = all->values + r * width, *to = rounds ? values : row(m, ATTENDED, t) + column;
         vf total = v_set1(all->total[r]);
-        for (int64_t c = 0; c < n; c += VW) v_store_part(to + c, v_load(all->values + r * width + c) / total, n - c);
+        for (int64_t c = 0; c < n; c += VW) v_store_part(to + c, v_load(values + c) / total, n - c);
         hadamard(m, to);
+        for (int64_t c = 0; rounds && c < n; c += BLOCK_COLUMNS)
+            round_line(to + c, BLOCK_COLUMNS, rounded_at(rounds, m->buffers[ATTENDED], m->step.tokens, t, column + c));
     }
 }
 
@@ -126,7 +131,7 @@ static void attend_item(const struct model *m, const struct operation *op, const
         attend_split(m, op, item, split, w, &w->part);
         merge_softmax(&w->all, &w->part, item->rows, width);
     }
-    write_attended(m, item, &w->all);
+    write_attended(m, op, item, &w->all);
 }
 
 // One split of an item whose splits are shared; the thread that computes the last of them merges all.
@@ -143,7 +148,7 @@ static void attend_part(const struct model *m, const struct operation *op, const
         struct softmax each = softmax_at(parts + i * floats, item->rows);
         merge_softmax(&w->all, &each, item->rows, width);
     }
-    write_attended(m, item, &w->all);
+    write_attended(m, op, item, &w->all);
 }
 
 // The time of an item, in that of a pass over one key with one row: reads cost as much as two rows.

@@ -10,7 +10,6 @@
 #error "a panel is one vector of 16 floats"
 #endif
 
-#define COLUMN_STEP 2  // columns that an element's sum takes together
 #define DOT_ROWS 6     // 6 x 4 sums, four vectors of weights and one pair of a row fill 29 registers
 typedef uint32_t pairs_vector __attribute__((vector_size(4 * VW), may_alias));
 

@@ -27,7 +27,7 @@ static void product(const struct model *m, const struct operation *op, const flo
                     float *out, int64_t out_stride, int32_t thread) {
     if (!rows) return;
     const struct matrix *w = &op->matrix;
-    const uint16_t *rounded = rounded_for(m, w, x, x_stride, rows, thread);
+    const uint16_t *rounded = rounded_for(m, op, x, x_stride, rows, thread);
     const float *spread = spread_for(m, w, x, x_stride, rows, thread);
     const struct operation *gate = gates(op) ? op + 1 : NULL;
     int64_t groups = gate && gate->variant == 0 ? 2 : 1, units = (w->out + PANEL - 1) / PANEL / groups;
@@ -39,8 +39,7 @@ static void product(const struct model *m, const struct operation *op, const flo
             int64_t r = first / units * block, count = least(block, rows - r), low = first % units;
             next = least(last, first - low + units);
             if (rounded && groups == 2) {
-                multiply_gated(w, rounded, rows, r, count, low, low + next - first, units, m->buffers[GATED],
-                               m->strides[GATED]);
+                multiply_gated(m, op, rounded, r, count, low, low + next - first);
                 continue;
             }
             for (int64_t g = 0; g < groups; g++) {

@@ -4,15 +4,14 @@
 #ifndef TK_ROUNDED_H
 #define TK_ROUNDED_H
 
-#include "model_dot.h"
 #include "rows.h"
 
-#define PAIR_BYTES (4 * PANEL)
 #define GROUP_ROWS (2 * BLOCK_ROWS)  // two blocks of rows, which tiles multiply together
 #define GROUP_PANELS 4               // panels that are multiplied together
 #define STRIPE_ROWS 256              // rows that pass some panels before the next ones are read
 #define GROUP_COLUMNS (GROUP_PANELS * PANEL)
 #define FEW_ROWS 4                   // so few are rounded by every thread for itself: that costs less than a barrier
+#define LEAST_ROWS 64                // that pass all panels together
 #define ROUNDED_BYTES 1048576        // of the rows that pass all panels together: half of a core's second cache
 
 // `count` rows, at most STRIPE_ROWS, by four panels, in one slice. Rounded rows lie in blocks of 16, all as high as the
@@ -34,7 +33,6 @@ typedef float stripe_sums[STRIPE_ROWS * GROUP_COLUMNS];
 #elif defined(TK_DOT_BF16)
 #include "dot_bf16.h"
 #else
-#define COLUMN_STEP 0  // rows stay fp32
 INLINE void begin_products(int64_t height) { (void)height; }
 INLINE void sum_group(const struct group *g) { (void)g; }
 INLINE void end_products(void) {}
@@ -44,49 +42,12 @@ INLINE const char *refusal(void) { return ""; }
 #define HAS_TILES 0
 #endif
 
-// Returns whether the product with a weight takes rounded rows.
-INLINE int takes_rounded(const struct matrix *w) { return COLUMN_STEP && w->format == BF16; }
-
-INLINE int64_t pairs_of_slice(const struct matrix *w) { return w->panel_bytes / (w->slices * PAIR_BYTES); }
-INLINE int64_t steps_of_slice(const struct matrix *w) {
-    return (w->in / w->slices + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-}
-INLINE int64_t block_height(int64_t rows) { return rows < BLOCK_ROWS ? rows : BLOCK_ROWS; }
-
-// The number of values of rounded rows; there is a row.
-INLINE int64_t rounded_values(const struct matrix *w, int64_t rows) {
-    int64_t height = block_height(rows);
-    return (rows + height - 1) / height * height * w->slices * steps_of_slice(w) * BLOCK_COLUMNS;
-}
-
-// Rounds 32 values, of which `count` are given, to nearest even; denormal ones become zero.
-INLINE void round_line(const float *x, int64_t count, uint16_t *to) {
-#if defined(__AVX512BF16__)
-    __m512bh line = _mm512_cvtne2ps_pbh(count > VW ? v_load_part(x + VW, count - VW) : v_set1(0.0f),
-                                        v_load_part(x, count));
-    memcpy(to, &line, sizeof line);
-#else
-    for (int64_t i = 0; i < BLOCK_COLUMNS; i++) to[i] = i < count ? model_round(x[i]) : 0;
-#endif
-}
-
-// Rounds rows [first, last) of `rows` rows.
-static void round_rows(const struct matrix *w, const float *x, int64_t x_stride, int64_t rows, uint16_t *to,
-                       int64_t first, int64_t last) {
-    int64_t columns = w->in / w->slices, steps = steps_of_slice(w), height = block_height(rows);
-    for (int64_t r = first; r < last; r++)
-        for (int64_t i = 0; i < w->slices * steps; i++) {
-            int64_t done = i % steps * BLOCK_COLUMNS, left = columns - done;
-            int64_t line = (r / height * w->slices * steps + i) * height + r % height;
-            round_line(x + r * x_stride + i / steps * columns + done, left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS,
-                       to + line * BLOCK_COLUMNS);
-        }
-}
-
-// Returns the rows as a product with a weight takes them: all threads round their shares and wait for each other, or, of
-// few rows, all for themselves. NULL: the product takes the rows as they are.
-static const uint16_t *rounded_for(const struct model *m, const struct matrix *w, const float *x, int64_t x_stride,
-                                   int64_t rows, int32_t thread) {
+// Returns the rows as a product takes them, unless they arrived so: all threads round their shares and wait for each
+// other, or, of few rows, all for themselves. NULL: the product takes the rows as they are.
+static const uint16_t *rounded_for(const struct model *m, const struct operation *product, const float *x,
+                                   int64_t x_stride, int64_t rows, int32_t thread) {
+    const struct matrix *w = &product->matrix;
+    if (arrives_rounded(m, product)) return (const uint16_t *)m->buffers[product->source];
     if (!rows || !takes_rounded(w)) return NULL;
     int64_t values = rounded_values(w, rows);
     int alone = rows <= FEW_ROWS && values * m->threads <= m->rounded_values;
@@ -126,10 +87,11 @@ INLINE const float *bias_at(const struct matrix *w, int64_t column) { return w->
 
 INLINE const char *panel_at(const struct matrix *w, int64_t panel) { return (const char *)w->data + panel * w->panel_bytes; }
 
-// The rounded rows that pass all panels together: whole stripes, which stay in a core's second cache.
+// The rounded rows that pass all panels together: they stay in a core's second cache, unless they would be very few.
 INLINE int64_t rounded_rows_together(const struct matrix *w) {
-    int64_t rows = ROUNDED_BYTES / (2 * w->slices * steps_of_slice(w) * BLOCK_COLUMNS) / STRIPE_ROWS * STRIPE_ROWS;
-    return rows < STRIPE_ROWS ? STRIPE_ROWS : rows;
+    int64_t rows = ROUNDED_BYTES / (2 * w->slices * steps_of_slice(w) * BLOCK_COLUMNS) / GROUP_ROWS * GROUP_ROWS;
+    if (rows < LEAST_ROWS) return LEAST_ROWS;
+    return rows < STRIPE_ROWS ? rows : rows / STRIPE_ROWS * STRIPE_ROWS;
 }
 
 // Multiplies `count` rows from row `from` on, of `rows` rounded ones, by panels [first, last) of a weight.
@@ -156,9 +118,12 @@ static void multiply_rounded(const struct matrix *w, const uint16_t *x, int64_t 
     end_products();
 }
 
-// The same by panels [first, last) of gate, and by those of up, `apart` panels behind them; stores the gated products alone.
-static void multiply_gated(const struct matrix *w, const uint16_t *x, int64_t rows, int64_t from, int64_t count,
-                           int64_t first, int64_t last, int64_t apart, float *out, int64_t out_stride) {
+// The same by panels [first, last) of gate, and by those of up, `apart` panels behind them; stores the gated products
+// alone, rounded if the product that follows takes them so.
+static void multiply_gated(const struct model *m, const struct operation *op, const uint16_t *x, int64_t from,
+                           int64_t count, int64_t first, int64_t last) {
+    const struct matrix *w = &op->matrix, *following = arrives_rounded(m, op + 2) ? &op[2].matrix : NULL;
+    int64_t rows = m->step.tokens, apart = (w->out + PANEL - 1) / PANEL / 2;
     stripe_sums sums[MAX_SLICES] __attribute__((aligned(64)));
     begin_products(block_height(rows));
     for (int64_t p = first; p < last; p += 2) {
@@ -174,7 +139,10 @@ static void multiply_gated(const struct matrix *w, const uint16_t *x, int64_t ro
                     int64_t at = i * GROUP_COLUMNS + c;
                     vf gate = sum_of_slices(w, sums, at, bias_at(w, p * PANEL + c));
                     vf up = sum_of_slices(w, sums, at + 2 * PANEL, bias_at(w, (apart + p) * PANEL + c));
-                    v_store(out + (r + i) * out_stride + p * PANEL + c, activate(0, gate, up));
+                    vf gated = activate(0, gate, up);
+                    if (following)
+                        store_rounded(gated, rounded_at(following, m->buffers[GATED], rows, r + i, p * PANEL + c));
+                    else v_store(row(m, GATED, r + i) + p * PANEL + c, gated);
                 }
         }
     }

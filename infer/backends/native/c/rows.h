@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "quantized.h"
+#include "rounding.h"
 
 INLINE float load_value(int format, const void *data, int64_t index) {
     if (format == FP32) return ((const float *)data)[index];
@@ -70,10 +71,15 @@ static void norm(const struct model *m, const struct operation *op, int32_t thre
     int64_t rows = op->wanted ? m->step.wanted : m->step.tokens;
     int alone = norms_for_itself(m, op);
     struct share mine = alone ? (struct share){0, rows} : share_of(m, rows, thread);
-    float *to = alone ? scratch_of(m, thread) : m->buffers[NORMED];
-    for (int64_t t = mine.first; t < mine.last; t++)
-        norm_row(row(m, HIDDEN, op->wanted ? m->step.rows[t] : t), to + t * m->strides[NORMED], m->hidden_size,
-                 op->weight, op->offset, op->variant, op->eps);
+    float *all = alone ? scratch_of(m, thread) : m->buffers[NORMED];
+    const struct matrix *rounds = arrives_rounded(m, op + 1) ? &op[1].matrix : NULL;
+    for (int64_t t = mine.first; t < mine.last; t++) {
+        float *to = rounds ? scratch_of(m, thread) : all + t * m->strides[NORMED];
+        norm_row(row(m, HIDDEN, op->wanted ? m->step.rows[t] : t), to, m->hidden_size, op->weight, op->offset,
+                 op->variant, op->eps);
+        for (int64_t c = 0; rounds && c < m->hidden_size; c += BLOCK_COLUMNS)
+            round_line(to + c, BLOCK_COLUMNS, rounded_at(rounds, m->buffers[NORMED], rows, t, c));
+    }
 }
 
 // Where the product after a norm finds its rows.
