@@ -60,4 +60,4 @@ def with_grammar(request: Request, grammars: Grammars) -> Request:
     constraint = request.params.constraint
     if constraint is None or request.grammar is not None:
         return request
-    return replace(request, grammar=grammars.compile(constraint))
+    return replace(request, grammar=grammars.compile(constraint, request.principal))

@@ -2,6 +2,9 @@
 
 The limits on live sequences and queued tokens hold for all callers together, the quotas for each principal. While
 nothing is live, a request of any size is accepted, or a large one would be refused for ever.
+
+Refusals name limits and the request's own numbers, never those of other principals: how a count of queued tokens moves
+would show how much of another's prompt the prefix cache had.
 """
 
 import math
@@ -110,15 +113,15 @@ class Admission:
             return
         if num_running + num_waiting + num_samples > limits.max_running + limits.max_queued:
             raise Overloaded(
-                f"{num_running} sequences are running and {num_waiting} waiting; the limits are "
-                f"{limits.max_running} and {limits.max_queued}. Try again later.",
+                f"There is no room for {num_samples} more sequences: {limits.max_running} may run and "
+                f"{limits.max_queued} wait. Try again later.",
                 retry_after=self._seconds_until_a_place(self._running),
             )
         queued, most = self.num_queued_tokens(), limits.max_queued_tokens
         if most is not None and queued + sequence.num_prompt > most:
             raise Overloaded(
-                f"{queued} prompt tokens are queued, and this request has {sequence.num_prompt}; the limit is {most}. "
-                "Try again later.",
+                f"The queue has no room for the {sequence.num_prompt} prompt tokens of this request; it takes {most} "
+                "of all callers together. Try again later.",
                 retry_after=self._seconds_of(queued + sequence.num_prompt - most),
             )
 
@@ -154,8 +157,8 @@ class Admission:
             num_own = sequence.num_uncomputed - self._tables.num_cached(sequence)
             raise DeadlinePassed(
                 f"The first token of request {sequence.request_id} is not expected before its deadline, in "
-                f"{max(0.0, sequence.deadline - now):.2f} s: {backlog} tokens of others and {num_own} of its "
-                "prompt are computed before. Allow more time or try again later."
+                f"{max(0.0, sequence.deadline - now):.2f} s: the queue before it, and then {num_own} tokens of its "
+                "prompt, are computed first. Allow more time or try again later."
             )
 
     def _seconds_per_token(self) -> float:

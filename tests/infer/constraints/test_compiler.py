@@ -212,6 +212,9 @@ def test_grammars_are_kept_for_equal_constraints(grammars: Grammars) -> None:
     made = grammars.compile(Constraint("regex", "a"))
     assert grammars.compile(Constraint("regex", "a")) is made
     assert grammars.compile(Constraint("grammar", 'start: "a"')) is not made
+    others = grammars.compile(Constraint("regex", "a"), "bob")
+    assert others is not made, "how long it takes would show what another principal uses"
+    assert grammars.compile(Constraint("regex", "a"), "bob") is others
     for number in range(compiler._NUM_KEPT):
         grammars.compile(Constraint("regex", f"a{number}"))
     assert grammars.compile(Constraint("regex", "a")) is not made

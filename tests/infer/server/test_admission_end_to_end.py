@@ -120,7 +120,7 @@ def test_queue_and_quota_are_full_and_empty_again(clients: Clients) -> None:
         assert load.blocks_used + load.blocks_cached + load.blocks_free == load.blocks_total == 64
         code, details = clients.refusal("ops", "o", num_prompt=301 - load.queued_tokens)
         assert (code, details["QuotaFailure"].violations[0].subject) == ("RESOURCE_EXHAUSTED", "queue")
-        assert "prompt tokens are queued" in details["QuotaFailure"].violations[0].description
+        assert "The queue has no room for the" in details["QuotaFailure"].violations[0].description
 
         calls.append(clients.stream("bob", "b2"))
         clients.wait_live(6)

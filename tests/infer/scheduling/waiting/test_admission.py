@@ -56,9 +56,9 @@ def test_queued_tokens_are_bounded_and_what_is_computed_makes_room() -> None:
     for _ in range(13):
         step(policy)
     assert policy.num_queued_tokens == 300 - 13 * 16
-    assert "92 prompt tokens are queued, and this request has 9; the limit is 100" in str(
-        refusal(policy, samples(1, 9))
-    )
+    text = str(refusal(policy, samples(1, 9)))
+    assert "no room for the 9 prompt tokens of this request; it takes 100 of all callers" in text
+    assert "92" not in text, "a refusal says nothing of others' tokens"
     policy.add(samples(1, 8, n=3))
     assert policy.num_queued_tokens == 100, "samples share their prompt"
     for _ in range(20):
