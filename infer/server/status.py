@@ -1,5 +1,6 @@
 """The gRPC status of an error: the code comes from the error's class, the details from the table in this module."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -59,16 +60,23 @@ def status_of(error: Exception) -> status_pb2.Status:
 
 @asynccontextmanager
 async def answered(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Ends the call with the status of the error that the body raises; logs defects of the server."""
+    """Ends the call with the status of the error that the body raises; logs defects of the server.
+
+    Raises:
+        asyncio.CancelledError: the call had ended before its message or status could be sent.
+    """
     try:
-        yield
-    except TkError as error:
-        await abort_with(context, error)
-    except grpc.aio.BaseError:  # the server or the client has ended the call already
-        raise
-    except Exception as error:
-        _LOG.exception("a call failed by a fault of the server")
-        await abort_with(context, error)
+        try:
+            yield
+        except TkError as error:
+            await abort_with(context, error)
+        except grpc.aio.BaseError:  # the server or the client has ended the call already
+            raise
+        except Exception as error:
+            _LOG.exception("a call failed by a fault of the server")
+            await abort_with(context, error)
+    except grpc.aio.InternalError as error:  # the client's deadline passed, or it left, just now: no fault to log
+        raise asyncio.CancelledError("the call has ended") from error
 
 
 async def abort_with(context: grpc.aio.ServicerContext, error: Exception) -> None:

@@ -1,13 +1,15 @@
 """The status table of docs/wire.md, error by error."""
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
+import grpc
 import pytest
 from google.rpc import error_details_pb2
 
 from tk.core import errors as core
 from tk.infer.server import errors as ours
-from tk.infer.server.status import MAX_MESSAGE_BYTES, status_of
+from tk.infer.server.status import MAX_MESSAGE_BYTES, answered, status_of
 
 CODES = {
     "CANCELLED": 1,
@@ -72,3 +74,22 @@ def test_a_long_message_is_cut_to_the_room_in_headers() -> None:
     status = status_of(core.InvalidRequest("ü" * 100_000))
     assert MAX_MESSAGE_BYTES - 4 <= len(status.message.encode()) <= MAX_MESSAGE_BYTES
     assert status.message.endswith("ü...")
+
+
+class EndedCall:
+    """A call whose client has left: its status cannot be sent."""
+
+    async def abort(self, *_: object) -> None:
+        raise grpc.aio.InternalError("Failed execute_batch")
+
+
+@pytest.mark.parametrize(
+    "error", [core.DeadlinePassed("x"), RuntimeError("a defect"), grpc.aio.InternalError("a message was not sent")]
+)
+def test_a_call_that_ended_before_its_status_counts_as_cancelled(error: Exception) -> None:
+    async def call() -> None:
+        async with answered(cast(grpc.aio.ServicerContext, EndedCall())):
+            raise error
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(call())

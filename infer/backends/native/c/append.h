@@ -11,9 +11,13 @@
 
 // A pass of the transform within vectors: of two lanes the lower becomes their sum, the upper their difference.
 INLINE vf add_and_subtract_lanes(vf v, const int distance) {
-    vi sign;
-    for (int i = 0; i < VW; i++) sign[i] = i & distance ? INT32_MIN : 0;
-    return v_swap(v, distance) + (vf)((vi)v ^ sign);
+    vf sign;
+    for (int i = 0; i < VW; i++) sign[i] = i & distance ? -1.0f : 1.0f;
+#if defined(TK_AVX512) || defined(TK_AVX2)
+    return v_fma(v, sign, v_swap(v, distance));  // the product is exact: one instruction less
+#else
+    return v_swap(v, distance) + v * sign;
+#endif
 }
 
 // A pass of the transform over elements that are `half` apart.

@@ -46,7 +46,7 @@ def bf16(values: Array) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "slices"), [(64, 96, 1), (37, 21, 1), (96, 50, 8), (60, 33, 4), (2, 130, 2)]
+    ("inputs", "outputs", "slices"), [(64, 96, 1), (37, 21, 1), (96, 50, 8), (60, 33, 4), (2, 130, 2), (1216, 18, 1)]
 )
 def test_products_have_the_bits_of_the_numpy_model_for_every_number_of_rows(
     name: str, inputs: int, outputs: int, slices: int

@@ -1,5 +1,6 @@
 """Bits that depend on a request alone: not on its batch, the cuts of its prompt, preemption, lookahead or threads."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -56,6 +57,18 @@ def test_any_number_of_rows_in_a_step_gives_the_same_bits(
         assert np.array_equal(logits(made, tokens, cuts), expected), rows
     alone.close()
     made.close()
+
+
+def test_rows_of_a_wide_model_have_the_same_bits_although_few_pass_a_weight_together(tmp_path: Path) -> None:
+    """Rows of 8,192 columns fill the second cache soon: parts of 64 rows pass all panels, and long sums are cut."""
+    entry = ENTRIES["llama3"]
+    replace(entry, options=entry.options | {"intermediate_size": 8192}).make(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 330).tolist()
+    made = [runner(tmp_path, "bf16", "bf16", threads) for threads in (1, 3)]
+    expected = logits(made[0], tokens, range(48, len(tokens), 48))
+    for each in made:
+        assert np.array_equal(logits(each, tokens, ()), expected)
+        each.close()
 
 
 @pytest.mark.parametrize(("weight_dtype", "threads"), [("int8", 2), ("int4", 3)])
