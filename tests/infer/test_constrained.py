@@ -265,9 +265,9 @@ def test_grammars_are_built_beside_the_event_loop(
     threads: list[threading.Thread] = []
     build = Grammars.compile
 
-    def watched(self: Grammars, constraint: Constraint) -> Grammar:
+    def watched(self: Grammars, constraint: Constraint, principal: str = "") -> Grammar:
         threads.append(threading.current_thread())
-        return build(self, constraint)
+        return build(self, constraint, principal)
 
     monkeypatch.setattr(Grammars, "compile", watched)
 

@@ -113,8 +113,8 @@ class Admission:
             return
         if num_running + num_waiting + num_samples > limits.max_running + limits.max_queued:
             raise Overloaded(
-                f"There is no room for {num_samples} more sequences: {limits.max_running} may run and "
-                f"{limits.max_queued} wait. Try again later.",
+                f"There is no room for {num_samples} sequences more; the limits are {limits.max_running} that run and "
+                f"{limits.max_queued} that wait. Try again later.",
                 retry_after=self._seconds_until_a_place(self._running),
             )
         queued, most = self.num_queued_tokens(), limits.max_queued_tokens

@@ -156,7 +156,7 @@ def test_a_full_queue_refuses_all_samples_or_none() -> None:
         policy.add([make(1, 1, 1), make(1, 1, 1), make(1, 1, 1)])
     assert policy.num_live == 1
     policy.add([make(1, 1, 1), make(1, 1, 1)])
-    with pytest.raises(Overloaded, match="the limits are 1 and 2"):
+    with pytest.raises(Overloaded, match=r"no room for . sequences more; the limits are 1 that run and 2 that wait"):
         policy.add([make(2, 1, 1)])
 
 
