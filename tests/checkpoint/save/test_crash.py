@@ -177,7 +177,7 @@ def test_killed_at_random_times_while_saving_in_the_background(scratch: Path, ki
     for _ in range(kills):
         reported = _kill_after(scratch, rng.uniform(0.0, 0.4), reported)
         SCENARIOS["save and prune"].check(scratch, reported)
-    assert reported > kills
+    assert reported >= kills, "each job has committed a step before it is killed"
 
 
 def _kill_after(folder: Path, seconds: float, reported: int) -> int:

@@ -43,11 +43,11 @@ def test_attempts_are_counted() -> None:
 
 def test_one_deadline_holds_for_all_attempts_and_pauses() -> None:
     assert Attempts(3, None).seconds_left is None
-    attempts = Attempts(9, 1.0)
-    assert attempts.seconds_left == pytest.approx(1.0, abs=0.1)
+    attempts = Attempts(9, 100.0)
+    assert attempts.seconds_left == pytest.approx(100.0, abs=20)
     attempts.pause_after(GONE)
     with pytest.raises(Overloaded):
-        attempts.pause_after(Overloaded("full", 5.0))
+        attempts.pause_after(Overloaded("full", 500.0))
     short = Attempts(9, 0.001)
     time.sleep(0.002)
     assert short.seconds_left == 0

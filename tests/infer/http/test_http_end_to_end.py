@@ -17,7 +17,7 @@ import pytest
 from tk.infer.api.client import Client
 from tk.infer.requests.prompts import Conversation
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.tests.infer.server.serving import WAIT_SECONDS, Serving
+from tk.tests.infer.server.serving import WAIT_SECONDS, Serving, stopped
 from tk.tests.infer.server.tiny_model import write_tiny_model
 
 TEMPLATE = "{% for m in messages %}<|end|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -34,6 +34,7 @@ class HttpServing(Serving):
 
     Attributes:
         address: HOST:PORT of HTTP.
+        worker: the process id of its worker; a conversation starts a process for its template, too.
     """
 
     def __init__(self, model: Path) -> None:
@@ -41,6 +42,7 @@ class HttpServing(Serving):
         self.wait_ready()
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().removeprefix("http ").strip()
+        [self.worker] = self.worker_ids()
 
     def client(self) -> openai.OpenAI:
         url = f"http://{self.address}/v1"
@@ -136,12 +138,14 @@ def test_what_the_port_says_of_itself(shared: HttpServing, client: openai.OpenAI
     assert shared.get("/")[1].startswith(b"<!doctype html>")
 
 
-def test_a_full_server_and_a_short_time_are_refused(client: openai.OpenAI) -> None:
+def test_a_full_server_and_a_short_time_are_refused(shared: HttpServing, client: openai.OpenAI) -> None:
     with client.completions.create(**LONG, n=4) as stream:
         next(stream)
-        with pytest.raises(openai.RateLimitError) as full:
+        with stopped(shared.worker), pytest.raises(openai.RateLimitError) as full:
             client.chat.completions.create(**CHAT)
     assert 1 <= int(full.value.response.headers["retry-after"]) <= 60
+    while json.loads(shared.get("/load")[1])["running"]:  # the server has not noticed yet that the client left
+        pass
     with pytest.raises(openai.APIStatusError) as late:
         client.chat.completions.create(**CHAT, extra_headers={"x-request-timeout": "0.000001"})
     assert (late.value.status_code, late.value.type) == (504, "timeout_error")

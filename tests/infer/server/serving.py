@@ -1,10 +1,13 @@
 """`tk serve` and other commands as processes of their own, for tests."""
 
+import os
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -12,6 +15,21 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 READY_SECONDS = 90.0
 WAIT_SECONDS = 60.0
+
+
+def shared_memory() -> set[str]:
+    """The names of all shared memory. Folders are there, too: those of tests that run at the same time."""
+    return {entry.name for entry in os.scandir("/dev/shm") if not entry.is_dir()}
+
+
+@contextmanager
+def stopped(worker: int) -> Iterator[None]:
+    """A time in which no step of a worker ends, so that what is live stays so."""
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(worker, signal.SIGCONT)
 
 
 class Command:

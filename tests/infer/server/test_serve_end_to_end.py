@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from tk.infer.requests.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.server.open_inference.conftest import Calls, asking, texts
-from tk.tests.infer.server.serving import Serving
+from tk.tests.infer.server.serving import Serving, stopped
 from tk.tests.infer.server.tiny_model import MAX_LENGTH, write_tiny_model
 
 WAIT_SECONDS = 60.0
@@ -310,7 +309,9 @@ def test_sigterm_lets_a_live_stream_finish_and_exits_zero_with_its_workers(own: 
         kernels = client.model_info().kernels
         deltas = client.stream("a", params)
         tokens = list(next(deltas).token_ids)
-        own.process.send_signal(signal.SIGTERM)
+        with stopped(workers[0]):
+            own.process.send_signal(signal.SIGTERM)
+            own.wait_draining()
         for delta in deltas:
             tokens += delta.token_ids
     assert len(tokens) == 300
@@ -322,13 +323,14 @@ def test_sigterm_lets_a_live_stream_finish_and_exits_zero_with_its_workers(own: 
 
 
 def test_a_second_ctrl_c_ends_at_once(own: Serving) -> None:
-    """Sixteen long samples are live: the first signal alone would wait for them."""
+    """Sixteen long samples are live and stay so: the first signal alone would wait for them."""
     stub_channel = grpc.insecure_channel(own.target)
     watch = health_pb2_grpc.HealthStub(stub_channel).Watch(health_pb2.HealthCheckRequest(service="tk.v1.Generation"))
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
     with Client(own.target) as client:
         deltas = client.stream("a", SamplingParams(n=16, max_new_tokens=500, ignore_eos=True))
         next(deltas)
+        os.kill(own.worker_ids()[0], signal.SIGSTOP)
         own.process.send_signal(signal.SIGINT)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         code, _, stderr = own.end(signal.SIGINT)
@@ -347,12 +349,10 @@ def test_a_killed_worker_ends_streams_and_readiness(own: Serving) -> None:
     with Client(own.target, max_attempts=1) as client:
         deltas = client.stream("a", SamplingParams(n=16, max_new_tokens=500, ignore_eos=True))
         next(deltas)
-        before = time.monotonic()
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(Unavailable):
             list(deltas)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert time.monotonic() - before < 1.0
         with pytest.raises(Unavailable):
             client.generate("a")
     channel.close()
@@ -372,11 +372,9 @@ def test_killed_workers_start_again_behind_the_same_port_and_the_last_death_ends
             workers = serving.worker_ids()
             deltas = client.stream("a", SamplingParams(n=16, max_new_tokens=500, ignore_eos=True))
             next(deltas)
-            before = time.monotonic()
             os.kill(workers[1], signal.SIGKILL)
             with pytest.raises(Unavailable, match="start again") as error:
                 list(deltas)
-            assert time.monotonic() - before < 1.0
             assert error.value.retry_after is not None
             assert error.value.retry_after >= 1.0
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING

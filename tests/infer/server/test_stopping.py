@@ -18,7 +18,7 @@ from tk.infer.api.load_reader import LoadReader
 from tk.infer.api.remote_errors import Unavailable
 from tk.infer.requests.events import Delta, Started
 from tk.infer.requests.sampling_params import SamplingParams
-from tk.tests.infer.server.serving import Serving
+from tk.tests.infer.server.serving import Serving, shared_memory
 from tk.tests.infer.server.tiny_model import write_tiny_model
 
 STREAMS, LENGTH = 4, 150
@@ -70,7 +70,7 @@ def test_a_second_signal_does_not_wait_for_a_step_that_never_ends(model: Path, t
             with pytest.raises(Unavailable):
                 rest.result(60)
         assert (code, alive(workers)) == (130, [])
-        assert seconds < 10  # 0.7 s where the machine has time for it; without a limit of its own, 60 s or no end
+        assert seconds < 30  # 0.7 s where the machine has time for it; without a limit of its own, 60 s or no end
 
 
 @pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.matrix)])
@@ -90,7 +90,7 @@ def test_a_second_signal_does_not_wait_for_a_long_prompt(model: Path, tp: int) -
             with pytest.raises(Unavailable):
                 answer.result(60)
         assert (code, alive(workers)) == (130, [])
-        assert seconds < 10  # 0.7 s where the machine has time for it; without a limit of its own, 60 s or no end
+        assert seconds < 30  # 0.7 s where the machine has time for it; without a limit of its own, 60 s or no end
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -99,7 +99,7 @@ def test_sigterm_under_load_loses_no_admitted_request(
 ) -> None:
     """Streams ask one request after another; after the signal each ends its request and gets a refusal for the next."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    shared_memory = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     params = SamplingParams(temperature=0.0, max_new_tokens=LENGTH, ignore_eos=True)
     started = threading.Semaphore(0)
 
@@ -127,4 +127,4 @@ def test_sigterm_under_load_loses_no_admitted_request(
     assert min(counts) > 0
     admitted = [line for line in stderr.splitlines() if "method=Generate" in line and "is draining" not in line]
     assert ["status=OK" in line for line in admitted] == [True] * sum(counts)
-    assert (list(tmp_path.iterdir()), set(os.listdir("/dev/shm")) - shared_memory) == ([], set())
+    assert (list(tmp_path.iterdir()), shared_memory() - before) == ([], set())
