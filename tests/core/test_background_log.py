@@ -142,5 +142,5 @@ def test_the_end_waits_for_a_reader_that_reads_and_not_for_one_that_does_not(
         handler.emit(record(f"line {number}"))
     begun = time.monotonic()
     handler.finish()
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 20  # 0.5 s; else for ever
     assert read_until(reader, b"line 19999\n")[::19_999] == ["line 0", "line 19999"]

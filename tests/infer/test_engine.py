@@ -4,7 +4,6 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from tk.infer.engine import Engine
 from tk.infer.options import EngineOptions
 from tk.infer.planning import memory_plan
 from tk.infer.requests.events import Delta, Done, Event, Failed, Finished, FinishReason, ModelInfo, Request, Started
+from tk.tests.infer.server.serving import stopped
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 PROMPTS = [[5, 6, 7], list(range(1, 101)), [9], [3, 1, 4, 1, 5, 9, 2, 6] * 9]
@@ -41,10 +41,15 @@ def greedy_tokens(model: Any, prompt: list[int], count: int) -> tuple[int, ...]:
 
 
 class Sink:
-    """Collects the events of a request."""
+    """Collects the events of a request.
 
-    def __init__(self) -> None:
+    Args:
+        hold: is called at each delta, on the engine's thread: no request goes on before it returns.
+    """
+
+    def __init__(self, hold: Callable[[], object] = lambda: None) -> None:
         self.events: list[Event] = []
+        self.hold = hold
         self.over = threading.Event()
         self.begun = threading.Event()
 
@@ -52,6 +57,7 @@ class Sink:
         self.events.append(event)
         if isinstance(event, Delta):
             self.begun.set()
+            self.hold()
         if isinstance(event, Done | Failed):
             self.over.set()
 
@@ -198,13 +204,15 @@ def test_a_prompt_that_never_fits_is_refused_before_its_samples_take_memory(llm:
 
 def test_abort_frees_everything(llm: LLM) -> None:
     engine = llm.engine
-    sinks = {f"abort-{i}": Sink() for i in range(12)}  # more than fit
+    aborted = threading.Event()
+    sinks = {f"abort-{i}": Sink(lambda: aborted.wait(60)) for i in range(12)}  # more than fit
     for name, sink in sinks.items():
         engine.submit(Request(name, tuple(range(60)), SamplingParams(max_new_tokens=500, ignore_eos=True)), sink)
     assert sinks["abort-0"].begun.wait(60)
     assert engine.books.num_free_blocks < engine.info.num_blocks
     for name in sinks:
         assert engine.abort(name)
+    aborted.set()
     for sink in sinks.values():
         assert isinstance(sink.error(), Cancelled)
     assert (engine.num_live, engine.books.num_free_blocks) == (0, engine.info.num_blocks)
@@ -215,13 +223,14 @@ def test_abort_frees_everything(llm: LLM) -> None:
 
 
 def test_a_passed_deadline_ends_a_request(llm: LLM) -> None:
-    late, running = Sink(), Sink()
     params = SamplingParams(max_new_tokens=600, ignore_eos=True)
+    late = Sink()
     with pytest.raises(DeadlinePassed, match="request late is not expected"):
         llm.engine.submit(Request("late", (1, 2), params, deadline=time.monotonic() - 1), late)
     assert not late.events
-    long = replace(params, n=8)  # a sequence alone may have its 600 tokens in time
-    llm.engine.submit(Request("soon", (1, 2), long, deadline=time.monotonic() + 0.3), running)
+    deadline = time.monotonic() + 1.0
+    running = Sink(lambda: time.sleep(max(0.0, deadline - time.monotonic())))  # else it may end before
+    llm.engine.submit(Request("soon", (1, 2), params, deadline=deadline), running)
     assert isinstance(running.error(), DeadlinePassed)
     assert llm.engine.num_live == 0
 
@@ -269,14 +278,15 @@ def test_a_full_queue_and_a_live_name(model_folder: Callable[[str], Path]) -> No
     try:
         first, second = Sink(), Sink()
         long = SamplingParams(max_new_tokens=600, ignore_eos=True)
-        engine.submit(Request("a", (1,), long), first)
-        with pytest.raises(InvalidRequest, match="id 'a' belongs to a live request") as error:
-            engine.submit(Request("a", (1,), long), Sink())
-        assert error.value.field == "request_id"
-        engine.submit(Request("b", (1,), GREEDY), second)
-        with pytest.raises(Overloaded):
-            engine.submit(Request("c", (1,), GREEDY), Sink())
-        engine.abort("a")
+        with stopped(engine.worker_process_ids[0]):
+            engine.submit(Request("a", (1,), long), first)
+            with pytest.raises(InvalidRequest, match="id 'a' belongs to a live request") as error:
+                engine.submit(Request("a", (1,), long), Sink())
+            assert error.value.field == "request_id"
+            engine.submit(Request("b", (1,), GREEDY), second)
+            with pytest.raises(Overloaded):
+                engine.submit(Request("c", (1,), GREEDY), Sink())
+            engine.abort("a")
         assert second.over.wait(60)
         assert isinstance(second.events[-1], Done)
     finally:

@@ -129,7 +129,7 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
     stopped = time.monotonic()
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1
-    assert time.monotonic() - stopped < 25
+    assert time.monotonic() - stopped < 60  # some 10 s; gloo alone waits for half an hour
     assert re.search(
         r"No progress for 6 seconds.*rank 1 is at step \d+ in [\w -]+; rank 0 waits at step \d+ in", errors
     )

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +73,7 @@ def test_a_killed_worker_fails_live_requests(
             submitted.set()
         else:
             os.kill(workers[victim], signal.SIGKILL)
-        killed_at = time.monotonic()
-        assert died.wait(20)
-        assert time.monotonic() - killed_at < 1
+        assert died.wait(60), "a step may take five minutes: a death is noticed without its answer"
         assert [type(error) for error in failures] == [WorkerDied] * (2 if busy else 0)
         assert all(f"rank {victim}" in str(error) and "signal 9" in str(error) for error in failures)
         with pytest.raises(WorkerDied):
@@ -205,7 +204,8 @@ def test_native_workers_load_no_torch(model_folder: Callable[[str], Path], kerne
 def test_close_ends_the_workers_and_live_requests(model_folder: Callable[[str], Path]) -> None:
     engine = Engine.start(EngineOptions(model_folder("grouped"), kv_blocks=20))
     workers, failures = engine.worker_process_ids, []
-    engine.submit(Request("a", (1,), LONG), lambda event: failures.append(event) if isinstance(event, Failed) else None)
+    long = replace(LONG, n=16)  # so that it does not end before the close
+    engine.submit(Request("a", (1,), long), lambda event: failures.append(event) if isinstance(event, Failed) else None)
     engine.close()
     engine.close()
     assert [type(event.error).__name__ for event in failures] == ["Cancelled"]
