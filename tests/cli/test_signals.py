@@ -99,6 +99,31 @@ def test_ctrl_c_while_a_module_is_imported_gives_the_exit_code() -> None:
     assert process.returncode == 130
 
 
+WITHIN_FINALIZER = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup would ignore it
+from tk.cli.signals import exit_on_signals
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(0)
+try:
+    with exit_on_signals():
+        Finalized()
+        time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGHUP, 1), (signal.SIGINT, 130)])
+def test_a_signal_within_a_finalizer_takes_effect_after_it(number: signal.Signals, code: int) -> None:
+    """Python drops exceptions there, and in what imports do at their end."""
+    command = [sys.executable, "-c", WITHIN_FINALIZER, str(int(number))]
+    process = subprocess.run(command, timeout=55, capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (code, "")
+
+
 def test_every_command_exits_on_signals_except_those_that_handle_them() -> None:
     """`tk train` saves on a signal; `tk tokenizer` runs native code, which Python could not interrupt."""
     assert {name for name, entry in COMMANDS.items() if not entry.exits_on_signals} == {"train", "tokenizer"}
