@@ -86,7 +86,7 @@ _SERVER_VALUES: Final = (
 @click.option(
     "--max-step-ms",
     type=click.FloatRange(0, min_open=True),
-    help="Longest predicted step, in milliseconds; long prompts are cut so that running streams wait no longer.",
+    help="Longest step, in milliseconds: prompts are cut so that 99 of 100 are expected to take no longer.",
 )
 @click.option(
     "--slow-step-ms",

@@ -63,8 +63,8 @@ class EngineOptions:
         quota_sequences: the largest number of sequences of one principal, running and waiting.
         quota_tokens: the largest number of prompt tokens of one principal that wait to be computed.
         max_batched_tokens: the largest number of tokens of a step, which bounds the delay that a long prompt causes.
-        max_step_ms: the bound, in milliseconds, on the predicted duration of steps: prompts are cut so that none takes
-            longer, and the engine measures a few steps at start. None = only `max_batched_tokens` cuts prompts.
+        max_step_ms: the bound, in milliseconds, on the duration of steps: prompts are cut so that 99 of 100 steps are
+            expected to keep it, and the engine measures a few at start. None = only `max_batched_tokens` cuts prompts.
         slow_step_ms: a step that takes longer, in milliseconds, is logged with its size; None = none is.
         start_timeout: the time, in seconds, for the workers to load the model.
         step_timeout: the time, in seconds, after which a worker that does not answer counts as dead.

@@ -22,6 +22,7 @@ from .costs.cost import StepCost, StepSize
 from .costs.planning_cost import PlanningCost
 from .costs.row_cost import RowCost
 from .costs.step_budget import StepBudget
+from .costs.step_margin import StepMargin
 from .proposals import choose_proposals
 from .sequences.sample_groups import SampleGroups
 from .sequences.scheduled_chunk import ScheduledChunk
@@ -54,6 +55,7 @@ class Scheduler:
         self.cost = StepCost()
         self.row_cost = RowCost()
         self._planning = PlanningCost()
+        self._margin = StepMargin()
         self._shares = FairShare()
         self.waiting = WaitQueue(self._shares)
         self._tables = BlockTables(num_blocks, block_size, num_copies)
@@ -115,7 +117,9 @@ class Scheduler:
         self._tables.drop_copies(self.running)
         decoding, chunks = self._decode_chunks(), list[ScheduledChunk]()
         taken = {chunk.sequence for chunk in decoding}
-        budget = StepBudget(self.limits.max_batched_tokens, self.limits.max_step_seconds, self.cost)
+        bound = self.limits.max_step_seconds
+        planned = None if bound is None else bound / self._margin.factor
+        budget = StepBudget(self.limits.max_batched_tokens, planned, self.cost)
         for chunk in decoding:
             budget.take(chunk.start, chunk.length)
         prompts = [sequence for sequence in self.running if sequence not in taken]
@@ -196,6 +200,8 @@ class Scheduler:
             words = "slow step: %.0f ms for %d tokens, %d of them of prompts; %d sequences run, %d wait"
             num_running = len(self.running)
             _LOG.warning(words, 1000 * seconds, size.num_tokens, num_prompt, num_running, self.num_live - num_running)
+        if num_prompt and self.limits.max_step_seconds is not None:
+            self._margin.observe(self.cost.seconds(size), seconds, self.limits.max_step_seconds)
         self.cost.observe(size, seconds)
         if is_decoding and period is not None:
             self._planning.observe(self.row_cost.seconds(size.num_tokens), period, proposals > 0)

@@ -64,6 +64,6 @@ def test_requests_have_lengths_of_their_own_and_are_the_same_for_a_seed() -> Non
 
 def test_the_pauses_of_a_crowd_are_compared_with_those_of_a_closed_loop_and_with_the_bound() -> None:
     loop, crowd = Seen(gaps=[0.02] * 98 + [0.04] * 2), Seen(gaps=[0.02] * 98 + [0.05] * 2)
-    beside, bound = promises(loop, crowd, 45.0)
+    beside, bound = promises([loop, Seen(gaps=[0.06])], crowd, 45.0)
     assert (beside.found, bound.found) == pytest.approx((1.25, 50.0))
     assert (beside.is_kept, bound.is_kept) == (True, False)

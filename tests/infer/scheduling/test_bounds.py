@@ -1,5 +1,7 @@
 """Bounds in time, on a machine whose steps take a known time: the longest step, and the first token's deadline."""
 
+import random
+
 import pytest
 
 from tk.core.errors import DeadlinePassed, Overloaded
@@ -27,8 +29,8 @@ def measured(max_step_seconds: float | None = None, max_running: int = 8) -> Sch
     return policy
 
 
-def step(policy: Scheduler) -> float:
-    """Carries out one step and returns its duration."""
+def step(policy: Scheduler, factor: float = 1.0) -> float:
+    """Carries out one step, which takes `factor` times as long as usual, and returns its duration."""
     chunks = policy.schedule()
     size = StepSize()
     for chunk in chunks:
@@ -39,9 +41,9 @@ def step(policy: Scheduler) -> float:
             chunk.sequence.append(0)
             if chunk.sequence.num_tokens == chunk.sequence.max_tokens:
                 policy.finish(chunk.sequence)
-    policy.observe(chunks, seconds(size))
+    policy.observe(chunks, factor * seconds(size))
     policy.check_integrity()
-    return seconds(size)
+    return factor * seconds(size)
 
 
 def test_a_long_prompt_never_holds_up_a_stream_beyond_the_bound() -> None:
@@ -57,6 +59,18 @@ def test_a_long_prompt_never_holds_up_a_stream_beyond_the_bound() -> None:
         assert stream.num_new == tokens + 1
         steps += 1
     assert steps < 100, "the chunks use the time that there is"
+
+
+def test_full_steps_keep_the_bound_on_a_machine_whose_steps_vary() -> None:
+    policy, draw, durations = measured(max_step_seconds=0.02), random.Random(0), list[float]()
+    for arrival in range(40):
+        policy.add([prompt := make(arrival, 3000, 1)])
+        while prompt.status is not Status.FINISHED:
+            durations.append(step(policy, draw.gauss(1.0, 0.1)))
+    late = [each > 0.02 for each in durations]
+    assert sum(late[:20]) > 4, "the prediction is a mean"
+    assert sum(late[300:]) / len(late[300:]) < 0.03
+    assert sorted(durations[300:])[len(durations[300:]) // 2] > 0.014, "the steps stay full"
 
 
 def test_a_prompt_moves_on_even_if_every_step_is_over_the_bound() -> None:
