@@ -2,9 +2,9 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 
 import click
 import pytest
@@ -203,13 +203,20 @@ def test_help_loads_only_its_own_modules() -> None:
     assert {name for name in tops if not name.startswith(START_UP)} <= {"tk", "click", "typing_extensions"}
 
 
-def test_help_answers_at_once() -> None:
+def processor_seconds(*arguments: str) -> float:
+    """The least processor time of a few runs of Python."""
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
-        assert tk("--help").returncode == 0
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.3
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(seconds)
+
+
+def test_help_answers_at_once() -> None:
+    """It takes 1.3 times what its parser takes; numpy alone would make that 4 times."""
+    assert processor_seconds("-m", "tk", "--help") < 2.5 * processor_seconds("-c", "import click")
 
 
 def test_python_dash_m_tk_exits_with_the_code() -> None:

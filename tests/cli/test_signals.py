@@ -101,11 +101,12 @@ def test_ctrl_c_while_a_module_is_imported_gives_the_exit_code() -> None:
 
 WITHIN_FINALIZER = """
 import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup would ignore it
+number = int(sys.argv[1])  # nohup would ignore it, and a shell's background job
+signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 from tk.cli.signals import exit_on_signals
 class Finalized:
     def __del__(self):
-        os.kill(os.getpid(), int(sys.argv[1]))
+        os.kill(os.getpid(), number)
         time.sleep(0)
 try:
     with exit_on_signals():
