@@ -19,6 +19,8 @@ BODY_SECONDS: Final = 30.0
 IDLE_SECONDS: Final = 60.0
 # Seconds in which a client must take a part of the reply, of at most the connection's buffer.
 WRITE_SECONDS: Final = 60.0
+# Seconds in which a connection without a request yet may send its first one when the server begins to drain.
+FIRST_SECONDS: Final = 0.2
 # Seconds for a connection to end in good order.
 LINGER_SECONDS: Final = 1.0
 _READ_BYTES: Final = 64 << 10
@@ -53,6 +55,7 @@ class HttpConnection:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._is_last = is_last
         self._idle: asyncio.Task[bool] | None = None
+        self._is_new = True
 
     async def serve(self) -> None:
         """Answers requests until the connection ends or is closed."""
@@ -83,10 +86,16 @@ class HttpConnection:
         await self._writer.wait_closed()
 
     def close_soon(self) -> None:
-        """Closes the connection when the request that it answers, if any, is answered."""
+        """Closes the connection when the request that it answers, if any, is answered.
+
+        A new connection has a moment for the request for which it was opened: that is on its way, or read in part.
+        """
         self._is_last = True
         if self._idle is not None:
-            self._idle.cancel()
+            if self._is_new:
+                asyncio.get_running_loop().call_later(FIRST_SECONDS, self._idle.cancel)
+            else:
+                self._idle.cancel()
 
     @property
     def has_begun(self) -> bool:
@@ -125,6 +134,7 @@ class HttpConnection:
 
     async def _serve_one(self) -> bool:
         """Reads and answers one request; returns whether another may follow."""
+        self._is_new = False
         try:
             request = await self._read_request()
         except (HttpProblem, h11.RemoteProtocolError) as error:

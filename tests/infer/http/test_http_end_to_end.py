@@ -5,7 +5,6 @@ tests/real/test_openai.py asks a trained model.
 
 import http.client
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,15 +156,13 @@ def test_sigterm_finishes_streams_and_refuses_new_requests(model: Path) -> None:
         with serving.client() as client:
             stream = client.completions.create(**LONG)
             next(stream)
-            [worker] = serving.worker_ids()
-            os.kill(worker, signal.SIGSTOP)  # the stream cannot end before the refusals below
-            serving.process.send_signal(signal.SIGTERM)
-            while serving.get("/health")[0] == 200:
-                pass
-            with pytest.raises(openai.InternalServerError) as error:
-                client.chat.completions.create(**CHAT)
+            with stopped(serving.worker):  # the stream cannot end before the refusals
+                serving.process.send_signal(signal.SIGTERM)
+                serving.wait_draining()
+                assert serving.get("/health")[0] == 503
+                with pytest.raises(openai.InternalServerError) as error:
+                    client.chat.completions.create(**CHAT)
             assert (error.value.status_code, error.value.response.headers["retry-after"]) == (503, "1")
-            os.kill(worker, signal.SIGCONT)
             assert list(stream)[-1].choices[0].finish_reason == "length"
         assert serving.wait()[0] == 0
     finally:

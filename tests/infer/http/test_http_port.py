@@ -3,6 +3,7 @@
 import pytest
 
 from tk.infer.http import http_port as port_module
+from tk.infer.http.transport import connection as connection_module
 from tk.infer.requests.events import Done
 from tk.tests.infer.http.http_server import HttpServerThread, post, read_to_end, read_until
 from tk.tests.infer.server.fake_engine import FakeEngine, delta, finished, started
@@ -36,6 +37,20 @@ def test_draining_closes_idle_connections_and_finishes_streams(server: HttpServe
     drained.result(20)
     assert engine.aborted == []
     for connection in (fresh, idle, stream):
+        connection.close()
+
+
+def test_a_connection_that_is_new_when_the_server_drains_has_an_answer(
+    server: HttpServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "FIRST_SECONDS", 3600)
+    new, idle = server.connect(), server.connect(HEALTH)
+    read_until(idle, b"}")
+    server.run(server.server.drain())
+    assert read_to_end(idle) == b""
+    new.sendall(HEALTH)
+    assert read_to_end(new).startswith(b"HTTP/1.1 503")
+    for connection in (new, idle):
         connection.close()
 
 
