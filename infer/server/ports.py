@@ -7,6 +7,7 @@ import grpc
 
 from .access.callers import Callers
 from .access.guard import Guard
+from .grpc_server import make_grpc_server
 from .lifecycle.health import HEALTH_SERVICE, Health
 from .options import ServerOptions, not_ours
 from .reflection import add_reflection
@@ -14,23 +15,36 @@ from .request.request_log import RequestLog
 from .request.response_size import MAX_RESPONSE_BYTES
 
 MAX_REQUEST_BYTES: Final = 4 << 20
+MAX_PINGS: Final = 1000  # of a connection, less than 10 seconds apart, while the server sends it nothing
+MAX_CALLS: Final = 1024  # of a connection at a time
+MAX_GRPC_CONNECTIONS: Final = 2048  # of a port
+HANDSHAKE_MS: Final = 20_000  # until a connection has encryption and the first frame of HTTP/2
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     ("grpc.so_reuseport", 0),  # two servers on one port are a mistake, which must fail at once
-    # By default gRPC closes the connection, and every call on it, of a client that pings during a long decode.
-    ("grpc.http2.max_ping_strikes", 0),
+    # By default gRPC closes the connection, and every call on it, of a client that pings during a long decode. Without
+    # a bound a flood of pings is answered from memory that grows with it.
+    ("grpc.http2.max_ping_strikes", MAX_PINGS),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # A client whose machine has failed does not close its connection: pings detect it, so that its requests end.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Calls wait in one queue until Python takes them. If it is full, gRPC cancels calls of any connection: one that
+    # begins and resets streams without a bound would end those of all other clients.
+    ("grpc.max_concurrent_streams", MAX_CALLS),
+    # Connections that never get on are closed, and what they take of the process's open files is bounded meanwhile.
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ("grpc.max_allowed_incoming_connections", MAX_GRPC_CONNECTIONS),
+    # By default a connection reads up to some megabytes at once, and a fast flood of frames took the process to 1.9 GB.
+    ("grpc.experimental.tcp_max_read_buffer_size", 1 << 18),
 )
 
 
 def make_port(callers: Callers, health: Health, services: Sequence[str], log: RequestLog) -> grpc.aio.Server:
     """Returns a server with health and reflection that does not listen yet; the caller adds `services`, full names."""
-    server = grpc.aio.server(interceptors=[Guard(callers, log)], options=_CHANNEL_OPTIONS)
+    server = make_grpc_server([Guard(callers, log)], _CHANNEL_OPTIONS)
     health.add_to(server)
     add_reflection(server, (*services, HEALTH_SERVICE))
     return server
@@ -38,7 +52,7 @@ def make_port(callers: Callers, health: Health, services: Sequence[str], log: Re
 
 def make_health_port(health: Health) -> grpc.aio.Server:
     """Returns a server with nothing but health, which does not listen yet."""
-    server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+    server = make_grpc_server([], _CHANNEL_OPTIONS)
     health.add_to(server)
     return server
 

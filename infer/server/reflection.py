@@ -1,19 +1,23 @@
 """gRPC reflection, v1alpha and v1, from which tools like grpcurl read the services.
 
-grpcio-reflection has only v1alpha. v1 is byte for byte the same protocol under another package name, so the same
-servicer answers v1. Its schema, which reflection shows too, is v1alpha's with the name changed. The Open Inference
-Protocol is described as this server states it, whatever other statement of it the process has.
+grpcio-reflection has only v1alpha, and logs a traceback for each damaged message, so messages are read here. v1 is byte
+for byte the same protocol under another package name, so the same servicer answers v1. Its schema, which reflection
+shows too, is v1alpha's with the name changed. The Open Inference Protocol is described as this server states it,
+whatever other statement of it the process has.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from ...proto.open_inference import open_inference_pb2
+from .grpc_server import add_methods
+from .request.messages import read_message
+from .status import answered
 
 _V1ALPHA: Final = "grpc.reflection.v1alpha"
 _V1: Final = "grpc.reflection.v1"
@@ -24,15 +28,17 @@ def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
     """Adds reflection to a server; it describes `services` (full names) and itself."""
     _register_v1_schema()
     servicer = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME, V1_SERVICE), pool=_Pools())
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(V1_SERVICE, {"ServerReflectionInfo": handler}),)
-    )
+
+    async def answer(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async with answered(context):
+            requests = (read_message(reflection_pb2.ServerReflectionRequest, raw) async for raw in raws)
+            async for response in servicer.ServerReflectionInfo(requests, context):
+                yield response
+
+    to_bytes = reflection_pb2.ServerReflectionResponse.SerializeToString
+    handlers = {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(answer, response_serializer=to_bytes)}
+    for name in (reflection.SERVICE_NAME, V1_SERVICE):
+        add_methods(server, name, handlers)
 
 
 class _Pools:

@@ -15,10 +15,12 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ....core.errors import InvalidRequest
 from ..access.callers import Callers
+from ..grpc_server import add_methods
 from ..status import answered
 from .request_log import RequestLog
 
 MAX_FIELDS: Final = 20_000  # of one message, at any depth; a packed list, like a text, is one
+MESSAGE_SECONDS: Final = 30.0  # from the begin of a call until its message is here
 INLINE_BYTES: Final = 4096  # shorter messages are read at once, which takes less than another thread would
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _Read = Callable[[str, bytes, grpc.aio.ServicerContext], Awaitable[Message]]
@@ -46,25 +48,40 @@ def add_service(
             return read_message(kinds[name], raw) if inline else await asyncio.to_thread(read_message, kinds[name], raw)
 
     handlers = {method.name: _handler(method, getattr(servicer, method.name), read) for method in service.methods}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+    add_methods(server, service.full_name, handlers)
 
 
 def _handler(
     method: MethodDescriptor, answer: Callable[[Any, Any], Awaitable[Any]], read: _Read
 ) -> grpc.RpcMethodHandler:
-    async def read_and_answer(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
+    """Returns the handler of a method. One of a single message takes it from a stream, as it can wait for it then.
+
+    grpc.aio's own handlers of a single message wait forever, and end a call without one with no status at all.
+    """
+
+    async def read_and_answer(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
         async with answered(context):
-            message = await read(method.name, raw, context)
+            message = await read(method.name, await _only_message(raws), context)
         return await answer(message, context)
 
     async def answer_stream(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
         return await answer((await read(method.name, raw, context) async for raw in raws), context)
 
     to_bytes = GetMessageClass(method.output_type).SerializeToString
-    if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(answer_stream, response_serializer=to_bytes)
-    make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
-    return make(read_and_answer, response_serializer=to_bytes)
+    is_stream = method.server_streaming
+    make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
+    return make(answer_stream if method.client_streaming else read_and_answer, response_serializer=to_bytes)
+
+
+async def _only_message(raws: AsyncIterator[bytes]) -> bytes:
+    """Returns the first message of a call that has one; raises InvalidRequest if none comes, or not in time."""
+    try:
+        async with asyncio.timeout(MESSAGE_SECONDS):
+            return await anext(raws)
+    except StopAsyncIteration as error:
+        raise InvalidRequest("The call has no message; send one, which may be empty.") from error
+    except TimeoutError as error:
+        raise InvalidRequest(f"The call's message did not come within {MESSAGE_SECONDS:g} s.") from error
 
 
 def read_message(kind: type[Message], raw: bytes) -> Message:

@@ -1,9 +1,11 @@
 """Messages from bytes: fields that this server does not know are refused, wherever they are, and so is damage."""
 
+import threading
 from collections import Counter
 from random import Random
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import InvalidRequest
+from tk.infer.server.request import messages
 from tk.infer.server.request.messages import MAX_FIELDS, read_message
 from tk.proto.v1 import generation_pb2 as pb
 
@@ -131,3 +134,13 @@ def test_mutated_messages_are_read_or_refused_and_unknown_fields_never_pass(coun
             verdicts["read"] += 1
             assert not holds_unknown(message), raw.hex()
     assert min(verdicts[each] for each in ("damaged", "unknown", "read")) > count // 50, verdicts
+
+
+def test_a_message_that_does_not_come_ends_its_call(channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MESSAGE_SECONDS", 0.2)
+    over = threading.Event()
+    with pytest.raises(grpc.RpcError) as caught:
+        list(channel.stream_stream("/tk.v1.Generation/Generate")(iter(over.wait, True), timeout=20))
+    over.set()
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "within 0.2 s" in caught.value.details()
