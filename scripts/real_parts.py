@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,16 +77,21 @@ def _version(program: str) -> int:
     return int(major) if major.isdigit() else 0
 
 
+def _environment(folder: Path, packages: Sequence[str]) -> None:
+    # A process makes it: were it a thread here, a neighbour's fork might hold the interpreter's copy open for writing,
+    # and the copy could not be run ("Text file busy").
+    run(sys.executable, "-m", "venv", folder)
+    run(folder / "bin" / "python", *_PIP, *packages)
+
+
 def clients(folder: Path) -> None:
     """Clients in Python that do not import tk: stock gRPC with health and reflection, and openai."""
-    venv.create(folder / "venv", with_pip=True)
-    run(folder / "venv" / "bin" / "python", *_PIP, *CLIENTS)
+    _environment(folder / "venv", CLIENTS)
 
 
 def triton(folder: Path) -> None:
     """The client of Triton, in an environment of its own."""
-    venv.create(folder / "venv", with_pip=True)
-    run(folder / "venv" / "bin" / "python", *_PIP, *TRITON)
+    _environment(folder / "venv", TRITON)
 
 
 def generator(folder: Path) -> None:
@@ -154,7 +158,7 @@ def install(part: Callable[[Path], None], real: Path = REAL) -> str | None:
     missing.unlink(missing_ok=True)
     try:
         part(folder)
-    except PartMissing as error:
+    except (PartMissing, OSError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         missing.write_text(str(error))
         return str(error)

@@ -13,6 +13,11 @@ def absent(folder: Path) -> None:
     real_parts.run(sys.executable, "-c", "raise SystemExit('no network')")
 
 
+def unreadable(folder: Path) -> None:
+    (folder / "half").touch()
+    (folder / "none" / "file").read_bytes()
+
+
 def present(folder: Path) -> None:
     (folder / "count").touch(exist_ok=False)
 
@@ -23,6 +28,13 @@ def test_a_part_that_cannot_be_installed_leaves_its_reason_and_nothing_else(tmp_
     assert why.endswith("no network")
     assert [path.name for path in tmp_path.iterdir()] == ["absent.missing"]
     assert (tmp_path / "absent.missing").read_text() == why
+
+
+def test_a_fault_of_the_file_system_leaves_out_one_part(tmp_path: Path) -> None:
+    why = real_parts.install(unreadable, tmp_path)
+    assert why is not None
+    assert "No such file" in why
+    assert [path.name for path in tmp_path.iterdir()] == ["unreadable.missing"]
 
 
 def test_a_part_is_installed_once_and_again_for_another_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
