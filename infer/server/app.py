@@ -99,7 +99,7 @@ class Server:
         Raises:
             ConfigError: an address is in use or not available.
         """
-        await self._lifecycle.report()
+        self._lifecycle.report()
         address = await listen(self._port, self._options, self._options.port)
         _LOG.info("listening on %s", address)
         if self._options.admin_port is not None:
@@ -129,11 +129,11 @@ class Server:
 
     async def set_ready(self) -> None:
         """Accepts requests from now on: the engine has loaded the model."""
-        await self._lifecycle.set_loaded()
+        self._lifecycle.set_loaded()
 
     async def _follow(self, error: WorkerDied | None) -> None:
         """Reports the state of the workers: dead for good, starting again (`retry_after`), or started again (None)."""
-        await self._lifecycle.set_death(error)
+        self._lifecycle.set_death(error)
         if self._lifecycle.death is None:
             return
         with suppress(TimeoutError):  # the engine has failed all requests; their callers still read that
@@ -167,7 +167,7 @@ class Server:
             _LOG.warning("drain timeout: %d live requests are left", len(live))
 
     async def _refuse_new(self) -> None:
-        await self._lifecycle.set_draining()
+        self._lifecycle.set_draining()
         for door in self._doors:
             door.drain()
         if self._reloads is not None:

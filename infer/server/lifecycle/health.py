@@ -1,39 +1,84 @@
 """grpc.health.v1 for the server: the service "" is its liveness, "tk.v1.Generation" its readiness for requests."""
 
-from typing import Final
+import asyncio
+from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2
+
+from ....core.errors import InvalidRequest
+from ..grpc_server import add_methods
+from ..request.messages import make_handlers, read_message
 
 LIVENESS: Final = ""
 READINESS: Final = "tk.v1.Generation"
 HEALTH_SERVICE: Final = health.SERVICE_NAME
+MAX_HEALTH_BYTES: Final = 1000  # of a request, which takes time of the event loop without a token
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+_METHODS: Final = ("Check", "Watch")
 
 
 class Health:
     """The health status for probes and watchers.
 
-    A server that drains, or whose workers start again, is alive; one that lost them for good is dead.
+    A server that drains, or whose workers start again, is alive; one that lost them for good is dead. A change waits
+    for no watcher: the servicer of grpcio-health-checking holds a lock while it sends, so that a watcher that reads
+    nothing would keep all statuses as they are, and it reads messages of any size on the event loop.
     """
 
     def __init__(self) -> None:
-        self._servicer = health.aio.HealthServicer()
+        self._statuses = {LIVENESS: _SERVING, READINESS: _NOT_SERVING}
+        self._changed = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds the health service to a server."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        methods = health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name
+        add_methods(server, HEALTH_SERVICE, make_handlers([methods[name] for name in _METHODS], self, _read))
 
-    async def set_ready(self) -> None:
+    def set_ready(self) -> None:
         """Reports that the server accepts requests."""
-        await self._servicer.set(READINESS, _SERVING)
+        self._set(READINESS, _SERVING)
 
-    async def set_unready(self) -> None:
+    def set_unready(self) -> None:
         """Reports that the server accepts no new requests now."""
-        await self._servicer.set(READINESS, _NOT_SERVING)
+        self._set(READINESS, _NOT_SERVING)
 
-    async def set_dead(self) -> None:
+    def set_dead(self) -> None:
         """Reports that the server is dead and must be restarted."""
-        await self._servicer.set(READINESS, _NOT_SERVING)
-        await self._servicer.set(LIVENESS, _NOT_SERVING)
+        self._set(READINESS, _NOT_SERVING)
+        self._set(LIVENESS, _NOT_SERVING)
+
+    def status(self, service: str) -> Any:
+        """Returns the status of a service, one of health_pb2.HealthCheckResponse.ServingStatus."""
+        return self._statuses.get(service, _UNKNOWN)
+
+    async def Check(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Answers with the status of a service."""
+        status = self.status(request.service)
+        if status == _UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f'The services here are "{LIVENESS}" and "{READINESS}".')
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(self, request: Any, context: grpc.aio.ServicerContext) -> None:
+        """Sends the status of a service, and each other one that it comes to have."""
+        last = None
+        while True:
+            status, changed = self.status(request.service), self._changed
+            if status != last:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+                last = status
+            await changed.wait()
+
+    def _set(self, service: str, status: Any) -> None:
+        self._statuses[service] = status
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _read(name: str, raw: bytes, context: grpc.aio.ServicerContext) -> Message:
+    if len(raw) > MAX_HEALTH_BYTES:
+        raise InvalidRequest(f"A request for health has at most {MAX_HEALTH_BYTES} bytes; this one has {len(raw)}.")
+    return read_message(health_pb2.HealthCheckRequest, raw)

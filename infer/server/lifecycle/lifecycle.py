@@ -61,27 +61,27 @@ class Lifecycle:
             raise Draining("The server is draining and takes no new requests; ask another one.")
         self.check_loaded()
 
-    async def set_loaded(self) -> None:
+    def set_loaded(self) -> None:
         """Records that requests can be answered from now on."""
         self._is_loaded = True
-        await self.report()
+        self.report()
 
-    async def set_draining(self) -> None:
+    def set_draining(self) -> None:
         """Records that no new requests are taken from now on."""
         self._is_draining = True
-        await self.report()
+        self.report()
 
-    async def set_death(self, error: WorkerDied | None) -> None:
+    def set_death(self, error: WorkerDied | None) -> None:
         """Records that workers are dead: for good, or, with `retry_after`, until they have started; None: they have."""
         self._death = error
-        await self.report()
+        self.report()
 
-    async def report(self) -> None:
+    def report(self) -> None:
         """Reports the state to probes; all changes do so by themselves, but nothing has reported the first state."""
         state = self.state
         if state is ServerState.FAILED:
-            await self._health.set_dead()
+            self._health.set_dead()
         elif state is ServerState.SERVING:
-            await self._health.set_ready()
+            self._health.set_ready()
         else:
-            await self._health.set_unready()
+            self._health.set_unready()

@@ -5,7 +5,7 @@ spend seconds of the event loop. So the bytes are walked first, long ones on ano
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -23,7 +23,7 @@ MAX_FIELDS: Final = 20_000  # of one message, at any depth; a packed list, like 
 MESSAGE_SECONDS: Final = 30.0  # from the begin of a call until its message is here
 INLINE_BYTES: Final = 4096  # shorter messages are read at once, which takes less than another thread would
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_Read = Callable[[str, bytes, grpc.aio.ServicerContext], Awaitable[Message]]
+ReadMessage = Callable[[str, bytes, grpc.aio.ServicerContext], Awaitable[Message]]
 _FIXED_SIZES: Final = ((_FIXED64, 8), (_FIXED32, 4))
 
 
@@ -47,12 +47,18 @@ def add_service(
             inline = len(raw) <= INLINE_BYTES
             return read_message(kinds[name], raw) if inline else await asyncio.to_thread(read_message, kinds[name], raw)
 
-    handlers = {method.name: _handler(method, getattr(servicer, method.name), read) for method in service.methods}
-    add_methods(server, service.full_name, handlers)
+    add_methods(server, service.full_name, make_handlers(service.methods, servicer, read))
+
+
+def make_handlers(
+    methods: Iterable[MethodDescriptor], servicer: Any, read: ReadMessage
+) -> dict[str, grpc.RpcMethodHandler]:
+    """Returns the handlers of methods, by name, for messages that `read` makes of a method's name and bytes."""
+    return {method.name: _handler(method, getattr(servicer, method.name), read) for method in methods}
 
 
 def _handler(
-    method: MethodDescriptor, answer: Callable[[Any, Any], Awaitable[Any]], read: _Read
+    method: MethodDescriptor, answer: Callable[[Any, Any], Awaitable[Any]], read: ReadMessage
 ) -> grpc.RpcMethodHandler:
     """Returns the handler of a method. One of a single message takes it from a stream, as it can wait for it then.
 

@@ -162,9 +162,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 @contextmanager
-def connection(serving: Serving, data: bytes = PREFACE + frame(SETTINGS)) -> Iterator[socket.socket]:
+def connection(target: str, data: bytes = PREFACE + frame(SETTINGS)) -> Iterator[socket.socket]:
     """A connection that has sent some bytes; it ends without a word."""
-    host, _, port = serving.target.rpartition(":")
+    host, _, port = target.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         connection.sendall(data)

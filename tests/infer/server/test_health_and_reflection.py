@@ -1,5 +1,7 @@
 """Probes and tools: grpc.health.v1 with a Watch that reports changes, reflection in both versions."""
 
+import struct
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ from tk.infer.server.access.tokens import Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread
+from tk.tests.infer.server.hostile import PREFACE, SETTINGS, call, connection, frame
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 READINESS = "tk.v1.Generation"
+HEALTH = "grpc.health.v1.Health"
+INITIAL_WINDOW = 4  # of HTTP/2's settings: the bytes of an answer that may be sent before the client asks for more
 CERTIFICATES = Path(__file__).with_name("certificates")
 
 
@@ -76,6 +81,43 @@ def test_a_draining_server_lives_but_is_not_ready(channel: grpc.Channel, server:
     server.run(server.server.drain())
     assert next(readiness).status == NOT_SERVING
     assert (check(channel, ""), check(channel, READINESS)) == (SERVING, NOT_SERVING)
+
+
+def window_of_nothing(service: str) -> bytes:
+    """A watcher's frames that let the server send no byte of an answer."""
+    request = health_pb2.HealthCheckRequest(service=service).SerializeToString()
+    return PREFACE + frame(SETTINGS, struct.pack(">HI", INITIAL_WINDOW, 0)) + call(1, f"/{HEALTH}/Watch", request)
+
+
+def test_watchers_that_read_nothing_hold_up_no_change(
+    channel: grpc.Channel, server: ServerThread, engine: FakeEngine
+) -> None:
+    with ExitStack() as stack:
+        for service in ("", READINESS):
+            hostile = stack.enter_context(connection(server.target, window_of_nothing(service)))
+            received = b""
+            while b"application/grpc" not in received:  # the call's headers
+                received += hostile.recv(65536)
+        readiness = watch(channel, READINESS)
+        assert next(readiness).status == SERVING
+        engine.die(retry_after=2.0)
+        assert next(readiness).status == NOT_SERVING
+        engine.recover()
+        assert next(readiness).status == SERVING
+        server.run(server.server.drain())
+        assert next(readiness).status == NOT_SERVING
+        assert (check(channel, ""), check(channel, READINESS)) == (SERVING, NOT_SERVING)
+
+
+def test_a_watcher_of_another_service_learns_that_it_is_unknown(channel: grpc.Channel) -> None:
+    assert next(watch(channel, "tk.v1.Other")).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+@pytest.mark.parametrize("message", [b"\0" * 2, b"\x0a\x05ab", b"\x12\0", b"\x0a\xe9\x07" + b"a" * 1001])
+def test_damaged_or_large_requests_are_refused(channel: grpc.Channel, message: bytes) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(f"/{HEALTH}/Check")(message, timeout=WAIT_SECONDS)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_probes_without_tls_or_tokens_have_a_port_that_answers_nothing_else(engine: FakeEngine, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def send_mutated(serving: Serving, stub: GenerationStub, draw: random.Random, co
     """Opens connections one after the other, while another client calls; returns when the server has closed them."""
     before = footprint(serving)
     for number in range(count):
-        with suppress(ConnectionError), connection(serving, mutated_talk(draw)) as hostile:
+        with suppress(ConnectionError), connection(serving.target, mutated_talk(draw)) as hostile:
             if draw.random() < 0.5:
                 hostile.shutdown(socket.SHUT_WR)
                 drain(hostile)
@@ -174,7 +174,7 @@ def send_mutated(serving: Serving, stub: GenerationStub, draw: random.Random, co
 def flooding(serving: Serving, make: Callable[[int], bytes]) -> Iterator[None]:
     """A connection that sends frames as fast as they are taken, and reads the answers."""
     over = threading.Event()
-    with connection(serving, OPENING) as hostile:
+    with connection(serving.target, OPENING) as hostile:
 
         def send() -> None:
             number = 0
@@ -218,7 +218,7 @@ def test_a_flood_of_frames_fails_no_call_of_others(
 
 
 def test_a_connection_that_only_pings_is_closed(serving: Serving, stub: GenerationStub) -> None:
-    with connection(serving, OPENING + frame(PING, b"12345678") * (MAX_PINGS + 100)) as hostile:
+    with connection(serving.target, OPENING + frame(PING, b"12345678") * (MAX_PINGS + 100)) as hostile:
         received = b""
         with suppress(ConnectionError):
             while part := hostile.recv(65536):
@@ -230,7 +230,7 @@ def test_a_connection_that_only_pings_is_closed(serving: Serving, stub: Generati
 def test_a_path_that_is_no_text_stops_no_server(serving: Serving, stub: GenerationStub) -> None:
     for path in (b"/\xff\xfe/x", b"\x80", b"/tk.v1.Generation/Tokeniz\xe9"):
         headers = call_headers("/PATH").replace(header(b":path", b"/PATH"), header(b":path", path))
-        with connection(serving, OPENING + frame(HEADERS, headers, END_HEADERS | END_STREAM, 1)) as hostile:
+        with connection(serving.target, OPENING + frame(HEADERS, headers, END_HEADERS | END_STREAM, 1)) as hostile:
             received = b""
             while b"grpc-status" not in received:
                 received += hostile.recv(65536)
@@ -249,7 +249,9 @@ def trickling(serving: Serving, begins: list[bytes], count: int, pause: float = 
     """Connections of which each sends a byte every `pause` seconds, and never comes to an end."""
     over = threading.Event()
     with ExitStack() as stack:
-        slow = [stack.enter_context(connection(serving, begins[number % len(begins)])) for number in range(count)]
+        slow = [
+            stack.enter_context(connection(serving.target, begins[number % len(begins)])) for number in range(count)
+        ]
 
         def trickle() -> None:
             sent = 0
@@ -292,7 +294,7 @@ def test_connections_beyond_the_bound_are_closed_at_once(serving: Serving, stub:
     with ExitStack() as stack:
         with suppress(ConnectionError):
             for _ in range(MAX_GRPC_CONNECTIONS + 50):
-                stack.enter_context(connection(serving, b""))
+                stack.enter_context(connection(serving.target, b""))
         assert footprint(serving).files <= before.files + MAX_GRPC_CONNECTIONS
         assert ask(stub) < 5
     wait_until(lambda: footprint(serving).files <= before.files)
@@ -303,7 +305,7 @@ def test_connections_beyond_the_bound_are_closed_at_once(serving: Serving, stub:
 def test_a_connection_has_so_many_calls_at_a_time(serving: Serving, stub: GenerationStub) -> None:
     begun = b"".join(frame(HEADERS, call_headers(), END_HEADERS, 2 * number + 1) for number in range(MAX_CALLS + 100))
     before = footprint(serving)
-    with connection(serving, OPENING + begun) as hostile:
+    with connection(serving.target, OPENING + begun) as hostile:
         refused, received = 0, b""
         while refused < 100:
             received += hostile.recv(65536)

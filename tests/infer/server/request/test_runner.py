@@ -48,7 +48,7 @@ def test_a_request_is_admitted_by_the_engine_first(engine: FakeEngine) -> None:
     async def run() -> None:
         visit = Visit(engine)
         await visit.refusal(asked(), Loading)
-        await visit.lifecycle.set_loaded()
+        visit.lifecycle.set_loaded()
         engine.refusal = Overloaded("full")
         await visit.refusal(asked(request_id="x"), Overloaded)
         engine.refusal = None
@@ -56,7 +56,7 @@ def test_a_request_is_admitted_by_the_engine_first(engine: FakeEngine) -> None:
         assert visit.admitted == ["x"]
         await visit.refusal(asked(request_id="a b"), InvalidRequest)
         await visit.refusal(asked(prompt=[]), InvalidRequest)
-        await visit.lifecycle.set_draining()
+        visit.lifecycle.set_draining()
         await visit.refusal(asked(), Draining)
 
     asyncio.run(run())
@@ -68,7 +68,7 @@ def test_a_request_is_admitted_by_the_engine_first(engine: FakeEngine) -> None:
 def test_an_answer_that_could_pass_the_limit_of_a_message_is_not_computed(engine: FakeEngine) -> None:
     async def run() -> None:
         visit = Visit(engine)
-        await visit.lifecycle.set_loaded()
+        visit.lifecycle.set_loaded()
         assert engine.tokenizer is not None
         engine.tokenizer.longest_token_bytes = 1 << 16
         many = SamplingParams(max_new_tokens=100, n=16)
@@ -84,7 +84,7 @@ def test_who_leaves_and_what_an_operator_ends_ends_in_the_engine(engine: FakeEng
 
     async def run() -> None:
         visit = Visit(engine)
-        await visit.lifecycle.set_loaded()
+        visit.lifecycle.set_loaded()
         async with visit.runner.run(asked(request_id="left"), visit.admit) as stream:
             assert isinstance(await anext(stream), Started)
             await visit.refusal(asked(request_id="left"), DuplicateRequest)
@@ -108,7 +108,7 @@ def test_requests_that_the_engine_takes_pass_the_observer_once(engine: FakeEngin
     async def run() -> None:
         visit = Visit(engine)
         visit.runner.observer = tally
-        await visit.lifecycle.set_loaded()
+        visit.lifecycle.set_loaded()
         await visit.refusal(asked(prompt=[]), InvalidRequest)
         await visit.events(asked())
 
