@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from ...proto.open_inference import open_inference_pb2
 from .grpc_server import add_methods
-from .request.messages import read_message
+from .request.messages import read_short_message
 from .status import answered
 
 _V1ALPHA: Final = "grpc.reflection.v1alpha"
@@ -31,7 +31,7 @@ def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
 
     async def answer(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         async with answered(context):
-            requests = (read_message(reflection_pb2.ServerReflectionRequest, raw) async for raw in raws)
+            requests = (read_short_message(reflection_pb2.ServerReflectionRequest, raw) async for raw in raws)
             async for response in servicer.ServerReflectionInfo(requests, context):
                 yield response
 

@@ -7,14 +7,12 @@ import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2
 
-from ....core.errors import InvalidRequest
 from ..grpc_server import add_methods
-from ..request.messages import make_handlers, read_message
+from ..request.messages import make_handlers, read_short_message
 
 LIVENESS: Final = ""
 READINESS: Final = "tk.v1.Generation"
 HEALTH_SERVICE: Final = health.SERVICE_NAME
-MAX_HEALTH_BYTES: Final = 1000  # of a request, which takes time of the event loop without a token
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -79,6 +77,4 @@ class Health:
 
 
 async def _read(name: str, raw: bytes, context: grpc.aio.ServicerContext) -> Message:
-    if len(raw) > MAX_HEALTH_BYTES:
-        raise InvalidRequest(f"A request for health has at most {MAX_HEALTH_BYTES} bytes; this one has {len(raw)}.")
-    return read_message(health_pb2.HealthCheckRequest, raw)
+    return read_short_message(health_pb2.HealthCheckRequest, raw)

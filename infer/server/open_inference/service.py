@@ -18,6 +18,7 @@ from ...requests.streams import EventStream
 from ..access.callers import Callers
 from ..errors import UnknownModel
 from ..lifecycle.lifecycle import ServerState
+from ..request.messages import INLINE_BYTES
 from ..request.request_ids import METADATA_KEY
 from ..request.request_log import RequestLog
 from ..request.runner import RequestRunner
@@ -164,7 +165,7 @@ class OpenInferenceService:
         caller = self._callers.identify(metadata)
         with self._log.request(method, caller.principal, message.id, trace_of(metadata)) as record:
             self._runner.lifecycle.check_loaded()
-            inference, info = read_inference(message), self._runner.engine.info
+            inference, info = await _read(message), self._runner.engine.info
             self._log.describe(record, inference.request)
             check_version(inference.version, info.step)
 
@@ -195,6 +196,12 @@ class OpenInferenceService:
                 f"Model {request.name[:100]!r} is not served here; leave it empty or ask for {info.name!r}."
             )
         check_version(request.version, info.step)
+
+
+async def _read(message: oip.ModelInferRequest) -> Inference:
+    """Reads a request, beside the event loop if it is long: its text is converted more than once."""
+    inline = message.ByteSize() <= INLINE_BYTES
+    return read_inference(message) if inline else await asyncio.to_thread(read_inference, message)
 
 
 def _deadline(context: grpc.aio.ServicerContext, inference: Inference) -> float | None:

@@ -20,8 +20,19 @@ from ..status import answered
 from .request_log import RequestLog
 
 MAX_FIELDS: Final = 20_000  # of one message, at any depth; a packed list, like a text, is one
+MAX_NAME_BYTES: Final = 16_384  # of a text that is none of _TEXTS
+SHORT_BYTES: Final = 1000  # of a message that only names something
 MESSAGE_SECONDS: Final = 30.0  # from the begin of a call until its message is here
 INLINE_BYTES: Final = 4096  # shorter messages are read at once, which takes less than another thread would
+# What is read on other threads, or not as text. Each read of another field turns its bytes to text on the event loop.
+_TEXTS: Final = frozenset(
+    (
+        *("tk.v1.GenerateRequest.text", "tk.v1.ChatMessage.content", "tk.v1.TokenizeRequest.text"),
+        *("tk.v1.ScoreRequest.text", "tk.v1.ScoreRequest.continuation_text"),
+        *("tk.v1.Sampling.json_schema", "tk.v1.Sampling.regex", "tk.v1.Sampling.grammar"),
+        "inference.InferParameter.string_param",
+    )
+)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 ReadMessage = Callable[[str, bytes, grpc.aio.ServicerContext], Awaitable[Message]]
 _FIXED_SIZES: Final = ((_FIXED64, 8), (_FIXED32, 4))
@@ -104,6 +115,17 @@ def read_message(kind: type[Message], raw: bytes) -> Message:
         raise InvalidRequest(f"The request is no {kind.DESCRIPTOR.full_name}: its bytes are damaged.") from error
 
 
+def read_short_message(kind: type[Message], raw: bytes) -> Message:
+    """Returns the message that bytes hold, which are few enough for the event loop.
+
+    Raises:
+        InvalidRequest: see `read_message`; or there are more than SHORT_BYTES.
+    """
+    if len(raw) > SHORT_BYTES:
+        raise InvalidRequest(f"A {kind.DESCRIPTOR.full_name} has at most {SHORT_BYTES} bytes; this has {len(raw)}.")
+    return read_message(kind, raw)
+
+
 class _Walk:
     """A walk over the fields of an encoded message, without objects for them."""
 
@@ -127,6 +149,8 @@ class _Walk:
             start, at = self._value(wire, at)
             if at > end:
                 raise IndexError
+            if field.type == FieldDescriptor.TYPE_STRING and at - start > MAX_NAME_BYTES:
+                _check_long(field, at - start, path)
             if field.message_type is not None:
                 index = numbers[number] = numbers.get(number, -1) + 1
                 place = f"[{index}]" if field.is_repeated else ""
@@ -168,6 +192,12 @@ def _wire_types(field: FieldDescriptor) -> tuple[int, ...]:
         case _:
             own = _VARINT
     return (own, _BYTES) if field.is_repeated else (own,)
+
+
+def _check_long(field: FieldDescriptor, size: int, path: str) -> None:
+    if field.full_name not in _TEXTS:
+        name = f"{path}{field.name}"
+        raise InvalidRequest(f"{name} has {size} bytes; it must have at most {MAX_NAME_BYTES}.", field=name)
 
 
 def _refuse(kind: Descriptor, field: FieldDescriptor | None, number: int, path: str) -> NoReturn:

@@ -53,9 +53,11 @@ class PromptReader:
             NoTokenizer: the checkpoint has no tokenizer.
             PromptTooLong: no tokens of the model's length can hold the text.
         """
-        tokenizer = self.tokenizer
+        return await asyncio.to_thread(self._encoded, self.tokenizer, text, special_tokens, field)
+
+    def _encoded(self, tokenizer: ServedTokenizer, text: str, special_tokens: bool, field: str) -> list[int]:
         check_text(text, tokenizer.longest_token_bytes, self._engine.info, field)
-        return await asyncio.to_thread(tokenizer.encode, text, special_tokens=special_tokens)
+        return tokenizer.encode(text, special_tokens=special_tokens)
 
     async def of_chat(self, chat: pb.Chat) -> list[int]:
         """Returns the tokens of a conversation up to the start of the answer, by the checkpoint's chat template.
@@ -89,8 +91,7 @@ class PromptReader:
             NoTokenizer: one is text, and the checkpoint has no tokenizer.
         """
         info = self._engine.info
-        prompt, continuation = (self._given(request, side) for side in ("prompt", "continuation"))
-        split = await asyncio.to_thread(split_tokens, self._engine.tokenizer, prompt, continuation)
+        split = await asyncio.to_thread(self._split, request)
         check_length(sum(map(len, split)) - 1, info.max_model_len)
         for side, tokens in zip(("prompt", "continuation"), split, strict=True):
             if max(tokens) >= info.vocab_size:
@@ -99,6 +100,10 @@ class PromptReader:
                 )
         check_score_size(len(split[1]), request.top, self.longest_token_bytes)
         return split
+
+    def _split(self, request: pb.ScoreRequest) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        prompt, continuation = (self._given(request, side) for side in ("prompt", "continuation"))
+        return split_tokens(self._engine.tokenizer, prompt, continuation)
 
     def _given(self, request: pb.ScoreRequest, side: str) -> str | tuple[int, ...]:
         arm = request.WhichOneof(side)

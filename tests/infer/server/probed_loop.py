@@ -4,14 +4,14 @@ import asyncio
 import time
 
 
-def most_seconds() -> float:
-    """The longest turn that is allowed: 20 ms of CPU time on a quiet machine, and three times that on any.
+def most_seconds(bound: float = 0.06) -> float:
+    """The longest turn that is allowed, in CPU time; by default thrice 20 ms, as a busy machine's caches are full.
 
-    A busy machine has caches full of other things. One on which 20 ms of Python's work take longer has more time.
+    A machine on which 20 ms of Python's work take longer has as much more time.
     """
     begun = time.thread_time()
-    sum(number * number for number in range(500_000))
-    return max(0.06, 3 * (time.thread_time() - begun))
+    sum(number * number for number in range(400_000))
+    return max(bound, (time.thread_time() - begun) / 0.02 * bound)
 
 
 class ProbedLoop(asyncio.SelectorEventLoop):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tk.core.errors import InvalidRequest
 from tk.infer.server.request import messages
-from tk.infer.server.request.messages import MAX_FIELDS, read_message
+from tk.infer.server.request.messages import MAX_FIELDS, MAX_NAME_BYTES, SHORT_BYTES, read_message, read_short_message
+from tk.proto.open_inference import open_inference_pb2 as oip
 from tk.proto.v1 import generation_pb2 as pb
 
 
@@ -119,6 +120,47 @@ def mutated(random: Random) -> bytes:
             case _:
                 raw += raw[at : at + 20]
     return bytes(raw)
+
+
+LONG = "a" * (MAX_NAME_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "path"),
+    [
+        (pb.GenerateRequest(request_id=LONG), "request_id"),
+        (pb.GenerateRequest(chat={"messages": [{"content": LONG}, {"role": LONG}]}), "chat.messages[1].role"),
+        (pb.GenerateRequest(stopping={"stop": [LONG]}), "stopping.stop"),
+        (pb.ReloadRequest(checkpoint=LONG), "checkpoint"),
+    ],
+)
+def test_names_have_few_bytes(request_: Message, path: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{len(LONG)} bytes; it must have at most {MAX_NAME_BYTES}") as caught:
+        read_message(type(request_), request_.SerializeToString())
+    assert caught.value.field == path
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.GenerateRequest(text=LONG, sampling={"json_schema": LONG}, request_id=LONG[:-1]),
+        pb.GenerateRequest(chat={"messages": [{"content": LONG}]}, sampling={"regex": LONG}),
+        pb.GenerateRequest(sampling={"grammar": LONG}),
+        pb.ScoreRequest(text=LONG, continuation_text=LONG),
+        pb.TokenizeRequest(text=LONG),
+        oip.ModelInferRequest(parameters={"stop": oip.InferParameter(string_param=LONG)}),
+    ],
+)
+def test_texts_may_be_long(request_: Message) -> None:
+    assert read_message(type(request_), request_.SerializeToString()) == request_
+
+
+def test_messages_that_only_name_something_are_short() -> None:
+    most = pb.AbortRequest(request_id="a" * (SHORT_BYTES - 3)).SerializeToString()
+    assert len(most) == SHORT_BYTES
+    assert read_short_message(pb.AbortRequest, most).ByteSize() == SHORT_BYTES
+    with pytest.raises(InvalidRequest, match=f"at most {SHORT_BYTES} bytes; this has {SHORT_BYTES + 1}"):
+        read_short_message(pb.AbortRequest, most + b"a")
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.matrix)])
