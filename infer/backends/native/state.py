@@ -91,8 +91,8 @@ class State:
         source = self.copy_of[shared]  # before it is given away
         self.copy_of[copies[:, 0]] = copies[:, 1]
         if len(forks):
-            self._blocks[:, own] = self._blocks[:, shared]
-            self._copies[:, self.copy_of[own]] = self._copies[:, source]
+            self._blocks[own] = self._blocks[shared]
+            self._copies[self.copy_of[own]] = self._copies[source]
 
     def _fill_cache(self, model: NativeModel) -> None:
         program, cache = self._program, self._cache
@@ -102,19 +102,15 @@ class State:
         model.block_size = cache.block_size
         for i, vectors in enumerate((kind.keys, kind.values)):
             model.page_bytes[i], model.scale_offset[i] = _page(vectors, dim, cache.block_size)
-        model.layer_bytes = (cache.num_blocks + 1) * heads * sum(model.page_bytes)
+        model.layer_bytes = heads * sum(model.page_bytes)
         model.copy_page_bytes, model.copy_scale_offset = _page(INT8, dim, cache.block_size)
-        model.copy_layer_bytes = (
-            ((cache.num_copies or cache.num_blocks) + 1) * heads * kind.num_copied * model.copy_page_bytes
-        )
-        copies_bytes = program.num_layers * model.copy_layer_bytes
-        self.kv_bytes = program.num_layers * model.layer_bytes + copies_bytes
-        memory = lazy(program.num_layers * model.layer_bytes, large_pages=True), lazy(copies_bytes)
-        model.cache, model.copies = map(self._pointer, memory)
-        self._blocks, self._copies = (
-            each.reshape(program.num_layers, count + 1, -1)
-            for each, count in zip(memory, (cache.num_blocks, cache.num_copies or cache.num_blocks), strict=True)
-        )
+        model.copy_layer_bytes = heads * kind.num_copied * model.copy_page_bytes
+        counts = 1 + np.array((cache.num_blocks, cache.num_copies or cache.num_blocks))
+        sizes = program.num_layers * np.array((model.layer_bytes, model.copy_layer_bytes))
+        self.kv_bytes = int(counts @ sizes)
+        self._blocks = lazy(int(counts[0] * sizes[0]), large_pages=True).reshape(counts[0], -1)
+        self._copies = lazy(int(counts[1] * sizes[1])).reshape(counts[1], -1)
+        model.cache, model.copies = self._pointer(self._blocks), self._pointer(self._copies)
         self.copy_of = np.arange(cache.num_blocks + 1, dtype=np.int32)
         if cache.num_copies:
             self.copy_of[:] = 0

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tk.infer.backends.aten.model_runner import ModelRunner
-from tk.infer.backends.native.binding.structures import PANEL, Format
+from tk.infer.backends.native.binding.structures import PANEL, Format, NativeModel
 from tk.infer.backends.native.model_runner import NativeRunner
 from tk.infer.backends.native.packing import pair_bytes
 from tk.infer.kv_formats import hadamard_size
@@ -40,25 +40,25 @@ def in_aten(made: ModelRunner, layer: int = 0) -> list[list[torch.Tensor]]:
 def in_native(made: NativeRunner, layer: int = 0) -> list[Parts]:
     """Returns copies of the parts that `in_aten` names."""
     model, found = made._model, []
-    blocks = _bytes(model.cache + layer * model.layer_bytes, model.layer_bytes).reshape(NUM_BLOCKS + 1, -1)
+    blocks = _of_layer(model, model.cache, layer, model.layer_bytes)
     for values, pages in enumerate(np.split(blocks, [model.page_bytes[0] * model.kv_heads], axis=1)):
         format_ = Format((model.key_format, model.value_format)[values])
         of_heads = pages.reshape(NUM_BLOCKS + 1, model.kv_heads, -1)
         found.append(_parts(made, of_heads, format_, bool(values), model.scale_offset[values]))
     copied = [i for i, each in enumerate((model.key_format, model.value_format)) if each == Format.INT4]
-    copies = _bytes(model.copies + layer * model.copy_layer_bytes, model.copy_layer_bytes)
-    for values, pages in zip(
-        copied, np.split(copies.reshape(NUM_BLOCKS + 1, -1), max(1, len(copied)), axis=1), strict=False
-    ):
+    copies = _of_layer(model, model.copies, layer, model.copy_layer_bytes)
+    for values, pages in zip(copied, np.split(copies, max(1, len(copied)), axis=1), strict=False):
         of_heads = pages.reshape(NUM_BLOCKS + 1, model.kv_heads, -1)
         found.append(_parts(made, of_heads, Format.INT8, bool(values), model.copy_scale_offset))
     return found
 
 
-def _bytes(address: int, size: int) -> Array:
+def _of_layer(model: NativeModel, address: int, layer: int, size: int) -> Array:
+    """Returns a copy of a layer's bytes in all blocks, uint8 [blocks, size]; a block has one layer after the other."""
     if not size:
         return np.zeros((NUM_BLOCKS + 1, 0), np.uint8)
-    return np.ctypeslib.as_array(cast(address, POINTER(c_uint8)), (size,)).copy()
+    shape = (NUM_BLOCKS + 1, model.num_layers, size)
+    return np.ctypeslib.as_array(cast(address, POINTER(c_uint8)), shape)[:, layer].copy()
 
 
 def _parts(made: NativeRunner, pages: Array, format_: Format, values: bool, scale_offset: int) -> Parts:

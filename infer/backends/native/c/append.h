@@ -101,17 +101,16 @@ INLINE void scale_query(float *x, int64_t n, const float *factors) {
 
 INLINE int is_integer(int format) { return format == INT8 || format == INT4; }
 
+// Blocks hold their layers one after the other: so a few blocks are few pages of the system's memory.
 INLINE char *page(const struct model *m, int32_t layer, int64_t block, int values, int64_t head) {
-    char *blocks = m->cache + layer * m->layer_bytes;
-    int64_t heads = (block * m->kv_heads) * (m->page_bytes[0] + m->page_bytes[1]);
-    return blocks + heads + (values ? m->kv_heads * m->page_bytes[0] : 0) + head * m->page_bytes[values];
+    char *heads = m->cache + (block * m->num_layers + layer) * m->layer_bytes;
+    return heads + (values ? m->kv_heads * m->page_bytes[0] : 0) + head * m->page_bytes[values];
 }
 
 // The copy of a page in 4 bits: only such pages have one.
 INLINE char *copy_page(const struct model *m, int32_t layer, int64_t block, int values, int64_t head) {
-    int keys = m->key_format == INT4, kinds = keys + 1;
-    int64_t index = (m->copy_of[block] * kinds + (values && keys)) * m->kv_heads + head;
-    return m->copies + layer * m->copy_layer_bytes + index * m->copy_page_bytes;
+    int64_t index = (values && m->key_format == INT4 ? m->kv_heads : 0) + head;  // behind keys' copies, if there are some
+    return m->copies + (m->copy_of[block] * m->num_layers + layer) * m->copy_layer_bytes + index * m->copy_page_bytes;
 }
 
 // PANEL values as the cache stores them.
@@ -289,11 +288,11 @@ static void append(const struct model *m, const struct operation *op, int32_t th
 // Clears the blocks that sequences begin in this step: an earlier owner may have left NaN there.
 static void clear_blocks(const struct model *m, int32_t thread) {
     struct share mine = share_of(m, (int64_t)m->step.begun * m->num_layers, thread);
-    int64_t kinds = (m->key_format == INT4) + (m->value_format == INT4);
+    int kinds = (m->key_format == INT4) + (m->value_format == INT4);
     for (int64_t i = mine.first; i < mine.last; i++) {
         int32_t layer = (int32_t)(i % m->num_layers), block = m->step.begun_blocks[i / m->num_layers];
-        memset(page(m, layer, block, 0, 0), 0, (size_t)(m->kv_heads * (m->page_bytes[0] + m->page_bytes[1])));
-        if (kinds) memset(copy_page(m, layer, block, 0, 0), 0, (size_t)(kinds * m->kv_heads * m->copy_page_bytes));
+        memset(page(m, layer, block, 0, 0), 0, (size_t)m->layer_bytes);
+        if (kinds) memset(copy_page(m, layer, block, 0, 0), 0, (size_t)m->copy_layer_bytes);
     }
 }
 

@@ -117,7 +117,7 @@ struct model {
     int64_t hidden_size;
     const float *frequencies;      // [head_dim / 2] radians per position, or NULL without rotation
     char *cache;
-    int64_t layer_bytes, page_bytes[2], scale_offset[2];  // of the cache; a page is one block of one kv head, keys or values
+    int64_t layer_bytes, page_bytes[2], scale_offset[2];  // of a block; a page is the part of one kv head, keys or values
     char *copies;                  // of blocks with keys or values in int4, in int8
     int64_t copy_layer_bytes, copy_page_bytes, copy_scale_offset;
     const int32_t *copy_of;        // [blocks] the copy of each; 0, which stays zero, for those without one
