@@ -24,7 +24,7 @@ class HttpRoute:
 
     Attributes:
         handler: answers its requests.
-        method: the only method that it takes.
+        method: the only method that it takes; with GET, HEAD, whose replies have no body.
         role: the role that callers need; None = everyone may ask, without a token too.
     """
 
@@ -72,8 +72,9 @@ class HttpRouter:
             raise HttpProblem(f"There is nothing at {request.path[:200]}.", 404)
         if route.role is not None:
             caller.require(route.role)
-        if request.method != route.method:
-            raise HttpProblem(f"{request.path} takes {route.method} only.", 405, [("allow", route.method)])
+        methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+        if request.method not in methods:
+            raise HttpProblem(f"{request.path} takes {route.method} only.", 405, [("allow", ", ".join(methods))])
         # Pages of other sites can make a browser send any type but this one.
         if route.method == "POST" and request.header("content-type").partition(";")[0].strip().lower() != JSON:
             raise HttpProblem(f"The content-type must be {JSON}.", 415)

@@ -56,6 +56,7 @@ class HttpConnection:
         self._is_last = is_last
         self._idle: asyncio.Task[bool] | None = None
         self._is_new = True
+        self._is_head = False  # the request's reply has headers alone
 
     async def serve(self) -> None:
         """Answers requests until the connection ends or is closed."""
@@ -103,7 +104,8 @@ class HttpConnection:
 
     async def whole(self, status: int, content_type: str, body: bytes, headers: Headers = ()) -> None:
         all_headers = [("content-length", str(len(body))), *headers]
-        await self._send(self._head(status, content_type, all_headers), h11.Data(data=body), h11.EndOfMessage())
+        data = () if self._is_head else (h11.Data(data=body),)
+        await self._send(self._head(status, content_type, all_headers), *data, h11.EndOfMessage())
 
     async def begin(self, status: int, content_type: str, headers: Headers = ()) -> None:
         await self._send(self._head(status, content_type, headers))
@@ -134,7 +136,7 @@ class HttpConnection:
 
     async def _serve_one(self) -> bool:
         """Reads and answers one request; returns whether another may follow."""
-        self._is_new = False
+        self._is_new = self._is_head = False
         try:
             request = await self._read_request()
         except (HttpProblem, h11.RemoteProtocolError) as error:
@@ -154,6 +156,7 @@ class HttpConnection:
             raise HttpProblem(f"The headers took longer than {HEADER_SECONDS:g} s.", 408) from None
         if not isinstance(head, h11.Request):
             return None
+        self._is_head = head.method == b"HEAD"
         if head.http_version not in (b"1.0", b"1.1"):
             version = head.http_version.decode("ascii")
             raise HttpProblem(f"This is HTTP/{version}; this port takes HTTP/1.1 only.", 505)

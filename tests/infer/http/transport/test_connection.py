@@ -23,6 +23,21 @@ def test_requests_follow_each_other_on_a_connection(server: HttpServerThread) ->
         assert answers.count(b'"text":"abc"') == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "status"), [("/health", 200), ("/v1/models", 200), ("/", 200), ("/none", 404), ("/v1/completions", 405)]
+)
+def test_the_reply_to_head_is_that_to_get_without_its_body(server: HttpServerThread, path: str, status: int) -> None:
+    head = HEALTH.replace(b"GET /health", f"HEAD {path}".encode())
+    with server.connect(head + HEALTH) as connection:
+        replies = read_until(connection, b'{"status":"serving"}')
+        assert replies.startswith(b"HTTP/1.1 %d " % status)
+        first, second = replies.split(b"\r\n\r\n", 1)
+        assert int(first.partition(b"content-length: ")[2].partition(b"\r\n")[0]) > 0
+        assert second.startswith(b"HTTP/1.1 200 ")
+        connection.sendall(head + b"no request\r\n\r\n")
+        assert b"HTTP/1.1 400" in read_until(connection, b"}}")
+
+
 @pytest.mark.parametrize("size", [MAX_BODY_BYTES, MAX_BODY_BYTES + 1])
 def test_the_size_of_a_body_is_bounded(server: HttpServerThread, size: int) -> None:
     body = json.dumps({"prompt": "hi"}).encode().ljust(size)
