@@ -204,8 +204,10 @@ static void round_group(const float *x, uint16_t *scale, int64_t tokens, int16_t
 
 // Writes PANEL codes into the low or the high halves of as many bytes.
 INLINE void put_nibbles(uint8_t *to, const int16_t *codes, int64_t high) {
-    uint8_t kept = high ? 15 : 240, shift = high ? 4 : 0;
-    for (int i = 0; i < PANEL; i++) to[i] = (uint8_t)((to[i] & kept) | (uint8_t)codes[i] << shift);
+    uint8_t both[PANEL], kept = high ? 15 : 240, times = high ? 16 : 1;
+    memcpy(both, to, PANEL);  // bytes that the codes cannot overlap, so that the loop becomes vectors
+    for (int i = 0; i < PANEL; i++) both[i] = (uint8_t)((both[i] & kept) | (uint8_t)((uint8_t)codes[i] * times));
+    memcpy(to, both, PANEL);
 }
 
 // Appends a key or a value to a page of int4.
