@@ -35,16 +35,17 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-def show_log(as_json: bool = False) -> None:
-    """Shows messages of level INFO and above. Commands and ranks call it; a second call only changes the format.
+def show_log(as_json: bool = False, level: int = logging.INFO) -> None:
+    """Shows messages from a level on. Commands and ranks call it; a second call only changes level and format.
 
     A program that imports tk does not call it and sees warnings only, unless it configures `logging` itself.
 
     Args:
         as_json: whether a message is a line of JSON.
+        level: the least level that is shown.
     """
     logger = logging.getLogger(_ROOT)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
     handlers = console_handlers()
     if not handlers:
         handlers = [_StandardError()]
@@ -56,3 +57,12 @@ def show_log(as_json: bool = False) -> None:
 def console_handlers() -> list[logging.Handler]:
     """Returns the handler that `show_log` has added, if it was called."""
     return [handler for handler in logging.getLogger(_ROOT).handlers if isinstance(handler, _StandardError)]
+
+
+def shown_format() -> str:
+    """Returns how this process shows messages of level INFO, "json" or "text"; "" if it shows warnings only."""
+    own, root = logging.getLogger(_ROOT), logging.getLogger()
+    handlers = [*own.handlers, *root.handlers]
+    if not handlers or not own.isEnabledFor(logging.INFO):
+        return ""
+    return "json" if any(isinstance(handler.formatter, _JsonLines) for handler in handlers) else "text"

@@ -20,6 +20,7 @@ class Job:
         fingerprint: that of the checkpoint which the engine opened; "" for any.
         weight_dtype: see EngineOptions, resolved: the name of a dtype, or "int8" or "int4".
         num_copies: see `CacheShape`.
+        log: how the engine's process shows its log, and so the worker's: see `shown_format`.
     """
 
     checkpoint: str
@@ -38,6 +39,7 @@ class Job:
     fingerprint: str = ""
     weight_dtype: str = ""
     num_copies: int = 0
+    log: str = ""
 
 
 def threads_per_rank(tp: int, wanted: int | None = None) -> int:

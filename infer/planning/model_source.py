@@ -9,6 +9,7 @@ from typing import Final
 from ... import __version__
 from ...checkpoint import Checkpoint
 from ...core import dtypes
+from ...core.console_log import shown_format
 from ...core.errors import ConfigError
 from ...model.config import ModelConfig
 from ...model.stored_config import stored_config
@@ -107,6 +108,7 @@ class ModelSource:
             fingerprint=self.checkpoint.folder.fingerprint,
             weight_dtype=self.memory.weight_dtype,
             num_copies=self.memory.num_copies,
+            log=shown_format(),
         )
 
 

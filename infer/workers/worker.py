@@ -4,6 +4,7 @@ The worker loads its part of the model, reports that it is ready, and carries ou
 about requests is the content of the cache and the slots of the persistent batch.
 """
 
+import logging
 import socket
 import traceback
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from ...checkpoint import Checkpoint
+from ...core.console_log import show_log
 from ...core.dtypes import by_name
 from ...core.errors import CheckpointError, TkError, WorkerDied
 from ...model.registry import decoder_spec
@@ -81,6 +83,8 @@ def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend])
     if start is None:
         return
     job = Job(**start.values)
+    if job.log:  # of what every rank does alike, one shows the progress
+        show_log(job.log == "json", logging.WARNING if job.rank else logging.INFO)
     backend = prepare_backend(job)
     ready = {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes, "samples": backend.samples}
     send(connection, Frame("ready", ready))

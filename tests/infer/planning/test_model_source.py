@@ -1,6 +1,7 @@
 """The facts about a checkpoint before a worker loads it: dtypes, tokenizer, end tokens, memory."""
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tk.checkpoint import Checkpoint
+from tk.core.console_log import show_log
 from tk.core.errors import ConfigError, ShardCorrupt
 from tk.core.layout import Layout
 from tk.infer import LLM
@@ -52,6 +54,16 @@ def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path], monkey
         fingerprint=source.checkpoint.folder.fingerprint,
         weight_dtype="bf16",
     )
+
+
+def test_workers_show_their_log_as_the_engine_does(model_folder: Callable[[str], Path]) -> None:
+    source = ModelSource.open(EngineOptions(model_folder("grouped"), kv_blocks=8))
+    show_log(as_json=True)
+    assert source.job().log == "json"
+    show_log()
+    assert source.job().log == "text"
+    show_log(level=logging.WARNING)
+    assert source.job().log == ""
 
 
 def test_quantized_weights_are_described_and_planned(model_folder: Callable[[str], Path]) -> None:

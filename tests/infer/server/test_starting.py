@@ -1,5 +1,6 @@
 """Signals while an engine starts: a quiet and quick end that leaves no process behind."""
 
+import json
 import signal
 import time
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.tests.infer.server.serving import WAIT_SECONDS, Command, shared_memory
+from tk.tests.infer.server.serving import WAIT_SECONDS, Command, Serving, shared_memory
 from tk.tests.infer.server.tiny_model import write_tiny_model
 
 
@@ -55,6 +56,29 @@ def test_a_signal_while_workers_load(
     _, table, rest = stderr.partition("on each of 2 ranks\n")  # the table may not be there yet
     said = [line for line in (rest if table else stderr).splitlines() if not line.startswith("listening on ")]
     assert "\n".join(said).strip() == words.strip()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_first_build_shows_its_progress_and_why_it_failed(
+    model: str, log_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo cc 1.0 && exit\necho no space >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("PATH", str(tmp_path))  # no other compiler
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    serving = Serving(model, "--tp", "2", "--kv-blocks", "64", "--log-format", log_format).wait_ready()
+    code, _, stderr = serving.end(signal.SIGTERM)
+    serving.close()
+    assert code == 0
+    lines = [line for line in stderr.splitlines() if line.startswith(("{", "compiling", "The native"))]
+    if log_format == "json":
+        lines = [json.loads(line).get("message", "") for line in lines]
+    units = [line for line in lines if line.startswith("compiling native kernels: ")]
+    assert units, stderr
+    assert len(units) == len(set(units)), "one rank shows it"
+    assert any("no space" in line for line in lines)
 
 
 def test_two_signals_while_workers_load(model: str) -> None:
