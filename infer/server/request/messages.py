@@ -24,7 +24,7 @@ MAX_NAME_BYTES: Final = 16_384  # of a text that is none of _TEXTS
 SHORT_BYTES: Final = 1000  # of a message that only names something
 MESSAGE_SECONDS: Final = 30.0  # from the begin of a call until its message is here
 INLINE_BYTES: Final = 4096  # shorter messages are read at once, which takes less than another thread would
-# What is read on other threads, or not as text. Each read of another field turns its bytes to text on the event loop.
+# Fields that may be long. Every read of a text converts all its bytes, and most fields are read on the event loop.
 _TEXTS: Final = frozenset(
     (
         *("tk.v1.GenerateRequest.text", "tk.v1.ChatMessage.content", "tk.v1.TokenizeRequest.text"),
