@@ -84,8 +84,22 @@ INLINE struct seen keys_seen(const struct model *m, const struct operation *op, 
     return begin < end ? (struct seen){begin - low, end - low} : (struct seen){0, 0};
 }
 
+// The rows of an item that read a block's copy: [first, last). Rows from `last` on read its 4 bits, rows before `first`
+// see nothing of it.
+struct readers {
+    int64_t first, last;
+};
+INLINE int64_t first_row_at(const struct model *m, const struct item *item, int64_t position) {
+    int64_t r = (position - item->span->start) * (m->heads / m->kv_heads) - item->first;
+    return r < 0 ? 0 : r < item->rows ? r : item->rows;
+}
+INLINE struct readers readers_of(const struct model *m, const struct item *item, int64_t at) {
+    if (at < m->block_size) return (struct readers){0, item->rows};
+    return (struct readers){first_row_at(m, item, at), first_row_at(m, item, at + m->block_size)};
+}
+
 // A tile's pages, keys or values, in order; while one is multiplied, the other kind's page that is needed a pass later
-// is fetched.
+// is fetched, or its copy, if every row reads that.
 INLINE const char *page_of(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
                            int values) {
     return page(m, op->layer, m->step.tables[item->span->table + key / m->block_size], values, item->head);
@@ -99,6 +113,9 @@ INLINE struct ahead fetch_page(const struct model *m, const struct operation *op
                                int values, int64_t pairs) {
     if (key >= item->stop && item->next) key = item->next->start + key % KEY_TILE, item = item->next;
     if (key >= item->stop) return no_fetch((const char *)m->step.tables);
+    int format = values ? m->value_format : m->key_format;
+    if (format == INT4 && readers_of(m, item, key / m->block_size * m->block_size).last == item->rows)
+        return (struct ahead){copy_of(m, op, item, key, values), (m->copy_page_bytes + pairs - 1) / pairs};
     return (struct ahead){page_of(m, op, item, key, values), (m->page_bytes[values] + pairs - 1) / pairs};
 }
 

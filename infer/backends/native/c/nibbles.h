@@ -8,20 +8,6 @@
 
 #include "items.h"
 
-// The rows of an item that read a block's copy: [first, last). Rows from `last` on read its 4 bits, rows before `first`
-// see nothing of it.
-struct readers {
-    int64_t first, last;
-};
-INLINE int64_t first_row_at(const struct model *m, const struct item *item, int64_t position) {
-    int64_t r = (position - item->span->start) * (m->heads / m->kv_heads) - item->first;
-    return r < 0 ? 0 : r < item->rows ? r : item->rows;
-}
-INLINE struct readers readers_of(const struct model *m, const struct item *item, int64_t at) {
-    if (at < m->block_size) return (struct readers){0, item->rows};
-    return (struct readers){first_row_at(m, item, at), first_row_at(m, item, at + m->block_size)};
-}
-
 // The scales of queries, and their sums in each group, which the zeros of keys are multiplied by.
 struct query_scales {
     const float *scales, *sums;
@@ -96,8 +82,10 @@ static void score_block(const struct model *m, const struct operation *op, const
     const int16_t *queries = (const int16_t *)w->queries;
     if (copied.last > copied.first) {
         const char *keys = copy_of(m, op, item, at, 0);
+        int alone = copied.last == item->rows;
         struct product p = {queries + copied.first * width, width, copied.last - copied.first, keys,
-                            n / 2 * pair_bytes(INT8), panels, n / 2, no_fetch(keys)};
+                            n / 2 * pair_bytes(INT8), panels, n / 2,
+                            alone ? fetch_page(m, op, item, at, 1, panels * (n / 2)) : no_fetch(keys)};
         score_page(&p, w->query_scales + copied.first, (const float *)(keys + m->copy_scale_offset),
                    out + copied.first * KEY_TILE);
     }
@@ -159,10 +147,11 @@ static void add_block(const struct model *m, const struct operation *op, const s
     int64_t size = m->block_size, panels = padded_head(m) / PANEL, pairs = (keys + 1) / 2;
     int64_t padded = (keys + PANEL - 1) / PANEL * PANEL;
     struct readers copied = readers_of(m, item, at);
+    struct ahead ahead = fetch_page(m, op, item, at + KEY_TILE, 0, panels * pairs);
     if (copied.last > copied.first) {
         const char *page = copy_of(m, op, item, at, 1);
         struct product p = {.page = page, .panel_bytes = size / 2 * pair_bytes(INT8), .panels = panels, .pairs = pairs,
-                            .ahead = no_fetch(page)};
+                            .ahead = copied.last == item->rows ? ahead : no_fetch(page)};
         for (int64_t r = copied.first; r < copied.last; r++) {
             w->weight_scales[r] = round_weights(weights + r * KEY_TILE, (const float *)(page + m->copy_scale_offset),
                                                 padded, keys_seen(m, op, item, r, at, at + keys),
@@ -174,7 +163,6 @@ static void add_block(const struct model *m, const struct operation *op, const s
     if (copied.last == item->rows) return;
     const char *page = page_of(m, op, item, at, 1);
     const uint16_t *stored = (const uint16_t *)(page + m->scale_offset[1]);
-    struct ahead ahead = fetch_page(m, op, item, at + KEY_TILE, 0, panels * pairs);
     for (int64_t g = 0, panel = 0, some; panel < panels; g++, panel += some, stored += 2 * size) {
         float scales[KEY_TILE], zeros[KEY_TILE];
         for (int64_t i = 0; i < size; i += VW) {

@@ -90,12 +90,12 @@ static void score_by_tiles(const struct model *m, const struct operation *op, co
         struct readers copied = copy_readers(m, item, at, m->key_format);
         if (!inside && m->key_format == BF16) fetch_lines(ahead, lines);
         ahead.from += inside * (m->head_dim / 2) / PANEL * ahead.bytes;
-        if (copied.last < item->rows)
+        if (copied.last < item->rows) {
             score_keys(m, item, w, page_source(m, op, item, at, 0), inside, &ahead, scores, KEY_TILE);
+            ahead.bytes = 0;
+        }
         if (copied.first == copied.last) continue;
-        struct source copy = copy_source(m, op, item, at, 0);
-        ahead = no_fetch(copy.page);
-        score_keys(m, item, w, copy, inside, &ahead, near, BLOCK_COLUMNS);
+        score_keys(m, item, w, copy_source(m, op, item, at, 0), inside, &ahead, near, BLOCK_COLUMNS);
         for (int64_t r = copied.first; r < copied.last; r++)
             memcpy(scores + r * KEY_TILE, near + r * BLOCK_COLUMNS, BLOCK_COLUMNS * sizeof *near);
     }
@@ -120,11 +120,11 @@ static void round_weights_of_row(const struct model *m, const struct item *item,
 
 // Adds the values of 32 keys, of which `keys` are there, that some rows read from copies.
 static void add_copies(const struct model *m, const struct item *item, struct readers copied, struct source copy,
-                       int64_t token, int64_t dim, const float *scores, int64_t keys) {
-    uint16_t weights[ATTENTION_ROWS * BLOCK_COLUMNS] __attribute__((aligned(64))) = {0};
+                       int64_t token, int64_t dim, struct ahead *ahead, const float *scores, int64_t keys) {
+    uint16_t weights[ATTENTION_ROWS * BLOCK_COLUMNS] __attribute__((aligned(64)));
     uint16_t widened[2 * BLOCK_COLUMNS * PANEL] __attribute__((aligned(64)));
-    struct ahead ahead = no_fetch(copy.page);
-    struct tiled values = tiles_of_values(m, copy, token, dim, widened, &ahead);
+    struct tiled values = tiles_of_values(m, copy, token, dim, widened, ahead);
+    memset(weights, 0, (size_t)item->rows * BLOCK_COLUMNS * sizeof *weights);
     const float *scales = (const float *)copy.scales + token;
     for (int64_t r = copied.first; r < copied.last; r++) {
         float scaled[BLOCK_COLUMNS];
@@ -148,12 +148,13 @@ static void add_by_tiles(const struct model *m, const struct operation *op, cons
             int64_t k = (at - low) / BLOCK_COLUMNS, inside = at % m->block_size, left = low + keys - at;
             struct ahead ahead = fetch_page(m, op, item, at + KEY_TILE, 0, lines);
             struct readers copied = copy_readers(m, item, at, m->value_format);
-            if (copied.first < copied.last)
-                add_copies(m, item, copied, copy_source(m, op, item, at, 1), inside, dim, w->scores + at - low,
-                           left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS);
-            if (copied.last == item->rows) continue;
             if (!inside && !dim && m->value_format == BF16) fetch_lines(ahead, lines);
             ahead.from += (dim * (m->block_size / 2) + inside * PANEL) / PANEL * ahead.bytes;
+            struct ahead with_copy = copied.last == item->rows ? ahead : no_fetch(ahead.from);
+            if (copied.first < copied.last)
+                add_copies(m, item, copied, copy_source(m, op, item, at, 1), inside, dim, &with_copy,
+                           w->scores + at - low, left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS);
+            if (copied.last == item->rows) continue;
             struct tiled values = tiles_of_values(m, page_source(m, op, item, at, 1), inside, dim, widened, &ahead);
             add_step(step_of(w->weights, item->rows, steps, 0, k), two ? step_of(w->weights, item->rows, steps, 1, k) : NULL,
                      values.panel, values.panel_bytes);
