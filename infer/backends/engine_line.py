@@ -17,6 +17,8 @@ class EngineLine:
             whether its logits are finite, and its candidates: int32 [R], uint8 [R], int32 [R, C].
         encode_tokens: returns the engine's message of the tokens that it chose among candidates; they are its end:
             int32 [R].
+        again: the beginning of the engine's message with masks with which rows are sampled again. Behind it come the
+            bytes of the rest, uint32, and the rest: M and W, int32; the masks, uint32 [M, W]; the rows, int32 [M].
         answers: whether this rank sends the results.
     """
 
@@ -24,6 +26,7 @@ class EngineLine:
     next_step: bytes
     encode: Callable[[SamplerOutput], bytes]
     encode_tokens: Callable[[Array], bytes]
+    again: bytes
     answers: bool
 
 

@@ -90,13 +90,15 @@ class Matcher:
         Args:
             candidates: token ids, best first; those behind a negative one do not count.
         """
-        self.look_ahead()
+        if self._forced is None:
+            self.look_ahead()
         if self._forced:
             return self._forced[0]
+        is_allowed = self._state.validate_tokens
         for token in candidates:
             if token < 0:
                 return None
-            if self._state.validate_tokens([token]):
+            if is_allowed([token]):
                 return token
         return None
 

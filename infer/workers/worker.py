@@ -104,15 +104,16 @@ def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch
     ahead: deque[StepMessage | NextTokens] = deque()
     knows_tokens = True
     next_step = Frame("step", body=NextTokens(_NO_BLOCKS).encode()).encode()
-    line = EngineLine(connection.fileno(), next_step, _result, _tokens, answers)
+    again = Frame("again").encode()[:-4]  # up to the size of its body
+    line = EngineLine(connection.fileno(), next_step, _result, _tokens, again, answers)
     while (frame := receive(connection)) is not None:
         if frame.op == "tokens":
             batch.feed(np.frombuffer(frame.body, np.int32))
             knows_tokens = True
         elif frame.op == "again":
-            again = backend.sample_again(*_masks_of(frame))
+            sampled = backend.sample_again(*_masks_of(frame))
             if answers:
-                send(connection, _result(again))
+                send(connection, _result(sampled))
         else:
             ahead.append(decode_message(frame.body))
         if ahead and knows_tokens:

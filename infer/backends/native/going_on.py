@@ -31,6 +31,7 @@ class GoingOn:
         self._answer = create_string_buffer(answer, len(answer))
         self._chosen = create_string_buffer(chosen, len(chosen))
         self._next_step = create_string_buffer(line.next_step, len(line.next_step))
+        self._again = create_string_buffer(line.again, len(line.again))
         self.structure = StepExchange(
             descriptor=line.descriptor,
             answers=line.answers,
@@ -44,5 +45,10 @@ class GoingOn:
             numbers=batch.new_number,
             chosen=addressof(self._chosen),
             chosen_bytes=len(chosen),
+            again=addressof(self._again),
+            again_bytes=len(line.again),
+            mask=batch.mask,
+            masks=addressof(batch) + SamplingBatch.masks.offset,
+            mask_stride=addressof(batch) + SamplingBatch.mask_stride.offset,
             num_candidates=num_candidates,
         )

@@ -235,8 +235,10 @@ class SamplerOutput:
         offset = _RESULT_HEAD.size + token_ids.nbytes
         finite = np.frombuffer(data, np.uint8, num_rows, offset)
         offset += finite.nbytes
-        candidates = np.frombuffer(data, "<i4", num_rows * asked, len(data) - 4 * num_rows * asked)
-        candidates = candidates.reshape(num_rows, asked)
+        candidates = None
+        if asked:
+            candidates = np.frombuffer(data, "<i4", num_rows * asked, len(data) - 4 * num_rows * asked)
+            candidates = candidates.reshape(num_rows, asked)
         if most < 0:
             return SamplerOutput.of_tokens(token_ids, finite, candidates)
         columns = list[Array]()
@@ -245,15 +247,18 @@ class SamplerOutput:
             offset += columns[-1].nbytes
         logprob, rank, *top = columns
         top_ids, top_logprobs = (each.reshape(num_rows, most) for each in top)
+        candidates = np.empty((num_rows, 0), np.int32) if candidates is None else candidates
         return SamplerOutput(token_ids, finite, logprob, rank, top_ids, top_logprobs, candidates)
 
     @staticmethod
     def of_tokens(token_ids: Array, finite: Array, candidates: Array | None = None) -> "SamplerOutput":
         """Returns the output of rows that request no log-probabilities; without candidates C is 0."""
-        logprob, none = np.zeros(len(token_ids), np.float32), np.zeros((len(token_ids), 0), np.int32)
-        candidates = none if candidates is None else candidates
-        rank, top_logprobs = np.zeros_like(token_ids), none.astype(np.float32)
-        return SamplerOutput(token_ids, finite, logprob, rank, none, top_logprobs, candidates)
+        num_rows = len(token_ids)
+        logprob, rank = np.zeros(num_rows, np.float32), np.zeros(num_rows, np.int32)
+        none, top_logprobs = np.empty((num_rows, 0), np.int32), np.empty((num_rows, 0), np.float32)
+        return SamplerOutput(
+            token_ids, finite, logprob, rank, none, top_logprobs, none if candidates is None else candidates
+        )
 
     @staticmethod
     def join(parts: Sequence["SamplerOutput"]) -> "SamplerOutput":

@@ -136,6 +136,11 @@ class StepExchange(Structure):
         ("numbers", c_void_p),
         ("chosen", c_void_p),
         ("chosen_bytes", c_int64),
+        ("again", c_void_p),
+        ("again_bytes", c_int64),
+        ("mask", c_void_p),
+        ("masks", c_void_p),
+        ("mask_stride", c_void_p),
         ("num_candidates", c_int32),
         ("has_next", c_int32),
     )

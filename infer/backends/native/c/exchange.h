@@ -5,6 +5,7 @@
 #define TK_EXCHANGE_H
 
 #include <errno.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 
 #include "model.h"
@@ -29,16 +30,51 @@ static int reads(const struct exchange *e, void *to, size_t bytes) {
     return 1;
 }
 
-// Waits for the engine's next message; takes it, the tokens of a step, if these are the ones that the engine chose.
-static int takes_chosen(const struct exchange *e, struct step *s) {
+enum reply { CHOSEN, AGAIN, OTHER };
+
+// Waits for the engine's next message and returns its kind, without taking it.
+static enum reply next_reply(const struct exchange *e) {
     char seen[MOST_BYTES];
-    size_t bytes = (size_t)e->chosen_bytes;
+    size_t bytes = (size_t)(e->chosen_bytes > e->again_bytes ? e->chosen_bytes : e->again_bytes);
     ssize_t count = -1;
-    if (bytes > sizeof seen) return 0;
+    if (bytes > sizeof seen) return OTHER;
     do count = recv(e->descriptor, seen, bytes, MSG_PEEK);
     while (count < 0 && errno == EINTR);
-    if (count != e->chosen_bytes || memcmp(seen, e->chosen, bytes)) return 0;
-    return reads(e, seen, bytes) && reads(e, s->token_ids, 4 * (size_t)s->tokens);
+    if (count >= e->chosen_bytes && !memcmp(seen, e->chosen, (size_t)e->chosen_bytes)) return CHOSEN;
+    return count >= e->again_bytes && !memcmp(seen, e->again, (size_t)e->again_bytes) ? AGAIN : OTHER;
+}
+
+// Takes the tokens of a step that the engine chose; returns 0 if the engine has ended.
+static int takes_chosen(const struct exchange *e, struct step *s) {
+    char seen[MOST_BYTES];
+    return reads(e, seen, (size_t)e->chosen_bytes) && reads(e, s->token_ids, 4 * (size_t)s->tokens);
+}
+
+// Masks for some rows of a step.
+struct masked {
+    int32_t count, words;  // rows; words of a mask
+    const uint32_t *masks; // [count][words]
+    const int32_t *rows;   // [count]
+};
+
+// Takes the masks with which rows are sampled again, into memory that the caller frees. NULL: the engine has ended, or
+// there is no memory; then the message is left.
+static char *takes_masks(const struct exchange *e, struct masked *found) {
+    char seen[MOST_BYTES + 4], *body;
+    size_t head = (size_t)e->again_bytes + 4;
+    uint32_t bytes;
+    if (recv(e->descriptor, seen, head, MSG_PEEK | MSG_WAITALL) != (ssize_t)head) return NULL;
+    memcpy(&bytes, seen + head - 4, sizeof bytes);
+    if (!(body = malloc(bytes))) return NULL;
+    if (!reads(e, seen, head) || !reads(e, body, bytes)) {
+        free(body);
+        return NULL;
+    }
+    memcpy(&found->count, body, 4);
+    memcpy(&found->words, body + 4, 4);
+    found->masks = (const uint32_t *)(body + 8);
+    found->rows = (const int32_t *)(found->masks + (int64_t)found->count * found->words);
+    return body;
 }
 
 // Moves a step on by a token of each sequence: each has one, whose logits are wanted.

@@ -6,8 +6,6 @@
 #include "experts.h"
 #include "link.h"
 
-#include <stdlib.h>
-
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
 
@@ -148,11 +146,52 @@ __attribute__((visibility("default"))) void NAMED(tk_step_, TK_NAME)(struct mode
     tk_pool_run(m->pool, run_step, m);
 }
 
+struct sampled_again {
+    struct model *model;
+    struct masked masked;
+};
+
+static void run_sample_again(void *argument, int32_t thread) {
+    const struct sampled_again *a = argument;
+    struct model *m = a->model;
+    struct sampling *s = m->sampling;
+    for (int64_t i; i = m->rank + (int64_t)m->tp * __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED), i < a->masked.count;)
+        s->rows(s->batch, a->masked.rows[i], a->masked.rows[i] + 1, s->scratch + thread * s->scratch_bytes);
+    if (m->tp > 1) meet_all(m, thread);
+}
+
+// Takes masks, and samples their rows with them; returns 0 if the engine has ended.
+static int samples_again(struct model *m, const struct exchange *e) {
+    struct sampled_again again = {.model = m};
+    const struct masked *masked = &again.masked;
+    char *body = takes_masks(e, &again.masked);
+    if (!body) return 0;
+    int32_t before = masked->count ? e->mask[masked->rows[0]] : 0;  // of each of them: it has candidates
+    for (int32_t i = 0; i < masked->count; i++) e->mask[masked->rows[i]] = i;
+    *e->masks = masked->masks, *e->mask_stride = masked->words;
+    m->sampling->next = 0;
+    tk_pool_run(m->pool, run_sample_again, &again);
+    for (int32_t i = 0; i < masked->count; i++) e->mask[masked->rows[i]] = before;
+    *e->masks = NULL;
+    free(body);
+    return 1;
+}
+
+// Waits for the tokens that the engine chooses among candidates, and samples rows again if it sends masks before; returns
+// 0 if another message comes, which is left, or the end.
+static int receives_tokens(struct model *m, const struct exchange *e) {
+    for (;;) {
+        enum reply reply = next_reply(e);
+        if (reply == CHOSEN) return takes_chosen(e, &m->step);
+        if (reply == OTHER || !samples_again(m, e) || !send_answer(m, e)) return 0;
+    }
+}
+
 // Goes on from the last step, which sampled one token of each sequence; returns the number of further steps.
 __attribute__((visibility("default"))) int32_t NAMED(tk_go_on_, TK_NAME)(struct model *m, struct exchange *e) {
     int32_t steps = 0;
     while (takes_next_step(e)) {
-        if (e->num_candidates && !takes_chosen(e, &m->step)) {
+        if (e->num_candidates && !receives_tokens(m, e)) {
             e->has_next = 1;
             break;
         }

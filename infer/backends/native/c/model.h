@@ -82,6 +82,11 @@ struct exchange {                  // a rank's socket to the engine, see exchang
     int32_t *numbers;              // of the new tokens, as the sampler reads them
     const char *chosen;            // the beginning of the message with the tokens that the engine chose, int32
     int64_t chosen_bytes;
+    const char *again;             // the beginning of the message with masks, up to its size
+    int64_t again_bytes;
+    int32_t *mask;                 // the number of each row's mask, as the sampler reads it
+    const uint32_t **masks;        // where the sampler finds the masks, and the words of each
+    int64_t *mask_stride;
     int32_t num_candidates;        // of each row; 0: the engine chooses no tokens
     int32_t has_next;              // set: the next step's message was taken, but its tokens have not come yet
 };

@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from tk.infer.backends.backend import Backend
-from tk.infer.backends.engine_line import EngineLine
+from tk.infer.backends.engine_line import EngineLine, WentOn
 from tk.infer.backends.native import prepare
 from tk.infer.backends.native.binding import library
 from tk.infer.planning.job import Job
-from tk.infer.scheduling.steps.step_plan import SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.infer.scheduling.steps.step_plan import ASKED, Array, SamplerOutput, SamplingRow, SamplingRows, StepPlan
 from tk.infer.workers.worker import load
 from tk.tests.infer.backends.native.products import MODELS, portable
 
 FLAGS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
 NEXT = b"next step"
+AGAIN = b"again"
 TOKENS = np.random.default_rng(0).integers(0, 101, 50).astype(np.int32)
 
 
@@ -46,13 +47,24 @@ def run(folder: str, dtype: str, kv_dtype: str, weight_dtype: str, instruction_s
 
 
 def go_on(backend: Backend) -> None:
-    """Computes the last token, and twelve tokens behind it, some in a new block."""
+    """Computes the last token, and twelve tokens behind it, some in a new block; then one that a mask leads to."""
     engine, rank = socket.socketpair()
     with engine, rank:
+        line = EngineLine(rank.fileno(), NEXT, SamplerOutput.encode, chosen, AGAIN, answers=True)
         backend.step(plan(49, 50, 16))
         engine.sendall(NEXT * 12)
-        line = EngineLine(rank.fileno(), NEXT, SamplerOutput.encode, lambda tokens: tokens.tobytes(), answers=True)
         assert backend.go_on(line) is not None
+        last = plan(49, 50, 16)
+        backend.step(replace(last, rows=SamplingRows.pack([SamplingRow(0, mask=ASKED)])))
+        mask = np.array([0, 0, 1, 0], np.uint32)
+        body = np.array([1, 4], np.int32).tobytes() + mask.tobytes() + np.zeros(1, np.int32).tobytes()
+        engine.sendall(NEXT + AGAIN + np.uint32(len(body)).tobytes() + body + chosen(np.array([64], np.int32)))
+        assert backend.go_on(line) == WentOn(None)
+
+
+def chosen(tokens: Array) -> bytes:
+    """Returns the message of chosen tokens."""
+    return b"tokens" + tokens.tobytes()
 
 
 def main() -> None:

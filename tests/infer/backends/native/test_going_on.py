@@ -29,6 +29,7 @@ pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
 LENGTHS = (BLOCK_SIZE - 2, 5)
 TABLE = np.array([[1, 2], [5, 6]], np.int32)
 NEXT = b"next step"
+AGAIN = b"again"
 STEPS = 4
 
 
@@ -77,7 +78,7 @@ def encode_tokens(tokens: Array) -> bytes:
 
 
 def line_of(rank: socket.socket, answers: bool = True) -> EngineLine:
-    return EngineLine(rank.fileno(), NEXT, encode, encode_tokens, answers)
+    return EngineLine(rank.fileno(), NEXT, encode, encode_tokens, AGAIN, answers)
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp32", "int4"])
@@ -130,11 +131,11 @@ def test_the_engine_chooses_tokens_among_candidates(tmp_path: Path, ends: tuple[
         advance(expected, chosen)
         answers.append(guided.step(expected))
         chosen = answers[-1].candidates[[0, 1], [0, 5]]
-    engine.sendall(NEXT + b"again")
+    engine.sendall(NEXT + b"other")
     assert alone.go_on(line_of(rank)) == WentOn(None, has_next=True)
     for answer in map(encode, answers):
         assert engine.recv(len(answer), socket.MSG_WAITALL) == answer
-    assert rank.recv(100) == b"again", "a message that says anything else stays where it is"
+    assert rank.recv(100) == b"other", "a message that says anything else stays where it is"
     mask = np.zeros((1, 4), np.uint32)
     mask[0, 2] = 1 << 5
     for made in (alone, guided):
@@ -146,6 +147,40 @@ def test_the_engine_chooses_tokens_among_candidates(tmp_path: Path, ends: tuple[
     engine.sendall(NEXT)
     engine.close()
     assert alone.go_on(line_of(rank)) == WentOn(None, has_next=True), "the engine has ended"
+    alone.close()
+    guided.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_are_sampled_again_with_masks(
+    tmp_path: Path, ends: tuple[socket.socket, socket.socket], threads: int
+) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    alone, guided = runner(tmp_path, threads=threads), runner(tmp_path)
+    begin(alone, mask=ASKED)
+    expected, first = begin(guided, mask=ASKED)
+    chosen = first.candidates[:, 0]
+    for _ in range(STEPS):
+        sent = []
+        for rows in ([1], [0, 1]):
+            masks = np.zeros((len(rows), 4), np.uint32)
+            masks[:, 2] = 1 << np.array([5, 9][: len(rows)])
+            body = np.array(masks.shape, np.int32).tobytes() + masks.tobytes() + np.array(rows, np.int32).tobytes()
+            engine.sendall((NEXT if rows == [1] else b"") + AGAIN + np.uint32(len(body)).tobytes() + body)
+            sent.append(guided.sample_again(masks, np.array(rows, np.int32)))
+        assert [each.token_ids.tolist()[1] for each in sent] == [69, 73]
+        chosen = sent[-1].token_ids
+        engine.sendall(encode_tokens(chosen))
+        assert alone.go_on(line_of(rank)) == WentOn(None, has_next=False)
+        advance(expected, chosen)
+        step = guided.step(expected)
+        answers = [SamplerOutput.decode(engine.recv(len(encode(step)), socket.MSG_WAITALL)[7:]) for _ in range(3)]
+        assert answers[0].token_ids[1] == 69
+        assert answers[0].candidates[0].tolist() == first.candidates[0].tolist(), "a row without a mask is as before"
+        assert answers[1].token_ids.tolist() == chosen.tolist() == [69, 73]
+        assert answers[2].encode() == step.encode()
+        first = step
     alone.close()
     guided.close()
 
