@@ -2,8 +2,10 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
+from operator import index
 from typing import Any, Final, Protocol
 
 from ...core.errors import InvalidRequest, PromptTooLong
@@ -59,8 +61,9 @@ def as_prompt(prompt: GivenPrompt) -> Prompt:
     """
     if isinstance(prompt, str | Conversation):
         return prompt
-    if _is_sequence(prompt) and all(isinstance(token, Integral) for token in prompt):
-        return tuple(int(token) for token in prompt)
+    if _is_sequence(prompt):
+        with suppress(TypeError):
+            return tuple(map(index, prompt))  # type: ignore[arg-type]  # another value is no index
     raise InvalidRequest(
         f"A prompt is {_described(prompt)}; it must be a str, a list of token ids or a Conversation.", field="prompt"
     )

@@ -45,8 +45,8 @@ def checked_prompt(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
         InvalidRequest: one is not in the vocabulary.
     """
     prompt = tuple(ids)
-    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
-    if wrong is not None:
+    if prompt and not (min(prompt) >= 0 and max(prompt) < vocab_size):
+        wrong = next(token for token in prompt if not 0 <= token < vocab_size)
         raise InvalidRequest(f"Token id {wrong} is not one of the vocabulary's, 0 to {vocab_size - 1}.", field="prompt")
     return prompt
 
