@@ -182,6 +182,12 @@ INLINE void append_head(const struct model *m, int format, char *to, char *scale
     }
 }
 
+// The value, at least `least` and at most what fp16 holds, which NaN becomes. Calls of fminf and fmaxf would cost more.
+INLINE float bounded(float least, float value) {
+    float most = value < LARGEST_FP16 ? value : LARGEST_FP16;
+    return most > least ? most : least;
+}
+
 // Rounds GROUP dims to 4 bits, and stores their scale and, `tokens` further on, their zero.
 static void round_group(const float *x, uint16_t *scale, int64_t tokens, int16_t *codes) {
     vf low = v_load(x), high = low, odd = v_set1(0.0f);
@@ -190,10 +196,10 @@ static void round_group(const float *x, uint16_t *scale, int64_t tokens, int16_t
         high = v_max(high, v_load(x + i));
         odd = odd + (v_load(x + i) - v_load(x + i));  // zero, if all are finite
     }
-    float least = fmaxf(-LARGEST_FP16, fminf(LARGEST_FP16, -v_largest(v_set1(0.0f) - low)));
+    float least = bounded(-LARGEST_FP16, -v_largest(v_set1(0.0f) - low));
     scale[tokens] = float_to_fp16(least + v_sum(odd));
     float zero = fp16_to_float(scale[tokens]);
-    scale[0] = float_to_fp16(fmaxf(LEAST_FP16, fminf(LARGEST_FP16, (v_largest(high) - zero) / 15.0f)));
+    scale[0] = float_to_fp16(bounded(LEAST_FP16, (v_largest(high) - zero) / 15.0f));
     memset(codes, 0, GROUP * sizeof *codes);
     float inverse = 1.0f / fp16_to_float(scale[0]);
     for (int64_t i = 0; i < GROUP && !isnan(zero); i += VW) {

@@ -95,8 +95,10 @@ static void score_by_tiles(const struct model *m, const struct operation *op, co
             ahead.bytes = 0;
         }
         if (copied.first == copied.last) continue;
-        score_keys(m, item, w, copy_source(m, op, item, at, 0), inside, &ahead, near, BLOCK_COLUMNS);
-        for (int64_t r = copied.first; r < copied.last; r++)
+        int alone = copied.last - copied.first == item->rows;
+        score_keys(m, item, w, copy_source(m, op, item, at, 0), inside, &ahead, alone ? scores : near,
+                   alone ? KEY_TILE : BLOCK_COLUMNS);
+        for (int64_t r = copied.first; !alone && r < copied.last; r++)
             memcpy(scores + r * KEY_TILE, near + r * BLOCK_COLUMNS, BLOCK_COLUMNS * sizeof *near);
     }
 }
@@ -104,18 +106,14 @@ static void score_by_tiles(const struct model *m, const struct operation *op, co
 // Rounds the weights of row r of the keys [low, low + keys) for the pages of values; those of keys whose copy it reads are zero.
 static void round_weights_of_row(const struct model *m, const struct item *item, struct workspace *w, int64_t low,
                                  int64_t keys, int64_t r) {
-    float far[KEY_TILE];
     const float *weights = w->scores + r * KEY_TILE;
-    if (m->value_format == INT4) {
-        memcpy(far, weights, (size_t)keys * sizeof *far);
-        for (int64_t at = low; at < low + keys; at += m->block_size) {
-            struct readers copied = readers_of(m, item, at);
-            int64_t count = low + keys - at < m->block_size ? low + keys - at : m->block_size;
-            if (r < copied.last) memset(far + at - low, 0, (size_t)count * sizeof *far);
-        }
-        weights = far;
+    for (int64_t k = 0; k * BLOCK_COLUMNS < keys; k++) {
+        int64_t at = k * BLOCK_COLUMNS, left = keys - at;
+        uint16_t *to = step_of(w->weights, item->rows, KEY_TILE / BLOCK_COLUMNS, (int)(r / BLOCK_ROWS), k);
+        to += r % BLOCK_ROWS * BLOCK_COLUMNS;
+        if (r < copy_readers(m, item, low + at, m->value_format).last) memset(to, 0, LINE);
+        else round_line(weights + at, left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS, to);
     }
-    round_into_steps(weights, keys, w->weights, item->rows, KEY_TILE / BLOCK_COLUMNS, r);
 }
 
 // Adds the values of 32 keys, of which `keys` are there, that some rows read from copies.
