@@ -63,7 +63,7 @@ def as_prompt(prompt: GivenPrompt) -> Prompt:
         return prompt
     if _is_sequence(prompt):
         with suppress(TypeError):
-            return tuple(map(index, prompt))  # type: ignore[arg-type]  # another value is no index
+            return tuple(map(index, prompt))
     raise InvalidRequest(
         f"A prompt is {_described(prompt)}; it must be a str, a list of token ids or a Conversation.", field="prompt"
     )
