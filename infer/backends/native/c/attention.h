@@ -154,11 +154,11 @@ static void attend_part(const struct model *m, const struct operation *op, const
 // The time of an item, in that of a pass over one key with one row: reads cost as much as two rows.
 INLINE int64_t cost_of(const struct item *item) { return (item->stop - item->start) * (item->rows + 2); }
 
-static int64_t cost_of_step(const struct model *m, const struct operation *op) {
+static int64_t cost_of_step(const struct model *m, const struct operation *op, int64_t most) {
     int64_t cost = 0, group = m->heads / m->kv_heads;
     for (int32_t s = 0; s < m->step.spans; s++)
-        for (int64_t first = 0; first < m->step.span[s].length * group; first += item_rows(m)) {
-            struct item item = item_of(m, op, &m->step.span[s], first);
+        for (int64_t first = 0; first < m->step.span[s].length * group; first += most) {
+            struct item item = item_of(m, op, &m->step.span[s], first, most);
             cost += cost_of(&item);
         }
     return cost * m->kv_heads;
@@ -168,6 +168,7 @@ static int64_t cost_of_step(const struct model *m, const struct operation *op) {
 struct unit {
     struct item item;
     int32_t span;
+    int64_t most;           // the rows of an item, at most
     int64_t first, splits;  // the item's rows; the number of splits that are shared, 1 if they are not
     int64_t begin, part;    // the first unit of these rows, all kv heads together; the split
     float *parts;           // of the rows' shared splits
@@ -179,8 +180,8 @@ struct unit {
 static int find_unit(const struct model *m, const struct operation *op, int64_t cost, int64_t index, struct unit *u) {
     int64_t group = m->heads / m->kv_heads;
     for (; u->span < m->step.spans; u->span++, u->first = 0)
-        for (; u->first < m->step.span[u->span].length * group; u->first += item_rows(m)) {
-            u->item = item_of(m, op, &m->step.span[u->span], u->first);
+        for (; u->first < m->step.span[u->span].length * group; u->first += u->most) {
+            u->item = item_of(m, op, &m->step.span[u->span], u->first, u->most);
             int64_t splits = splits_of(&u->item);
             int shared = m->threads > 1 && splits > 1 && cost_of(&u->item) * SHARED_ITEMS * m->threads > cost;
             u->splits = shared ? splits : 1;
@@ -197,9 +198,9 @@ static int find_unit(const struct model *m, const struct operation *op, int64_t 
 
 // Threads take the units as they become free.
 static void attend(struct model *m, const struct operation *op, int32_t thread) {
-    int64_t cost = cost_of_step(m, op), index;
+    int64_t most = item_rows(m), cost = cost_of_step(m, op, most), index;
     struct workspace w = workspace_of(m, thread);
-    struct unit unit = {.parts = m->parts, .done = m->parts_done};
+    struct unit unit = {.most = most, .parts = m->parts, .done = m->parts_done};
     while (index = __atomic_fetch_add(&m->counter, 1, __ATOMIC_RELAXED), find_unit(m, op, cost, index, &unit)) {
         struct unit next = unit;
         struct item item = unit.item;

@@ -6,6 +6,7 @@
 #include "softmax.h"
 
 #define VECTOR_ROWS 24 // of an item, where attention takes vectors: two tiles
+#define FEW_ITEMS 4    // of a thread
 #define TILED_DIMS 512 // of a head, at most, where it takes tiles of AMX
 
 // The rows of one work item, and the keys that the first or the last of them sees.
@@ -23,12 +24,20 @@ INLINE int takes_tiles(const struct model *m) {
            m->head_dim <= TILED_DIMS && m->block_size % BLOCK_COLUMNS == 0;
 }
 
-// The rows of an item: two blocks of tiles, or whole tiles of vectors.
-INLINE int64_t item_rows(const struct model *m) { return takes_tiles(m) ? ATTENTION_ROWS : VECTOR_ROWS; }
+// The rows of an item, at most: two blocks of tiles, or whole tiles of vectors; half of them in a step with so few items that
+// threads would wait for each other.
+static int64_t item_rows(const struct model *m) {
+    int64_t most = takes_tiles(m) ? ATTENTION_ROWS : VECTOR_ROWS, group = m->heads / m->kv_heads, items = 0;
+    for (int32_t s = 0; s < m->step.spans && items < FEW_ITEMS * m->threads; s++)
+        items += (m->step.span[s].length * group + most - 1) / most * m->kv_heads;
+    return m->threads > 1 && items < FEW_ITEMS * m->threads ? most / 2 : most;
+}
 
-INLINE struct item item_of(const struct model *m, const struct operation *op, const struct span *span, int64_t first) {
+// The item of rows from `first` on, at most `most`.
+INLINE struct item item_of(const struct model *m, const struct operation *op, const struct span *span, int64_t first,
+                           int64_t most) {
     int64_t group = m->heads / m->kv_heads, left = span->length * group - first;
-    int64_t rows = left < item_rows(m) ? left : item_rows(m), least = span->start + first / group;
+    int64_t rows = left < most ? left : most, least = span->start + first / group;
     return (struct item){.span = span,
                          .first = first,
                          .rows = rows,
