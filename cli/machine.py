@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ..core.cpu import read_cpu
+from ..core.extras import install_line
 from ..core.progress import format_bytes
 from ..train.config.extras import missing_for_compile
 
@@ -24,11 +25,11 @@ _SMALL_SHM: Final = 1 << 30
 _FEW_FILES: Final = 4096
 _FAST_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
 _EXTRAS: Final = (
-    ("h11", "tk serve --http", "pip install 'tk-toolkit[http]'"),
-    ("opentelemetry-sdk", "tk serve --otlp-endpoint", "pip install 'tk-toolkit[otel]'"),
-    ("tensorboard", "[metrics] tensorboard = true", "pip install 'tk-toolkit[tensorboard]'"),
-    ("llguidance", "constrained output", "pip install 'tk-toolkit[structured]'"),
-    ("resvg-py", "tk plot -o FILE.png", "pip install 'tk-toolkit[plot]'"),
+    ("h11", "tk serve --http", "http"),
+    ("opentelemetry-sdk", "tk serve --otlp-endpoint", "otel"),
+    ("tensorboard", "[metrics] tensorboard = true", "tensorboard"),
+    ("llguidance", "constrained output", "structured"),
+    ("resvg-py", "tk plot -o FILE.png", "plot"),
 )
 
 State = Literal["ok", "note", "broken"]
@@ -119,11 +120,11 @@ def _software() -> Iterator[Fact]:
     yield Fact("software", "Python", platform.python_version())
     yield _torch()
     yield _compiler()
-    for name, purpose, command in _EXTRAS:
+    for name, purpose, extra in _EXTRAS:
         try:
             yield Fact("software", name, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Fact("software", name, "not installed", "note", f"needed only for {purpose}: {command}")
+            yield Fact("software", name, "not installed", "note", f"needed only for {purpose}: {install_line(extra)}")
 
 
 def _compiler() -> Fact:

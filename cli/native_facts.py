@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from ..core.cpu import read_cpu
 from ..core.native import NativeSource
-from ..core.native.compiler import INSTALL_HINT, find_compilers
+from ..core.native.compiler import find_compilers, install_hint
 from ..core.native.installed import cache_folder, find_installed
 from .machine import Fact
 
@@ -23,7 +23,7 @@ def _compiler() -> Fact:
     compiler = next(find_compilers(), None)
     if compiler:
         return Fact("software", "C compiler", compiler.identity)
-    hint = f"without one, serving on a CPU uses torch's kernels, which are slower: {INSTALL_HINT}"
+    hint = f"without one, serving on a CPU uses torch's kernels, which are slower: {install_hint()}"
     return Fact("software", "C compiler", "none", "note", hint)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..core.errors import ConfigError
+from ..core.extras import install_line
 from .engine_options import (
     dtype_option,
     kernels_option,
@@ -223,7 +224,7 @@ def _doors(options: "ServerOptions") -> "list[HttpPort]":
     except ModuleNotFoundError as error:
         if error.name != "h11":
             raise
-        raise ConfigError("--http needs h11: install tk-toolkit[http].") from error
+        raise ConfigError(f"--http needs h11: {install_line('http')}.") from error
     return [HttpPort(options)]
 
 

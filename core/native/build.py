@@ -3,15 +3,16 @@
 import logging
 import os
 import shlex
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 from ..errors import TkError
-from .compiler import INSTALL_HINT, Compiler, find_compilers
+from .compiler import Compiler, find_compilers, install_hint
 from .source import COMMON_FLAGS, LINK_FLAGS, NativeSource, NativeUnit
 
 Say = Callable[[str], None]
@@ -25,6 +26,7 @@ _PASSING: Final = (
     "not end within",
 )
 _SHOWN: Final = 300  # characters of a compiler's messages
+_SILENCE: Final = 5.0  # seconds without a line, after which people think that a command hangs
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ def build_library(source: NativeSource, machine: str, folder: Path, on_progress:
     Args:
         machine: the machine (`platform.machine()`) whose units are compiled.
         folder: an empty folder of this process alone, which takes all files.
-        on_progress: shows a line of text as each unit begins.
+        on_progress: shows a line of text as each unit begins, and while units compile for long.
 
     Raises:
         NoCompiler: this machine has no compiler.
@@ -79,7 +81,7 @@ def build_library(source: NativeSource, machine: str, folder: Path, on_progress:
             failures.append(str(error))
             _log.warning("%s", error)
     if not tried:
-        raise NoCompiler(f"This machine has no C compiler: {INSTALL_HINT}.")
+        raise NoCompiler(f"This machine has no C compiler: {install_hint()}.")
     raise BuildFailed(failures[0])
 
 
@@ -102,7 +104,9 @@ def _build(
         )
 
     with ThreadPoolExecutor(min(len(units), len(os.sched_getaffinity(0)))) as threads:
-        results = dict(zip((unit.name for unit in units), threads.map(compile_unit, units), strict=True))
+        running = {unit.name: threads.submit(compile_unit, unit) for unit in units}
+        _report_until_done(running, lambda names: on_progress(f"compiling native {source.name}: still {names} ..."))
+    results = {name: future.result() for name, future in running.items()}
     refused = {name: messages for name, messages in results.items() if messages is not None}
     for name, messages in refused.items():
         if name == units[0].name or any(words in messages for words in _PASSING):
@@ -119,6 +123,14 @@ def _build(
         raise BuildFailed(f"{compiler.identity} could not link {source.name}: {_shown(failure)}")
     omitted = tuple((name, _shown(messages)) for name, messages in refused.items())
     return BuiltLibrary(library, accepted, omitted, compiler.identity, tried)
+
+
+def _report_until_done(running: Mapping[str, Future[str | None]], say: Say) -> None:
+    """Returns when all have ended; every few seconds it says the names of those that have not, and the time so far."""
+    begun, left = time.monotonic(), set(running.values())
+    while left := wait(left, _SILENCE).not_done:
+        names = ", ".join(name for name, future in running.items() if future in left)
+        say(f"{names} after {time.monotonic() - begun:.0f} s")
 
 
 def _require_declared(source: NativeSource, folder: Path) -> None:

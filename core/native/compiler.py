@@ -15,9 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from ..extras import install_line
 from ..process import module_command
 
-INSTALL_HINT: Final = "install one (apt install gcc), or the one for Python: pip install 'tk-toolkit[compiler]'"
 _SYSTEM_COMPILERS: Final = ("cc", "gcc", "clang")
 # The oldest glibc and CPU that the libraries of `ziglang` are for; it would take this machine's otherwise.
 _ZIG_TARGETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -30,6 +30,11 @@ _TIME_LIMIT: Final = 300.0  # seconds of one run; a compiler that hangs must not
 _VERSION_LIMIT: Final = 30.0
 
 _log = logging.getLogger(__name__)
+
+
+def install_hint() -> str:
+    """Returns the ways to a compiler, as the end of a sentence."""
+    return f"install one (apt install gcc), or the one for Python: {install_line('compiler')}"
 
 
 @dataclass(frozen=True, slots=True)

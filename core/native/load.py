@@ -103,6 +103,9 @@ def _load_or_build(
         library = _load_fresh(folder, stem, logging.WARNING)  # another process may have built it meanwhile
         if library is not None:
             return library
+        if next(find_compilers(), None):
+            # A warning, so that programs that only import tk show it: they wait here, up to a minute on a busy machine.
+            _log.warning("The native %s of tk is compiled for this machine, once: later starts load it.", source.name)
         build_into(folder, source, machine, on_progress)
     library = folder.load(stem)
     if library is None:

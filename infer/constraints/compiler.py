@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...core.errors import InvalidRequest
+from ...core.extras import install_line
 from ...core.integers import ceil_div
 from ...text.tokenizer import Tokenizer
 from .grammar import NO_TOKEN, Constraint, Grammar, first_line
@@ -114,7 +115,7 @@ class Grammars:
                 except ImportError as error:
                     raise MissingExtra(
                         f"{constraint.field} needs the extra `structured` where the model is served: "
-                        "pip install 'tk-toolkit[structured]'.",
+                        f"{install_line('structured')}.",
                         field=constraint.field,
                     ) from error
                 try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from ...core.errors import ConfigError
+from ...core.extras import install_line
 from .observer import Observer
 from .request_record import RequestRecord
 from .spans import FAULTS, spans_of
@@ -68,7 +69,7 @@ def check_endpoint(endpoint: str, environment: Mapping[str, str] = os.environ) -
     if protocol != "grpc":
         raise ConfigError(f"The environment asks for OTLP over {protocol!r}; tk sends it over gRPC only.")
     if not _has_exporter():
-        raise ConfigError("--otlp-endpoint needs OpenTelemetry's SDK and exporter: install tk-toolkit[otel].")
+        raise ConfigError(f"--otlp-endpoint needs OpenTelemetry's SDK and exporter: {install_line('otel')}.")
 
 
 def _has_exporter() -> bool:

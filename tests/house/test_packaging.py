@@ -109,8 +109,8 @@ def test_the_wheel_holds_tk_and_nothing_else(root: Path, project: dict[str, Any]
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     command += ["--disable-pip-version-check", "--wheel-dir", str(tmp_path), str(tmp_path / "source")]
     subprocess.run(command, check=True, env={**os.environ, "PIP_NO_INDEX": "1"})
-    (wheel,) = tmp_path.glob("tk_toolkit-*.whl")
-    assert wheel.name == f"tk_toolkit-{tk.__version__}-py3-none-any.whl"
+    (wheel,) = tmp_path.glob("tk_lm-*.whl")
+    assert wheel.name == f"tk_lm-{tk.__version__}-py3-none-any.whl"
     files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     packages = project["tool"]["setuptools"]["packages"]
     folders = {Path(*name.split(".")) for name in packages}
@@ -119,6 +119,19 @@ def test_the_wheel_holds_tk_and_nothing_else(root: Path, project: dict[str, Any]
     assert native <= files
     assert {f"tk/infer/http/page/{name}" for _, name, _ in PAGE_FILES} <= files
     assert {"tk/py.typed", "tk/__main__.py", "tk/proto/v1/generation.proto", "tk/proto/v1/generation_pb2.pyi"} <= files
+
+
+def test_no_line_installs_tk_by_its_name(root: Path) -> None:
+    """Until it is published, an index would answer the name with nothing, or with a stranger's package."""
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+    lines = [
+        f"{name}: {line}"
+        for name in listed
+        if (root / name).suffix not in (".png", ".safetensors") and (root / name).is_file()
+        for line in (root / name).read_text(errors="replace").splitlines()
+        if re.search(r"(install|download|uv add).*\btk-(lm|toolkit)", line)
+    ]
+    assert not lines
 
 
 def test_public_names_are_the_promised_ones() -> None:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...core.errors import ConfigError
+from ...core.extras import install_line
 
 
 def require_extra(module: str, extra: str, option: str, instead: str) -> None:
@@ -17,7 +18,7 @@ def require_extra(module: str, extra: str, option: str, instead: str) -> None:
         instead: a sentence that names an alternative without the module.
     """
     if find_spec(module) is None:
-        raise ConfigError(f"{option} needs the extra `{extra}`: pip install 'tk-toolkit[{extra}]'. {instead}")
+        raise ConfigError(f"{option} needs the extra `{extra}`: {install_line(extra)}. {instead}")
 
 
 def require_tensorboard() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.core.native import NativeSource, NativeUnit, load_library
+from tk.core.native import NativeSource, NativeUnit, build, load_library
 from tk.tests.core.native.sources import CountingCompiler, small_source
 
 REFUSE_TWICE = 'case "$*" in *FACTOR*) echo "error: {message}" >&2; exit 1;; esac'
@@ -102,3 +102,25 @@ def test_flags_of_the_link_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     counting = CountingCompiler(tmp_path, monkeypatch)
     assert load_library(replace(small_source(tmp_path), link_flags=("-Wl,-soname,own-name",))) is not None
     assert "-Wl,-soname,own-name" in counting.runs()[-1]
+
+
+def test_a_compiler_that_takes_long_is_reported_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The compiler waits until the test has seen the second report of the unit that it compiles."""
+    seen = tmp_path / "seen"
+    CountingCompiler(tmp_path, monkeypatch, f'case "$*" in *FACTOR*) until [ -e {seen} ]; do sleep 0.01; done;; esac')
+    monkeypatch.setattr(build, "_SILENCE", 0.02)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if sum("still twice after" in each for each in said) == 2:
+            seen.touch()
+
+    assert load_library(small_source(tmp_path), say) is not None
+    assert seen.exists()
+    assert "compiled for this machine, once" in caplog.text, "programs that import tk show warnings only"
+    caplog.clear()
+    assert load_library(small_source(tmp_path), say) is not None
+    assert not caplog.text

@@ -51,7 +51,7 @@ def test_without_a_compiler_there_is_no_library(tmp_path: Path, caplog: pytest.L
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 1
     assert "no C compiler" in messages[0]
-    assert "pip install 'tk-toolkit[compiler]'" in messages[0]
+    assert "pip install 'ziglang>=" in messages[0]
 
 
 def test_the_compiler_of_the_package_is_taken_where_there_is_no_other(
