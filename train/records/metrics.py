@@ -3,7 +3,7 @@
 import json
 import resource
 import time
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,11 +77,14 @@ def _lines_up_to(path: Path, last_step: int) -> list[str]:
     return kept
 
 
-@cache
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the peak rate of one rank in FLOP/s: of the data sheet for a known GPU, else as measured once.
+@lru_cache(maxsize=8)
+def peak_flops(device: torch.device, dtype: torch.dtype, minute: int) -> float:
+    """Returns the peak rate of one rank in FLOP/s: of the data sheet for a known GPU, else as measured now.
 
     The measurement is of the product that the model uses.
+
+    Args:
+        minute: the number of the minute, in which one measurement is enough; a CPU with neighbours changes its rate.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

@@ -52,8 +52,9 @@ class StepLog:
         options = config.train
         self.tokens_per_step = options.global_batch_size * options.seq_len  # computed, whether learned or only read
         self.flops = flops_per_token(model, options.seq_len)
-        peak = torch.tensor(peak_flops(device, dtype), dtype=torch.float64, device=device)
-        self.peak = float(all_reduce(peak, world))
+        self.dtype = dtype
+        self.world = world
+        self.peak = self.measure_peak()
         self.profiler = StepProfiler(options, config.run_folder / "logs", world.rank)
         self.bar: Progress | None = None
         self.open = ExitStack()
@@ -81,6 +82,8 @@ class StepLog:
             self.bar.advance(1, f"loss {result.loss:.3f}, lr {result.lr:.2e}, {rate:,.0f} tokens/s")
         if not (last or state.step % self.config.train.log_every == 0 or state.step == 1):
             return
+        if self.device.type == "cpu":
+            self.peak = self.measure_peak()
         if self.metrics is not None:
             some: dict[str, float | None] = {}
             if self.config.precision.params == "fp16":
@@ -95,13 +98,19 @@ class StepLog:
                 tokens=state.tokens,
                 tokens_per_second=rate,
                 learned_tokens_per_second=self.learned / seconds,
-                mfu=self.flops * rate / self.peak,
+                mfu=min(1.0, self.flops * rate / self.peak),  # above, the machine was busy as its peak was measured
                 step_seconds=seconds / self.steps,
                 memory_bytes=memory_bytes(self.device),
                 skipped_steps=self.skipped,
                 **some,
             )
         self.restart_clock()
+
+    def measure_peak(self) -> float:
+        """Returns the peak rate of all ranks together in FLOP/s, not older than a minute; every rank calls it."""
+        minute = int(time.monotonic() // 60)
+        peak = torch.tensor(peak_flops(self.device, self.dtype, minute), dtype=torch.float64, device=self.device)
+        return float(all_reduce(peak, self.world))
 
     def restart_clock(self) -> None:
         """Begins a new interval, so that saving and evaluating do not count as training time."""

@@ -56,7 +56,7 @@ def test_a_known_gpu_has_the_rate_of_its_data_sheet(
     name: str, dtype: torch.dtype, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert peak_flops.__wrapped__(torch.device("cuda", 0), dtype) == expected
+    assert peak_flops.__wrapped__(torch.device("cuda", 0), dtype, 0) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -67,7 +67,7 @@ def test_the_rate_of_a_cpu_is_that_of_its_fastest_product(dtype: torch.dtype, mo
     ticks = iter([0.0, 0.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 6.0, 9.0])
     monkeypatch.setattr(metrics, "_MEASURING_SECONDS", 5.0)
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
-    assert peak_flops.__wrapped__(torch.device("cpu"), dtype) == 2 * 1024**3 / 1.0
+    assert peak_flops.__wrapped__(torch.device("cpu"), dtype, 0) == 2 * 1024**3 / 1.0
     assert [(left.shape, left.dtype) for left in products] == [((1024, 1024), dtype)] * 3
 
 

@@ -41,7 +41,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
-    monkeypatch.setattr(step_log, "peak_flops", lambda device, dtype: PEAK)
+    monkeypatch.setattr(step_log, "peak_flops", lambda device, dtype, minute: PEAK)
     return clock
 
 
@@ -97,6 +97,21 @@ def test_rates_are_those_of_the_interval(clock: Clock, metrics: MetricsFile, tmp
     record(log, 5, last=True)
     assert lines(tmp_path)[1]["step_seconds"] == 0.25, "the interval begins anew after a line"
     assert lines(tmp_path)[1]["skipped_steps"] == 0
+
+
+def test_mfu_is_of_the_peak_of_the_same_minute_and_never_above_1(
+    clock: Clock, metrics: MetricsFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was busy when the run began, and is free afterwards: 1.18 of its peak were reported."""
+    needed = flops_per_token(MODEL, 8) * TOKENS / 0.5
+    peaks = {0: needed / 1.18, 1: needed * 2}
+    monkeypatch.setattr(step_log, "peak_flops", lambda device, dtype, minute: peaks[minute])
+    monkeypatch.setattr(time, "monotonic", lambda: 60.0 * (clock.now >= 101))
+    log = make_log(metrics, tmp_path)
+    for step in (4, 8):
+        clock.now += 0.5
+        record(log, step)
+    assert [line["mfu"] for line in lines(tmp_path)] == [1.0, pytest.approx(0.5)]
 
 
 def test_numbers_that_json_lacks_are_null_and_rare_values_are_written_if_they_exist(
