@@ -75,6 +75,8 @@ class HttpRouter:
         methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         if request.method not in methods:
             raise HttpProblem(f"{request.path} takes {route.method} only.", 405, [("allow", ", ".join(methods))])
+        if any(name == "content-encoding" and value.lower() != "identity" for name, value in request.headers):
+            raise HttpProblem("The body must have no content-encoding.", 415)
         # Pages of other sites can make a browser send any type but this one.
         if route.method == "POST" and request.header("content-type").partition(";")[0].strip().lower() != JSON:
             raise HttpProblem(f"The content-type must be {JSON}.", 415)

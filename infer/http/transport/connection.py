@@ -4,15 +4,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from email.utils import formatdate
 from typing import Final
 
 import h11
 
+from .framing import MAX_HEADER_BYTES, RequestFraming
 from .messages import JSON, Headers, HttpRequest, dumped
 from .problems import HttpProblem, body_of, headers_of, status_of
 
 MAX_BODY_BYTES: Final = 1 << 20
-MAX_HEADER_BYTES: Final = 32 << 10
 # Seconds for the headers from their first byte on, for the body, and between two requests.
 HEADER_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
@@ -53,6 +54,7 @@ class HttpConnection:
     ) -> None:
         self._reader, self._writer, self._answer, self._on_refusal = reader, writer, answer, on_refusal
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
+        self._framing = RequestFraming()
         self._is_last = is_last
         self._idle: asyncio.Task[bool] | None = None
         self._is_new = True
@@ -63,6 +65,7 @@ class HttpConnection:
         try:
             while await self._wait_for_bytes() and await self._serve_one():
                 self._http.start_next_cycle()
+                self._framing.begin_next()
         except (ConnectionError, TimeoutError, h11.LocalProtocolError) as error:
             _LOG.debug("a connection ended: %s", error)
         finally:
@@ -118,7 +121,7 @@ class HttpConnection:
 
     async def _wait_for_bytes(self) -> bool:
         """Waits for the next request; returns False if none comes in time, or `close_soon` is called before it."""
-        if self._http.trailing_data[0]:
+        if self._framing.is_waiting:
             return True
         self._idle = asyncio.create_task(self._receive())
         try:
@@ -129,9 +132,12 @@ class HttpConnection:
             self._idle = None
 
     async def _receive(self) -> bool:
-        """Feeds bytes of the client; returns False at their end."""
+        """Receives bytes of the client; returns False at their end."""
         data = await self._reader.read(_READ_BYTES)
-        self._http.receive_data(data)
+        if data:
+            self._framing.receive(data)
+        else:
+            self._http.receive_data(data)
         return bool(data)
 
     async def _serve_one(self) -> bool:
@@ -173,8 +179,9 @@ class HttpConnection:
             raise HttpProblem(f"The body took longer than {BODY_SECONDS:g} s.", 408) from None
         if body is None:
             return None
-        path = head.target.decode("latin-1").partition("?")[0]
-        return HttpRequest(head.method.decode("latin-1"), path, headers, body)
+        return HttpRequest(
+            head.method.decode("latin-1"), _path_of(head.target.decode("latin-1"), headers), headers, body
+        )
 
     async def _read_body(self) -> bytes | None:
         parts, size = [], 0
@@ -187,7 +194,10 @@ class HttpConnection:
 
     async def _next_event(self) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            await self._receive()
+            if part := self._framing.take():
+                self._http.receive_data(part)
+            else:
+                await self._receive()
         return event
 
     async def _answer_while_connected(self, request: HttpRequest) -> None:
@@ -208,7 +218,7 @@ class HttpConnection:
         ahead = 0
         while ahead <= _READ_BYTES and (data := await self._reader.read(_READ_BYTES)):
             ahead += len(data)
-            self._http.receive_data(data)
+            self._framing.receive(data)
 
     async def _answered(self, request: HttpRequest) -> None:
         try:
@@ -232,7 +242,12 @@ class HttpConnection:
             await self.whole(status_of(problem), JSON, dumped(body_of(problem)), headers_of(problem))
 
     def _head(self, status: int, content_type: str, headers: Headers) -> h11.Response:
-        all_headers = [("content-type", content_type), ("x-content-type-options", "nosniff"), *headers]
+        all_headers = [
+            ("date", formatdate(usegmt=True)),
+            ("content-type", content_type),
+            ("x-content-type-options", "nosniff"),
+            *headers,
+        ]
         if self._is_last:
             all_headers.append(("connection", "close"))
         return h11.Response(status_code=status, headers=all_headers)
@@ -244,6 +259,16 @@ class HttpConnection:
             await self._writer.drain()
         if len(data) > _LARGE_BYTES:
             await asyncio.sleep(0)  # while the client takes them at once, `drain` lets nothing else run
+
+
+def _path_of(target: str, headers: Headers) -> str:
+    """Returns the path of a request's target, without its query; clients may name the server in the target, too."""
+    if target.startswith(("/", "*")):
+        return target.partition("?")[0]
+    host, slash, rest = target.partition("://")[2].partition("/")
+    if host.lower() not in (value.lower() for name, value in headers if name == "host"):
+        raise HttpProblem("The target of the request names another server than the header Host.", 400)
+    return (slash + rest).partition("?")[0] or "/"
 
 
 def _too_large() -> HttpProblem:

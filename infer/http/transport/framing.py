@@ -1,0 +1,176 @@
+"""The framing of requests: where the head and the body of each end, by the letter of RFC 9112.
+
+A proxy sends requests of many callers on one connection. Where the proxy and the server disagree on the end of a
+request, bytes of one caller run as the request of another. Parsers are lenient in different ways, so every byte passes
+here before h11 reads it, and a request is refused that two parsers could end at different bytes.
+"""
+
+import re
+from enum import Enum, auto
+from typing import Final
+
+from .problems import HttpProblem
+
+MAX_HEADER_BYTES: Final = 32 << 10  # of the request line and all header lines, and of all trailers
+_TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_REQUEST_LINE: Final = re.compile(_TOKEN + rb" (?:\*|/[\x21-\x7e]*|[Hh][Tt][Tt][Pp][Ss]?://[\x21-\x7e]+) HTTP/\d\.\d")
+_FIELD: Final = re.compile(rb"(" + _TOKEN + rb"):([\t\x20-\x7e\x80-\xff]*)")
+_BARE: Final = re.compile(rb"(?<!\r)\n|\r(?=[^\n])")  # one half of a line's end
+_LENGTH: Final = re.compile(rb"[0-9]{1,19}")
+_CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
+_PART_OF_CHUNK: Final = re.compile(rb"[0-9A-Fa-f]{0,8}|[0-9A-Fa-f]{1,8}\r")
+_LINE_END: Final = b"\r\n"
+_BLANK_LINE: Final = b"\r\n\r\n"
+
+
+class _Awaited(Enum):
+    """The part of a request that comes next."""
+
+    HEAD = auto()
+    BODY = auto()  # of a stated length, or one chunk
+    CHUNK_HEAD = auto()
+    CHUNK_END = auto()
+    TRAILERS = auto()
+    NOTHING = auto()
+
+
+class RequestFraming:
+    """The bytes of a connection, cut into requests; plain bytes in and out, without a socket."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._part = _Awaited.HEAD
+        self._searched = 0  # bytes of the buffer that hold no end of a head or of trailers
+        self._left = 0  # bytes of a body, or of a chunk, to come
+        self._is_chunked = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether bytes wait: of this request, or of the next ones, which came early."""
+        return bool(self._buffer)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the current request is whole."""
+        return self._part is _Awaited.NOTHING
+
+    def receive(self, data: bytes) -> None:
+        """Adds bytes of the client."""
+        self._buffer += data
+
+    def begin_next(self) -> None:
+        """Begins the next request, after the end of the one before."""
+        self._part = _Awaited.HEAD
+
+    def take(self) -> bytes:
+        """Returns the next bytes of the current request, or b"" if they have not come yet or the request has ended.
+
+        Raises:
+            HttpProblem: the bytes are no request, or two parsers could understand them differently (400, 431, 501).
+        """
+        match self._part:
+            case _Awaited.HEAD:
+                return self._take_head()
+            case _Awaited.BODY:
+                return self._take_body()
+            case _Awaited.CHUNK_HEAD:
+                return self._take_chunk_head()
+            case _Awaited.CHUNK_END:
+                return self._take_chunk_end()
+            case _Awaited.TRAILERS:
+                return self._take_trailers()
+            case _Awaited.NOTHING:
+                return b""
+
+    def _take_head(self) -> bytes:
+        if self._buffer and not re.match(_TOKEN, self._buffer):
+            raise _refused("it begins with no method")
+        head = self._take_lines(_BLANK_LINE)
+        if head:
+            length = _length_of_body(head)
+            self._is_chunked, self._left = length is None, length or 0
+            self._part = _Awaited.CHUNK_HEAD if length is None else _Awaited.BODY if length else _Awaited.NOTHING
+        return head
+
+    def _take_body(self) -> bytes:
+        part = self._cut(min(self._left, len(self._buffer)))
+        self._left -= len(part)
+        if not self._left:
+            self._part = _Awaited.CHUNK_END if self._is_chunked else _Awaited.NOTHING
+        return part
+
+    def _take_chunk_head(self) -> bytes:
+        found = _CHUNK.match(self._buffer)
+        if found is None:
+            if not _PART_OF_CHUNK.fullmatch(self._buffer):
+                raise _refused("a chunk's line is not its size in at most 8 hexadecimal digits, and nothing else")
+            return b""
+        self._left = int(found[1], 16)
+        self._part = _Awaited.BODY if self._left else _Awaited.TRAILERS
+        return self._cut(found.end())
+
+    def _take_chunk_end(self) -> bytes:
+        if not _LINE_END.startswith(self._buffer[:2]):
+            raise _refused("a chunk is longer than its stated size")
+        if len(self._buffer) < len(_LINE_END):
+            return b""
+        self._part = _Awaited.CHUNK_HEAD
+        return self._cut(len(_LINE_END))
+
+    def _take_trailers(self) -> bytes:
+        no_trailer = self._buffer.startswith(_LINE_END)
+        trailers = self._cut(len(_LINE_END)) if no_trailer else self._take_lines(_BLANK_LINE)
+        if trailers:
+            _fields_of(trailers.removesuffix(_LINE_END).splitlines())
+            self._part = _Awaited.NOTHING
+        return trailers
+
+    def _take_lines(self, end: bytes) -> bytes:
+        """Returns the bytes up to an end, with it, or b"" if it has not come."""
+        found = self._buffer.find(end, max(0, self._searched - len(end)))
+        stop = len(self._buffer) if found < 0 else found + len(end)
+        if stop > MAX_HEADER_BYTES:
+            raise HttpProblem(f"The headers have more than {MAX_HEADER_BYTES} bytes.", 431)
+        if _BARE.search(self._buffer, max(0, self._searched - 1), stop):
+            raise _refused("a line ends with half of CR LF")
+        self._searched = len(self._buffer) if found < 0 else 0
+        return b"" if found < 0 else self._cut(stop)
+
+    def _cut(self, size: int) -> bytes:
+        part = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return part
+
+
+def _length_of_body(head: bytes) -> int | None:
+    """Returns the length of a request's body in bytes; None = it comes in chunks."""
+    request_line, *lines = head.removesuffix(_BLANK_LINE).split(_LINE_END)
+    if not _REQUEST_LINE.fullmatch(request_line):
+        raise _refused("its first line is not METHOD /PATH HTTP/1.1, with one space between the parts")
+    fields = _fields_of(lines)
+    lengths = [value for name, value in fields if name == b"content-length"]
+    codings = [value.lower() for name, value in fields if name == b"transfer-encoding"]
+    if codings and (lengths or request_line.endswith(b"1.0")):
+        raise _refused("Transfer-Encoding comes with Content-Length, or in HTTP/1.0")
+    if codings:
+        if codings != [b"chunked"]:
+            raise HttpProblem("The only Transfer-Encoding that this port takes is chunked, once.", 501)
+        return None
+    if len(lengths) > 1 or not all(_LENGTH.fullmatch(value) for value in lengths):
+        raise _refused("Content-Length is not one number")
+    return int(lengths[0]) if lengths else 0
+
+
+def _fields_of(lines: list[bytes]) -> list[tuple[bytes, bytes]]:
+    """Returns names, in small letters, and values of header lines."""
+    found = [_FIELD.fullmatch(line) for line in lines]
+    if None in found:
+        raise _refused(
+            "a header is not NAME: VALUE on one line, without a space before the colon or control characters"
+        )
+    return [(match[1].lower(), match[2].strip(b" \t")) for match in found if match]
+
+
+def _refused(reason: str) -> HttpProblem:
+    """Returns the problem of bytes that are no request; it holds none of them, which may be of a prompt."""
+    return HttpProblem(f"This is not a request of HTTP/1.1: {reason}.", 400)
