@@ -17,6 +17,7 @@ from tk.model.config import ModelConfig
 from tk.parallel.mesh import Mesh
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
+from tk.train import initialize
 from tk.train.config.sections import PrecisionSection
 from tk.train.config.train_config import TrainConfig
 from tk.train.engine.loss_scale import LossScale
@@ -24,7 +25,7 @@ from tk.train.run.trainer import Trainer
 from tk.train.state.progress import StepResult
 from tk.train.state.stored_state import LossScaleState
 
-FP16 = {"params": "fp16", "initial_loss_scale": 2.0**30, "loss_scale_window": 4}
+FP16: dict[str, Any] = {"params": "fp16", "initial_loss_scale": 2.0**30, "loss_scale_window": 4}
 
 
 def test_the_loss_scale_halves_at_once_and_doubles_after_a_window() -> None:
@@ -66,6 +67,7 @@ def train(config: dict[str, Any], poison: dict[str, int] | None = None) -> dict[
     return {
         "loss": [result.loss if math.isfinite(result.loss) else None for result in results],
         "scale": [result.loss_scale for result in results],
+        "lr": [result.lr for result in results],
         "updated": [result.updated for result in results],
         "error": error,
     }
@@ -135,3 +137,58 @@ def test_steps_that_are_not_finite_are_skipped_so_often_and_no_more(
     trainer.pipeline.train = lambda micro_batches, loss_factor: run(micro_batches, math.inf)  # type: ignore[method-assign]
     with pytest.raises(TkError, match=r"Step 3: .* 3 steps in a row were not finite"):
         trainer.fit()
+
+
+def torch_loop(updated: list[bool], first_scale: float, window: int, warmup: int) -> tuple[list[float], list[float]]:
+    """Returns the learning rate and the loss scale of each step of torch's GradScaler, with its scheduler."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([parameter], lr=3e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=first_scale, growth_interval=window)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / warmup, total_iters=warmup - 1)
+    rates, scales = [], []
+    for is_finite in updated:
+        rates.append(optimizer.param_groups[0]["lr"])
+        scales.append(scaler.get_scale())
+        scaler.scale(parameter.sum()).backward()
+        if not is_finite:
+            parameter.grad = torch.tensor([math.inf])
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if scaler.get_scale() >= scales[-1]:
+            warm_up.step()
+    return rates, scales
+
+
+def test_overflows_take_no_warm_up_from_a_run_as_in_torchs_loop(configure: Configure, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "precision": FP16,
+        "train": {"steps": 12},
+        "optimizer": {"schedule": "constant", "warmup_steps": 6},
+        "checkpoint": {"every": 4},
+    }
+    trained = train(configure(**options))
+    assert trained["updated"].count(False) >= 2, "no overflow: nothing is shown"
+    rates, scales = torch_loop(trained["updated"], FP16["initial_loss_scale"], FP16["loss_scale_window"], 6)
+    np.testing.assert_allclose(trained["lr"], rates, rtol=1e-6)
+    assert trained["scale"] == scales
+    for path in tmp_path.glob("run/step-000000[01]*/COMMIT"):
+        if "04" not in path.parent.name:
+            path.unlink()
+    assert train(configure(**options))["lr"] == trained["lr"][4:], "the count of updates is in the checkpoint"
+
+
+def test_overflows_take_no_warm_up_from_an_engine_as_in_torchs_loop() -> None:
+    module = torch.nn.Linear(2, 2)
+    torch.nn.init.zeros_(module.bias)  # small numbers have small steps between them in fp16
+    engine = initialize(module, {"lr": 3e-3, "warmup_steps": 6, "weight_decay": 0.0}, precision="fp16")
+    updated, moved = [], []
+    for _ in range(12):
+        before = engine.state_dict()["bias"].float()
+        engine.backward(8 * engine(torch.ones(2, 2, dtype=torch.float16)).sum())
+        updated.append(engine.step())
+        moved.append(float((engine.state_dict()["bias"].float() - before).abs().max()))
+    assert updated.count(False) >= 2, "no overflow: nothing is shown"
+    rates, _ = torch_loop(updated, 65536.0, 1000, 6)
+    expected = [rate if finite else 0.0 for rate, finite in zip(rates, updated, strict=True)]
+    np.testing.assert_allclose(moved, expected, rtol=0.02)  # AdamW moves by the rate on an equal gradient

@@ -183,7 +183,8 @@ class ModelEngine:
         if any(sums.others):
             self._buffers.agree()
         self.last_grad_norm = sums.grad_norm
-        lr = learning_rate(self.step_count, self._settings.steps, self._engine.optimizer.options)
+        optimizer = self._engine.optimizer
+        lr = learning_rate(optimizer.step_count, self._settings.steps, optimizer.options)
         updated = self._optimizer_step.update(self.step_count + 1, sums, loss, lr)
         self.step_count += updated
         return updated
@@ -229,7 +230,8 @@ class ModelEngine:
         self._buffers.agree()
         side_files = _side_files(self.module) if self._engine.mesh.world.rank == 0 else {}
         options = SaveOptions(Path(folder), keep, timeout=self._settings.timeout_seconds, side_files=side_files)
-        resume = ModuleResume(self.step_count, self._engine.loss_scale.state).to_json()
+        engine = self._engine
+        resume = ModuleResume(self.step_count, engine.optimizer.step_count, engine.loss_scale.state).to_json()
         self._checkpointer.save_alone(options, self.step_count, resume, wait=wait)
 
     def close(self) -> None:
@@ -257,7 +259,7 @@ class ModelEngine:
             self._watch.check()
             resume = ModuleResume.from_json(opened.resume, str(opened.path))
             self._watch.check_stored(opened)
-        self._checkpointer.load(opened, resume.step, resume.loss_scale)
+        self._checkpointer.load(opened, resume.optimizer_step, resume.loss_scale)
         self.step_count = resume.step
         self._buffers.agree()
 

@@ -196,7 +196,7 @@ class Trainer:
         """
         options, step = self.config, self.state.step
         self.heartbeat.beat("data", step + 1)
-        lr = learning_rate(step, options.train.steps, options.optimizer)
+        lr = learning_rate(self.engine.optimizer.step_count, options.train.steps, options.optimizer)
         micro_batches = self._batch(self.inputs.train, self.state.samples, options.train.global_batch_size)
         num_tokens = self._count_tokens(micro_batches)
         self.engine.begin_step()

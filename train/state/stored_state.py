@@ -71,19 +71,29 @@ class RunResume:
 
 @dataclass(frozen=True, slots=True)
 class ModuleResume:
-    """The stored state of a step of `initialize`."""
+    """The stored state of a step of `initialize`.
+
+    Attributes:
+        step: the number of the step.
+        optimizer_step: the number of updates, which is smaller only after skipped steps of `tk train`.
+        loss_scale: the loss scale; None if parameters are not fp16.
+    """
 
     step: int
+    optimizer_step: int
     loss_scale: LossScaleState | None
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for a manifest."""
-        return {"step": self.step, "loss_scale": _loss_scale_json(self.loss_scale)}
+        updates = {} if self.optimizer_step == self.step else {"optimizer_step": self.optimizer_step}
+        return {"step": self.step, **updates, "loss_scale": _loss_scale_json(self.loss_scale)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any], where: str) -> "ModuleResume":
         """Reads the data of a step of `initialize` or of `tk train`; see `RunResume.from_json`."""
-        return ModuleResume(_count(_resumable(data, where), "step", where), _loss_scale(data, where))
+        step = _count(_resumable(data, where), "step", where)
+        updates = _count(data, "optimizer_step", where) if "optimizer_step" in data else step
+        return ModuleResume(step, updates, _loss_scale(data, where))
 
 
 def _resumable(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -24,17 +24,18 @@ def test_a_run_is_stored_under_these_keys() -> None:
     resume = RunResume(TrainState(2, 600, 12).advance(100, 6), 2, LossScaleState(1024.0, 7), 5, "abc")
     assert json.dumps(resume.to_json()) == json.dumps(STORED)
     assert RunResume.from_json(STORED, "here") == resume
-    assert ModuleResume.from_json(STORED, "here") == ModuleResume(3, resume.loss_scale)
+    assert ModuleResume.from_json(STORED, "here") == ModuleResume(3, 2, resume.loss_scale)
 
 
 def test_a_module_is_stored_under_these_keys() -> None:
     for resume, stored in (
-        (ModuleResume(4, None), {"step": 4, "loss_scale": {}}),
-        (ModuleResume(4, LossScaleState(0.25, 0)), {"step": 4, "loss_scale": {"value": 0.25, "good_steps": 0}}),
+        (ModuleResume(4, 4, None), {"step": 4, "loss_scale": {}}),
+        (ModuleResume(4, 3, None), {"step": 4, "optimizer_step": 3, "loss_scale": {}}),
+        (ModuleResume(4, 4, LossScaleState(0.25, 0)), {"step": 4, "loss_scale": {"value": 0.25, "good_steps": 0}}),
     ):
         assert json.dumps(resume.to_json()) == json.dumps(stored)
         assert ModuleResume.from_json(stored, "here") == resume
-    assert ModuleResume.from_json({"step": 4}, "here") == ModuleResume(4, None), "steps of early versions"
+    assert ModuleResume.from_json({"step": 4}, "here") == ModuleResume(4, 4, None), "steps of early versions"
 
 
 @pytest.mark.parametrize(
