@@ -2,13 +2,12 @@
 
 import asyncio
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ..core.progress import progress_bar
-from .common import print_json
+from .common import PATH, print_json
 from .connection_options import connection_options, take_credentials
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def bench() -> None:
 @click.option("--first-token-ms", type=click.FloatRange(0), help="Target for the time to the first token.")
 @click.option("--token-ms", type=click.FloatRange(0), help="Target for the mean time per later token.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="FILE.svg: distributions of the latencies.")
+@click.option("-o", "--out", type=PATH, help="FILE.svg: distributions of the latencies.")
 @connection_options
 def serve(address: str, rate: float | None, concurrency: int | None, **options: Any) -> None:
     """Send requests to the server at HOST:PORT and report the latencies of their callers.

@@ -1,8 +1,10 @@
-"""JSON output and sizes as options, shared by commands. core/progress.py has progress bars and formatted sizes."""
+"""JSON output, and paths and sizes as options, shared by commands. core/progress.py has progress bars."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -41,6 +43,26 @@ def parse_bytes(text: str) -> int:
             f"{text!r} is not a size: write a number of bytes, or one with a unit, as in 4096, 512MiB, 2GiB or 10MB."
         )
     return round(float(match[1]) * factor)
+
+
+class PathType(click.Path):
+    """The type of an argument or option that is a path: click's, but an empty text is not the current directory.
+
+    A script passes an empty text for a variable that is not set.
+    """
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if not os.fspath(value):
+            self.fail(
+                "the path is empty. Is a variable of a script not set? Write . for the current directory.", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
+PATH: Final = PathType(path_type=Path)
+PATH_TEXT: Final = PathType(path_type=str)  # of a path that a word, or the address of a server, can replace
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from .common import PathType
+
 if TYPE_CHECKING:
     from ..infer.api.credentials import Credentials
 
 TOKEN_VARIABLE: Final = "TK_TOKEN"
-_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE: Final = PathType(exists=True, dir_okay=False, path_type=Path)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 

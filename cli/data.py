@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
+from .common import PATH, PATH_TEXT
 
 
 @click.group(epilog="Example: tk data prepare books/ more.jsonl --tokenizer tokenizer --out tokens")
@@ -14,11 +15,13 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("--tokenizer", "tokenizer_folder", required=True, metavar="T", help="Folder with tokenizer.json.")
-@click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Token folder to make.")
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...", type=PATH_TEXT)
+@click.option(
+    "--tokenizer", "tokenizer_folder", required=True, metavar="T", type=PATH, help="Folder with tokenizer.json."
+)
+@click.option("--out", required=True, metavar="DIR", type=PATH, help="Token folder to make.")
 @click.option("--force", is_flag=True, help="Replace DIR if it is a token folder.")
-def prepare(inputs: tuple[str, ...], tokenizer_folder: str, out: Path, force: bool) -> None:
+def prepare(inputs: tuple[str, ...], tokenizer_folder: Path, out: Path, force: bool) -> None:
     """Tokenize INPUTs into one token folder for `tk train`.
 
     An INPUT is a text file (one document), a .jsonl file (one document per line), a folder of text and .jsonl files,

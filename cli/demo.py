@@ -14,6 +14,7 @@ import click
 
 from ..core.errors import ConfigError, TkError
 from ..core.process import module_command
+from .common import PATH
 from .demo_report import Stream, report
 
 PROMPTS = ("def read_lines(path):\n", "class Stack:\n    def __init__(self", "import os\nimport sys\n\n")
@@ -66,7 +67,7 @@ dir = {run}
 @click.command(epilog="Example: tk demo --out runs/demo")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("runs/demo"),
     show_default=True,
     help="Folder for all files of the demo; those of an earlier demo are replaced.",

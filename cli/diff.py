@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ..core.progress import format_bytes, progress_bar
-from .common import print_json
+from .common import PATH, print_json
 from .reshard import open_checkpoint
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ MAX_LINES: Final = 50
 @click.command(
     epilog="Example: tk diff runs/demo/step-00001000 runs/demo-tp4. Exit codes as of diff(1): 0 equal, 1 different."
 )
-@click.argument("a", metavar="A", type=click.Path(path_type=Path))
-@click.argument("b", metavar="B", type=click.Path(path_type=Path))
+@click.argument("a", metavar="A", type=PATH)
+@click.argument("b", metavar="B", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def diff(ctx: click.Context, a: Path, b: Path, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import print_json
+from .common import PathType, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ _SECTIONS = ("machine", "limits", "software", "tk uses")
     "--build",
     "folder",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=PathType(file_okay=False, path_type=Path),
     help="Only compile native code, into a folder that TK_KERNELS names where there is no compiler, as in an image.",
 )
 @click.pass_context

@@ -8,7 +8,7 @@ import click
 
 from ..core.errors import ConfigError
 from ..core.progress import progress_bar
-from .common import print_json
+from .common import PATH, print_json
 from .engine_options import DTYPES, KV_CACHE_DTYPES, QUANTIZED_DTYPES, kernels_option, threads_option, tp_option
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ MAX_RUNNING: Final = 16  # windows at a time: they fill steps, and their cache s
 
 
 @click.command(epilog="Example: tk eval runs/demo --data held-out.txt --kv-dtype auto --kv-dtype int8")
-@click.argument("checkpoint", metavar="CKPT", type=click.Path(path_type=Path))
+@click.argument("checkpoint", metavar="CKPT", type=PATH)
 @click.option(
     "--data",
     metavar="FILE",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help='Text to measure: a text file, a .jsonl file with a "text" in each line, or a folder of `tk data prepare`.',
 )
 @click.option(

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import click
 
-from .common import print_json
+from .common import PATH, print_json
 from .reshard import open_checkpoint, run_or_show
 
 
 @click.command(epilog="Example: tk export runs/demo exported --plain")
-@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.argument("source", metavar="SRC", type=PATH)
+@click.argument("target", metavar="DST", type=PATH)
 @click.option("--plain", is_flag=True, help="Leave out tk's manifest, COMMIT and checksums.")
 @click.option("--link", is_flag=True, help="Hard-link SRC's weight files, and copy their checksums without a check.")
 @click.option("--dry-run", is_flag=True, help="Print the files that would be written, and stop.")

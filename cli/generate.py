@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.errors import ConfigError
-from .common import print_json
+from .common import PATH_TEXT, PathType, print_json
 from .connection_options import connection_options, take_credentials
 from .engine_options import (
     dtype_option,
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):\d{1,5}")
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "json_schema", "regex", "grammar")
-_TEXT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TEXT_FILE = PathType(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(epilog='Example: tk generate runs/demo "def main(" --max-new-tokens 50')
-@click.argument("source", metavar="CKPT|HOST:PORT")
+@click.argument("source", metavar="CKPT|HOST:PORT", type=PATH_TEXT)
 @click.argument("prompt", required=False)
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Most tokens to generate; default: as many as fit.")
 @click.option(

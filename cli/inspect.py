@@ -6,12 +6,12 @@ from typing import Any
 import click
 
 from ..core.progress import format_bytes
-from .common import print_json
+from .common import PATH, print_json
 from .reshard import open_checkpoint
 
 
 @click.command(epilog="Example: tk inspect runs/demo")
-@click.argument("path", metavar="CKPT", type=click.Path(path_type=Path))
+@click.argument("path", metavar="CKPT", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect(path: Path, as_json: bool) -> None:
     """Show the step, layout, files and tensors of CKPT. Tensor data is not read."""

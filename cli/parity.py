@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ..core.progress import progress_bar
-from .common import print_json
+from .common import PATH, PATH_TEXT, print_json
 
 if TYPE_CHECKING:
     from ..parity.judge import Result
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="Example: tk parity --layouts default -o docs/parity.md")
-@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.argument("config", required=False, type=PATH)
 @click.option(
     "--layouts",
     default="default",
     show_default=True,
     metavar="FILE|default|all",
+    type=PATH_TEXT,
     help="default: a selection that covers every combination of three axes' values; all: every layout; FILE: a TOML or "
     "JSON list.",
 )
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 @click.option(
     "--resume",
     "results",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Store results in FILE, and skip the layouts whose results it has.",
 )
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write a report in Markdown.")
+@click.option("-o", "--out", type=PATH, metavar="FILE", help="Write a report in Markdown.")
 @click.option("--dry-run", is_flag=True, help="List the layouts, and stop.")
 @click.pass_context
 def parity(

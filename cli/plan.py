@@ -7,14 +7,14 @@ import click
 
 from ..core.errors import ParallelError
 from ..core.progress import format_bytes
-from .common import print_json
+from .common import PATH, print_json
 from .engine_options import QUANTIZED_DTYPES
 
 SERVING_TPS = (1, 2, 4, 8)
 
 
 @click.command(epilog="Example: tk plan examples/llama-1b.toml --nproc 8 --set zero.stage=3")
-@click.argument("path", metavar="CONFIG.toml|CKPT", type=click.Path(path_type=Path))
+@click.argument("path", metavar="CONFIG.toml|CKPT", type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
 @click.option("--nproc", type=click.IntRange(1), help="Number of ranks; default: as many as the layout needs.")
 @click.option("--weight-dtype", type=QUANTIZED_DTYPES, help="Of a checkpoint's weights; default: auto, as stored.")

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import click
 
+from .common import PATH
+
 
 @click.command(epilog="Example: tk plot runs/tiny runs/other -o runs.svg")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="FILE.svg or FILE.png; default: RUN/curves.svg.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--out", type=PATH, help="FILE.svg or FILE.png; default: RUN/curves.svg.")
 def plot(runs: tuple[Path, ...], out: Path | None) -> None:
     """Draw loss (evaluations dashed), learning rate, gradient norm and tokens per second of one or more run folders."""
     from ..train.config.extras import require_extra

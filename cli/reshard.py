@@ -8,7 +8,7 @@ import click
 
 from ..core.dtypes import COMPUTE_NAMES
 from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
-from .common import print_json
+from .common import PATH, print_json
 
 if TYPE_CHECKING:
     from ..checkpoint.convert.reshard import Prepared
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="Example: tk reshard runs/demo runs/demo-tp4 --tp 4")
-@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.argument("source", metavar="SRC", type=PATH)
+@click.argument("target", metavar="DST", type=PATH)
 @click.option("--tp", type=click.IntRange(1), required=True, help="Tensor-parallel ranks of the target.")
 @click.option("--pp", type=click.IntRange(1), default=1, show_default=True, help="Pipeline ranks of the target.")
 @click.option("--dtype", type=click.Choice(COMPUTE_NAMES), help="Dtype of the weights; default: as stored.")

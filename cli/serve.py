@@ -8,6 +8,7 @@ import click
 
 from ..core.errors import ConfigError
 from ..core.extras import install_line
+from .common import PATH
 from .engine_options import (
     dtype_option,
     kernels_option,
@@ -36,7 +37,7 @@ _SERVER_VALUES: Final = (
 
 
 @click.command(epilog="Example: tk serve runs/demo --kv-dtype int8 --port 0")
-@click.argument("checkpoint", metavar="CKPT", type=click.Path(path_type=Path))
+@click.argument("checkpoint", metavar="CKPT", type=PATH)
 @tp_option
 @threads_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -108,18 +109,16 @@ _SERVER_VALUES: Final = (
 )
 @click.option("--follow", is_flag=True, help="Serve newer steps of the run folder CKPT as they are committed.")
 @click.option("--default-max-new-tokens", type=click.IntRange(1), help="Limit for requests that set none.")
-@click.option(
-    "--tls-cert", type=click.Path(path_type=Path), help="PEM file of the server's certificate; needs --tls-key."
-)
-@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM file of its private key.")
+@click.option("--tls-cert", type=PATH, help="PEM file of the server's certificate; needs --tls-key.")
+@click.option("--tls-key", type=PATH, help="PEM file of its private key.")
 @click.option(
     "--tls-client-ca",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="PEM file of the authorities of clients; every client then needs a certificate.",
 )
 @click.option(
     "--tokens",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File of the callers' tokens, which `tk token` makes; without it every caller may make every call.",
 )
 @click.option(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from .common import PATH
+
 
 @click.command(epilog="Example: tk token alice --role generate --tokens /etc/tk/tokens")
 @click.argument("principal")
@@ -13,7 +15,7 @@ import click
     "--role", "roles", type=click.Choice(["generate", "admin"]), multiple=True, help="A role; default: generate."
 )
 @click.option("--weight", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="Share beside others.")
-@click.option("--tokens", "path", type=click.Path(path_type=Path), required=True, help="File to which a line is added.")
+@click.option("--tokens", "path", type=PATH, required=True, help="File to which a line is added.")
 def token(principal: str, roles: tuple[str, ...], weight: float, path: Path) -> None:
     """Make a token for PRINCIPAL, add its hash to the file of tokens, and print the token.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
+from .common import PATH, PATH_TEXT
 from .signals import exit_on_signals
 
 
@@ -15,9 +16,9 @@ def tokenizer() -> None:
 
 
 @tokenizer.command()
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...", type=PATH_TEXT)
 @click.option("--vocab-size", required=True, type=int, metavar="N", help="Number of tokens, 257 to 1048576.")
-@click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Tokenizer folder to make.")
+@click.option("--out", required=True, metavar="DIR", type=PATH, help="Tokenizer folder to make.")
 @click.option("--force", is_flag=True, help="Replace DIR if it is a tokenizer folder.")
 def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> None:
     """Train a byte-level BPE tokenizer on INPUTs.

@@ -10,13 +10,14 @@ import click
 
 from ..core.errors import TkError
 from ..core.process import lasting_imports
+from .common import PATH, PATH_TEXT
 
 if TYPE_CHECKING:
     from ..train.config.train_config import TrainConfig
 
 
 @click.command(epilog="Example: tk train examples/tiny.toml --set train.steps=50 --set parallel.tp=2 --nproc 4")
-@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("config", type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
 @click.option(
     "--nproc", type=click.IntRange(1), help="Local ranks to start; default: as many as the configuration's layout has."
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     metavar="auto|never|CKPT",
+    type=PATH_TEXT,
     help="auto: from the newest good step of the run folder; never: start anew, in a folder without steps; or CKPT.",
 )
 @click.option(
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--deepspeed",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.json",
     help="DeepSpeed configuration whose settings are added to CONFIG; --set overrides both.",
 )

@@ -6,14 +6,14 @@ from pathlib import Path
 import click
 
 from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
-from .common import print_json
+from .common import PATH, print_json
 from .reshard import open_checkpoint
 
 EXIT_DAMAGED = 3
 
 
 @click.command(epilog="Example: tk verify runs/demo")
-@click.argument("path", metavar="CKPT", type=click.Path(path_type=Path))
+@click.argument("path", metavar="CKPT", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def verify(ctx: click.Context, path: Path, as_json: bool) -> None:

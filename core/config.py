@@ -7,9 +7,9 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from .errors import ConfigError
 
@@ -20,6 +20,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def _refuse_empty(path: str) -> str:
+    if not path:
+        raise ValueError(
+            'the path is empty; leave the key out if it is optional, or write "." for the current directory'
+        )
+    return path
+
+
+PathKey = Annotated[str, AfterValidator(_refuse_empty)]  # the value of a key that is a path
 S = TypeVar("S", bound="Section")
 
 

@@ -1,6 +1,7 @@
 """Sizes and JSON, as all commands read and show them."""
 
 import json
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -8,7 +9,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tk.cli.common import ByteSize, parse_bytes, print_json
+from tk.cli.common import ByteSize, PathType, parse_bytes, print_json
+from tk.cli.main import COMMANDS, main
 from tk.core.errors import ConfigError
 from tk.core.progress import format_bytes
 
@@ -61,3 +63,60 @@ def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"step": 3, "loss": None}
     with pytest.raises(ValueError, match="not JSON compliant"):
         print_json({"loss": float("nan")})
+
+
+TEXTS = frozenset(  # arguments and options of plain text that are no paths
+    {
+        "train --set",
+        "plan --set",
+        "generate prompt",
+        "generate --regex",
+        "serve --host",
+        "serve --metrics-host",
+        "serve --otlp-endpoint",
+        "top address",
+        "bench serve address",
+        "token principal",
+    }
+)
+
+
+def parameters(name: str, command: click.Command) -> Iterator[tuple[str, click.Parameter]]:
+    """Yields the parameters of a command and of the commands inside it, by names like "train --resume"."""
+    for parameter in command.params:
+        yield f"{name} {parameter.opts[-1]}", parameter
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            yield from parameters(f"{name} {inner.name}", inner)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_path_of_a_command_refuses_an_empty_text(name: str) -> None:
+    command = COMMANDS[name].load()
+    for words, parameter in parameters(name, command):
+        assert isinstance(parameter.type, PathType) == isinstance(parameter.type, click.Path), words
+        if isinstance(parameter.type, PathType):
+            with pytest.raises(click.BadParameter, match="the path is empty"):
+                parameter.type.convert("", parameter, None)
+        elif isinstance(parameter.type, click.types.StringParamType):
+            assert words in TEXTS, f"{words} takes any text: is it a path?"
+
+
+@pytest.mark.parametrize(
+    ("words", "parameter"),
+    [
+        (("train", "config.toml", "--resume", ""), "--resume"),
+        (("verify", ""), "CKPT"),
+        (("reshard", "here", ""), "DST"),
+        (("generate", "", "prompt"), "CKPT|HOST:PORT"),
+        (("data", "prepare", "text", "", "--tokenizer", "t", "--out", "o"), "INPUT..."),
+        (("token", "me", "--tokens", ""), "--tokens"),
+        (("serve", "here", "--tls-key", ""), "--tls-key"),
+    ],
+)
+def test_an_empty_path_is_wrong_usage(
+    words: tuple[str, ...], parameter: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert f"Invalid value for '{parameter}': the path is empty" in error

@@ -24,7 +24,11 @@ GOOD: dict[str, Any] = {"checkpoint": {"dir": "runs/x"}}
         ("data", {"sources": "foo"}, r"^test: 'data.sources' = 'foo': input should be 'stdlib'\.$"),
         ("data", {"sources": [{"pathh": "/x"}]}, r"unknown key 'data.sources.0.pathh'; did you mean 'path'\?"),
         ("data", {"sources": []}, r"'data.sources' = .*at least 1 item"),
-        ("checkpoint", {"dir": ""}, r"'checkpoint.dir' = '': string should have at least 1 character"),
+        ("checkpoint", {"dir": ""}, r"'checkpoint.dir' = '': the path is empty"),
+        ("data", {"tokenizer": ""}, r"'data.tokenizer' = '': the path is empty; leave the key out"),
+        ("data", {"cache": ""}, r"'data.cache' = '': the path is empty"),
+        ("data", {"sources": [{"path": ""}]}, r"'data.sources.0.path' = '': the path is empty"),
+        ("model", {"init": ""}, r"'model.init' = '': the path is empty"),
         ("checkpoint", {}, r"'checkpoint.dir' is missing"),
         (
             "model",

@@ -104,6 +104,7 @@ def open_init(config: TrainConfig) -> Checkpoint:
     Raises:
         CheckpointError: it cannot be used; the message names the key.
     """
+    assert config.model.init is not None
     try:
         return Checkpoint.open(Path(config.model.init))
     except CheckpointError as error:

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from ...core.config import Section
+from ...core.config import PathKey, Section
 from ...core.dtypes import Precision
 from ...model.config import refuse_foreign_options
 from ...model.shape import ModelKeys
@@ -25,7 +25,7 @@ class ModelSection(ModelKeys):
     With `init`, the other keys are not used, and not written. `initial_model.resolve` makes the model's shape.
     """
 
-    init: str = ""
+    init: PathKey | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -52,7 +52,7 @@ class ModelSection(ModelKeys):
 class DataSource(Section):
     """One source of a mixture: a token folder, or Megatron's files PATH.bin and PATH.idx."""
 
-    path: str
+    path: PathKey
     weight: float = Field(default=1.0, gt=0)
 
 
@@ -62,7 +62,7 @@ class DataSection(Section):
     Attributes:
         sources: token folders (`tk data prepare`), or "stdlib": the source files of Python's standard library, prepared
             on first use.
-        tokenizer: the folder with the tokenizer.json that goes into the checkpoint; "" takes the tokenizer of
+        tokenizer: the folder with the tokenizer.json that goes into the checkpoint; None takes the tokenizer of
             `model.init`, or else that of the first source.
         packing: "concat" cuts the stream of all documents into rows; "documents" packs whole documents, which neither
             attend to each other nor share positions.
@@ -76,11 +76,11 @@ class DataSection(Section):
         | Annotated[tuple[DataSource, ...], Field(min_length=1), Tag("<array>")],
         Discriminator(lambda value: "<name>" if isinstance(value, str) else "<array>"),
     ] = "stdlib"
-    tokenizer: str = ""
+    tokenizer: PathKey | None = None
     packing: Literal["concat", "documents"] = "concat"
     vocab_size: int = Field(default=4096, ge=300)
     eval_fraction: float = Field(default=0.02, gt=0, lt=0.5)
-    cache: str = "runs/stdlib"
+    cache: PathKey = "runs/stdlib"
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -256,7 +256,7 @@ class CheckpointSection(Section):
             the rank's share of a checkpoint. The last save always waits.
     """
 
-    dir: str = Field(min_length=1)
+    dir: PathKey
     every: int = Field(default=0, ge=0)
     keep: int = Field(default=2, ge=0)
     keep_every: int = Field(default=0, ge=0)

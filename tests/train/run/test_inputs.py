@@ -43,7 +43,7 @@ def test_megatrons_files_are_trained_on_as_they_are(configure: Configure, corpus
     saved = Tokenizer.from_folder(Checkpoint.open(Path(config["checkpoint"]["dir"])).path)
     assert saved.sha256 == Tokenizer.from_folder(corpus / "tokenizer").sha256
     with pytest.raises(ConfigError, match=r"megatron does not say which tokenizer .* give \[data\] tokenizer"):
-        _train(configure("other", data={"sources": sources, "tokenizer": ""}))
+        _train(configure("other", data={"sources": sources, "tokenizer": None}))
 
 
 def test_missing_data_is_reported_before_any_rank_starts(
