@@ -25,7 +25,7 @@ kv_dtype_option = click.option(
     "--kv-dtype", type=KV_CACHE_DTYPES, help="Dtype of the KV cache; default: auto, that of the computation."
 )
 kernels_option = click.option(
-    "--kernels", type=click.Choice(KERNELS), help="The kernels that compute; default: auto, the best on this machine."
+    "--kernels", type=click.Choice(KERNELS), help="The kernels that compute; default: auto, the best on CPUs."
 )
 kv_memory_option = click.option(
     "--kv-memory", type=ByteSize(), help="Size of the KV cache per rank, for example 512MiB."

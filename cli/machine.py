@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ..core.cpu import read_cpu
+from ..core.cuda import has_driver
 from ..core.extras import install_line
 from ..core.progress import format_bytes
 from ..train.config.extras import missing_for_compile
@@ -155,6 +156,7 @@ def is_new_enough(version: str) -> bool:
 
 def _accelerators() -> Iterator[Fact]:
     driver = Path("/proc/driver/nvidia/version")
+    installed = driver.exists() or has_driver()
     if _torch().state == "broken":
         return
     import torch
@@ -167,12 +169,24 @@ def _accelerators() -> Iterator[Fact]:
             version = re.search(r"\d+\.\d+(\.\d+)?", driver.read_text(encoding="ascii", errors="replace"))
             yield Fact("machine", "driver", version[0] if version else "unknown")
         yield Fact("software", "NCCL", ".".join(map(str, torch.cuda.nccl.version())))
-    elif driver.exists():
-        hint = "install torch's CUDA build, or check CUDA_VISIBLE_DEVICES"
-        yield Fact("machine", "GPUs", "an NVIDIA driver is installed, but torch finds no usable GPU", "note", hint)
+    elif installed and os.environ.get("CUDA_VISIBLE_DEVICES", "-") == "":
+        yield Fact("machine", "GPUs", "none: CUDA_VISIBLE_DEVICES is empty, so tk computes on the CPU")
+    elif installed:
+        yield Fact("machine", "GPUs", *_unused_gpus(torch.version.cuda))
     else:
         yield Fact("machine", "GPUs", "none")
     yield _gloo()
+
+
+def _unused_gpus(built_for: str | None) -> tuple[str, State, str]:
+    """Returns value, state and hint where a driver is installed and torch, built for that version of CUDA, uses none."""
+    if built_for is None:
+        value = "an NVIDIA driver is installed, but torch is built for CPUs only: tk computes on the CPU"
+        return value, "note", "to use the GPUs, install torch's CUDA build: https://pytorch.org/get-started/locally"
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    value = f"an NVIDIA driver is installed, but torch, built for CUDA {built_for}, finds no usable GPU"
+    cause = "" if chosen is None else f"CUDA_VISIBLE_DEVICES is {chosen!r}: does it name GPUs of nvidia-smi? Or "
+    return value, "note", f"{cause}the driver may be too old for CUDA {built_for}: compare with the head of nvidia-smi"
 
 
 def _gloo() -> Fact:
@@ -198,6 +212,8 @@ def _use() -> Iterator[Fact]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     yield Fact("tk uses", "device", f"cuda, a GPU per rank, {count} ranks on this machine" if count else "cpu")
     yield Fact("tk uses", "backend", "nccl" if count else "gloo")
+    kernels = "--kernels aten: the GPUs, if each rank has one; else the CPU" if count else "cpu"
+    yield Fact("tk uses", "serving on", kernels)
     fast = bool(count or _FAST_BF16 & read_cpu().features)
     low = "bf16 saves memory and time on this machine" if fast else "bf16 saves memory but no time on this machine"
     yield Fact("tk uses", "dtype", f"[precision] params, fp32 by default; {low}")

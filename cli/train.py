@@ -58,6 +58,7 @@ def train(
     The first Ctrl-C finishes the current step, saves and exits with 130; the second ends the run at once. Under
     torchrun (RANK and WORLD_SIZE are set) this process joins that job as one rank.
     """
+    from ..train.launch.gpus import require_gpus
     from ..train.launch.launcher import FORK, Launcher
     from ..train.planning.plan import describe, make_plan
 
@@ -74,6 +75,7 @@ def train(
         click.echo(describe(plan))
         return
     _check_surroundings(loaded, resume)
+    require_gpus(plan.layout.world_size)
     arguments = [json.dumps(loaded.model_dump(mode="json")), resume, *([FORK] if fork else [])]
     logs = loaded.run_folder / "logs"
     try:

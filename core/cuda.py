@@ -1,7 +1,10 @@
-"""The GPUs that this process may use, and their free memory, as NVIDIA's driver reports them, without torch."""
+"""The GPUs that this process may use, and their free memory, as NVIDIA's driver reports them, without loading torch."""
 
 import ctypes
+import runpy
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from .errors import ConfigError
@@ -11,10 +14,16 @@ _SUCCESS: Final = 0
 
 @cache
 def count_gpus() -> int:
-    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a driver."""
+    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a driver, or with a torch
+    that is built for CPUs only."""
     driver = _load_driver()
     count = ctypes.c_int(0)
-    if driver is None or driver.cuInit(0) != _SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS:
+    if (
+        driver is None
+        or not _torch_has_cuda()
+        or driver.cuInit(0) != _SUCCESS
+        or driver.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS
+    ):
         return 0
     return count.value
 
@@ -28,6 +37,19 @@ def free_gpu_memory(num_gpus: int) -> tuple[int, ...]:
     driver = _load_driver()
     assert driver is not None, "no driver, and so no GPU"
     return tuple(_free_bytes(driver, index) for index in range(num_gpus))
+
+
+def has_driver() -> bool:
+    """Returns whether NVIDIA's driver is installed."""
+    return _load_driver() is not None
+
+
+def _torch_has_cuda() -> bool:
+    """Reads it from a file of torch's: to load torch takes seconds."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return False
+    return runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"] is not None
 
 
 def _load_driver() -> ctypes.CDLL | None:

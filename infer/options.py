@@ -46,7 +46,7 @@ class EngineOptions:
         kv_memory: the bytes of the cache on each rank; None = enough for `max_running` sequences, but at most 30 % of
             the free memory.
         kernels: the backend: "native" has C kernels for CPUs, "aten" runs everywhere on torch; "auto" = native where it
-            can run the model and the machine has no GPU for every rank.
+            can run the model. "aten" computes on GPUs if the machine has one for every rank.
         threads: the number of threads of each rank; None = OMP_NUM_THREADS if it is set, else the cores divided by
             the ranks.
         block_size: the number of tokens per block, a divisor of 256.

@@ -3,7 +3,6 @@
 import logging
 from typing import Final
 
-from ...core.cuda import count_gpus
 from ...core.errors import ConfigError
 from ..planning.job import Job
 from ..program.lower import Program
@@ -18,7 +17,7 @@ _LOG: Final = logging.getLogger(__name__)
 def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
     """Prepares the backend of a job; torch is imported only for the ATen backend.
 
-    "auto" takes native kernels on a machine without a GPU for every rank, if they cover the whole program.
+    "auto" takes native kernels if they cover the whole program, also beside GPUs: those compute if "aten" is asked for.
 
     Args:
         job: the rank's job.
@@ -29,7 +28,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
         CheckpointError: the weights cannot be loaded.
         ConfigError: the job does not fit the machine, or native kernels are requested and cannot run it.
     """
-    if job.kernels == "native" or (job.kernels == "auto" and count_gpus() < job.tp):
+    if job.kernels != "aten":
         reason = why_not(job, program)
         if not reason:
             return prepare_native(job, program, load)

@@ -20,6 +20,7 @@ class Job:
         fingerprint: that of the checkpoint which the engine opened; "" for any.
         weight_dtype: see EngineOptions, resolved: the name of a dtype, or "int8" or "int4".
         num_copies: see `CacheShape`.
+        on_gpus: whether each rank computes on the GPU of its number; else on the CPU.
         log: how the engine's process shows its log, and so the worker's: see `shown_format`.
     """
 
@@ -39,6 +40,7 @@ class Job:
     fingerprint: str = ""
     weight_dtype: str = ""
     num_copies: int = 0
+    on_gpus: bool = False
     log: str = ""
 
 

@@ -108,7 +108,7 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     """
     weight_dtype = dtype if options.weight_dtype == "auto" else options.weight_dtype
     weight_bytes = weight_bytes_per_rank(config, options.tp, dtype, weight_dtype)
-    pad_to = 1 if options.kernels == "aten" or on_gpus(options) else HEAD_PANEL
+    pad_to = 1 if options.kernels == "aten" else HEAD_PANEL
     block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype, pad_to)
     longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     spec = decoder_spec(config)
@@ -211,8 +211,8 @@ def _room(options: EngineOptions) -> _Room:
 
 
 def on_gpus(options: EngineOptions) -> bool:
-    """Returns whether the ranks compute on GPUs."""
-    return options.kernels != "native" and count_gpus() >= options.tp
+    """Returns whether the ranks compute on GPUs: torch's kernels do, if they are asked for and each rank has a GPU."""
+    return options.kernels == "aten" and count_gpus() >= options.tp
 
 
 @dataclass(frozen=True, slots=True)

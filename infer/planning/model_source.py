@@ -19,7 +19,7 @@ from ..options import EngineOptions
 from ..requests.events import ModelInfo
 from ..requests.sampling_params import MAX_TOP_LOGPROBS
 from .job import Job, threads_per_rank
-from .memory_plan import MemoryPlan, plan_memory
+from .memory_plan import MemoryPlan, on_gpus, plan_memory
 
 API_REVISION: Final = 5  # the revision of tk.v1, raised with every addition to the wire
 _TEXT_FILES: Final = (
@@ -108,6 +108,7 @@ class ModelSource:
             fingerprint=self.checkpoint.folder.fingerprint,
             weight_dtype=self.memory.weight_dtype,
             num_copies=self.memory.num_copies,
+            on_gpus=on_gpus(self.options),
             log=shown_format(),
         )
 

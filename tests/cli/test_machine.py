@@ -5,6 +5,7 @@ import resource
 from pathlib import Path
 
 import pytest
+import torch
 
 from tk.cli import machine
 from tk.cli.machine import Fact, examine, is_new_enough
@@ -49,6 +50,29 @@ def test_small_shared_memory_is_noted_with_its_remedy(monkeypatch: pytest.Monkey
     shared = fact("/dev/shm")
     assert shared.state == "note"
     assert "--shm-size" in shared.hint
+
+
+@pytest.mark.parametrize(
+    ("visible", "built_for", "said"),
+    [
+        ("", None, "none: CUDA_VISIBLE_DEVICES is empty, so tk computes on the CPU"),
+        (None, None, "torch is built for CPUs only"),
+        (None, "13.0", "torch, built for CUDA 13.0, finds no usable GPU"),
+        ("9", "13.0", "CUDA_VISIBLE_DEVICES is '9'"),
+    ],
+)
+def test_gpus_that_torch_does_not_use_are_explained(
+    visible: str | None, built_for: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "has_driver", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus = fact("GPUs")
+    assert said in f"{gpus.value} {gpus.hint}"
+    assert gpus.state == ("ok" if visible == "" else "note")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from tk.cli.main import main
 from tk.core.errors import TkError
-from tk.train.launch import launcher, worker
+from tk.train.launch import gpus, launcher, worker
 
 CONFIG = """
 [model]
@@ -99,6 +99,17 @@ def test_an_impossible_run_is_refused_before_any_rank_starts(
 ) -> None:
     assert main(["train", config, *words]) == code
     assert message in " ".join(capsys.readouterr().err.split())
+    assert launched == []
+
+
+def test_more_ranks_than_gpus_are_refused_before_any_rank_starts(
+    config: str, launched: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "count_gpus", lambda: 8)
+    assert main(["train", config, "--nproc", "9"]) == 2
+    assert "9 ranks start on this machine, where CUDA_VISIBLE_DEVICES and the driver leave them 8 GPUs" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert launched == []
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tk.core import cuda
 from tk.core.errors import ConfigError
@@ -47,6 +48,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def driver(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
     monkeypatch.setattr(cuda, "_load_driver", lambda: library)
+    monkeypatch.setattr(cuda, "_torch_has_cuda", lambda: True)
     cuda.count_gpus.cache_clear()
     yield library
     cuda.count_gpus.cache_clear()
@@ -74,3 +76,11 @@ def test_a_gpu_that_cannot_be_opened_is_named(driver: ctypes.CDLL) -> None:
 def test_without_a_driver_there_is_no_gpu(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_load_driver", lambda: None)
     assert cuda.count_gpus() == 0
+    assert not cuda.has_driver()
+
+
+def test_a_torch_for_cpus_uses_no_gpu(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the file of the installed torch says what it is built for
+    monkeypatch.setattr(cuda, "_load_driver", lambda: driver)
+    assert cuda.count_gpus() == (2 if torch.version.cuda else 0)
+    assert cuda.has_driver()

@@ -18,6 +18,7 @@ from ..health.flight_recorder import dump_flight_record, is_peer_loss, start_fli
 from ..health.heartbeat import HEARTBEATS_VARIABLE, Heartbeat
 from ..health.stop import StopRequest
 from ..run.trainer import Trainer
+from .gpus import require_local_gpu
 from .launcher import FORK, RENDEZVOUS_VARIABLE
 from .rank_report import write_error
 from .rendezvous import agents_keep_a_store, rendezvous_store
@@ -94,7 +95,11 @@ def _device(deterministic: bool) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first call
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.use_deterministic_algorithms(True)
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    local_rank, local_ranks = (
+        _number(name) if name in os.environ else 0 for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    )
+    require_local_gpu(local_rank, local_ranks, torch.cuda.device_count())
+    device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
 

@@ -22,9 +22,9 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
 
     Raises:
         CheckpointError: the weights cannot be loaded.
-        ConfigError: the cache does not fit on the GPU beside the weights.
+        ConfigError: torch cannot use the GPU, or the cache does not fit on it beside the weights.
     """
-    device = _device(job.rank, job.tp)
+    device = _device(job)
     tp = _join(job, device)
     weights = PreparedWeights(program, dtypes.by_name(job.dtype), job.weight_dtype)
     weights.keep_key_factors(load_weights(job, program, load, weights.take, peers(tp), 1))
@@ -42,11 +42,16 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
     return ModelRunner(program, weights, cache, tp, job.max_batched_tokens)
 
 
-def _device(rank: int, size: int) -> torch.device:
-    """Returns this rank's GPU, or the CPU if the machine has fewer GPUs than ranks; makes a GPU torch's default."""
-    if not torch.cuda.is_available() or torch.cuda.device_count() < size:
+def _device(job: Job) -> torch.device:
+    """Returns this rank's GPU, or the CPU; makes a GPU torch's default."""
+    if not job.on_gpus:
         return torch.device("cpu")
-    device = torch.device("cuda", rank)
+    if not torch.cuda.is_available() or torch.cuda.device_count() < job.tp:
+        raise ConfigError(
+            f"NVIDIA's driver has a GPU for each of {job.tp} ranks, but torch {torch.__version__} cannot use them; "
+            "`tk doctor` says more. Mend that, or set CUDA_VISIBLE_DEVICES= (empty) to compute on the CPU."
+        )
+    device = torch.device("cuda", job.rank)
     torch.cuda.set_device(device)
     torch.set_default_device(device)
     return device

@@ -75,8 +75,14 @@ def test_blocks_of_4_bits_share_copies() -> None:
 
 @pytest.mark.parametrize(("kv_dtype", "vector_bytes"), [("fp32", 16 * 4), ("bf16", 16 * 2), ("int8", 16 + 4)])
 def test_native_kernels_pad_heads(monkeypatch: pytest.MonkeyPatch, kv_dtype: str, vector_bytes: int) -> None:
-    """A model with heads of 8 where a GPU is or is not: the ATen backend, and GPUs, store them as they are."""
-    for gpus, kernels, padded in ((0, "auto", True), (1, "native", True), (1, "auto", False), (0, "aten", False)):
+    """A model with heads of 8 where a GPU is or is not: the ATen backend stores them as they are."""
+    for gpus, kernels, padded in (
+        (0, "auto", True),
+        (1, "native", True),
+        (1, "auto", True),
+        (1, "aten", False),
+        (0, "aten", False),
+    ):
         monkeypatch.setattr(memory_plan, "count_gpus", partial(int, gpus))
         monkeypatch.setattr(memory_plan, "free_gpu_memory", lambda num_gpus: [1 << 30])
         options = EngineOptions(Path("m"), block_size=16, kv_blocks=4, kernels=kernels)
@@ -117,12 +123,12 @@ def test_the_memory_of_gpus_counts_where_ranks_compute_on_them(monkeypatch: pyte
     monkeypatch.setattr(memory_plan, "free_memory", lambda: 0)
     block = 32 * kv_bytes_per_rank(CONFIG, 1, "fp32")
     for tp, smallest in ((1, 400_000), (2, 300_000)):
-        options = EngineOptions(Path("m"), tp=tp, max_running=1, max_batched_tokens=1, threads=1)
+        options = EngineOptions(Path("m"), tp=tp, max_running=1, max_batched_tokens=1, threads=1, kernels="aten")
         plan = plan_memory(CONFIG, options, "fp32", "fp32")
         room = smallest - plan.weight_bytes - plan.buffer_bytes
         assert plan.num_blocks == int(0.3 * room) // (block // tp) - 1
     with pytest.raises(ConfigError, match=r"each GPU has .* free"):
-        plan_memory(CONFIG, EngineOptions(Path("m"), kv_memory=400_000), "fp32", "fp32")
+        plan_memory(CONFIG, EngineOptions(Path("m"), kv_memory=400_000, kernels="aten"), "fp32", "fp32")
     for on_host in (EngineOptions(Path("m"), tp=4), EngineOptions(Path("m"), kernels="native")):
         with pytest.raises(ConfigError, match="too little"):
             plan_memory(CONFIG, on_host, "fp32", "fp32")

@@ -17,14 +17,14 @@ PROMPTS = [[5, 6, 7], list(range(1, 101)), [9]]
 def test_cuda_and_cpu_generate_alike(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, kv_dtype: str
 ) -> None:
-    with LLM(model_folder("grouped"), kv_dtype=kv_dtype, kv_blocks=30) as llm:
+    with LLM(model_folder("grouped"), kernels="aten", kv_dtype=kv_dtype, kv_blocks=30) as llm:
         on_gpu = llm.generate(PROMPTS, GREEDY)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with LLM(model_folder("grouped"), kv_dtype=kv_dtype, kv_blocks=30) as llm:
+    with LLM(model_folder("grouped"), kernels="aten", kv_dtype=kv_dtype, kv_blocks=30) as llm:
         on_cpu = llm.generate(PROMPTS, GREEDY)
     assert [c.token_ids for c in on_gpu] == [c.token_ids for c in on_cpu]
 
 
 def test_a_cache_that_does_not_fit_is_refused(model_folder: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match="Lower kv_memory or kv_blocks"):
-        LLM(model_folder("grouped"), kv_memory=1 << 42)
+        LLM(model_folder("grouped"), kernels="aten", kv_memory=1 << 42)
