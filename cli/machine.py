@@ -179,7 +179,7 @@ def _accelerators() -> Iterator[Fact]:
 
 
 def _unused_gpus(built_for: str | None) -> tuple[str, State, str]:
-    """Returns value, state and hint where a driver is installed and torch, built for that version of CUDA, uses none."""
+    """Returns value, state and hint where a driver is installed and torch, built for that CUDA, uses no GPU."""
     if built_for is None:
         value = "an NVIDIA driver is installed, but torch is built for CPUs only: tk computes on the CPU"
         return value, "note", "to use the GPUs, install torch's CUDA build: https://pytorch.org/get-started/locally"
