@@ -4,6 +4,7 @@ Commands are listed in a table and imported only when they run, so that `tk --he
 command that returns exits with 0; `ctx.exit(code)` exits with another code.
 """
 
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Final
 import click
 
 from .. import __version__
-from ..core.errors import TkError
+from ..core.errors import ConfigError, TkError
 
 EXIT_INTERRUPTED: Final = 130
 
@@ -134,6 +135,7 @@ class LazyGroup(click.Group):
             hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Commands: {', '.join(self.table)}."
             raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
         found = super().resolve_command(ctx, args)
+        _require_directory()
         from ..core.console_log import show_log
 
         show_log()
@@ -162,6 +164,14 @@ def command_group(table: Mapping[str, CommandEntry] = COMMANDS) -> LazyGroup:
         "checkpoint, 130 interrupted.",
     )
     return version(group)
+
+
+def _require_directory() -> None:
+    """Raises ConfigError if the current directory was removed: processes that a command starts would fail obscurely."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError("The current directory was removed. Change to one that exists: cd ~") from error
 
 
 def _explain(error: Exception) -> tuple[str, int]:

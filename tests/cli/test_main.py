@@ -3,8 +3,10 @@
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -224,6 +226,14 @@ def test_python_dash_m_tk_exits_with_the_code() -> None:
     run = tk("srve")
     assert (run.returncode, run.stdout) == (2, "")
     assert "Did you mean 'serve'?" in run.stderr
+
+
+def test_a_removed_directory_is_named(tmp_path: Path) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    command = f"rmdir {shlex.quote(str(gone))}; exec {shlex.quote(sys.executable)} -P -m tk inspect {tmp_path}"
+    done = subprocess.run(command, shell=True, cwd=gone, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: The current directory was removed. Change to one that exists: cd ~\n"
 
 
 def test_a_closed_pipe_ends_quietly() -> None:
