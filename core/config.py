@@ -51,7 +51,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is not valid TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except OSError as error:
         raise ConfigError(f"Cannot read the configuration {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -61,3 +61,9 @@ def test_overrides_are_toml_values_or_bare_words(tmp_path: Path) -> None:
     for wrong in ("optimizer.lr", "=3", "optimizer.lr.x=1"):
         with pytest.raises(ConfigError, match="--set"):
             load_toml(path, TrainConfig, [wrong])
+
+
+def test_a_byte_order_mark_of_an_editor_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbf[checkpoint]\r\ndir = 'run'\r\n")
+    assert load_toml(path, TrainConfig).checkpoint.dir == "run"
