@@ -300,7 +300,9 @@ class Engine:
                 request.score(row.scored, result, index)
             else:
                 with self._lock:
-                    take_token(row, result, index, self._scheduler)
+                    error = take_token(row, result, index, self._scheduler)
+                if error is not None:
+                    self._fail(request, error)
         self._send_masks()
         for request in touched:
             if request.is_over:

@@ -6,82 +6,21 @@ The module imports no torch, since clients, data preparation and the server's pr
 import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import tokenizers
 
 from ..core.errors import CheckpointError, ConfigError, InvalidRequest
+from .library_errors import failing_as
+from .spelling import Spelling
 from .tokenizer_files import CONFIG_FILE, TOKENIZER_FILE, read_eos_token_ids, read_json
 
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate, Message
-
-
-def _byte_alphabet() -> Mapping[str, int]:
-    """Returns the byte of each character of GPT-2's byte-level BPE: printable ones, and others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in printable)
-    table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    return MappingProxyType(table)
-
-
-_BYTE_OF: Final = _byte_alphabet()
-
-
-@dataclass(frozen=True)
-class _Spelling:
-    """The vocabulary's spelling of bytes and spaces, as the decoder in tokenizer.json reads them.
-
-    Attributes:
-        byte_level: whether every character of a token stands for one byte.
-        byte_fallback: whether a token like "<0x0A>" stands for a byte, here 10.
-        space: the character that stands for a space ("▁"), or "" if there is none.
-    """
-
-    byte_level: bool = False
-    byte_fallback: bool = False
-    space: str = ""
-
-    @classmethod
-    def of(cls, decoder: Any) -> Self:
-        """Reads the "decoder" entry of tokenizer.json, sequences of decoders included."""
-        steps = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-        kinds = {step["type"] for step in steps}
-        spaces = [step["replacement"] for step in steps if step["type"] == "Metaspace"]
-        spaces += [
-            step["pattern"]["String"]
-            for step in steps
-            if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
-        ]
-        return cls("ByteLevel" in kinds, "ByteFallback" in kinds, spaces[0] if spaces else "")
-
-    def fallback_byte(self, token: str) -> bytes | None:
-        """Returns the byte that a token like "<0x0A>" stands for, or None for any other token."""
-        if not (self.byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">")):
-            return None
-        try:
-            return bytes([int(token[3:5], 16)])
-        except ValueError:
-            return None
-
-    def to_bytes(self, token: str) -> bytes:
-        """Returns the bytes of the text that the decoder makes of a token of the vocabulary."""
-        if self.byte_level:
-            spelled = [_BYTE_OF.get(char, -1) for char in token]
-            return token.encode() if -1 in spelled else bytes(spelled)
-        byte = self.fallback_byte(token)
-        if byte is not None:
-            return byte
-        return (token.replace(self.space, " ") if self.space else token).encode()
-
-    def longest(self, vocabulary: Iterable[str]) -> int:
-        """Returns the bytes of the longest token; 1 without any."""
-        return max((len(token) if token.isascii() else len(self.to_bytes(token)) for token in vocabulary), default=1)
 
 
 class Tokenizer:
@@ -103,7 +42,8 @@ class Tokenizer:
         self._backend = tokenizers.Tokenizer.from_str(text)
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._spelling = _Spelling.of(json.loads(text).get("decoder"))
+        _keep_whole_offsets(self._backend.post_processor)
+        self._spelling = Spelling.of(json.loads(text).get("decoder"))
         added = self._backend.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -127,14 +67,17 @@ class Tokenizer:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise CheckpointError(f"Cannot read the tokenizer {path}: {reason}.") from error
+
+        def unreadable(reason: str) -> CheckpointError:
+            return CheckpointError(
+                f"{path} is damaged, or of a kind that this version of `tokenizers` cannot read: {reason}."
+            )
+
         try:
-            return cls(path.parent, text)
-        except CheckpointError:
-            raise
-        except Exception as error:  # `tokenizers` raises bare Exception for every file that it cannot read
-            raise CheckpointError(
-                f"{path} is damaged, or of a kind that this version of `tokenizers` cannot read: {error}."
-            ) from error
+            with failing_as(unreadable):
+                return cls(path.parent, text)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON of another shape
+            raise unreadable(str(error)) from error
 
     def _document_end(self) -> int | None:
         path = self.folder / CONFIG_FILE
@@ -156,14 +99,29 @@ class Tokenizer:
             special_tokens: whether tokenizer.json's post-processor adds its special tokens.
 
         Raises:
-            InvalidRequest: the text is not valid Unicode.
+            InvalidRequest: the text is not valid Unicode, or too much for the tokenizer.
         """
-        try:
-            # `encode` of a single text would hold the interpreter's lock: every thread would wait.
+        # `encode` of a single text would hold the interpreter's lock: every thread would wait.
+        with _encoding():
             (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
-            return list(encoding.ids)
-        except TypeError as error:
-            raise InvalidRequest("The text has a lone surrogate; it must be valid Unicode.", field="text") from error
+        return list(encoding.ids)
+
+    def encode_pair(self, prompt: str, continuation: str) -> tuple[list[int], int]:
+        """Returns the token ids of two texts as one, and how many of them are wholly in the prompt.
+
+        Those are the tokens that the post-processor puts before a text, and those that end in the prompt. A token that
+        begins in the prompt and ends in the continuation is not among them. Special tokens after the text are left out.
+
+        Raises:
+            InvalidRequest: see `encode`.
+        """
+        with _encoding():
+            (encoding,) = self._backend.encode_batch([prompt + continuation])
+        ends = [end for _, end in encoding.offsets]
+        is_added = encoding.special_tokens_mask
+        stop = max((index + 1 for index, added in enumerate(is_added) if not added), default=0)
+        start = next((index for index in range(stop) if ends[index] > len(prompt) and not is_added[index]), stop)
+        return list(encoding.ids[:stop]), start
 
     @cached_property
     def chat_template(self) -> "ChatTemplate":
@@ -191,8 +149,12 @@ class Tokenizer:
         Args:
             text: the text.
             spans: ranges [start, stop) of characters.
+
+        Raises:
+            InvalidRequest: see `encode`.
         """
-        (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)  # see `encode`
+        with _encoding():
+            (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)  # see `encode`
         inside = bytearray(len(text))
         for start, stop in spans:
             inside[start:stop] = b"\1" * (stop - start)
@@ -212,12 +174,29 @@ class Tokenizer:
         return tuple(self._added[token_id] for token_id in sorted(self._special))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of each text, without added special tokens; it runs on all cores."""
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        """Returns the token ids of each text, without added special tokens; it runs on all cores.
+
+        Raises:
+            InvalidRequest: see `encode`.
+        """
+        with _encoding():
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of token ids; incomplete bytes become U+FFFD, and unknown ids are skipped."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        """Returns the text of token ids; incomplete bytes become U+FFFD, and unknown ids are skipped.
+
+        Raises:
+            CheckpointError: the tokenizer's decoder fails.
+        """
+        with failing_as(self._cannot_decode):
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def _cannot_decode(self, reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"The decoder of {self.folder / TOKENIZER_FILE} cannot turn these token ids into text: {reason}. Mend its "
+            "entry `decoder`, or ask for token ids."
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of one token, perhaps a part of a character, or b"" for an unknown id."""
@@ -246,40 +225,27 @@ class Tokenizer:
         return self._spelling.fallback_byte(tokens[-1]) is None
 
 
-class DetokenizerStream:
-    """Turns a stream of token ids into pieces of text, whose concatenation is the text of all ids.
+def _keep_whole_offsets(processor: Any) -> None:
+    """Lets a post-processor leave the offsets of tokens whole, which it may trim by their spaces."""
+    is_sequence = isinstance(processor, tokenizers.processors.Sequence)
+    for step in processor if is_sequence else [processor]:
+        if getattr(step, "trim_offsets", False):
+            step.trim_offsets = False
 
-    Text is held back while a later token could still change it (half a character).
 
-    Args:
-        tokenizer: the tokenizer.
-        keep_special_tokens: whether special tokens appear in the text.
-    """
+@contextmanager
+def _encoding() -> Iterator[None]:
+    """Turns the failure of an encoding in the body into InvalidRequest."""
+    try:
+        with failing_as(_cannot_encode):
+            yield
+    except TypeError as error:
+        raise InvalidRequest("The text has a lone surrogate; it must be valid Unicode.", field="text") from error
 
-    def __init__(self, tokenizer: Tokenizer, keep_special_tokens: bool = False) -> None:
-        self._tokenizer = tokenizer
-        self._keep_special_tokens = keep_special_tokens
-        self._context: list[int] = []  # the last decoded token: decoders strip the leading space of a first token
-        self._pending: list[int] = []
 
-    def push(self, ids: Iterable[int]) -> str:
-        """Takes the next tokens and returns the text that they complete, perhaps none; it is valid UTF-8."""
-        known_incomplete = len(self._pending)
-        self._pending += self._tokenizer.visible(ids, self._keep_special_tokens)
-        for end in range(len(self._pending), known_incomplete, -1):
-            if self._tokenizer.ends_complete(self._pending[:end]):
-                return self._take(end)
-        return ""
-
-    def flush(self) -> str:
-        """Ends the stream and returns the text that was held back, with incomplete bytes as U+FFFD."""
-        return self._take(len(self._pending))
-
-    def _take(self, count: int) -> str:
-        ids, self._pending = self._pending[:count], self._pending[count:]
-        if not ids:
-            return ""
-        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
-        text = self._tokenizer.decode(self._context + ids, skip_special_tokens=False)
-        self._context = ids[-1:]
-        return text[len(before) :]
+def _cannot_encode(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The model's tokenizer cannot turn the text into tokens: {reason}. Send a shorter text, or one without the "
+        "part that repeats itself, or token ids.",
+        field="text",
+    )

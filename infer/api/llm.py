@@ -94,7 +94,7 @@ class LLM:
         Args:
             prompt: text or token ids, at least one token. The log-probabilities of its own tokens are not computed.
             continuation: text, token ids, or a sequence of these, for which the result is a list in the same order.
-                Text after text is tokenized together with it and split after the tokens of the prompt alone.
+                Text after text is tokenized together with it; tokens that are not wholly in the prompt are scored.
 
         Raises:
             InvalidRequest: prompt or continuation have no tokens, or cannot be served.

@@ -49,6 +49,9 @@ class Encoder(Protocol):
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text, with the tokenizer's special tokens unless `special_tokens` is False."""
 
+    def encode_pair(self, prompt: str, continuation: str) -> tuple[list[int], int]:
+        """Returns the token ids of two texts as one, and how many of them are wholly in the prompt."""
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Returns the token ids of a conversation."""
 

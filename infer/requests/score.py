@@ -50,23 +50,28 @@ def split_tokens(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the tokens of prompt and continuation.
 
-    Two texts are tokenized together and split after as many tokens as the prompt has alone. A text after token ids or
-    a conversation is tokenized without special tokens.
+    Two texts are tokenized together. Tokens that are wholly in the prompt are the prompt's; the first token of the
+    continuation may begin in the prompt. A text after token ids or a conversation is tokenized without special tokens.
 
     Raises:
         InvalidRequest: there is text and no tokenizer, or prompt or continuation have no tokens.
     """
     if isinstance(continuation, Conversation):
         raise InvalidRequest("The continuation is a Conversation; it must be text or token ids.", field="continuation")
-    before = prompt_tokens(tokenizer, prompt)
-    if isinstance(prompt, str) and isinstance(continuation, str):
-        whole = prompt_tokens(tokenizer, prompt + continuation)
-        before, after = whole[: len(before)], whole[len(before) :]
+    if isinstance(prompt, str) and isinstance(continuation, str) and tokenizer is not None:
+        whole, num_prompt = tokenizer.encode_pair(prompt, continuation)
+        before, after = tuple(whole[:num_prompt]), tuple(whole[num_prompt:])
     else:
+        before = prompt_tokens(tokenizer, prompt)
         after = prompt_tokens(tokenizer, continuation, special_tokens=False)
-    for name, tokens in (("prompt", before), ("continuation", after)):
-        if not tokens:
-            raise InvalidRequest(f"The {name} has no tokens; a score needs at least one.", field=name)
+    if not after:
+        raise InvalidRequest("The continuation has no tokens; a score needs at least one.", field="continuation")
+    if not before:
+        raise InvalidRequest(
+            "The prompt has no tokens of its own; a score needs at least one. A text that becomes part of the "
+            "continuation's first token is none.",
+            field="prompt",
+        )
     return before, after
 
 

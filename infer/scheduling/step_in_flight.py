@@ -157,13 +157,22 @@ def record_step(step: StepInFlight, scheduler: Scheduler) -> None:
             row.sequence.append(UNKNOWN)
 
 
-def take_token(row: WantedRow, result: SamplerOutput, index: int, scheduler: Scheduler) -> None:
-    """Gives a sequence the token of a row that is not void, at `index` of the results; ends it if it is complete."""
+def take_token(row: WantedRow, result: SamplerOutput, index: int, scheduler: Scheduler) -> TkError | None:
+    """Gives a sequence the token of a row that is not void, at `index` of the results; ends it if it is complete.
+
+    Returns:
+        The error with which its request must fail, if the tokenizer has no text for the token.
+    """
     if row.proposal is not None:
         scheduler.accept(row.sequence)
     scheduler.activity.new_token()
-    if row.request.take(row.sequence, row.position, result, index):
+    try:
+        is_complete = row.request.take(row.sequence, row.position, result, index)
+    except TkError as error:
+        return error
+    if is_complete:
         scheduler.finish(row.sequence)
+    return None
 
 
 def _matcher(row: WantedRow) -> Matcher:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tk.core.errors import CheckpointError, InvalidRequest
-from tk.text.tokenizer import DetokenizerStream, Tokenizer
+from tk.text.detokenizer import DetokenizerStream
+from tk.text.tokenizer import Tokenizer
 
 FAMILIES = ("byte_level", "byte_fallback")
 TEXTS = st.text(max_size=40) | st.sampled_from(["", " ", "def f(x):\n    return 1\n", " a  b", "😀👩‍👩‍👧 你好"])

@@ -4,7 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ....text.tokenizer import DetokenizerStream, Tokenizer
+from ....text.detokenizer import DetokenizerStream
+from ....text.tokenizer import Tokenizer
 from ...constraints.grammar import Matcher
 from ...requests.events import Delta, FinishReason, TokenLogprob
 from ...requests.sampling_params import SamplingParams

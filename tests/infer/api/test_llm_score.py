@@ -62,6 +62,16 @@ def test_text_is_split_after_the_tokens_of_the_prompt(llm: LLM) -> None:
     assert llm.score("the", " error").token_ids == tuple(whole[2:])  # "th", "e"
 
 
+def test_a_token_that_spans_the_border_is_scored(llm: LLM, reference: Callable[[str], LlamaForCausalLM]) -> None:
+    assert llm.engine.tokenizer is not None
+    whole = llm.engine.tokenizer.encode("a th")  # whose last token is "th"
+    score = llm.score("a t", "h")
+    assert score.prompt_tokens == len(whole) - 1
+    check(score, by_transformers(reference("grouped"), whole[:-1], whole[-1:]), whole[-1:])
+    with pytest.raises(InvalidRequest, match="no tokens of its own"):
+        llm.score("t", "h")
+
+
 def test_a_score_may_be_as_long_as_the_model_and_no_longer(llm: LLM) -> None:
     longest = llm.engine.info.max_model_len
     assert len(llm.score([1], [2] * (longest - 1)).logprobs) == longest - 1

@@ -1,5 +1,7 @@
 """Completions over HTTP as the `openai` package and bare clients see them, whole and in events."""
 
+from pathlib import Path
+
 import openai
 import pytest
 
@@ -7,6 +9,8 @@ from tk.core.errors import WorkerDied
 from tk.infer.requests.events import Failed, TokenLogprob, TopLogprob
 from tk.tests.infer.http.http_server import HttpServerThread, post
 from tk.tests.infer.server.fake_engine import FakeEngine, delta, started
+from tk.tests.text.families import TOO_MUCH, impatient
+from tk.text.tokenizer import Tokenizer
 
 LOGPROBS = (
     TokenLogprob(97, -0.5, 1, b"a", (TopLogprob(97, -0.5, b"a"), TopLogprob(98, -1.5, b"b"))),
@@ -35,6 +39,21 @@ def test_the_openai_package_streams(client: openai.OpenAI) -> None:
         assert [choice.finish_reason for choice in own if choice.finish_reason] == ["length"]
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [6]
     assert chunks[-1].choices == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_text_that_makes_the_tokenizer_panic_is_a_bad_request(
+    server: HttpServerThread, engine: FakeEngine, tmp_path: Path, path: str
+) -> None:
+    engine.tokenizer = Tokenizer.from_folder(impatient(tmp_path))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    for content, status in ((TOO_MUCH, 400), ("ab", 200)):
+        body = {"messages": [{"role": "user", "content": content}]} if "chat" in path else {"prompt": content}
+        answer = server.ask(path, {"model": "fake", **body})
+        assert answer.status == status
+        if status == 400:
+            assert "retry-limit-in-match over" in answer.error["message"]
+            assert answer.error["param"] == "prompt"
 
 
 def test_a_stream_ends_with_done(server: HttpServerThread) -> None:

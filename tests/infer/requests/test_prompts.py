@@ -29,6 +29,9 @@ class Letters:
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         return [0] * special_tokens + [ord(letter) for letter in text]
 
+    def encode_pair(self, prompt: str, continuation: str) -> tuple[list[int], int]:
+        return self.encode(prompt + continuation), 1 + len(prompt)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return [len(messages), *(ord(letter) for message in messages for letter in message["content"])]
 

@@ -1,5 +1,6 @@
 """Scores: the split of prompt and continuation into tokens, and the request for a score."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,11 @@ class PairTokenizer:
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         return [0] * special_tokens + [1 if c == "#" else ord(c) for c in text.replace("ab", "#")]
 
+    def encode_pair(self, prompt: str, continuation: str) -> tuple[list[int], int]:
+        ids = self.encode(prompt + continuation)
+        ends = list(itertools.accumulate(token != 0 and 1 + (token == 1) for token in ids))
+        return ids, sum(end <= len(prompt) for end in ends)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return [len(messages), *(ord(letter) for message in messages for letter in message["content"])]
 
@@ -22,10 +28,11 @@ class PairTokenizer:
 TOKENIZER = PairTokenizer()
 
 
-def test_texts_are_tokenized_together_and_split_after_the_prompt() -> None:
+def test_texts_are_tokenized_together_and_split_after_the_tokens_that_are_wholly_in_the_prompt() -> None:
     assert split_tokens(TOKENIZER, "x", "yab") == ((0, ord("x")), (ord("y"), 1))
-    # "xa" + "bc": the pair crosses the border, and is the last of as many tokens as "xa" has alone
-    assert split_tokens(TOKENIZER, "xa", "bc") == ((0, ord("x"), 1), (ord("c"),))
+    assert split_tokens(TOKENIZER, "xa", "bc") == ((0, ord("x")), (1, ord("c"))), "the pair crosses the border"
+    assert split_tokens(TOKENIZER, "xa", "b") == ((0, ord("x")), (1,)), "and may be all that there is"
+    assert split_tokens(TOKENIZER, "", "b") == ((0,), (ord("b"),))
 
 
 def test_text_beside_token_ids_is_tokenized_alone() -> None:
@@ -39,7 +46,7 @@ def test_text_beside_token_ids_is_tokenized_alone() -> None:
     [
         ((), (1,), "The prompt has no tokens"),
         ((1,), (), "The continuation has no tokens"),
-        ("xa", "b", "The continuation has no tokens"),  # the pair is a token of the prompt
+        ("xa", "", "The continuation has no tokens"),
     ],
 )
 def test_both_need_a_token(prompt: str | tuple[int, ...], continuation: str | tuple[int, ...], words: str) -> None:

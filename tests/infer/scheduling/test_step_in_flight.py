@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tk.core.errors import InvalidRequest
+from tk.core.errors import CheckpointError, InvalidRequest
 from tk.infer.constraints.grammar import Matcher
 from tk.infer.options import MAX_HEAD_ROWS
 from tk.infer.requests.events import Delta, Event, Started
@@ -98,6 +98,18 @@ def test_a_complete_sample_is_finished() -> None:
     served.live["", "0"].deliver()
     assert [event.token_ids for event in events if isinstance(event, Delta)] != []
     assert all(row.is_void for row in rows), "the sequence has ended"
+
+
+def test_a_token_without_a_text_is_the_error_of_its_request_alone() -> None:
+    class NoText:
+        def take(self, *given: object) -> bool:
+            raise CheckpointError("the decoder fails")
+
+    served = Served(live())
+    [row] = served.step().rows
+    error = take_token(replace(row, request=cast(LiveRequest, NoText())), chosen(7), 0, served.scheduler)
+    assert isinstance(error, CheckpointError)
+    assert row.sequence.status is Status.RUNNING
 
 
 @pytest.mark.parametrize(("came_true", "taken"), [(0, [5]), (1, [5, 6]), (2, [5, 6, 7])])

@@ -26,6 +26,7 @@ from tk.infer.scheduling.books import CacheBooks, EngineLoad, EngineTotals
 from tk.infer.server.app import Server
 from tk.infer.server.engine_protocol import ServedEngine
 from tk.infer.server.options import ServerOptions
+from tk.text.tokenizer import Tokenizer
 
 WAIT_SECONDS = 20.0
 
@@ -60,6 +61,9 @@ class ByteTokenizer:
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         return [1] * special_tokens + list(text.encode())
+
+    def encode_pair(self, prompt: str, continuation: str) -> tuple[list[int], int]:
+        return self.encode(prompt + continuation), len(self.encode(prompt))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         raise AssertionError("the server renders conversations itself")
@@ -124,7 +128,7 @@ class FakeEngine:
 
     def __init__(self, script: Callable[[Request], Sequence[Event]] = whole_answer, info: ModelInfo = INFO) -> None:
         self.info = info
-        self.tokenizer: ByteTokenizer | None = ByteTokenizer()
+        self.tokenizer: ByteTokenizer | Tokenizer | None = ByteTokenizer()
         self.books = FakeBooks()
         self.grammars = Grammars(None, info.vocab_size, info.eos_token_ids)
         self.script = script

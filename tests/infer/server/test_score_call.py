@@ -1,6 +1,7 @@
 """Score over a scripted engine: the request that the engine gets, the answer, and the refusals."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,7 +24,17 @@ from tk.infer.requests.events import (
 )
 from tk.infer.requests.score import score_request
 from tk.proto.v1 import generation_pb2 as pb
-from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, FakeEngine
+from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, ByteTokenizer, FakeEngine
+from tk.tests.text.families import TOO_MUCH, impatient
+from tk.text.tokenizer import Tokenizer
+
+
+class Spanning(ByteTokenizer):
+    """A byte tokenizer with one token for " os"."""
+
+    def encode_pair(self, prompt: str, continuation: str) -> tuple[list[int], int]:
+        assert prompt + continuation == "import os"
+        return [*self.encode("import"), 200], 7
 
 
 def place(token: int, greedy: int) -> TokenLogprob:
@@ -111,6 +122,28 @@ def test_what_cannot_be_scored_is_refused(stub: Any, engine: FakeEngine, fields:
     rpc_status.from_call(caught.value).details[0].Unpack(bad)
     assert bad.field_violations[0].field == field
     assert engine.requests == []
+
+
+def test_a_text_that_makes_the_tokenizer_panic_is_an_invalid_argument(
+    stub: Any, engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.tokenizer = Tokenizer.from_folder(impatient(tmp_path))
+    for call, request in (
+        (stub.Score, pb.ScoreRequest(text="a", continuation_text=TOO_MUCH)),
+        (stub.Score, pb.ScoreRequest(tokens=ids(7), continuation_text=TOO_MUCH)),
+        (stub.Tokenize, pb.TokenizeRequest(text=TOO_MUCH)),
+        (stub.GenerateOnce, pb.GenerateRequest(text=TOO_MUCH)),
+    ):
+        with pytest.raises(grpc.RpcError, match="retry-limit-in-match over") as caught:
+            call(request, timeout=WAIT_SECONDS)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_token_that_spans_the_border_is_scored(stub: Any, engine: FakeEngine) -> None:
+    engine.tokenizer = Spanning()
+    answer = stub.Score(pb.ScoreRequest(text="import ", continuation_text="os"), timeout=WAIT_SECONDS)
+    assert [each.token_id for each in answer.logprobs] == [200]
+    assert answer.prompt_tokens == 7
 
 
 def test_text_without_a_tokenizer_is_a_failed_precondition(stub: Any, engine: FakeEngine) -> None:
