@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from .common import PATH, print_json
-from .reshard import open_checkpoint, run_or_show
+from .reshard import name_left_behind, open_checkpoint, run_or_show
 
 
 @click.command(epilog="Example: tk export runs/demo exported --plain")
@@ -31,6 +31,7 @@ def export(source: Path, target: Path, plain: bool, link: bool, dry_run: bool, f
         raise click.UsageError(
             "--link cannot be combined with --plain or --dry-run: linked files keep tk's metadata in their headers."
         )
+    name_left_behind(checkpoint.folder.left_behind())
     export_links(checkpoint, target, force=force)
     if as_json:
         print_json({"source": str(checkpoint.path), "target": str(target), "linked": True})

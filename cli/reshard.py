@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -11,10 +11,14 @@ from ..core.progress import format_bytes, format_count, format_seconds, progress
 from .common import PATH, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..checkpoint.convert.reshard import Prepared
     from ..checkpoint.read.reader import Checkpoint
     from ..core.layout import Layout
     from ..core.tensors import Table
+
+MAX_NAMES: Final = 8  # names in a note
 
 
 @click.command(epilog="Example: tk reshard runs/demo runs/demo-tp4 --tp 4")
@@ -81,7 +85,10 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
         "bytes_written": plan.bytes_written,
         "files": {file.name: file.size for files in plan.files for file in files},
         "linked": {link.file.name: link.file.size for link in prepared.links},
+        "side_files": {file.name: file.size for file in prepared.side_files},
+        "not_copied": list(prepared.left_behind),
     }
+    name_left_behind(prepared.left_behind)
     if dry_run:
         _show_plan(summary, as_json)
         return
@@ -108,6 +115,13 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
             f"linked {format_count(len(prepared.links), 'file')}: checksums were copied without a check (tk verify "
             f"{prepared.target.path} checks them)"
         )
+
+
+def name_left_behind(names: "Sequence[str]") -> None:
+    """Prints a note about the names in the source's folder that a copy does not take along."""
+    if names:
+        rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        click.echo(f"note: not copied: {', '.join(names[:MAX_NAMES])}{rest}", err=True)
 
 
 def _show_plan(summary: dict[str, Any], as_json: bool) -> None:

@@ -19,8 +19,8 @@ EXIT_DAMAGED = 3
 def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Read every byte of CKPT and compare it with the checksums taken when it was written.
 
-    Exits with 3 if a byte is wrong, and names tensor, file and block; also if the folder has another weight file that
-    transformers would load instead. Other files that are not part of CKPT are named in notes.
+    Exits with 3 if a byte is wrong, and names tensor, file and block; also if headers or index describe other tensors
+    than the manifest, or another program put weights into the folder. Harmless files of others are named in notes.
     """
     checkpoint = open_checkpoint(path)
     total = sum(chunk.nbytes for chunks in checkpoint.chunks.values() for chunk in chunks)

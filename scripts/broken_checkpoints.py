@@ -132,10 +132,9 @@ def _twice(document: bytes, key: bytes) -> bytes:
     return document.replace(b'"' + key + b'"', b'"' + key + b'":1,"' + key + b'"', 1)
 
 
-def _link_out(step: Path) -> None:
-    outside = step.parent / "outside"
-    (step / MODEL).rename(outside)
-    (step / MODEL).symlink_to(outside)
+def _dangling_link(step: Path) -> None:
+    (step / MODEL).unlink()
+    (step / MODEL).symlink_to(step.parent / "outside")
 
 
 def _missing(name: str) -> Change:
@@ -170,7 +169,10 @@ CASES: Final[dict[str, tuple[Change, str]]] = {
     "flipped-header": (lambda step: flip(step / MODEL, 200), r"ShardCorrupt: .*its header is not the one"),
     "flipped-part": (lambda step: flip(step / "parts/00000.json", 99), r"ShardCorrupt: .*SHA-256 differs"),
     "flipped-manifest": (lambda step: flip(step / "manifest.json", 99), r"NotCommitted: .*does not match"),
-    "flipped-side-file": (lambda step: flip(step / "config.json", 5), r"ShardCorrupt: .*config.json is not the file"),
+    "flipped-side-file": (
+        lambda step: flip(step / "config.json", 5),
+        r"CheckpointError: .*config.json is not the file",
+    ),
     "oversized-header": (_set_header_length(2**62), r"ShardCorrupt: .*its header is not the one that was written"),
     "overlapping-boxes": (_in_part(_overlap), r"ManifestError: .*do not hold each of \d+ exactly once"),
     "overlapping-bytes": (_in_part(lambda p: p["chunks"].append(p["chunks"][0])), r"ManifestError: .*overlap in model"),
@@ -184,7 +186,7 @@ CASES: Final[dict[str, tuple[Change, str]]] = {
         _in_manifest(lambda m: m["files"].update({"../.bashrc": m["files"]["config.json"]})),
         r"ManifestError: .*'../.bashrc' is not a plain file name",
     ),
-    "link-out": (_link_out, r"CheckpointError: .* is a link to .*outside, outside the hub's cache"),
+    "dangling-link": (_dangling_link, r"CheckpointError: .* is a link to .*outside, which does not exist"),
     "duplicate-key-in-manifest": (
         lambda step: write_manifest(step, _twice((step / "manifest.json").read_bytes(), b"step")),
         r"ManifestError: .*has the key 'step' twice",

@@ -8,6 +8,7 @@ from typing import Final
 from ...core.errors import CheckpointError, ConfigError
 from ..files import lookup
 from ..format.manifest import PARTS
+from ..read.hugging_face import TEMPLATES
 from ..read.locate import open_folder
 
 _NAMED: Final = 3  # names in a message
@@ -64,11 +65,12 @@ def _checkpoint_files(folder: Path, names: Sequence[str]) -> frozenset[str]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Returns the names in a folder and in its parts/."""
+    """Returns the names in a folder, and in the folders that a checkpoint may have: parts/ and the one of templates."""
     found = []
     for name in lookup.list_names(folder):
-        inner = lookup.list_names(folder / name) if name == PARTS and not (folder / name).is_symlink() else []
-        found += [f"{name}/{part}" for part in inner] or [name]
+        has_own = name in (PARTS, TEMPLATES) and not (folder / name).is_symlink()
+        inner = lookup.list_names(folder / name) if has_own else []
+        found += [f"{name}/{each}" for each in inner] or [name]
     return found
 
 

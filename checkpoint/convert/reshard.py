@@ -56,6 +56,7 @@ class Prepared:
         manifest: the target's metadata.
         links: the files to link.
         side_files: the side files to copy.
+        left_behind: the names in the source's folder that are not copied, hidden ones excepted.
     """
 
     source: Checkpoint
@@ -65,6 +66,7 @@ class Prepared:
     manifest: Manifest
     links: tuple[HardLink, ...] = ()
     side_files: tuple[SideFile, ...] = ()
+    left_behind: tuple[str, ...] = ()
 
     def run(self, on_bytes: Callable[[int], None] = lambda _: None) -> Path:
         """Makes the target folder, which appears under its name only when it is complete.
@@ -137,7 +139,8 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
     if not options.plain:
         _check_readable(manifest, plan)
     files = plan_side_files(source, options.dtype)
-    return Prepared(source, checked, options, plan, manifest, links, files)
+    left_behind = tuple(source.folder.left_behind())
+    return Prepared(source, checked, options, plan, manifest, links, files, left_behind)
 
 
 def reshard(

@@ -5,17 +5,21 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ...core.dtypes import DType
 from ...core.errors import ManifestError
-from ..files import storage
+from ..files import folders, small_files, storage
 from ..format.manifest import FileDigest
 from ..read import hugging_face as hf
-from ..read.known_files import changed_file
+from ..read.known_files import edited_file
 from ..read.reader import Checkpoint
 
 _PIECE: Final = 2**20  # bytes
+_DTYPE_KEYS: Final = (
+    "dtype",
+    "torch_dtype",
+)  # `transformers` 5 reads the first one and then the second, older ones the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +54,22 @@ def plan_side_files(source: Checkpoint, dtype: DType | None = None) -> tuple[Sid
 
 
 def copy_side_files(files: Sequence[SideFile], folder: Path) -> dict[str, FileDigest]:
-    """Copies the files into `folder`, durably; ShardCorrupt if one has changed since it was saved."""
-    return {file.name: _copy(file, folder / file.name) for file in files}
+    """Copies the files into `folder`, durably; CheckpointError if one has changed since it was saved."""
+    written = {}
+    for name, file in sorted((file.name, file) for file in files):
+        folders.make_dirs((folder / name).parent)
+        written[name] = _copy(file, folder / name)
+    for inner in {(folder / name).parent for name in written} - {folder}:
+        folders.fsync_dir(inner)
+    return written
 
 
 def _look_at(name: str, path: Path, known: FileDigest | None) -> SideFile:
     with storage.reading(path) as fd:
         size = storage.file_size(fd)
+        small_files.refuse_open_pointer(path, fd)
     if known is not None and size != known.size:
-        raise changed_file(path)
+        raise edited_file(path)
     if size > hf.MAX_SIDE_FILE:
         raise ManifestError(f"{path} has {size} bytes; at most {hf.MAX_SIDE_FILE} are accepted.")
     return SideFile(name, size, path, known)
@@ -66,9 +77,20 @@ def _look_at(name: str, path: Path, known: FileDigest | None) -> SideFile:
 
 def _with_dtype(source: Checkpoint, dtype: DType) -> SideFile:
     config = source.config()
-    config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype.torch
+    if not any(key in config for key in _DTYPE_KEYS):
+        config["dtype"] = ""
+    _set_dtype(config, dtype.torch)
     data = json.dumps(config, indent=2).encode()
     return SideFile(hf.CONFIG, len(data), data)
+
+
+def _set_dtype(config: dict[str, Any], name: str) -> None:
+    """Sets the dtype wherever a config, or the config of a part of the model, has one."""
+    for key, value in config.items():
+        if key in _DTYPE_KEYS:
+            config[key] = name
+        elif isinstance(value, dict) and key.endswith("_config") and key != "quantization_config":
+            _set_dtype(value, name)
 
 
 def _copy(file: SideFile, target: Path) -> FileDigest:
@@ -81,7 +103,7 @@ def _copy(file: SideFile, target: Path) -> FileDigest:
         storage.fsync(fd)
     written = FileDigest(size, digest.hexdigest())
     if file.known not in (None, written):
-        raise changed_file(target if isinstance(file.content, bytes) else file.content)
+        raise edited_file(target if isinstance(file.content, bytes) else file.content)
     return written
 
 

@@ -1,20 +1,39 @@
 """Small files that are read and written whole."""
 
 from pathlib import Path
+from typing import Final
 
 from ...core.errors import ManifestError
 from . import folders, storage
 
+_LFS_POINTER: Final = b"version https://git-lfs"
+
 
 def read_small(path: Path, max_bytes: int) -> bytes:
-    """Reads a whole small file; ManifestError if it is larger than `max_bytes`."""
+    """Reads a whole small file; ManifestError if it is larger than `max_bytes`, or a Git LFS pointer."""
     with storage.reading(path) as fd:
         size = storage.file_size(fd)
         if size > max_bytes:
             raise ManifestError(f"{path} has {size} bytes; at most {max_bytes} are accepted.")
         data = bytearray(size)
         storage.read_exact(fd, memoryview(data), 0, path)
-        return bytes(data)
+    refuse_pointer(path, data)
+    return bytes(data)
+
+
+def refuse_pointer(path: Path, head: bytes | bytearray) -> None:
+    """Raises ManifestError if a file that begins with `head` is a Git LFS pointer, which stands for the real file."""
+    if head.startswith(_LFS_POINTER):
+        raise ManifestError(
+            f"{path} is a Git LFS pointer, not the file itself. Run `git lfs pull` to download the file."
+        )
+
+
+def refuse_open_pointer(path: Path, fd: int) -> None:
+    """Raises ManifestError if an open file is a Git LFS pointer."""
+    head = bytearray(len(_LFS_POINTER))
+    storage.pread(fd, memoryview(head), 0)
+    refuse_pointer(path, head)
 
 
 def write_small(path: Path, data: bytes) -> None:

@@ -15,6 +15,7 @@ MIN_BYTES: Final = 3  # average bytes of text per value; a document made to exha
 MIN_STRING_BYTES: Final = 8  # average bytes of text per string
 FREE_NODES: Final = 10_000  # values or strings to which these averages do not apply
 MAX_INT: Final = 2**62
+_MAX_NAMES: Final = 4  # names in a path
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
 
 
@@ -131,6 +132,18 @@ def file_name(value: Any, what: str) -> str:
             f"{what}: {str(value)[:80]!r} is not a plain file name (letters, digits, dot, dash and underscore)."
         )
     return value
+
+
+def file_path(value: Any, what: str) -> str:
+    """Returns `value` as a path inside one folder: at most 4 names as of `file_name` joined by "/", so never "..".
+
+    Raises:
+        ManifestError: it is no such path.
+    """
+    names = value.split("/") if isinstance(value, str) else [""]
+    if len(names) <= _MAX_NAMES and all(_FILE_NAME.fullmatch(name) for name in names):
+        return str(value)
+    return file_name(value, what)  # raises
 
 
 class _DuplicateKey(Exception):

@@ -243,7 +243,7 @@ def _groups(value: Any, tensors: Mapping[str, StoredTensor], what: str) -> tuple
 def _digests(value: Any, what: str) -> dict[str, FileDigest]:
     result = {}
     for name, item in strict.mapping(value, what).items():
-        strict.file_name(name, what)
+        strict.file_path(name, what)
         found = strict.members(item, f"{what}: {name}", ("size", "sha256"))
         size = strict.integer(found["size"], f"{what}: {name}: size")
         result[name] = FileDigest(size, strict.digest(found["sha256"], f"{what}: {name}: sha256"))

@@ -14,7 +14,7 @@ from typing import Final
 
 from ...core import dtypes
 from ...core.errors import ManifestError
-from ..files import storage
+from ..files import small_files, storage
 from . import json_strict as strict
 
 MAX_HEADER: Final = 100_000_000  # bytes, the limit of the safetensors library
@@ -22,7 +22,6 @@ MAX_DIMS: Final = 8
 PAGE: Final = 4096
 METADATA_KEY: Final = "__metadata__"
 TK_MARK: Final = "tk"
-_LFS_POINTER: Final = b"version "  # the first bytes of a Git LFS pointer; no real header has that length
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +67,7 @@ def read_header(path: Path) -> Header:
         raw = bytearray(8)
         if storage.pread(fd, memoryview(raw), 0) != 8:
             raise ManifestError(f"{path} has {size} bytes; a safetensors file has 8 at least.")
-        if raw == _LFS_POINTER:
-            raise ManifestError(
-                f"{path} is a Git LFS pointer, not the file itself. Run `git lfs pull` to download the file."
-            )
+        small_files.refuse_open_pointer(path, fd)
         (length,) = struct.unpack("<Q", raw)
         if length > min(MAX_HEADER, size - 8):
             raise ManifestError(

@@ -7,7 +7,6 @@ from typing import Literal, Protocol
 from ..format.chunk import Part
 from ..format.chunk_index import ChunkIndex
 from ..format.manifest import Manifest
-from .report import Problem
 
 
 class CheckpointFolder(Protocol):
@@ -78,10 +77,8 @@ class CheckpointFolder(Protocol):
     def removable_files(self) -> set[str]:
         """Returns the files that may be removed when another checkpoint replaces the folder, relative to the folder."""
 
-    def find_unknown_files(self) -> tuple[list[Problem], list[str]]:
-        """Finds files that are not the checkpoint's.
+    def notes(self) -> list[str]:
+        """Returns sentences about files that are not the checkpoint's, and do no harm."""
 
-        Returns:
-            Problems, for files that `transformers` would load instead of the checkpoint's or in addition; and notes
-            about the other files.
-        """
+    def left_behind(self) -> list[str]:
+        """Returns the names in the folder that a copy of the checkpoint does not take along, hidden ones excepted."""

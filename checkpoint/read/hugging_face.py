@@ -9,6 +9,7 @@ from ...core.errors import ManifestError
 from ..files import lookup, small_files
 from ..files.links import real_path
 from ..format import json_strict as strict
+from .strangers import looks_like_weights
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -25,7 +26,13 @@ SAVED_BESIDE: Final = frozenset(
         "processor_config.json", "image_processor_config.json", "video_preprocessor_config.json",
     }
 )  # fmt: skip
-_SIDE_ENDINGS: Final = (".json", ".txt", ".model", ".jinja")
+TEMPLATES: Final = "additional_chat_templates"  # a folder of side files
+# Endings of side files: text, tokenizers, chat templates, and the code that config.json's `auto_map` names.
+_SIDE_ENDINGS: Final = (
+    *(".json", ".txt", ".model", ".jinja", ".md", ".py"),
+    *(".tiktoken", ".spm", ".vocab", ".bpe"),
+)
+_LEGAL: Final = re.compile(r"(license|licence|notice|copying|readme|use_policy)([^a-z].*)?", re.IGNORECASE)
 
 
 def is_hugging_face(folder: Path) -> bool:
@@ -33,9 +40,9 @@ def is_hugging_face(folder: Path) -> bool:
     return any(lookup.exists(folder / name) for name in (INDEX, SINGLE))
 
 
-def is_preferred(name: str) -> bool:
-    """Returns whether `transformers` would load that file instead of a folder's other weights, or beside them."""
-    return name in (SINGLE, INDEX, ADAPTER_CONFIG) or DISTRIBUTED.fullmatch(name) is not None
+def is_hidden(path: str) -> bool:
+    """Returns whether a file, or a folder that it lies in, is hidden: .git, .DS_Store, AppleDouble's ._NAME."""
+    return any(name.startswith(".") for name in path.split("/"))
 
 
 def read_config(folder: Path) -> dict[str, object]:
@@ -54,19 +61,25 @@ def side_paths(folder: Path, names: Collection[str] | None = None) -> dict[str, 
 
     Raises:
         ManifestError: a side file has a name that a checkpoint cannot store.
-        CheckpointError: a side file is a link that leads out of the folder and the hub's cache.
+        CheckpointError: a side file is a link that leads nowhere.
     """
-    found = [
-        name
-        for name in lookup.list_names(folder)
-        if name.endswith(_SIDE_ENDINGS) and not name.endswith(".index.json") and (names is None or name in names)
-    ]
+    found = [name for name in _side_names(folder) if names is None or name in names]
     paths = {}
     for name in found:
-        if name.startswith("."):
-            continue
         try:
-            paths[strict.file_name(name, str(folder))] = real_path(folder, name, inside=True)
+            paths[strict.file_path(name, str(folder))] = real_path(folder, name)
         except ManifestError as error:
             raise ManifestError(f"{error} Rename it, or move it out of the folder.") from error
     return paths
+
+
+def _side_names(folder: Path) -> list[str]:
+    names = [name for name in lookup.list_names(folder) if _is_side_file(name)]
+    templates = [name for name in lookup.list_names(folder / TEMPLATES) if name.endswith(".jinja")]
+    return names + [f"{TEMPLATES}/{name}" for name in templates if not is_hidden(name)]
+
+
+def _is_side_file(name: str) -> bool:
+    if is_hidden(name) or looks_like_weights(name):
+        return False
+    return name.endswith(_SIDE_ENDINGS) or _LEGAL.fullmatch(name) is not None

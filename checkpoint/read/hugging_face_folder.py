@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal
@@ -20,7 +19,7 @@ from ..format.chunk_index import TensorChunks
 from ..format.manifest import Manifest, StoredTensor
 from . import hugging_face as hf
 from .hugging_face_weights import WeightFiles, find_weights
-from .report import Problem
+from .strangers import looks_like_weights
 
 # The name of the base model inside the full model, by config.json's model_type, for the architectures that tk runs.
 # Files of the base model alone lack this prefix. Names of other architectures are not changed.
@@ -32,8 +31,9 @@ _BUFFERS: Final = (
     ".attn.masked_bias",
     ".rotary_emb.inv_freq",
 )  # constants that old files of these architectures hold
+_HEAD: Final = "lm_head.weight"
+_EMBEDDINGS: Final = ("embed_tokens.weight", "wte.weight")
 _TIED_UNLESS_SAID: Final = frozenset({"gpt2"})  # model types whose head is tied unless config.json unties it
-_WEIGHTS: Final = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.msgpack", "*.h5")
 
 
 class HuggingFaceFolder:
@@ -48,7 +48,7 @@ class HuggingFaceFolder:
     has_splits: ClassVar[bool] = False
 
     def __init__(self, path: Path, weights: WeightFiles, config: Mapping[str, object]) -> None:
-        tensors, self.chunks = _tables(path, weights, _model_type(config))
+        tensors, self.chunks = _tables(path, weights, _names(weights.weight_map, config))
         self.path, self.digest = path, weights.digest
         self._states = {name: header.state for name, header in weights.headers.items()}
         self.fingerprint = hashlib.sha256(json.dumps([weights.digest, config, self._states]).encode()).hexdigest()
@@ -68,7 +68,7 @@ class HuggingFaceFolder:
 
     def data_path(self, file: str) -> Path:
         """See CheckpointFolder."""
-        return real_path(self.path, strict.file_name(file, str(self.path)), inside=True)
+        return real_path(self.path, strict.file_path(file, str(self.path)))
 
     def open_data(self, file: str) -> int:
         """See CheckpointFolder."""
@@ -99,35 +99,52 @@ class HuggingFaceFolder:
 
     def removable_files(self) -> set[str]:
         """See CheckpointFolder: the weights, the index, and the side files that `save_pretrained` writes."""
-        return self._weight_files() | hf.SAVED_BESIDE
+        templates = {name for name in self.side_paths() if name.startswith(f"{hf.TEMPLATES}/")}
+        return self._weight_files() | hf.SAVED_BESIDE | templates
 
-    def find_unknown_files(self) -> tuple[list[Problem], list[str]]:
+    def notes(self) -> list[str]:
         """See CheckpointFolder. Such a folder may hold any other files, so notes are about weight files only."""
         own = self._weight_files()
         counts = f"{hf.SINGLE} is read instead" if hf.SINGLE in own else f"{hf.INDEX} does not name it"
-        others = [name for name in lookup.list_names(self.path) if name not in own and _looks_like_weights(name)]
-        return [], [f"{self.path / name} is not read: {counts}." for name in others]
+        others = [name for name in lookup.list_names(self.path) if name not in own and looks_like_weights(name)]
+        return [f"{self.path / name} is not read: {counts}." for name in others]
+
+    def left_behind(self) -> list[str]:
+        """See CheckpointFolder."""
+        taken = {name.split("/")[0] for name in (*self._weight_files(), *self.side_paths())}
+        return [name for name in lookup.list_names(self.path) if name not in taken and not hf.is_hidden(name)]
 
     def _weight_files(self) -> set[str]:
         return self._files if hf.SINGLE in self._files else self._files | {hf.INDEX}
 
 
+def _names(stored: Collection[str], config: Mapping[str, object]) -> dict[str, str]:
+    """Returns the name in the model of each stored tensor that the model has."""
+    base = BASE_PREFIXES.get(_model_type(config), "")
+    prefix = "" if any(name.startswith(base) for name in stored) else base
+    names = {
+        name: name if name.startswith("lm_head.") else prefix + name
+        for name in stored
+        if not (base and name.endswith(_BUFFERS))
+    }
+    if base and _is_tied(config) and _HEAD in names and not any(name.endswith(_EMBEDDINGS) for name in names):
+        # Only the head of a tied model is stored: `transformers` ties the embedding to it.
+        names[_HEAD] = base + _EMBEDDINGS[_model_type(config) == "gpt2"]
+    return names
+
+
 def _tables(
-    folder: Path, weights: WeightFiles, model_type: str
+    folder: Path, weights: WeightFiles, names: Mapping[str, str]
 ) -> tuple[dict[str, StoredTensor], dict[tuple[str, str], TensorChunks]]:
     """Returns the tensors by their names in the model, and the place of each tensor's bytes."""
-    base = BASE_PREFIXES.get(model_type, "")
-    prefix = "" if any(name.startswith(base) for name in weights.weight_map) else base
     tensors, chunks = {}, {}
-    for stored, file in weights.weight_map.items():
-        if base and stored.endswith(_BUFFERS):
-            continue
+    for stored, name in names.items():
+        file = weights.weight_map[stored]
         entry = weights.headers[file].entries.get(stored)
         if entry is None:
             raise ShardMissing(
                 f"{folder / file} lacks {stored}, which {hf.INDEX} lists there. Download or save the model again."
             )
-        name = stored if stored.startswith("lm_head.") else prefix + stored
         tensors[name] = StoredTensor(entry.shape, {"weight": entry.dtype})
         box = Box.whole(entry.shape)
         chunk = Chunk(name, "weight", box, None, file, entry.begin, entry.end - entry.begin, None)
@@ -139,13 +156,12 @@ def _model_type(config: Mapping[str, object]) -> str:
     return str(config.get("model_type", ""))
 
 
+def _is_tied(config: Mapping[str, object]) -> bool:
+    return config.get("tie_word_embeddings", _model_type(config) in _TIED_UNLESS_SAID) is True
+
+
 def _tied_head(config: Mapping[str, object], tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
-    embeddings = [name for name in tensors if name.endswith(("embed_tokens.weight", "wte.weight"))]
-    tied = config.get("tie_word_embeddings", _model_type(config) in _TIED_UNLESS_SAID)
-    if "lm_head.weight" in tensors or len(embeddings) != 1 or tied is not True:
+    embeddings = [name for name in tensors if name.endswith(_EMBEDDINGS)]
+    if _HEAD in tensors or len(embeddings) != 1 or not _is_tied(config):
         return {}
-    return {"lm_head.weight": embeddings[0]}
-
-
-def _looks_like_weights(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in _WEIGHTS)
+    return {_HEAD: embeddings[0]}

@@ -40,8 +40,8 @@ def find_weights(folder: Path, config: Mapping[str, object]) -> WeightFiles:
     Raises:
         ShardMissing: the index names a file or a tensor that is missing.
         ManifestError: a header or the index breaks a rule of its format.
-        CheckpointError: a file belongs to a tk checkpoint, or is a link that leads out of the folder and the hub's
-            cache; or `transformers` would load other weights than these.
+        CheckpointError: a file belongs to a tk checkpoint, or is a link that leads nowhere; or `transformers` would
+            load other weights than these.
     """
     _refuse_other_weights(folder, config)
     if lookup.exists(folder / SINGLE):
@@ -49,7 +49,7 @@ def find_weights(folder: Path, config: Mapping[str, object]) -> WeightFiles:
         if not header.entries:
             raise ManifestError(f"{folder / SINGLE} holds no tensors.")
         return WeightFiles({SINGLE: header}, dict.fromkeys(header.entries, SINGLE), header.sha256)
-    data = small_files.read_small(real_path(folder, INDEX, inside=True), MAX_SIDE_FILE)
+    data = small_files.read_small(real_path(folder, INDEX), MAX_SIDE_FILE)
     indexed = _weight_map(strict.parse(data, str(folder / INDEX)), str(folder / INDEX))
     headers = {name: _header(folder, name) for name in sorted(set(indexed.values()))}
     return WeightFiles(headers, _held(folder, indexed, headers), hashlib.sha256(data).hexdigest())
@@ -77,7 +77,7 @@ def _refuse_other_weights(folder: Path, config: Mapping[str, object]) -> None:
 
 
 def _header(folder: Path, name: str) -> Header:
-    header = read_header(real_path(folder, strict.file_name(name, str(folder)), inside=True))
+    header = read_header(real_path(folder, strict.file_path(name, str(folder))))
     if TK_MARK in header.metadata:
         raise CheckpointError(
             f"{folder / name} belongs to a tk checkpoint whose manifest and COMMIT are missing. Copy "
@@ -90,7 +90,7 @@ def _weight_map(document: object, what: str) -> dict[str, str]:
     found = strict.mapping(strict.mapping(document, what).get("weight_map"), f"{what}: weight_map")
     if not found:
         raise ManifestError(f"{what} names no tensors.")
-    return {name: strict.file_name(file, f"{what}: {name[:80]}") for name, file in found.items()}
+    return {name: strict.file_path(file, f"{what}: {name[:80]}") for name, file in found.items()}
 
 
 def _held(folder: Path, indexed: Mapping[str, str], headers: Mapping[str, Header]) -> dict[str, str]:

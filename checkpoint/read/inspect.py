@@ -8,7 +8,12 @@ from .reader import Checkpoint
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns a JSON-serializable summary: kind, step, layout, sizes, and each tensor's shape, split and slots."""
+    """Returns a JSON-serializable summary: kind, step, layout, sizes, and each tensor's shape, split and slots.
+
+    Raises:
+        CheckpointError: the metadata, the sizes or the headers of the files are not those that were written.
+    """
+    checkpoint.check()
     stored = checkpoint.manifest.tensors
     tensors = {
         name: {

@@ -171,9 +171,7 @@ class Checkpoint:
         Args:
             on_bytes: called with the bytes of each block once it is checked.
         """
-        report = verify(self.folder, on_bytes)
-        problems, notes = self.folder.find_unknown_files()
-        return replace(report, problems=(*report.problems, *problems), notes=tuple(notes))
+        return replace(verify(self.folder, on_bytes), notes=tuple(self.folder.notes()))
 
     def _read_chunk(self, chunk: Chunk, dtype: DType, target: Region, values: Array) -> None:
         """Copies the elements that `target` shares with a chunk into `values`, block by block."""

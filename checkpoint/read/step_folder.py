@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from ...core.errors import CheckpointError, NotCommitted
 from ..files import lookup, small_files
@@ -11,12 +11,10 @@ from ..format import json_strict as strict
 from ..format.manifest import COMMIT, MANIFEST, MAX_MANIFEST, PARTS, FileDigest, Manifest
 from ..format.step_names import check_step_name
 from . import hugging_face as hf
-from .known_files import read_known
-from .report import Problem
+from .known_files import check_side_size, read_side_file
 from .stored_chunks import StoredChunks
 from .stored_parts import StoredParts
-
-_PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+from .strangers import refuse_strangers
 
 
 class StepFolder:
@@ -38,16 +36,22 @@ class StepFolder:
 
     @staticmethod
     def open(path: Path) -> "StepFolder":
-        """Opens a step, and checks COMMIT and manifest.
+        """Opens a step, and checks COMMIT, manifest, config.json, the index and the other side files' sizes.
 
         Raises:
             DamagedCheckpoint: the content differs from that of every save.
-            CheckpointError: the step is whole, but its number is not that of its name, or a newer tk wrote it.
+            CheckpointError: the step's number is not that of its name; a newer tk wrote it; a side file was edited; or
+                another program put weights into the folder.
             StorageError: a file cannot be opened or read.
         """
         manifest, digest = _committed_manifest(path)
         check_step_name(path, manifest.step)
-        return StepFolder(path, manifest, digest)
+        folder = StepFolder(path, manifest, digest)
+        refuse_strangers(path, lookup.list_names(path), manifest, folder.removable_files, folder._changed_files)
+        folder.read_side_files([hf.CONFIG, hf.INDEX])
+        for name, known in manifest.files.items():
+            check_side_size(path, name, known)
+        return folder
 
     @staticmethod
     def open_checked(path: Path) -> "StepFolder":
@@ -59,6 +63,7 @@ class StepFolder:
     def check(self) -> None:
         """See CheckpointFolder."""
         self.chunks.check()
+        self.parts.check_headers()
 
     def data_path(self, file: str) -> Path:
         """See CheckpointFolder."""
@@ -77,9 +82,9 @@ class StepFolder:
         return {name: real_path(self.path, name) for name in self.manifest.files}
 
     def read_side_files(self, names: Collection[str] | None = None) -> dict[str, bytes]:
-        """See CheckpointFolder; ShardCorrupt if a file has changed since it was saved."""
+        """See CheckpointFolder; CheckpointError if a file has changed since it was saved."""
         wanted = {name: known for name, known in self.manifest.files.items() if names is None or name in names}
-        return {name: read_known(self.path, name, known, hf.MAX_SIDE_FILE) for name, known in wanted.items()}
+        return {name: read_side_file(self.path, name, known, hf.MAX_SIDE_FILE) for name, known in wanted.items()}
 
     def removable_files(self) -> set[str]:
         """See CheckpointFolder: all files that the save wrote."""
@@ -87,24 +92,34 @@ class StepFolder:
         return {COMMIT, MANIFEST, *parts, *self.manifest.files, *self.file_sizes()}
 
     def unknown_names(self) -> list[str]:
-        """Returns the names in the folder, and in its parts/, that no save wrote."""
+        """Returns the names in the folder, and in the folders of its files, that no save wrote."""
         own = self.removable_files()
-        names = [name for name in lookup.list_names(self.path) if name not in own and name != PARTS]
-        parts = [f"{PARTS}/{name}" for name in lookup.list_names(self.path / PARTS)]
-        return [*names, *(name for name in parts if name not in own)]
+        inner = sorted({name.rpartition("/")[0] for name in own if "/" in name} | {PARTS})
+        found = [name for name in lookup.list_names(self.path) if name not in inner]
+        found += [f"{folder}/{name}" for folder in inner for name in lookup.list_names(self.path / folder)]
+        return [name for name in found if name not in own]
 
-    def find_unknown_files(self) -> tuple[list[Problem], list[str]]:
+    def notes(self) -> list[str]:
         """See CheckpointFolder."""
-        others = self.unknown_names()
-        has_index = hf.INDEX in self.manifest.files
-        wrong = [name for name in others if hf.is_preferred(name) or (name in _PICKLES and not has_index)]
-        foreign = {name: f"{self.path / name} is not one of this checkpoint's files" for name in others}
-        problems = [Problem(name, f"{foreign[name]}, and `transformers` would load it. Remove it.") for name in wrong]
-        return problems, [f"{text}." for name, text in foreign.items() if name not in wrong]
+        return [f"{self.path / name} is not one of this checkpoint's files." for name in self.unknown_names()]
+
+    def left_behind(self) -> list[str]:
+        """See CheckpointFolder."""
+        return [name for name in self.unknown_names() if not hf.is_hidden(name)]
+
+    def _changed_files(self) -> list[str]:
+        """Returns the side files that are missing or differ from the sealed ones."""
+        changed = []
+        for name in self.manifest.files:
+            try:
+                self.read_side_files([name])
+            except CheckpointError:
+                changed.append(name)
+        return changed
 
 
 def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
-    if not lookup.exists(folder / COMMIT):
+    if not lookup.exists(real_path(folder, COMMIT)):
         if lookup.exists(folder) and not lookup.is_dir(folder):
             raise CheckpointError(f"{folder} is not a folder, so it is no step. Move it out of the run folder.")
         raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")

@@ -10,7 +10,7 @@ from ..files.links import real_path
 from ..format.chunk import DataFile, Part
 from ..format.manifest import MAX_PART, PARTS, Manifest
 from ..format.safetensors_file import MAX_HEADER
-from .known_files import check_sizes, read_known
+from .known_files import check_sizes, read_part
 
 
 class StoredParts(Mapping[str, Part]):
@@ -61,9 +61,14 @@ class StoredParts(Mapping[str, Part]):
             raise
         return fd
 
+    def check_headers(self) -> None:
+        """Compares the headers of the files of all parts that have been read; raises as `open_data`."""
+        for name in list(self._unchecked):
+            storage.close(self.open_data(name))
+
     def _load(self, name: str) -> Part:
         path, record = self._folder / PARTS / name, self._manifest.parts[name]
-        part = Part.parse(read_known(path.parent, name, record.digest, MAX_PART), str(path))
+        part = Part.parse(read_part(path.parent, name, record.digest, MAX_PART), str(path))
         listed = {self._names[index] for index in record.tensors}
         unlisted = {chunk.tensor for chunk in part.chunks} - listed
         if unlisted:

@@ -12,15 +12,14 @@ from ...core.casts import Array
 from ...core.errors import CheckpointError, StorageError
 from ...core.integers import ceil_div
 from ..files import storage
-from ..files.links import real_path
-from ..format.chunk import BLOCK, Chunk, Part
+from ..format.chunk import BLOCK, Chunk
 from ..format.region import as_bytes
-from ..format.safetensors_file import read_header
 from .checkpoint_folder import CheckpointFolder
 from .chunk_blocks import read_span
 from .hugging_face import MAX_SIDE_FILE
-from .known_files import read_known
+from .known_files import read_side_file
 from .report import Problem, VerifyReport
+from .verify_headers import check_headers, check_index
 
 NUM_THREADS: Final = 3  # on two cores: one waits for the disk while two compute checksums
 
@@ -36,9 +35,7 @@ def verify(folder: CheckpointFolder, on_bytes: Callable[[int], None] = lambda _:
         CheckpointError: parts, sizes or chunks are wrong, so it is unknown which bytes to check.
     """
     folder.check()
-    problems = [*_check_side_files(folder)]
-    for part in folder.parts.values():
-        problems += _check_headers(folder.path, part)
+    problems = [*_check_side_files(folder), *check_headers(folder), *check_index(folder)]
     chunks = [chunk for part in folder.parts.values() for chunk in part.chunks]
     problems += _check_blocks(folder, chunks, on_bytes)
     return VerifyReport(
@@ -54,24 +51,9 @@ def verify(folder: CheckpointFolder, on_bytes: Callable[[int], None] = lambda _:
 def _check_side_files(folder: CheckpointFolder) -> Iterator[Problem]:
     for name, known in folder.manifest.files.items():
         try:
-            read_known(folder.path, name, known, MAX_SIDE_FILE)
+            read_side_file(folder.path, name, known, MAX_SIDE_FILE)
         except (CheckpointError, StorageError) as error:
             yield Problem(name, str(error))
-
-
-def _check_headers(folder: Path, part: Part) -> Iterator[Problem]:
-    for name, known in part.files.items():
-        try:
-            header = read_header(real_path(folder, name))
-        except (CheckpointError, StorageError) as error:
-            yield Problem(name, str(error))
-            continue
-        if header.sha256 != known.header_sha256:
-            yield Problem(name, f"{folder / name}: its header is not the one that was written.")
-        stored = sorted((entry.begin, entry.end) for entry in header.entries.values())
-        listed = sorted((c.offset, c.offset + c.nbytes) for c in part.chunks if c.file == name)
-        if stored != listed:
-            yield Problem(name, f"{folder / name}: its header and its part disagree on where its tensors lie.")
 
 
 def _check_blocks(folder: CheckpointFolder, chunks: list[Chunk], on_bytes: Callable[[int], None]) -> list[Problem]:

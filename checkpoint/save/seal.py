@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.geometry import Box
 from ..files import folders, small_files
 from ..format import json_strict as strict
 from ..format.chunk import Part
 from ..format.chunk_index import index_chunks
 from ..format.manifest import COMMIT, MANIFEST, PARTS, FileDigest, Manifest, PartRecord
+from ..format.weight_index import weight_index
 from ..read import hugging_face as hf
 from ..read.known_files import check_sizes
 
@@ -35,7 +35,7 @@ def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_file
     digests = {**manifest.files, **{name: FileDigest.of(data) for name, data in files.items()}}
     manifest = replace(
         manifest,
-        files={strict.file_name(name, "side file"): digest for name, digest in digests.items()},
+        files={strict.file_path(name, "side file"): digest for name, digest in digests.items()},
         parts={name: PartRecord.of(data, parsed[name], shapes) for name, data in parts.items()},
     )
     for name, data in files.items():
@@ -51,9 +51,5 @@ def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_file
 
 def hugging_face_index(parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
     """Returns {name: content} of the index of a Hugging Face folder; {} unless every weight is stored whole."""
-    chunks = [chunk for part in parts for chunk in part.chunks if chunk.slot == "weight"]
-    if any(chunk.flat is not None or chunk.box != Box.whole(shapes[chunk.tensor]) for chunk in chunks):
-        return {}
-    weight_map = {chunk.tensor: chunk.file for chunk in sorted(chunks, key=lambda chunk: chunk.tensor)}
-    index = {"metadata": {"total_size": sum(chunk.nbytes for chunk in chunks)}, "weight_map": weight_map}
-    return {hf.INDEX: json.dumps(index, indent=2).encode()}
+    index = weight_index(parts, shapes)
+    return {} if index is None else {hf.INDEX: json.dumps(index, indent=2).encode()}

@@ -26,6 +26,7 @@ MATRIX = "matrix:every_rank_of_every_layout_reads_its_own_from_every_other"
 CORPUS = "corpus:every_broken_checkpoint_gets_its_error_and_writes_nothing"
 HOSTILE = "target:refused_before_anything_is_touched"
 BLOCKS = "reader:a_large_tensor_is_checked_by_blocks"
+OTHERS = "other_writers:another_writer_between_our_commands"
 TRANSFORMERS = "hugging_face:a_model_through_tp_2_and_back_to_transformers"
 
 # How each statement of the page begins, in its order -> tests, as room/file:name without `test_`.
@@ -43,6 +44,9 @@ HELD = {
         "hugging_face:a_saved_step_at_tp_1_is_a_folder_that_transformers_loads",
     ],
     "A folder counts as a checkpoint only if": [CORPUS, "step_folder:a_missing_file"],
+    "Its side files are those of the manifest": [OTHERS, CORPUS],
+    "Weights of another program": [OTHERS, "strangers:two_models_in_one_folder_are_named_with_the_way_out"],
+    "Other strange files": [OTHERS],
     "A folder with any of the first three names": ["hugging_face:a_tk_file_is_never_read_as_a_hugging_face_one"],
     "A folder whose name is that of another step": ["step_names:a_copied_step_is_refused_and_nothing_moves"],
     "Tensors have the names": [TRANSFORMERS],
@@ -131,6 +135,12 @@ HELD = {
         "train/saver:starting_again",
     ],
     "Lines of `metrics.jsonl`": ["train/run:ctrl_c_saves_and_the_resumed_run_is_bit_equal"],
+    "`tk reshard` and `tk export` take": [
+        "side_files:what_a_model_needs_is_copied_and_the_rest_named",
+        "side_files:remote_code_and_chat_templates_load_from_an_export",
+    ],
+    "They never copy": ["side_files:what_a_model_needs_is_copied_and_the_rest_named"],
+    "With `--dtype` every": ["side_files:every_dtype_in_a_config_changes_with_the_weights"],
     "`tk reshard` and `tk export` write": ["crash:killed_at_every_operation"],
     "A target that has the name": ["step_names:no_copy_gets_a_name_that_a_run_would_take_for_something_else"],
     "The next command at the same": [
@@ -148,12 +158,17 @@ HELD = {
     "A step folder that is given": ["scale:one_tensor_opens_its_own_parts_only"],
     "The header of a file is compared": [CORPUS],
     "Every block of 16 MiB": [BLOCKS],
-    "Files may be links only": [
-        "hugging_face:hub_cache_links_are_followed_and_others_are_not",
+    "Any file may be a symbolic link": [
+        OTHERS,
+        "hugging_face:links_are_followed_and_those_to_nowhere_named",
         "hugging_face_folder:an_export_is_read_from_the_hubs_cache",
+        "step_folder:a_link_in_place_of_a_shard",
     ],
+    "A link to nowhere": [OTHERS, "step_folder:a_link_in_place_of_a_shard"],
     "A Hugging Face folder is read": ["hugging_face:a_folder_of_one_file_or_many_is_read_as_it_lies"],
     "`model.safetensors` counts": ["hugging_face_weights:a_single_file_counts_before_an_index"],
+    "An index may name files": ["hugging_face_weights:an_index_may_name_files_in_folders_below"],
+    "If only the head": ["hugging_face_weights:a_tied_model_that_stores_only_its_head"],
     "Tensors have their names": [
         "hugging_face:names_without_the_base_models_prefix",
         "hugging_face_folder:names_of_other_architectures_come_back_as_they_were",
@@ -182,6 +197,10 @@ HELD = {
     "Nothing is allocated": ["corpus:no_broken_checkpoint_costs_more_memory_than_its_bytes"],
     "Files that readers": ["writer:more_chunks_than_a_reader_accepts_are_refused_before_anything_is_written"],
     "`verify` names files": ["verify:verify_sees_files_that_are_none_of_the_checkpoints"],
+    "`verify` compares": [
+        "verify:verify_compares_headers_and_index_with_the_manifest",
+        "verify:headers_of_every_layout_are_those_of_the_manifest",
+    ],
     "CRCs find accidents": ["corpus:every_flip_and_cut_is_found_by_loading_and_by_verify"],
     "Against an attacker": ["run_folder:a_saved_step_is_there"],
 }

@@ -84,9 +84,8 @@ def test_all_that_was_written_may_be_replaced_and_a_strange_file_is_noted(folder
     found = opened(folder)
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert names <= found.removable_files()
-    assert found.find_unknown_files() == ([], [])
+    assert found.notes() == found.left_behind() == []
     (folder / "old.safetensors").write_bytes(b"")
-    problems, notes = found.find_unknown_files()
-    assert not problems
-    assert len(notes) == 1
-    assert "old.safetensors is n" in notes[0]
+    (folder / ".DS_Store").write_bytes(b"")
+    assert found.left_behind() == ["old.safetensors"]
+    assert any("old.safetensors is n" in note for note in found.notes())

@@ -160,7 +160,7 @@ def test_names_without_the_base_models_prefix(tmp_path: Path, model: Any) -> Non
     assert_same_values(found, wanted)
 
 
-def test_hub_cache_links_are_followed_and_others_are_not(tmp_path: Path, folder: Path, model: Any) -> None:
+def test_links_are_followed_and_those_to_nowhere_named(tmp_path: Path, folder: Path, model: Any) -> None:
     blobs, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "abc"
     for path in (blobs, snapshot):
         path.mkdir(parents=True)
@@ -170,8 +170,13 @@ def test_hub_cache_links_are_followed_and_others_are_not(tmp_path: Path, folder:
     assert_same_values(Checkpoint.open(snapshot), model.state_dict())
     outside = tmp_path / "outside"
     outside.mkdir()
-    os.symlink(folder / "model.safetensors", outside / "model.safetensors")
-    with pytest.raises(CheckpointError, match="outside its folder"):
+    for name in ("config.json", "model.safetensors"):
+        os.symlink(folder / name, outside / name)
+    assert_same_values(Checkpoint.open(outside), model.state_dict())
+    assert loaded(outside).keys() == model.state_dict().keys()
+    (outside / "config.json").unlink()
+    os.symlink(tmp_path / "gone", outside / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json is a link to .*gone, which does not exist"):
         Checkpoint.open(outside)
 
 

@@ -14,6 +14,7 @@ from tk.core.errors import CheckpointError
 from tk.core.layout import Layout
 from tk.model.config import ModelConfig
 from tk.model.registry import architectures, tensor_table
+from tk.tests.checkpoint.other_writers import hub_cache
 from tk.tests.checkpoint.saving import llama_table, save_step
 from tk.tests.model.architectures import ENTRIES
 
@@ -97,28 +98,10 @@ def test_prefixes_are_those_of_the_architectures_that_tk_runs() -> None:
         assert all(tensor.startswith(BASE_PREFIXES[config.architecture]) for tensor in names), name
 
 
-def cached(source: Path, cache: Path) -> Path:
-    """The folder as it lies in the hub's cache after a download: every file a link, large ones by way of another."""
-    repository = cache / "models--org--name"
-    snapshot = repository / "snapshots" / "0123abcd"
-    (repository / "blobs").mkdir(parents=True)
-    (cache / "blobs" / "ab").mkdir(parents=True)
-    for number, path in enumerate(path for path in sorted(source.rglob("*")) if path.is_file()):
-        blob, link = repository / "blobs" / f"{number}", snapshot / path.relative_to(source)
-        if path.suffix == ".safetensors":
-            (cache / "blobs" / "ab" / f"ab{number}").write_bytes(path.read_bytes())
-            blob.symlink_to(f"../../blobs/ab/ab{number}")
-        else:
-            blob.write_bytes(path.read_bytes())
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(os.path.relpath(blob, link.parent))
-    return snapshot
-
-
 def test_an_export_is_read_from_the_hubs_cache(tmp_path: Path) -> None:
     step = save_step(tmp_path / "run", TABLE, Layout(tp=2), side_files={"config.json": b"{}"})
     prepare_export(Checkpoint.open(step), tmp_path / "out").run()
-    snapshot = cached(tmp_path / "out", tmp_path / "cache")
+    snapshot = hub_cache(tmp_path / "out", tmp_path / "cache")
     assert (snapshot / "COMMIT").is_symlink()
     found = Checkpoint.open(snapshot)
     assert found.verify().ok
@@ -132,8 +115,8 @@ def test_an_export_is_read_from_the_hubs_cache(tmp_path: Path) -> None:
         assert Checkpoint.open(path).verify().ok
         for name in wanted.tensors:
             assert torch.equal(Checkpoint.open(path).read(name).torch(), wanted.read(name).torch())
-    outside = next((tmp_path / "out").glob("*.safetensors"))
-    (snapshot / outside.name).unlink()
-    (snapshot / outside.name).symlink_to(outside)
-    with pytest.raises(CheckpointError, match="outside the hub's cache"):
+    gone = next((tmp_path / "out").glob("*.safetensors"))
+    (snapshot / gone.name).unlink()
+    (snapshot / gone.name).symlink_to("../../blobs/gone")
+    with pytest.raises(CheckpointError, match=r"is a link to \.\./\.\./blobs/gone, which does not exist"):
         Checkpoint.open(snapshot).check()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint
-from tk.core.errors import CheckpointError, NotCommitted, ShardMissing
+from tk.core.errors import CheckpointError, DamagedCheckpoint, NotCommitted, ShardCorrupt, ShardMissing
 from tk.scripts.broken_checkpoints import flip
 
 
@@ -17,11 +17,20 @@ def test_a_missing_file(step: Path, name: str) -> None:
 
 
 def test_a_link_in_place_of_a_shard(step: Path) -> None:
-    path = step / "model-00000.safetensors"
-    path.rename(step / "elsewhere")
-    path.symlink_to("elsewhere")
-    with pytest.raises(CheckpointError, match=r"model-00000.safetensors is a link to .*elsewhere, outside the hub"):
+    """It is followed: checksums show whether it leads to the shard. One that leads nowhere is no damage."""
+    path, other = step / "model-00000.safetensors", step / "model-00001.safetensors"
+    path.rename(step.parent / "elsewhere")
+    path.symlink_to("../elsewhere")
+    assert Checkpoint.open_step(step).verify().ok
+    path.unlink()
+    path.symlink_to(other.name)
+    with pytest.raises(ShardCorrupt, match=r"model-00000.safetensors has \d+ bytes"):
         Checkpoint.open_step(step)
+    path.unlink()
+    path.symlink_to("../nowhere")
+    with pytest.raises(CheckpointError, match=r"is a link to \.\./nowhere, which does not exist") as error:
+        Checkpoint.open_step(step)
+    assert not isinstance(error.value, DamagedCheckpoint)
 
 
 def test_a_manifest_that_commit_does_not_know(step: Path) -> None:
