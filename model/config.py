@@ -13,9 +13,12 @@ from pydantic import model_validator
 
 from ..core.config import parse
 from ..core.errors import ConfigError, ManifestError
+from .config_keys import model_values, refuse_unsupported
 from .registry import architectures
-from .shape import ModelKeys, ModelShape, RopeScaling
+from .rope_keys import read_rope
+from .shape import ModelKeys, ModelShape
 from .spec import Architecture
+from .window_keys import read_windows
 
 _SHARED = frozenset(
     {"architecture", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
@@ -33,7 +36,7 @@ class ModelConfig(ModelShape):
 
     @staticmethod
     def from_json(data: Mapping[str, Any], where: str = "config.json") -> "ModelConfig":
-        """Parses a Hugging Face config.json and ignores keys that do not shape the model.
+        """Parses a Hugging Face config.json; keys that it lacks have the values that `transformers` gives them.
 
         Args:
             data: the content of config.json.
@@ -71,13 +74,15 @@ class ModelConfig(ModelShape):
     def to_json(self) -> dict[str, Any]:
         """Returns the content of a config.json that `transformers` can read."""
         architecture = _architecture(self.architecture, "architecture")
-        own = (_SHARED | architecture.options) - {"architecture", "dtype", "rope_scaling"}
+        own = (_SHARED | architecture.options) - {"architecture", "dtype", "rope_scaling", "layer_types"}
         values = self.model_dump(mode="json", include=set(own))
         data = {architecture.keys.get(name, (name,))[0]: value for name, value in values.items()}
         eos = list(self.eos_token_id)
         if "rope_theta" in own:
             scaling = self.rope_scaling.model_dump() if self.rope_scaling else {"rope_type": "default"}
             data["rope_parameters"] = scaling | {"rope_theta": self.rope_theta}
+        if self.layer_types:
+            data["layer_types"] = list(self.layer_types)
         return {
             **data,
             **architecture.requires,
@@ -119,33 +124,15 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: the architecture or an option of it is not supported.
     """
     architecture = _architecture(data.get("model_type"), "model_type")
-    for key, value in architecture.requires.items():
-        if data.get(key) is not None and data[key] != value:
-            raise ValueError(f"{key} = {data[key]!r} is not supported for {architecture.name}; it must be {value!r}")
-    names = {key: name for name, keys in architecture.keys.items() for key in keys}
-    found = {**architecture.defaults, **{names.get(key, key): value for key, value in data.items()}}
-    found |= _rope(found, architecture)
-    found = architecture.read(found)
+    refuse_unsupported(data, architecture)
+    values = model_values(data, architecture)
+    if "rope_theta" in architecture.options:
+        scaled, default = "rope_scaling" in architecture.options, architecture.defaults["rope_theta"]
+        values |= read_rope(data, default, values["max_position_embeddings"], scaled=scaled)
+    values |= read_windows(values, data.get("layer_types"), per_layer="layer_types" in architecture.options)
+    values = architecture.read(values)
     own = _SHARED | architecture.options
-    known = {key: value for key, value in found.items() if key in own and value is not None}
-    return known | {
+    return {key: value for key, value in values.items() if key in own and value is not None} | {
         "architecture": architecture.name,
         "dtype": data.get("dtype") or data.get("torch_dtype") or "float32",
     }
-
-
-def _rope(data: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
-    """Returns the two fields of rotary embedding, from `rope_parameters` or from the two keys of older files."""
-    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise ValueError(f"rope_parameters must be an object, not {rope!r}")
-    result: dict[str, Any] = {"rope_scaling": None}
-    if rope.get("rope_theta") is not None:
-        result["rope_theta"] = rope["rope_theta"]
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "llama3" and "rope_scaling" in architecture.options:
-        result["rope_scaling"] = {name: rope[name] for name in RopeScaling.model_fields if name in rope}
-    elif kind != "default":
-        supported = "'default' or 'llama3'" if "rope_scaling" in architecture.options else "'default'"
-        raise ValueError(f"rope_type = {kind!r} is not supported for {architecture.name}; it must be {supported}")
-    return result

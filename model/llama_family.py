@@ -4,7 +4,7 @@ A layer is grouped-query attention (arXiv 2305.13245), then SwiGLU or a mixture 
 after an RMSNorm.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -12,12 +12,34 @@ from typing import Any
 from ..core.tensors import Split, TensorSpec
 from .shape import ModelShape
 from .spec import EMBEDDING, DecoderSpec, DenseSpec, ExpertsSpec, LayerSpec, Rope
+from .window_keys import windows
 
 OPTIONS = frozenset({"num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps"})
 EXPERT_OPTIONS = frozenset({"num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"})
 EXPERT_KEYS = MappingProxyType({"num_local_experts": ("num_local_experts", "num_experts")})
-WINDOW_OPTIONS = frozenset({"sliding_window", "max_window_layers"})
+WINDOW_OPTIONS = frozenset({"sliding_window", "max_window_layers", "layer_types"})
 REQUIRES = MappingProxyType({"hidden_act": "silu"})
+# The keys of config.json that the family shares, with the values that most of its files in architectures/ keep.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": None, "max_position_embeddings": 131072,
+        "initializer_range": 0.02, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "bos_token_id": 1,
+        "eos_token_id": 2, "rope_theta": 10000.0,
+    }
+)  # fmt: skip
+QWEN_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **DEFAULTS,
+        "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768,
+        "bos_token_id": None, "eos_token_id": None, "use_sliding_window": False, "sliding_window": 4096,
+        "max_window_layers": 28, "layer_types": None,
+    }
+)  # fmt: skip
+NULLABLE = frozenset(
+    {"num_key_value_heads", "head_dim", "bos_token_id", "eos_token_id", "rope_theta", "sliding_window", "layer_types"}
+)
+CHANGE_NOTHING = frozenset({"attention_dropout"})
 
 _VOCAB = Split(0, 1, "pad", of="vocab_size")
 
@@ -52,9 +74,9 @@ class Family:
     expert_names: Names = Names()
 
     def decoder(self, config: ModelShape, layers: Sequence[LayerSpec] = ()) -> DecoderSpec:
-        """Returns the decoder with the given layers, or by default with dense ones that attend in `sliding_window`."""
-        dense = LayerSpec(DenseSpec(config.intermediate_size), config.sliding_window)
-        layers = tuple(layers) or (dense,) * config.num_hidden_layers
+        """Returns the decoder with the given layers, or by default with dense ones in their windows."""
+        dense = DenseSpec(config.intermediate_size)
+        layers = tuple(layers) or tuple(LayerSpec(dense, window) for window in windows(config))
         return DecoderSpec(
             table=tuple(self._table(config, layers)),
             hidden_size=config.hidden_size,
@@ -121,35 +143,3 @@ def _swiglu(
     yield TensorSpec(f"{prefix}.{names.gate}.weight", (inner, hidden), rows, layer, gate_up)
     yield TensorSpec(f"{prefix}.{names.up}.weight", (inner, hidden), rows, layer, gate_up)
     yield TensorSpec(f"{prefix}.{names.down}.weight", (hidden, inner), columns, layer, down)
-
-
-def windows(config: ModelShape) -> list[int | None]:
-    """Returns each layer's window; the first `max_window_layers` layers have none."""
-    return [
-        config.sliding_window if layer >= config.max_window_layers else None
-        for layer in range(config.num_hidden_layers)
-    ]
-
-
-def read_windows(data: dict[str, Any]) -> dict[str, Any]:
-    """Resolves Qwen's keys of config.json for a sliding window, which counts only with `use_sliding_window`.
-
-    Raises:
-        ValueError: `layer_types` has sliding windows elsewhere than from `max_window_layers` on.
-    """
-    if not data.pop("use_sliding_window", False) or data.get("sliding_window") is None:
-        return data | {"sliding_window": None, "max_window_layers": None}
-    kinds, full = data.get("layer_types") or [], data.get("max_window_layers") or 0
-    if not isinstance(kinds, list) or not isinstance(full, int):
-        raise ValueError(f"layer_types = {kinds!r} must be a list, max_window_layers = {full!r} a number")
-    if any((kind == "sliding_attention") != (layer >= full) for layer, kind in enumerate(kinds)):
-        raise ValueError(
-            f"layer_types = {kinds} is not supported: exactly the layers from max_window_layers = {full} on must be "
-            "'sliding_attention'"
-        )
-    return data
-
-
-def write_windows(config: ModelShape) -> dict[str, Any]:
-    """Returns Qwen's keys of config.json that `read_windows` resolves."""
-    return {"use_sliding_window": config.sliding_window is not None}

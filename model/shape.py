@@ -5,12 +5,15 @@ architecture has the options.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ..core.config import Section
 from ..core.dtypes import COMPUTE_DTYPES
+
+FULL: Final = "full_attention"  # the types of layers, as config.json spells them
+SLIDING: Final = "sliding_attention"
 
 
 class RopeScaling(Section):
@@ -52,6 +55,8 @@ class ModelKeys(Section):
         rope_scaling: Llama 3's scaling of rotary embedding; None without it.
         sliding_window: the number of positions that a query sees, its own included; None for all before it.
         max_window_layers: the number of layers, from the first on, that have no sliding window.
+        layer_types: "sliding_attention" for every layer with the sliding window, "full_attention" for the others; empty
+            for those that max_window_layers gives.
         moe_intermediate_size: the intermediate size of an expert, if dense layers have another.
         norm_topk_prob: whether the chosen experts' probabilities are scaled to sum to 1.
         decoder_sparse_step: every layer whose number (from 1) it divides has experts, except `mlp_only_layers`.
@@ -80,6 +85,7 @@ class ModelKeys(Section):
     layer_norm_epsilon: float = Field(default=1e-5, gt=0)
     sliding_window: int | None = Field(default=None, ge=1)
     max_window_layers: int = Field(default=0, ge=0)
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = ()
     num_local_experts: int = Field(default=8, ge=1, le=2**16)
     num_experts_per_tok: int = Field(default=2, ge=1)
     moe_intermediate_size: int = Field(default=768, ge=1)
@@ -124,6 +130,12 @@ class ModelKeys(Section):
                 f"num_experts_per_tok = {self.num_experts_per_tok} must not exceed num_local_experts = "
                 f"{self.num_local_experts}"
             )
+        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types has {len(self.layer_types)} entries, and num_hidden_layers = {self.num_hidden_layers}"
+            )
+        if SLIDING in self.layer_types and self.sliding_window is None:
+            raise ValueError(f"layer_types has {SLIDING!r}, so sliding_window must be set")
         dtypes = [dtype.torch for dtype in COMPUTE_DTYPES]
         if self.dtype not in dtypes:
             raise ValueError(f"dtype = {self.dtype!r} must be one of {', '.join(dtypes)}")

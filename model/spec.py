@@ -107,11 +107,14 @@ class Architecture:
         hugging_face_class: the class in config.json's `architectures`.
         options: the fields of ModelShape that the architecture has beyond those of every architecture.
         decoder: a function that makes the decoder's description from a config.
-        requires: keys of config.json with the only value that tk implements; a key that is missing or null has it.
-        defaults: the values of keys that config.json lacks, if they are not the defaults of ModelShape.
+        requires: keys of config.json with the only value that tk implements; a file without the key has it.
+        defaults: the keys of config.json that make the model, all of them, with the values of files that lack them:
+            those of the architecture's config class in `transformers`.
+        nullable: those of them that may be null.
+        ignored: keys of config.json that change nothing in the model.
         keys: the names in config.json of ModelShape's fields, if they differ; the first one is written.
-        read: a function that resolves the architecture's own keys of config.json, after `keys` were translated; it
-            raises ValueError for values that tk does not implement.
+        read: a function that resolves the architecture's own values, by the names of fields; it raises ValueError for
+            values that tk does not implement.
         write: a function that returns keys of config.json beyond the fields and `requires`.
     """
 
@@ -121,6 +124,8 @@ class Architecture:
     decoder: Callable[[ModelShape], DecoderSpec]
     requires: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    nullable: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     read: Callable[[dict[str, Any]], dict[str, Any]] = dict
     write: Callable[[ModelShape], dict[str, Any]] = lambda config: {}

@@ -1,12 +1,16 @@
 """The model configuration of a checkpoint: its config.json, corrected by its weights."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from ..checkpoint.convert.tensor_values import equal_tensors
 from ..checkpoint.read.reader import Checkpoint
 from ..core.errors import ShapeMismatch
 from .config import ModelConfig
-from .registry import tensor_table
+from .config_keys import unknown_keys
+from .registry import architectures, tensor_table
+from .rope_keys import lost_theta
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +28,9 @@ def stored_config(checkpoint: Checkpoint) -> ModelConfig:
         CheckpointError: config.json does not exist, or the two tensors cannot be read.
     """
     where = str(checkpoint.path / "config.json")
-    config = ModelConfig.from_json(checkpoint.config(), where)
+    data = checkpoint.config()
+    config = ModelConfig.from_json(data, where)
+    _warn(data, config.architecture, where)
     for spec in tensor_table(config):
         if stores_both(checkpoint, spec.name, spec.alias) and not equal_tensors(checkpoint, spec.name, spec.alias):
             _log.warning(
@@ -36,6 +42,17 @@ def stored_config(checkpoint: Checkpoint) -> ModelConfig:
     return config
 
 
+def _warn(data: Mapping[str, Any], name: str, where: str) -> None:
+    """Logs the keys of config.json that may not have the effect that their writer expects."""
+    architecture = architectures()[name]
+    unknown = unknown_keys(data, architecture)
+    if unknown:
+        _log.warning("%s sets %s, which tk does not know and ignores.", where, ", ".join(unknown)[:200])
+    lost = lost_theta(data, architecture.defaults["rope_theta"]) if "rope_theta" in architecture.options else ""
+    if lost:
+        _log.warning("%s: %s", where, lost)
+
+
 def stores_both(checkpoint: Checkpoint, name: str, alias: str) -> bool:
     """Returns whether a checkpoint stores both a tied tensor and its original."""
     return all(tensor in checkpoint.tensors and tensor not in checkpoint.aliases for tensor in (name, alias))
@@ -45,8 +62,9 @@ def _check_all_known(config: ModelConfig, checkpoint: Checkpoint, where: str) ->
     known = {name for spec in tensor_table(config) for name in (spec.name, spec.alias)}
     unknown = sorted(checkpoint.tensors.keys() - known)
     if unknown:
+        layers = architectures()[config.architecture].keys.get("num_hidden_layers", ("num_hidden_layers",))[0]
         raise ShapeMismatch(
             f"{where} describes a model without {unknown[0]}, which the checkpoint holds ({len(unknown)} such "
-            "tensors in all). Correct config.json, its number of layers for example, or remove these tensors from the "
-            "weights."
+            f"tensors in all). Correct config.json, {layers} = {config.num_hidden_layers} for example, or remove these "
+            "tensors from the weights."
         )

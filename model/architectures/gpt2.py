@@ -11,6 +11,20 @@ from ..shape import ModelShape
 from ..spec import EMBEDDING, POSITIONS, Architecture, DecoderSpec, DenseSpec, LayerSpec
 
 _VOCAB = Split(0, 1, "pad", of="vocab_size")
+_DEFAULTS = {
+    "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,
+    "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": True, "bos_token_id": 50256,
+    "eos_token_id": 50256,
+}  # fmt: skip
+_REQUIRES = {
+    "activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}  # fmt: skip
+_SPELLINGS = {
+    "hidden_size": ("n_embd", "hidden_size"), "intermediate_size": ("n_inner",),
+    "num_hidden_layers": ("n_layer", "num_hidden_layers"), "num_attention_heads": ("n_head", "num_attention_heads"),
+    "max_position_embeddings": ("n_positions", "max_position_embeddings"),
+}  # fmt: skip
 
 
 def _decoder(config: ModelShape) -> DecoderSpec:
@@ -64,10 +78,9 @@ def _layer(config: ModelShape, layer: int) -> Iterator[TensorSpec]:
     yield from linear("mlp.c_proj", "mlp.down_proj", (inner, hidden), 1, inside, 0)
 
 
-def _read(data: dict[str, Any]) -> dict[str, Any]:
-    if data.get("intermediate_size") is None and isinstance(data.get("hidden_size"), int):
-        data["intermediate_size"] = 4 * data["hidden_size"]
-    return data
+def _read(values: dict[str, Any]) -> dict[str, Any]:
+    absent = values["intermediate_size"] is None and isinstance(values["hidden_size"], int)
+    return values | {"intermediate_size": 4 * values["hidden_size"]} if absent else values
 
 
 ARCHITECTURE = Architecture(
@@ -75,19 +88,13 @@ ARCHITECTURE = Architecture(
     hugging_face_class="GPT2LMHeadModel",
     options=frozenset({"layer_norm_epsilon"}),
     decoder=_decoder,
-    requires={
-        "activation_function": "gelu_new",
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
-    defaults={"tie_word_embeddings": True},
-    keys={
-        "hidden_size": ("n_embd",),
-        "intermediate_size": ("n_inner",),
-        "num_hidden_layers": ("n_layer",),
-        "num_attention_heads": ("n_head",),
-        "max_position_embeddings": ("n_positions",),
-    },
+    requires=_REQUIRES,
+    defaults=_DEFAULTS,
+    nullable=frozenset({"n_inner", "bos_token_id", "eos_token_id"}),
+    ignored=frozenset(
+        {"attn_pdrop", "embd_pdrop", "resid_pdrop", "n_ctx", "reorder_and_upcast_attn", "summary_activation"}
+        | {"summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"}
+    ),
+    keys=_SPELLINGS,
     read=_read,
 )

@@ -1,6 +1,16 @@
 """Mixtral (arXiv 2401.04088): Mistral with a mixture of experts in every layer."""
 
-from ..llama_family import EXPERT_KEYS, EXPERT_OPTIONS, OPTIONS, REQUIRES, Family, Names
+from ..llama_family import (
+    CHANGE_NOTHING,
+    DEFAULTS,
+    EXPERT_KEYS,
+    EXPERT_OPTIONS,
+    NULLABLE,
+    OPTIONS,
+    REQUIRES,
+    Family,
+    Names,
+)
 from ..shape import ModelShape
 from ..spec import Architecture, DecoderSpec, ExpertsSpec, LayerSpec
 
@@ -17,6 +27,16 @@ ARCHITECTURE = Architecture(
     options=OPTIONS | EXPERT_OPTIONS | {"sliding_window"},
     decoder=_decoder,
     requires=REQUIRES,
-    defaults={"rope_theta": 1e6},
+    defaults={
+        **DEFAULTS,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,
+    },
+    nullable=NULLABLE,
+    ignored=CHANGE_NOTHING | {"output_router_logits", "router_jitter_noise"},
     keys=EXPERT_KEYS,
 )

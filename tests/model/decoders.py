@@ -24,8 +24,9 @@ Gradients = dict[tuple[str, Box], torch.Tensor]
 
 
 def config_of(name: str, **changes: Any) -> ModelConfig:
-    """Returns the config of an entry, with changes."""
-    return ModelConfig.from_json(ENTRIES[name].make_config().to_dict() | changes)
+    """Returns the config of an entry, with changes of its fields."""
+    made = ModelConfig.from_json(ENTRIES[name].make_config().to_dict())
+    return ModelConfig.model_validate(made.model_dump() | changes)
 
 
 def build(config: ModelConfig, tp: Group, **options: Any) -> Decoder:

@@ -106,6 +106,7 @@ HUB: dict[str, dict[str, Any]] = {
         "vocab_size": 50257,
     },
 }
+MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 SMALL = {"vocab_size": 101, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
 PARAMETERS = {  # the number of all parameters, and of those in the matrix products of a token
     "meta-llama/Llama-3.1-8B": (8_030_261_248, 7_504_924_672),
@@ -143,9 +144,13 @@ def test_a_sliding_window_counts_by_the_rule_of_its_architecture() -> None:
         (bare, [None] * 4),
         (qwen, [None] * 4),
         (qwen | {"use_sliding_window": True}, [None, None, None, 16]),
+        (qwen | {"use_sliding_window": True, "layer_types": MIXED}, [16, None, None, 16]),
+        (mistral | {"layer_types": MIXED, "sliding_window": 5}, [5, None, None, 5]),
     ]
     for config, windows in cases:
-        assert [layer.window for layer in decoder_spec(ModelConfig.from_json(config)).layers] == windows
+        found = ModelConfig.from_json(config)
+        assert [layer.window for layer in decoder_spec(found).layers] == windows
+        assert ModelConfig.from_json(found.to_json()) == found
 
 
 @pytest.mark.parametrize(
@@ -200,17 +205,17 @@ def test_a_tensor_that_no_architecture_knows_is_not_lost_silently(tmp_path: Path
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type = 'yarn' is not supported"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, r"'rope_scaling\.factor' is missing"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_parameters: factor is missing"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported for llama"),
         ({"attention_bias": True}, "attention_bias = True is not supported"),
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function = 'relu'"),
+        ({"sliding_window": 9}, "sliding_window = 9 is not supported for llama; it must be missing"),
         (
-            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
-            | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-            "layer_types",
+            {"model_type": "gpt2", "activation_function": "gelu_new", "n_embd": 32},
+            "hidden_size = 64 are one key of gpt2",
         ),
         ({"hidden_size": -1}, "hidden_size"),
-        ({"vocab_size": None}, "vocab_size' is missing"),
+        ({"vocab_size": None}, "vocab_size must not be null for llama; a file without it has 32000"),
         ({"rope_parameters": 7}, "rope_parameters must be an object"),
         ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 9, "layer_types": 3}, "must be a list"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers.*less than or equal to 10000"),

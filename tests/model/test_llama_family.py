@@ -1,11 +1,9 @@
-"""The tensors of Llama's relatives, listed by hand, and Qwen's keys for a sliding window."""
+"""The tensors of Llama's relatives, listed by hand."""
 
 from typing import Any
 
-import pytest
-
 from tk.core.tensors import Split
-from tk.model.llama_family import Family, Names, read_windows, windows, write_windows
+from tk.model.llama_family import Family, Names
 from tk.model.shape import ModelShape
 from tk.model.spec import ExpertsSpec, LayerSpec
 from tk.tests.model.tiny_llama import TINY_LLAMA
@@ -94,32 +92,6 @@ def test_experts_are_stored_one_by_one_and_held_in_two_parameters() -> None:
 
 def test_layers_attend_in_the_window_of_the_shape_or_as_given() -> None:
     shape = SHAPE.model_copy(update={"num_hidden_layers": 3, "sliding_window": 8, "max_window_layers": 2})
-    assert [layer.window for layer in Family().decoder(shape).layers] == [8, 8, 8]
-    assert windows(shape) == [None, None, 8]
-
-
-@pytest.mark.parametrize(
-    ("data", "window"),
-    [
-        ({"sliding_window": 8}, None),
-        ({"sliding_window": 8, "use_sliding_window": False}, None),
-        ({"sliding_window": None, "use_sliding_window": True}, None),
-        ({"sliding_window": 8, "use_sliding_window": True}, 8),
-        (
-            {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}
-            | {"layer_types": ["full_attention", "sliding_attention"]},
-            8,
-        ),
-    ],
-)
-def test_qwens_window_counts_only_with_its_switch(data: dict[str, Any], window: int | None) -> None:
-    assert read_windows(dict(data))["sliding_window"] == window
-    assert write_windows(SHAPE.model_copy(update={"sliding_window": window})) == {"use_sliding_window": bool(window)}
-
-
-def test_a_window_elsewhere_than_in_the_last_layers_is_refused() -> None:
-    data = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}
-    with pytest.raises(ValueError, match="exactly the layers from max_window_layers = 1 on"):
-        read_windows(data | {"layer_types": ["sliding_attention", "sliding_attention"]})
-    with pytest.raises(ValueError, match="must be a list, max_window_layers = 1 a number"):
-        read_windows(data | {"layer_types": "sliding_attention"})
+    assert [layer.window for layer in Family().decoder(shape).layers] == [None, None, 8]
+    experts = LayerSpec(ExpertsSpec(inner=20, num_experts=3, top_k=2, normalize=True), window=5)
+    assert [layer.window for layer in Family().decoder(shape, [experts] * 3).layers] == [5, 5, 5]
