@@ -38,6 +38,9 @@ class Snapshot:
         self.optimizer = optimizer
         self.buffers = optimizer.buffers
         self.table = table
+        self._runs: dict[tuple[str, Box], list[Shard]] = {}
+        for shard in self.buffers.shards:
+            self._runs.setdefault((shard.piece.tensor.name, shard.piece.box), []).append(shard)
         self._by_box = {
             (piece.tensor.name, piece.box): (local, piece, values)
             for local, values in self.buffers.unsharded_params()
@@ -66,17 +69,20 @@ class Snapshot:
             return _to_numpy(self._now(item.tensor, item.box)[start:stop])
         if start == stop:  # an empty tensor: the optimizer has no run of it
             return _to_numpy(torch.empty(0, dtype=self.buffers.dtype))
-        for shard, values in self.runs(item.slot):
+        for shard in self._runs.get((item.tensor, item.box), ()):
             low, high = shard.flat
-            held = (shard.piece.tensor.name, shard.piece.box)
-            if held == (item.tensor, item.box) and low <= start and stop <= high:
-                return _to_numpy(values[start - low : stop - low])
+            if low <= start and stop <= high:
+                return _to_numpy(self._run(item.slot, shard)[start - low : stop - low])
         raise AssertionError(f"core.ownership says this rank owns {item}, but the optimizer does not hold it")
 
     def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
         """Yields every run that this rank updates, with its values of `slot`, 1-D; rounds weights to their dtype."""
-        for shard, values in self.optimizer.runs("master" if slot == "weight" else slot):
-            yield shard, values.to(self.buffers.dtype) if slot == "weight" else values
+        for shard in self.buffers.shards:
+            yield shard, self._run(slot, shard)
+
+    def _run(self, slot: str, shard: Shard) -> torch.Tensor:
+        values = self.optimizer.run("master" if slot == "weight" else slot, shard)
+        return values.to(self.buffers.dtype) if slot == "weight" else values
 
     def load(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
         """Reads the values that this rank updates from a checkpoint of any layout; `publish` completes the load.

@@ -101,6 +101,10 @@ class ShardedAdamW:
 
         Slot "master" is the fp32 value of the parameter, also if parameters are fp32 and `states` has no such slot.
         """
-        tensors = self._masters if slot == "master" else self.states[slot]
         for shard in self.buffers.shards:
-            yield shard, tensors[shard.bucket][shard.start : shard.start + shard.flat[1] - shard.flat[0]]
+            yield shard, self.run(slot, shard)
+
+    def run(self, slot: str, shard: Shard) -> torch.Tensor:
+        """Returns the values of `slot` of one of the runs, 1-D fp32 view."""
+        tensors = self._masters if slot == "master" else self.states[slot]
+        return tensors[shard.bucket][shard.start : shard.start + shard.flat[1] - shard.flat[0]]

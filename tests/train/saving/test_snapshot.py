@@ -11,6 +11,7 @@ from tk.checkpoint.read.reader import Checkpoint
 from tk.core.errors import CheckpointError, ShapeMismatch
 from tk.core.layout import Layout
 from tk.core.tensors import TensorSpec
+from tk.tests.call_count import count_calls
 from tk.tests.checkpoint.saving import MIXED, save_step, true_values
 from tk.tests.train.zero.small_buffers import NUM_ELEMENTS, TABLE, make_buffers, make_module
 from tk.train.config.sections import OptimizerSection
@@ -81,6 +82,19 @@ def test_ranks_hold_whole_weights_below_stage_3_and_frozen_ones_at_stage_3() -> 
     assert list(held) == ["0.weight"]
     assert torch.equal(held["0.weight"], make_module().get_parameter("0.weight").flatten())
     assert {piece.tensor.name for piece in make_snapshot(2, 2).weights} == {spec.name for spec in TABLE}
+
+
+def test_a_save_at_stage_3_rounds_each_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred tensors take two hundred roundings, and no item looks at the runs of the others."""
+    many = [TensorSpec(f"{index}.weight", (3,), None, index) for index in range(200)]
+    module = torch.nn.Sequential(*(torch.nn.LayerNorm(3, bias=False) for _ in many))
+    snapshot = make_snapshot(3, dtype=torch.bfloat16, table=tuple(many), module=module)
+    rounded = []
+    real = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *to, **how: rounded.append(to) or real(self, *to, **how))
+    calls = count_calls(lambda: [snapshot.values(item) for item in snapshot.owned(0)])
+    assert len([to for to in rounded if to == (torch.bfloat16,)]) == 200
+    assert calls < 200 * 4 * 60, calls
 
 
 def save(folder: Path, slots: dict[str, str]) -> Checkpoint:

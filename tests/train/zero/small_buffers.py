@@ -35,11 +35,15 @@ def make_buffers(
     dtype: torch.dtype = torch.float32,
     table: tuple[TensorSpec, ...] = TABLE,
 ) -> FlatBuffers:
-    """Returns the buffers of rank `rank` in a shard group of `size` ranks, filled with the values of `make_module`."""
+    """Returns the buffers of rank `rank` in a shard group of `size` ranks.
+
+    They are filled with the values of `make_module`; parameters of other names keep the module's own.
+    """
     layout = Layout(dp=size, zero=zero, bucket_size=BUCKET_SIZE)
     group = Group(None, rank, size) if zero else ALONE
     mesh = Mesh(layout, Coordinates(0, rank, 0), ALONE, ALONE, ALONE, group, ALONE)
-    values = {name: parameter.detach().clone() for name, parameter in make_module().named_parameters()}
+    named = [*module.named_parameters(), *make_module().named_parameters()]
+    values = {name: parameter.detach().clone() for name, parameter in named}
 
     def fill(local: LocalParam, into: torch.Tensor) -> None:
         into.copy_(values[local.name])
