@@ -10,13 +10,16 @@ from ...core.errors import CheckpointError, ConfigError
 
 _STEP: Final = re.compile(r"step-([0-9]{8,})")
 _NUMBERED: Final = re.compile(r"step-([0-9]+)")
-_TEMPORARY: Final = re.compile(r"(?P<of>.+)\.(tmp|trash)-(?P<attempt>[0-9a-z-]+)")
+_TEMPORARY: Final = re.compile(r"(?P<of>.+)\.(tmp|trash)-(?P<attempt>[0-9a-f]+)")
+_ATTEMPT: Final = re.compile(r"(?=[0-9]*[a-f])[0-9a-f]{8}")  # with a letter, so that no date in a user's name is one
 LATEST: Final = "LATEST"  # a small file that names the newest step
 
 
 def new_attempt() -> str:
-    """Draws the random name of one start of a job, its attempt."""
-    return os.urandom(4).hex()
+    """Draws the random name of one start of a job, its attempt: 8 hex digits, of which one at least is a letter."""
+    while not _ATTEMPT.fullmatch(drawn := os.urandom(4).hex()):
+        pass
+    return drawn
 
 
 def step_name(step: int) -> str:
@@ -43,8 +46,10 @@ def is_misnamed(name: str) -> bool:
 def attempt_of(name: str, files: Collection[str] = ()) -> str | None:
     """Returns the attempt in a temporary name of a step, LATEST or one of `files`; None for any other name."""
     match = _TEMPORARY.fullmatch(name)
-    ours = match is not None and (_STEP.fullmatch(match["of"]) is not None or match["of"] in (LATEST, *files))
-    return match["attempt"] if match and ours else None
+    if match is None or not _ATTEMPT.fullmatch(match["attempt"]):
+        return None
+    ours = _STEP.fullmatch(match["of"]) is not None or match["of"] in (LATEST, *files)
+    return match["attempt"] if ours else None
 
 
 def check_step_name(folder: Path, step: int) -> None:

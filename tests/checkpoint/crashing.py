@@ -99,9 +99,9 @@ def _prepare_run(folder: Path) -> None:
     """One good step, and the leftovers of a killed save and of a killed pruning."""
     run = folder / "run"
     save(run, range(1, 2))
-    for name in ("step-00000002.tmp-dead", "step-00000000.trash-dead"):
+    for name in ("step-00000002.tmp-0000dead", "step-00000000.trash-0000dead"):
         shutil.copytree(run / "step-00000001", run / name)
-    (run / "LATEST.tmp-dead").write_text("step-0")
+    (run / "LATEST.tmp-0000dead").write_text("step-0")
 
 
 def _check_run(folder: Path, reported: int) -> None:

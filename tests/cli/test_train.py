@@ -144,7 +144,7 @@ def test_deepspeeds_settings_lie_between_the_file_and_the_overrides(
 def test_the_folder_of_a_save_that_failed_is_removed(
     config: str, launched: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leftover = tmp_path / "run" / "step-00000002.tmp-abc"
+    leftover = tmp_path / "run" / "step-00000002.tmp-00000abc"
 
     def run(self: Any) -> int:
         leftover.mkdir(parents=True)

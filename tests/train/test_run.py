@@ -158,7 +158,7 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
 def test_an_error_is_one_paragraph(
     configure: Configure, write_toml: WriteToml, run: Run, tmp_path: Path, overrides: list[str], code: int, message: str
 ) -> None:
-    leftover = tmp_path / "run" / "step-00000001.tmp-of-a-failed-save"
+    leftover = tmp_path / "run" / "step-00000001.tmp-0000dead"
     leftover.mkdir(parents=True)
     sets = [word for override in overrides for word in ("--set", override)]
     returned, errors = run(str(write_toml(configure())), *sets)

@@ -44,8 +44,8 @@ def run(scratch: Path) -> Path:
     run = scratch / "run"
     save(run, range(1, 5), keep=0)
     (run / "step-00000004" / "COMMIT").unlink()
-    shutil.copytree(run / "step-00000001", run / "step-00000005.tmp-dead")
-    shutil.copytree(run / "step-00000001", run / "step-00000000.trash-dead")
+    shutil.copytree(run / "step-00000001", run / "step-00000005.tmp-0000dead")
+    shutil.copytree(run / "step-00000001", run / "step-00000000.trash-0000dead")
     return run
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder, export_links, prepare_export, reshard
-from tk.checkpoint.format.step_names import attempt_of, is_misnamed, step_of
+from tk.checkpoint.format.step_names import attempt_of, is_misnamed, new_attempt, step_of
 from tk.core.errors import CheckpointError, ConfigError
 from tk.core.layout import Layout
 from tk.tests.checkpoint.crashing import assert_is_step, save
@@ -30,9 +30,17 @@ def test_names() -> None:
         "step-12",
         "step-000000012",
     ]
-    assert attempt_of("step-00000012.tmp-0a1b") == attempt_of("LATEST.trash-0a1b") == "0a1b"
-    assert attempt_of("step-00000012.bad-0a1b") is None
-    assert [attempt_of("record.tmp-0a1b", files) for files in ((), ["record"])] == [None, "0a1b"]
+    assert attempt_of("step-00000012.tmp-0a1b2c3d") == attempt_of("LATEST.trash-0a1b2c3d") == "0a1b2c3d"
+    assert attempt_of("step-00000012.bad-0a1b2c3d") is None
+    assert [attempt_of("record.tmp-0a1b2c3d", files) for files in ((), ["record"])] == [None, "0a1b2c3d"]
+
+
+def test_every_attempt_is_told_from_a_users_word_or_date() -> None:
+    for number in range(300):
+        attempt = new_attempt()
+        assert attempt_of(f"step-00000001.tmp-{attempt}") == attempt, number
+    for word in ("notes", "20261124", "0a1b", "0a1b2c3d4", "0A1B2C3D", "0a1b2c3d-mine", "0a1b2c3g", ""):
+        assert attempt_of(f"step-00000001.tmp-{word}") is None, word
 
 
 @pytest.mark.parametrize("name", ["step-00000009", "step-000000002", "step-2", "step-00000000"])
@@ -88,7 +96,7 @@ def test_a_step_of_a_newer_tk_is_refused_and_not_passed_over(run: Path) -> None:
     assert (run / "step-00000003").exists()
 
 
-@pytest.mark.parametrize("name", ["step-00000007", "step-000000002", "step-00000002.tmp-0a1b", "LATEST.tmp-0a1b"])
+@pytest.mark.parametrize("name", ["step-00000007", "step-000000002", "step-00000002.tmp-0a1b2c3d", "LATEST.tmp-0a1b2c3d"])
 def test_no_copy_gets_a_name_that_a_run_would_take_for_something_else(run: Path, name: str) -> None:
     names = sorted(os.listdir(run))
     with pytest.raises(ConfigError, match="choose another name"):

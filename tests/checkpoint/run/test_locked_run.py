@@ -56,15 +56,27 @@ def test_pruning_keeps_steps_that_hold_a_users_file(tmp_path: Path, caplog: pyte
 
 def test_half_written_copies_of_a_jobs_own_files_are_cleared_with_those_of_steps(tmp_path: Path) -> None:
     save_step(tmp_path, SMALL, LAYOUT, STATES)
-    theirs = ["step-00000009.tmp-dead", "step-00000001.trash-dead", "LATEST.tmp-dead", "record.tmp-dead"]
-    for name in (*theirs, "notes.tmp-dead", "record"):
+    theirs = ["step-00000009.tmp-0000dead", "step-00000001.trash-0000dead", "LATEST.tmp-0000dead", "record.tmp-0000dead"]
+    for name in (*theirs, "notes.tmp-0000dead", "record"):
         (tmp_path / name).write_text("")
     with RunFolder(tmp_path).lock():
         left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"step-00000001", "LATEST", "LOCK", "record.tmp-dead", "notes.tmp-dead", "record"}
+    assert left == {"step-00000001", "LATEST", "LOCK", "record.tmp-0000dead", "notes.tmp-0000dead", "record"}
     with RunFolder(tmp_path, ["record"]).lock():
         left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"step-00000001", "LATEST", "LOCK", "notes.tmp-dead", "record"}
+    assert left == {"step-00000001", "LATEST", "LOCK", "notes.tmp-0000dead", "record"}
+
+
+def test_a_start_removes_nothing_of_a_users(tmp_path: Path) -> None:
+    save_step(tmp_path, SMALL, LAYOUT, STATES)
+    words = ("notes", "20261124", "abcdef", "0a1b2c3d4", "0A1B2C3D", "v2-0a1b2c3d")
+    names = {f"{of}.{kind}-{word}" for of in ("step-00000001", "LATEST") for kind in ("tmp", "trash") for word in words}
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").write_text("years of work")
+    with RunFolder(tmp_path).lock() as run:
+        run.prune(keep=1)
+    assert {path.parent.name for path in tmp_path.glob("*/thesis.txt")} == names
 
 
 def test_another_process_of_the_job_works_under_the_same_lock(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_the_newest_good_step_is_taken_and_the_others_explained(tmp_path: Path) 
     (steps[4] / "manifest.json").write_bytes(b"{}")
     shard = steps[3] / "model-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-10])
-    (tmp_path / "step-00000009.tmp-abc").mkdir()
+    (tmp_path / "step-00000009.tmp-00000abc").mkdir()
     found = Checkpoint.open(tmp_path)
     assert found.step == 2
     reasons = [

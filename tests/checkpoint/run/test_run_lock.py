@@ -168,7 +168,7 @@ def test_a_copy_takes_the_lock_of_the_run_that_gets_it(run: Path) -> None:
 
 
 def test_a_late_file_does_not_end_a_removal(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = run / "step-00000009.tmp-dead"
+    folder = run / "step-00000009.tmp-0000dead"
     folder.mkdir()
     (folder / "one").write_text("")
     real, late = os.rmdir, iter(range(2))
