@@ -96,7 +96,9 @@ def test_a_step_of_a_newer_tk_is_refused_and_not_passed_over(run: Path) -> None:
     assert (run / "step-00000003").exists()
 
 
-@pytest.mark.parametrize("name", ["step-00000007", "step-000000002", "step-00000002.tmp-0a1b2c3d", "LATEST.tmp-0a1b2c3d"])
+@pytest.mark.parametrize(
+    "name", ["step-00000007", "step-000000002", "step-00000002.tmp-0a1b2c3d", "LATEST.tmp-0a1b2c3d"]
+)
 def test_no_copy_gets_a_name_that_a_run_would_take_for_something_else(run: Path, name: str) -> None:
     names = sorted(os.listdir(run))
     with pytest.raises(ConfigError, match="choose another name"):

@@ -56,7 +56,12 @@ def test_pruning_keeps_steps_that_hold_a_users_file(tmp_path: Path, caplog: pyte
 
 def test_half_written_copies_of_a_jobs_own_files_are_cleared_with_those_of_steps(tmp_path: Path) -> None:
     save_step(tmp_path, SMALL, LAYOUT, STATES)
-    theirs = ["step-00000009.tmp-0000dead", "step-00000001.trash-0000dead", "LATEST.tmp-0000dead", "record.tmp-0000dead"]
+    theirs = [
+        "step-00000009.tmp-0000dead",
+        "step-00000001.trash-0000dead",
+        "LATEST.tmp-0000dead",
+        "record.tmp-0000dead",
+    ]
     for name in (*theirs, "notes.tmp-0000dead", "record"):
         (tmp_path / name).write_text("")
     with RunFolder(tmp_path).lock():

@@ -86,8 +86,8 @@ def test_ranks_hold_whole_weights_below_stage_3_and_frozen_ones_at_stage_3() -> 
 
 def test_a_save_at_stage_3_rounds_each_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hundred tensors take two hundred roundings, and no item looks at the runs of the others."""
-    many = [TensorSpec(f"{index}.weight", (3,), None, index) for index in range(200)]
-    module = torch.nn.Sequential(*(torch.nn.LayerNorm(3, bias=False) for _ in many))
+    many = [TensorSpec(f"many.{index}.weight", (3,), None, index) for index in range(200)]
+    module = torch.nn.ModuleDict({"many": torch.nn.Sequential(*(torch.nn.LayerNorm(3, bias=False) for _ in many))})
     snapshot = make_snapshot(3, dtype=torch.bfloat16, table=tuple(many), module=module)
     rounded = []
     real = torch.Tensor.to
