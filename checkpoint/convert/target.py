@@ -74,8 +74,20 @@ class CopyTarget:
 
 
 def _check_apart(path: Path, source: Path) -> None:
-    ours, theirs = (Path(os.path.realpath(folder)) for folder in (path, source))
-    if ours == theirs or ours in theirs.parents:
+    """Compares folders by device and inode: one folder has many paths, through links, mounts and letter case."""
+    ours, theirs = _lineage(path), _lineage(source)
+    if ours[0] in theirs:
         raise ConfigError(f"{path} is the source {source} or contains it; name another target folder.")
-    if theirs in ours.parents:
+    if theirs[0] in ours:
         raise ConfigError(f"{path} lies inside the source {source}; name a target folder beside it.")
+    for name in lookup.list_names(source):
+        if lookup.is_link(source / name) and ours[0] in _lineage(source / name):
+            raise ConfigError(
+                f"{path} holds the file behind {source / name}, which the copy reads; name another target folder."
+            )
+
+
+def _lineage(path: Path) -> list[tuple[int, int] | Path]:
+    """Returns the device and inode of a path and of each folder above it; the path itself where nothing is there."""
+    real = Path(os.path.realpath(path))
+    return [disk_facts.identity(each) or each for each in (real, *real.parents)]

@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+from . import lookup
 from .storage_errors import error_context
 
 
@@ -18,6 +19,13 @@ def may_write(folder: Path) -> bool:
     """Returns whether this user may add names to a folder and remove names from it."""
     with error_context(folder, "looked at"):
         return os.access(folder, os.W_OK | os.X_OK)
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Returns the device and inode of what lies at a path, through whichever mount; None if nothing is there."""
+    with error_context(path, "looked at"):
+        found = lookup.find(path, lambda: os.stat(path))
+    return (found.st_dev, found.st_ino) if found else None
 
 
 def mounts_beneath(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.checkpoint import Checkpoint, Options, prepare_reshard
+from tk.checkpoint import Checkpoint, Options, prepare_export, prepare_reshard
 from tk.core.errors import ConfigError
 from tk.core.layout import Layout
 from tk.tests.checkpoint.places import reshard, tree
@@ -117,6 +117,19 @@ def test_refused_before_anything_is_touched(place: Path, name: str, monkeypatch:
     assert tree(place) == before
 
 
+def test_a_folder_that_holds_the_files_behind_the_source_s_links_is_refused(place: Path) -> None:
+    """The hub's cache: a snapshot's names are links into blobs/."""
+    blobs, snapshot = place / "models--me--mine" / "blobs", place / "models--me--mine" / "snapshots" / "main"
+    shutil.copytree(place / "hf", blobs)
+    snapshot.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    before = tree(place)
+    with pytest.raises(ConfigError, match=r"blobs holds the file behind .*main/config\.json, which the copy reads"):
+        prepare_export(Checkpoint.open(snapshot), blobs, plain=True, force=True)
+    assert tree(place) == before
+
+
 def test_replacing_breaks_no_hard_link(place: Path) -> None:
     """A linked export shares its files with its source."""
     shutil.rmtree(place / "hf")
@@ -134,6 +147,17 @@ MOUNTS = {
         "mount --bind theirs/thesis.txt tk/config.json",
         "tk",
         "holds the mount point",
+    ),
+    "the source, mounted elsewhere": ("mount --bind run new", "new/step-00000001", "is the source"),
+    "a new folder in the source, mounted elsewhere": (
+        "mount --bind run/step-00000001 new",
+        "new/made",
+        "lies inside the source",
+    ),
+    "the source beneath two mounts": (
+        "mount --bind . new && mount --bind new/run empty",
+        "empty/step-00000001",
+        "is the source",
     ),
     "a read-only disk": ("mount -t tmpfs -o ro none new", "new/made", "cannot be written"),
 }

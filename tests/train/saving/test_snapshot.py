@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,9 +90,14 @@ def test_a_save_at_stage_3_rounds_each_weight_once(monkeypatch: pytest.MonkeyPat
     many = [TensorSpec(f"many.{index}.weight", (3,), None, index) for index in range(200)]
     module = torch.nn.ModuleDict({"many": torch.nn.Sequential(*(torch.nn.LayerNorm(3, bias=False) for _ in many))})
     snapshot = make_snapshot(3, dtype=torch.bfloat16, table=tuple(many), module=module)
-    rounded = []
+    rounded: list[tuple[object, ...]] = []
     real = torch.Tensor.to
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, *to, **how: rounded.append(to) or real(self, *to, **how))
+
+    def counted(values: torch.Tensor, *to: Any, **how: Any) -> torch.Tensor:
+        rounded.append(to)
+        return real(values, *to, **how)
+
+    monkeypatch.setattr(torch.Tensor, "to", counted)
     calls = count_calls(lambda: [snapshot.values(item) for item in snapshot.owned(0)])
     assert len([to for to in rounded if to == (torch.bfloat16,)]) == 200
     assert calls < 200 * 4 * 60, calls
