@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ...core.errors import ConfigError, TkError
 from ...core.tensors import Table
@@ -158,7 +159,19 @@ class TrainingEngine:
                 yield
             finally:
                 self._whole -= 1
-            self.optimizer.take_written_values()
+        self.optimizer.take_written_values()
+        self.optimizer.publish()
+
+    def outdate_graphs(self) -> None:
+        """Called after parameters changed: makes autograd refuse backward through graphs from before, as in torch.
+
+        At stage 3 it frees what was gathered before, too.
+        """
+        for gather in self.gathers:
+            gather.free_all()
+            gather.saved.version += 1
+        if not self.gathers:
+            increment_version([parameter for bucket in self.buffers.buckets for parameter in bucket.parameters])
 
     def refuse_while_whole(self, call: str) -> None:
         """Raises ConfigError inside `whole_parameters`, where parameters would keep the values from before `call`."""

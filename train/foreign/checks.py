@@ -18,6 +18,8 @@ from ...core.errors import ConfigError
 from ...parallel.collectives import gather_bytes
 from ...parallel.mesh import Group
 from ...parallel.torch_dtypes import has_format, torch_dtype
+from ..zero.outputs import tensors_in
+from ..zero.trained_parameter import TrainedParameter
 
 FLOATS = tuple(torch_dtype(dtype) for dtype in COMPUTE_DTYPES)
 _OF_ONE_DTYPE = (_NormBase, _SpectralNorm)
@@ -77,6 +79,17 @@ def check_alike(lines: list[str], world: Group) -> None:
     )
 
 
+def note_dtypes(error: RuntimeError, batch: object, dtype: torch.dtype) -> None:
+    """Adds a note to an error of forward if the batch has floating-point tensors of another dtype than parameters."""
+    found = {tensor.dtype for tensor in tensors_in(batch) if tensor.is_floating_point()} - {dtype}
+    if found:
+        names = ", ".join(sorted(map(str, found)))
+        error.add_note(
+            f"The batch has tensors in {names}, and the module's parameters are {dtype}, which torch rarely mixes. "
+            f"Cast the batch's floating-point tensors, x.to({dtype}), or run forward under torch.autocast."
+        )
+
+
 def _problems(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
     """Yields every problem; later checks rely on earlier ones."""
     for name, module in model.named_modules():
@@ -120,7 +133,9 @@ def _of_module(name: str, module: nn.Module, dtype: torch.dtype) -> Iterator[str
 
 def _of_memory(name: str, tensor: torch.Tensor) -> Iterator[str]:
     """Yields a problem if a parameter or buffer is not an ordinary tensor with values."""
-    if nn.parameter.is_lazy(tensor):
+    if isinstance(tensor, TrainedParameter):
+        yield f"{name} is trained by an engine. A module that was given to initialize before is built anew, or copied."
+    elif nn.parameter.is_lazy(tensor):
         yield f"{name} has no shape yet. Run one batch through the module first."
     elif tensor.is_meta:
         yield f"{name} is on the meta device and has no values. Use to_empty(device=...) and fill it first."
@@ -146,10 +161,7 @@ def _of_parameter(name: str, parameter: nn.Parameter, dtype: torch.dtype) -> Ite
         yield f"the parameter {name} is computed from others (it has a grad_fn); parameters are leaves."
     hooks = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
     if any(hooks):
-        yield (
-            f"the parameter {name} has hooks for its gradient. Register hooks after initialize; a module that was "
-            "given to initialize before is built anew."
-        )
+        yield (f"the parameter {name} has hooks for its gradient. Register hooks after initialize.")
     narrows = dtype == torch.float16 and parameter.dtype in (torch.float32, torch.bfloat16)
     if narrows and parameter.numel() and parameter.detach().abs().max() > torch.finfo(dtype).max:
         yield f"the parameter {name} has values beyond fp16's largest, {torch.finfo(dtype).max:g}; take bf16."

@@ -23,19 +23,20 @@ from torch import nn
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import open_together, share_errors
 from ...core.dtypes import Precision
-from ...core.errors import ConfigError
+from ...core.errors import TkError
 from ...core.layout import Layout
 from ...parallel.mesh import Mesh
 from ...parallel.torch_dtypes import torch_dtype
 from ..config.sections import OptimizerSection, TrainSection
 from ..engine.lr_schedule import learning_rate
-from ..engine.optimizer_step import OptimizerStep
+from ..engine.optimizer_step import OptimizerStep, StepSums
 from ..engine.training_engine import TrainingEngine
 from ..saving.checkpointer import Checkpointer, SaveOptions
 from ..state.stored_state import ModuleResume
+from .accumulation import Accumulation
 from .blocks import find_blocks
 from .buffers import PersistentBuffers
-from .checks import check_alike, check_module, describe
+from .checks import check_alike, check_module, describe, note_dtypes
 from .model import ForeignModel, whole_state
 from .options import InitializeOptions, Stage, optimizer_section
 from .take_over import build_engine, join_job, take_values
@@ -116,10 +117,8 @@ class ModelEngine:
         self._watch = ModuleWatch(foreign.module, foreign.table, engine.buffers)
         self._buffers = PersistentBuffers(foreign.module, foreign.table, engine.mesh.world)
         self._checkpointer = Checkpointer(engine, foreign.table, engine.mesh)
-        self._optimizer_step = OptimizerStep(engine, TrainSection(), before_update=self._checkpointer.flush_pending)
-        self._passes = 0
-        self._loss = torch.zeros((), dtype=torch.float64, device=engine.device)
-        engine.exchange.closed = True
+        self._optimizer_step = OptimizerStep(engine, TrainSection(), before_update=self._before_update)
+        self._accumulation = Accumulation(engine, settings.accumulate)
 
     def __call__(self, batch: Any) -> Any:
         """Runs the module: keywords from a mapping, arguments from a tuple or list, else one argument.
@@ -127,41 +126,28 @@ class ModelEngine:
         Returns:
             The output's loss if it has one (`.loss`, or ["loss"] of a mapping), else the output.
         """
-        with self._engine.whole_pass():
-            if isinstance(batch, Mapping):
-                output = self.module(**batch)
-            else:
-                output = self.module(*batch) if isinstance(batch, tuple | list) else self.module(batch)
+        try:
+            with self._engine.whole_pass():
+                if isinstance(batch, Mapping):
+                    output = self.module(**batch)
+                else:
+                    output = self.module(*batch) if isinstance(batch, tuple | list) else self.module(batch)
+        except RuntimeError as error:
+            note_dtypes(error, batch, self._engine.buffers.dtype)
+            raise
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         return output if loss is None else loss
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
         """Runs backward of one micro-batch's mean loss; the step's loss is the mean over micro-batches and ranks.
 
         Raises:
-            ConfigError: `backward` was called `accumulate` times since the last step. Those gradients may be on their
-                way to other ranks already, so that another one would be lost, or added while they are read (NCCL).
-            TkError: at ZeRO stage 3, ranks called different parts of the model.
+            ConfigError: `loss` is no scalar with a graph; a pass before failed and `zero_grad` was not called since; or
+                `backward` was called `accumulate` times since the last step. Those gradients may be on their way to
+                other ranks already, so that another one would be lost, or added while they are read (NCCL).
+            TkError: at ZeRO stage 3, ranks called different parts of the model, or the graph is older than a step.
         """
-        if self._passes == self._settings.accumulate:
-            raise ConfigError(
-                f"backward was called once more than accumulate = {self._settings.accumulate} allows before step(). "
-                "Each call is one micro-batch: add up its losses, backward(a + b), or raise accumulate."
-            )
-        if self._passes == 0:
-            self._engine.begin_step()
-        self._passes += 1
-        last = self._passes == self._settings.accumulate
-        share = loss / (self._settings.accumulate * self._engine.mesh.world.size)
-        self._loss += share.detach()
-        self._engine.exchange.closed = False
-        try:
-            with self._engine.whole_pass():
-                self._engine.begin_backward(0, last=last)
-                torch.autograd.backward(share * self._engine.loss_scale.value)
-        finally:
-            self._engine.exchange.closed = True
-        self._engine.gradients_arrived(0, last=last)
+        self._accumulation.backward(loss, retain_graph)
 
     def step(self) -> bool:
         """Makes one optimizer step after `accumulate` calls of `backward`; does nothing before that.
@@ -170,24 +156,56 @@ class ModelEngine:
             Whether parameters were updated; False also after an overflow of fp16.
 
         Raises:
-            TkError: the loss or the gradient norm is not finite.
+            ConfigError: a backward pass failed, or the module has other parameters than at the time of `initialize`.
+            TkError: the loss or the gradient norm is not finite, or another rank discarded its gradients.
         """
         self._engine.refuse_while_whole("step()")
-        if self._passes < self._settings.accumulate:
+        self._accumulation.check()
+        if not self._accumulation.complete:
             return False
         self._watch.check()
-        self._engine.meet_for_update()
-        loss, self._loss = self._loss, torch.zeros_like(self._loss)
-        self._passes = 0  # an error below ends this step: the next backward begins another
-        sums = self._optimizer_step.agree(loss, self._buffers.changed(self._engine.device))
-        if any(sums.others):
-            self._buffers.agree()
+        loss, sums, discarded = self._end_step(discard=False)
+        if discarded:
+            raise TkError(
+                f"Nothing was updated: {discarded} of {self._engine.mesh.world.size} ranks discarded the step's "
+                "gradients (engine.zero_grad()), and so they are discarded here. The next backward begins it again."
+            )
         self.last_grad_norm = sums.grad_norm
         optimizer = self._engine.optimizer
         lr = learning_rate(optimizer.step_count, self._settings.steps, optimizer.options)
         updated = self._optimizer_step.update(self.step_count + 1, sums, loss, lr)
+        if updated:
+            self._engine.outdate_graphs()
         self.step_count += updated
         return updated
+
+    def _before_update(self) -> None:
+        self._checkpointer.flush_pending()
+        self._engine.optimizer.take_written_values()
+
+    def zero_grad(self) -> None:
+        """Discards the gradients since the last step, those of a backward pass that failed included.
+
+        Every rank calls it, or gets an error from its `step`. Without such gradients it does nothing: a step leaves
+        none.
+
+        Raises:
+            TkError: at ZeRO stage 3, the ranks failed at different places; the job must be started again.
+        """
+        self._engine.refuse_while_whole("zero_grad()")
+        if self._accumulation.passes:
+            self._accumulation.exchange_the_rest()
+            self._end_step(discard=True)
+
+    def _end_step(self, *, discard: bool) -> tuple[torch.Tensor, StepSums, int]:
+        """Ends the step on all ranks; returns this rank's loss, the sums, and the number of ranks that discard it."""
+        self._engine.meet_for_update()
+        loss = self._accumulation.end()  # an error below ends this step, too
+        sums = self._optimizer_step.agree(loss, self._buffers.changed(self._engine.device), float(discard))
+        changed, discarded = sums.others
+        if changed:
+            self._buffers.agree()
+        return loss, sums, int(discarded)
 
     @contextmanager
     def full_parameters(self) -> Iterator[None]:
@@ -197,7 +215,6 @@ class ModelEngine:
         """
         with self._engine.whole_parameters():
             yield
-        self._watch.expect_written()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns `module.state_dict()` with whole tensors, copied to the CPU; every rank calls it and gets the same.
@@ -227,6 +244,7 @@ class ModelEngine:
         """
         self._watch.check()
         self._watch.check_names()
+        self._engine.optimizer.take_written_values()
         self._buffers.agree()
         side_files = _side_files(self.module) if self._engine.mesh.world.rank == 0 else {}
         options = SaveOptions(Path(folder), keep, timeout=self._settings.timeout_seconds, side_files=side_files)
@@ -246,6 +264,8 @@ class ModelEngine:
     def load(self, checkpoint: str | os.PathLike[str]) -> None:
         """Continues from a checkpoint that any number of ranks and any ZeRO stage wrote; every rank calls it.
 
+        Gradients since the last step are discarded.
+
         Raises:
             CheckpointError: the checkpoint holds weights only, or cannot be used.
             TkError: the save before this call failed.
@@ -259,7 +279,9 @@ class ModelEngine:
             self._watch.check()
             resume = ModuleResume.from_json(opened.resume, str(opened.path))
             self._watch.check_stored(opened)
+        self.zero_grad()
         self._checkpointer.load(opened, resume.optimizer_step, resume.loss_scale)
+        self._engine.outdate_graphs()
         self.step_count = resume.step
         self._buffers.agree()
 

@@ -14,6 +14,7 @@ from ...parallel.collectives import broadcast
 from ...parallel.mesh import Group, Mesh, cpu_shard_group
 from ..config.sections import OptimizerSection, PrecisionSection
 from ..engine.training_engine import TrainingEngine, TrainingOptions
+from ..zero.trained_parameter import TrainedParameter
 from .model import ForeignModel
 from .options import InitializeOptions
 
@@ -43,10 +44,13 @@ def build_engine(
 
 def take_values(model: nn.Module, dtype: torch.dtype, world: Group) -> dict[str, torch.Tensor]:
     """Gives every rank rank 0's values, buffers that are not saved included; returns those of `state_dict`, by name."""
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         parameter.grad = None
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
+        if parameter.requires_grad:
+            parameter.__class__ = TrainedParameter
+            parameter.fqn = name  # type: ignore[attr-defined]
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.contiguous()
         plain = tensor.data.view(-1).view(torch.uint8) if tensor.numel() else tensor.data

@@ -1,6 +1,5 @@
 """The check that a module is unchanged since `initialize`: a change would not be trained, or not be saved."""
 
-import torch
 from torch import nn
 
 from ...checkpoint.read.reader import Checkpoint
@@ -35,23 +34,12 @@ class ModuleWatch:
             if buffers.zero < 3  # at stage 3 parameters are not always in memory
             for parameter, place in zip(bucket.parameters, bucket.views(bucket.params), strict=True)
         ]
-        # Parameters with fp32 masters: a value that a user writes into them would be lost.
-        self._written_at = {
-            names[id(parameter)]: (parameter, parameter._version)
-            for bucket in buffers.buckets
-            if buffers.zero < 3 and buffers.dtype != torch.float32
-            for parameter in bucket.parameters
-        }
-
-    def expect_written(self) -> None:
-        """Accepts the values that were written into parameters up to now: they have reached the masters."""
-        self._written_at = {name: (parameter, parameter._version) for name, (parameter, _) in self._written_at.items()}
 
     def check(self) -> None:
         """Checks the module's parameters.
 
         Raises:
-            ConfigError: a parameter was added, removed, replaced, moved, cast or frozen, or a user wrote into it.
+            ConfigError: a parameter was added, removed, replaced, moved, cast or frozen.
         """
         now = dict(self.module.named_parameters(remove_duplicate=False))
         for name, (parameter, learns) in self._taken.items():
@@ -64,13 +52,6 @@ class ModuleWatch:
         for name, parameter, place in self._places:
             if parameter.dtype != place.dtype or not parameter.is_set_to(place):
                 raise ConfigError(f"The parameter {name} was moved or cast (to, half, cuda, ...) {_AFTER}")
-        for name, (parameter, version) in self._written_at.items():
-            if parameter._version != version:
-                raise ConfigError(
-                    f"The parameter {name} was written in place after initialize (load_state_dict, clamp_, ...). "
-                    "An update starts from its fp32 master, so the change would be lost. Load values before "
-                    "initialize, with engine.load, or inside engine.full_parameters()."
-                )
 
     def check_names(self) -> None:
         """Raises ConfigError if `state_dict` has a name that it did not have at the time of `initialize`."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ...core.errors import TkError
+from .trained_parameter import TrainedParameter
 
 _PROPERTIES: Final = (
     *(
@@ -45,14 +46,8 @@ _ALLOWED: Final = frozenset(
 )
 
 
-class AbsentParameter(nn.Parameter):
-    """The class of a parameter whose values are spread over the ranks.
-
-    Attributes:
-        fqn: the parameter's name in the module.
-    """
-
-    fqn: str
+class AbsentParameter(TrainedParameter):
+    """The class of a parameter whose values are spread over the ranks."""
 
     @classmethod
     def __torch_function__(

@@ -21,6 +21,8 @@ from ...core.tensors import Table
 from ...parallel.mesh import Mesh
 from .absent import Presence
 from .square_sum import square_sum
+from .trained_parameter import set_autograd_grad
+from .written_values import take_written
 
 Fill = Callable[[LocalParam, torch.Tensor], None]  # writes a parameter's initial values, padding included
 
@@ -65,6 +67,10 @@ class FlatBucket:
         """Makes the module's parameters views of `params`, once its values are gathered."""
         self.presence.restore()
 
+    def take_written(self) -> None:
+        """Copies what a user wrote into gathered parameters to the masters in `own_params`, at stage 3."""
+        take_written(self.own_params, self.params[self.own_range])
+
     def free(self) -> None:
         """Takes the values away from the module's parameters and frees the memory of `params`."""
         self.presence.remove()
@@ -75,12 +81,12 @@ class FlatBucket:
         """Makes autograd accumulate directly into `grads`, if `in_place`: it adds to a `.grad` that exists."""
         if self.grads is not None and self.in_place:
             for parameter, view in zip(self.parameters, self.views(self.grads), strict=True):
-                parameter.grad = view
+                set_autograd_grad(parameter, view)
 
     def detach_grads(self) -> None:
         """Keeps autograd from writing into `grads` while a collective reads it."""
         for parameter in self.parameters if self.in_place else ():
-            parameter.grad = None
+            set_autograd_grad(parameter, None)
 
 
 class FlatBuffers:

@@ -28,6 +28,7 @@ from ...parallel.collectives import (
 )
 from ...parallel.mesh import Group, Mesh
 from .flat_buffers import FlatBucket, FlatBuffers
+from .trained_parameter import autograd_grad, set_autograd_grad
 
 MAX_IN_FLIGHT = 2  # exchanges at once; each keeps a whole bucket of gradients alive
 
@@ -63,7 +64,7 @@ class GradientExchange:
         on_complete: for each stage, a function that is called with a bucket once it is complete.
         by_agreement: whether an Agreement starts the exchanges (`num_complete`, `start_exchanges`); else the hooks do.
             At stage 3 gathers come in between, and all ranks must start gathers and exchanges in one order.
-        closed: whether a gradient that arrives now is an error.
+        closed: whether a gradient that arrives now is an error; see `open` and `close`.
     """
 
     def __init__(self, buffers: FlatBuffers, *, sequence_parallel: bool, overlap: bool) -> None:
@@ -98,6 +99,18 @@ class GradientExchange:
         self._late.clear()
         for stage in self._stages:
             self._reset(stage)
+
+    def open(self) -> None:
+        """Lets gradients arrive, for a backward pass."""
+        self.closed = False
+        for bucket in self.buffers.buckets:
+            bucket.attach_grads()
+
+    def close(self) -> None:
+        """Makes a gradient that arrives an error, until `open`: no pass of the engine computes it."""
+        self.closed = True
+        for bucket in self.buffers.buckets:
+            bucket.detach_grads()
 
     def begin_backward(self, last: bool) -> None:
         """Called before a backward pass that computes all gradients of its stage.
@@ -156,7 +169,8 @@ class GradientExchange:
                 all_reduce(bucket.own_grads, self.mesh.replicate)
             if bucket.plan.params[0].tied:  # tied parameters have buckets of their own, cut alike on both stages
                 all_reduce(bucket.own_grads, self.mesh.embedding_group)
-            bucket.attach_grads()
+            if not self.closed:
+                bucket.attach_grads()
 
     def on_gradient(self, number: int, place: int, index: int, parameter: torch.Tensor) -> None:
         """Takes a gradient from autograd: of parameter `index` in bucket `place` of stage `number`.
@@ -167,16 +181,21 @@ class GradientExchange:
         stage = self._stages[number]
         bucket = stage.buckets[place]
         local, start = bucket.plan.params[index], bucket.plan.offsets[index]
+        grad = autograd_grad(parameter)
         if self.closed:
+            set_autograd_grad(parameter, None)
             raise ConfigError(
-                f"{local.name} got a gradient outside of engine.backward. Call engine.backward(loss), not "
-                "loss.backward()."
+                f"{local.name} got a gradient outside of its engine's backward. If it came from loss.backward(), call "
+                "engine.backward(loss). If it came from the backward of another engine, that loss goes through both: "
+                "for this pass detach this module's output, or freeze the module during its forward pass "
+                "(module.requires_grad_(False), and True again before its own); to train both, compute the loss once "
+                "for each engine, with the other's output detached."
             )
         target = self._target(number, place)[start : start + local.size].view(local.shape)
         # If `.grad` is a view of the bucket (FlatBucket.attach_grads), autograd has already added to it in place.
-        if parameter.grad is not None and parameter.grad.data_ptr() != target.data_ptr():
-            target.add_(parameter.grad)
-            parameter.grad = None
+        if grad is not None and grad.data_ptr() != target.data_ptr():
+            target.add_(grad)
+            set_autograd_grad(parameter, None)
         if index not in stage.missing[place]:  # a nested backward pass brought another gradient of the parameter
             return
         stage.missing[place].discard(index)

@@ -118,6 +118,10 @@ class ParameterGather:
         self._in_backward = False
         if self.agreement:
             self.agreement.synchronize(ended)
+        self.free_all()
+
+    def free_all(self) -> None:
+        """Frees every unit: the next pass gathers the masters' values."""
         for unit in self.units:
             self._free(unit)
 
@@ -127,12 +131,17 @@ class ParameterGather:
         for index in range(len(self.units)):
             self._finish_gather(self._start_gather(index, Act.READ))
         self._all_held = True
+        versions = self._versions()
         try:
             yield
         finally:
             self._all_held = False
-            for unit in self.units:
-                self._free(unit)
+            self.saved.version += self._versions() != versions
+            self.free_all()
+
+    def _versions(self) -> list[int]:
+        """Returns the numbers of writes into the parameters that autograd has seen, while they are gathered."""
+        return [param._version for unit in self.units for bucket in unit.buckets for param in bucket.parameters]
 
     def each_unit(self) -> Iterator[Unit]:
         """Gathers, yields and frees one unit after another; every rank iterates to the end."""
@@ -143,8 +152,11 @@ class ParameterGather:
             self._free(unit)
 
     def _forward_pre_hook(self, index: int) -> Callable[[nn.Module, Any], None]:
+        owner = self.units[index].modules[0]
+
         def hook(module: nn.Module, inputs: Any) -> None:
-            self._ensure_gathered(index, Act.BACKWARD if self._in_backward else Act.FORWARD)
+            if module is owner:  # a deep copy has the hooks, too
+                self._ensure_gathered(index, Act.BACKWARD if self._in_backward else Act.FORWARD)
 
         return hook
 
@@ -152,7 +164,7 @@ class ParameterGather:
         unit = self.units[index]
 
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if self._in_backward:
+            if self._in_backward or module is not unit.modules[-1]:
                 return
             self._free(unit)
             if unit.used_in_backward and not unit.kept_for_backward:
@@ -215,6 +227,9 @@ class ParameterGather:
         if not unit.ready:  # a prefetched unit that was not used: the collective still writes to its memory
             for gathering in unit.pending:
                 gathering.wait()
+        written = unit.ready and not self.chain  # the modules of a chain are ours, which write nothing
         unit.pending, unit.ready = None, False
         for bucket in unit.buckets:
+            if written:
+                bucket.take_written()
             bucket.free()

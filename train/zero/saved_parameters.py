@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from ...core.errors import TkError
 from .flat_buffers import FlatBucket
 
 
@@ -23,6 +24,7 @@ class SavedView:
         unit: the index of the unit that the bucket belongs to.
         stride: for each dim, in elements.
         offset: of the view's first element in the bucket, in elements.
+        version: the number of changes of parameters before the view was saved.
     """
 
     unit: int
@@ -31,6 +33,7 @@ class SavedView:
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
+    version: int
 
 
 class SavedParameters:
@@ -39,9 +42,13 @@ class SavedParameters:
     Args:
         units: the buckets of each unit.
         ensure_gathered: gathers the unit with the given index, if it is free, and waits for it.
+
+    Attributes:
+        version: the number of changes of parameters; backward through a graph from before a change is refused.
     """
 
     def __init__(self, units: Sequence[Sequence[FlatBucket]], ensure_gathered: Callable[[int], None]) -> None:
+        self.version = 0
         self._ensure_gathered = ensure_gathered
         # A storage is known by its address: freeing and allocating a bucket only changes the storage's size.
         self._owners = {
@@ -60,12 +67,20 @@ class SavedParameters:
         owner = self._owners.get(tensor.untyped_storage()._cdata)
         if owner is None:
             return tensor
-        return SavedView(*owner, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return SavedView(
+            *owner, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()), self.version
+        )
 
     def _unpack(self, saved: Any) -> torch.Tensor:
         if not isinstance(saved, SavedView):
             tensor: torch.Tensor = saved
             return tensor
+        if saved.version != self.version:
+            raise TkError(
+                "backward goes through a graph from before the parameters changed (a step, a load, or a write inside "
+                "engine.full_parameters()), as torch refuses it, too: the values that its gradients need are gone. "
+                "Run forward again after the change."
+            )
         self._ensure_gathered(saved.unit)
         params = saved.bucket.params
         view = torch.empty(0, dtype=saved.dtype, device=params.device)

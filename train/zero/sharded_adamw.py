@@ -9,6 +9,7 @@ from ...core.buckets import Shard
 from ...parallel.collectives import all_gather_flat
 from ..config.sections import OptimizerSection
 from .flat_buffers import FlatBuffers
+from .written_values import take_written
 
 
 class ShardedAdamW:
@@ -84,17 +85,13 @@ class ShardedAdamW:
             all_gather_flat(bucket.params, bucket.own_params, self.buffers.mesh.shard)
 
     def take_written_values(self) -> None:
-        """Copies values that a user wrote into whole parameters to the masters, then publishes them.
+        """Copies values that a user wrote into parameters to the masters; every rank has made the same changes.
 
-        Every rank has made the same changes and calls it while the parameters are gathered. An element that still is
-        its master rounded keeps the master's full precision.
+        At stage 3 it does nothing: ParameterGather takes them before it frees a unit.
         """
-        for master, bucket in zip(self._masters, self.buffers.buckets, strict=True):
-            now = bucket.params[bucket.own_range]
-            if master.data_ptr() != now.data_ptr():
-                changed = now != master.to(now.dtype)
-                master[changed] = now[changed].float()
-        self.publish()
+        if self.buffers.zero < 3:
+            for master, bucket in zip(self._masters, self.buffers.buckets, strict=True):
+                take_written(master, bucket.own_params)
 
     def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
         """Yields each run of a logical box that this rank updates, with its values of `slot` (1-D fp32 view).

@@ -11,6 +11,7 @@ from tk.core.errors import ConfigError
 from tk.tests.train.zero.one_process import OPTIMIZER
 from tk.train import initialize
 from tk.train.foreign.blocks import find_blocks
+from tk.train.zero.absent import AbsentParameter
 
 
 class Own(nn.Sequential):
@@ -73,7 +74,7 @@ def _gathered(engine: object, module: nn.Module, x: torch.Tensor) -> int:
     sizes: list[int] = []
 
     def count(of: nn.Module, inputs: object, output: object) -> None:
-        here = [p for p in module.parameters() if type(p) is nn.Parameter]
+        here = [p for p in module.parameters() if not isinstance(p, AbsentParameter)]
         sizes.append(sum(p.nbytes for p in here))
 
     hooks = [part.register_forward_pre_hook(lambda of, inputs: count(of, inputs, None)) for part in module.modules()]
