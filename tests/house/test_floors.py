@@ -69,7 +69,7 @@ COMPUTE: dict[str, str] = {
     "products row_blocks torch_dtypes wide_sums",
     "parity": "foreign gradients measure",
     "train.engine": "compiling evaluate loss nonfinite optimizer_step passes stages training_engine",
-    "train.foreign": "blocks buffers checks model model_engine options take_over watch",
+    "train.foreign": "accumulation blocks buffers checks model model_engine options take_over watch",
     "train.health": "flight_recorder",
     "train.launch": "rendezvous worker",
     "train.pipeline": "executor",
@@ -77,7 +77,7 @@ COMPUTE: dict[str, str] = {
     "train.run": "inputs run_start trainer",
     "train.saving": "checkpointer replica_check save_in_flight saver snapshot",
     "train.zero": "absent agreement flat_buffers gradient_exchange outputs parameter_gather saved_parameters "
-    "sharded_adamw square_sum",
+    "sharded_adamw square_sum trained_parameter written_values",
 }
 
 
