@@ -54,6 +54,7 @@ def make_step(folder: Path, table: Table, layout: Layout) -> int:
         chunks = []
         for file in files:
             with (folder / file.name).open("wb") as hole:
+                hole.write(file.header)
                 hole.truncate(file.size)
             for entry in file.entries:
                 item, nbytes = entry.owned, entry.end - entry.begin

@@ -155,7 +155,7 @@ CASES: Final[dict[str, tuple[Change, str]]] = {
     "missing-manifest": (_missing("manifest.json"), r"ShardMissing: .*manifest.json is missing"),
     "missing-part": (_missing("parts/00001.json"), r"ShardMissing: .*00001.json is missing"),
     "missing-data": (_missing(MODEL), r"ShardMissing: .*model-00000.safetensors is missing"),
-    "missing-side-file": (_missing("config.json"), r"ShardMissing: .*config.json is missing"),
+    "missing-side-file": (_missing("config.json"), r"CheckpointError: .*config.json is missing"),
     "truncated-commit": (_cut("COMMIT"), r"NotCommitted: .*does not match .*COMMIT"),
     "truncated-manifest": (_cut("manifest.json"), r"NotCommitted: .*manifest.json does not match"),
     "truncated-part": (_cut("parts/00000.json"), r"ShardCorrupt: .*00000.json is not the file that was saved"),

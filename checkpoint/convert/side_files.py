@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from ...core.dtypes import DType
 from ...core.errors import ManifestError
-from ..files import folders, small_files, storage
+from ..files import folders, storage
+from ..files.lfs_pointers import refuse_open_pointer
 from ..format.manifest import FileDigest
 from ..read import hugging_face as hf
 from ..read.known_files import edited_file
@@ -46,7 +47,7 @@ def plan_side_files(source: Checkpoint, dtype: DType | None = None) -> tuple[Sid
         ManifestError: a file has a name that a checkpoint cannot store, or is too large.
         CheckpointError: a file is missing, is no regular file, or has changed since it was saved.
     """
-    known, paths = source.manifest.files, source.folder.side_paths()
+    known, paths = source.folder.sealed_files, source.folder.side_paths()
     files = [_look_at(name, path, known.get(name)) for name, path in paths.items() if name != hf.INDEX]
     if dtype is None:
         return tuple(files)
@@ -67,7 +68,7 @@ def copy_side_files(files: Sequence[SideFile], folder: Path) -> dict[str, FileDi
 def _look_at(name: str, path: Path, known: FileDigest | None) -> SideFile:
     with storage.reading(path) as fd:
         size = storage.file_size(fd)
-        small_files.refuse_open_pointer(path, fd)
+        refuse_open_pointer(path, fd)
     if known is not None and size != known.size:
         raise edited_file(path)
     if size > hf.MAX_SIDE_FILE:

@@ -1,12 +1,10 @@
 """Small files that are read and written whole."""
 
 from pathlib import Path
-from typing import Final
 
 from ...core.errors import ManifestError
 from . import folders, storage
-
-_LFS_POINTER: Final = b"version https://git-lfs"
+from .lfs_pointers import refuse_pointer
 
 
 def read_small(path: Path, max_bytes: int) -> bytes:
@@ -19,21 +17,6 @@ def read_small(path: Path, max_bytes: int) -> bytes:
         storage.read_exact(fd, memoryview(data), 0, path)
     refuse_pointer(path, data)
     return bytes(data)
-
-
-def refuse_pointer(path: Path, head: bytes | bytearray) -> None:
-    """Raises ManifestError if a file that begins with `head` is a Git LFS pointer, which stands for the real file."""
-    if head.startswith(_LFS_POINTER):
-        raise ManifestError(
-            f"{path} is a Git LFS pointer, not the file itself. Run `git lfs pull` to download the file."
-        )
-
-
-def refuse_open_pointer(path: Path, fd: int) -> None:
-    """Raises ManifestError if an open file is a Git LFS pointer."""
-    head = bytearray(len(_LFS_POINTER))
-    storage.pread(fd, memoryview(head), 0)
-    refuse_pointer(path, head)
 
 
 def write_small(path: Path, data: bytes) -> None:

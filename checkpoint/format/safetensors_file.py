@@ -14,7 +14,8 @@ from typing import Final
 
 from ...core import dtypes
 from ...core.errors import ManifestError
-from ..files import small_files, storage
+from ..files import storage
+from ..files.lfs_pointers import refuse_open_pointer
 from . import json_strict as strict
 
 MAX_HEADER: Final = 100_000_000  # bytes, the limit of the safetensors library
@@ -67,7 +68,7 @@ def read_header(path: Path) -> Header:
         raw = bytearray(8)
         if storage.pread(fd, memoryview(raw), 0) != 8:
             raise ManifestError(f"{path} has {size} bytes; a safetensors file has 8 at least.")
-        small_files.refuse_open_pointer(path, fd)
+        refuse_open_pointer(path, fd)
         (length,) = struct.unpack("<Q", raw)
         if length > min(MAX_HEADER, size - 8):
             raise ManifestError(

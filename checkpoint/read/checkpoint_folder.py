@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from ..format.chunk import Part
 from ..format.chunk_index import ChunkIndex
-from ..format.manifest import Manifest
+from ..format.manifest import FileDigest, Manifest
 
 
 class CheckpointFolder(Protocol):
@@ -43,6 +43,10 @@ class CheckpointFolder(Protocol):
     @property
     def chunks(self) -> ChunkIndex:
         """The chunks of each (tensor, slot)."""
+
+    @property
+    def sealed_files(self) -> Mapping[str, FileDigest]:
+        """The digests of the side files that may not change: those of the manifest, without documents for people."""
 
     @property
     def parts(self) -> Mapping[str, Part]:

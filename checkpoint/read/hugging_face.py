@@ -29,7 +29,7 @@ SAVED_BESIDE: Final = frozenset(
 TEMPLATES: Final = "additional_chat_templates"  # a folder of side files
 # Endings of side files: text, tokenizers, chat templates, and the code that config.json's `auto_map` names.
 _SIDE_ENDINGS: Final = (
-    *(".json", ".txt", ".model", ".jinja", ".md", ".py"),
+    *(".json", ".txt", ".model", ".jinja", ".py"),
     *(".tiktoken", ".spm", ".vocab", ".bpe"),
 )
 _LEGAL: Final = re.compile(r"(license|licence|notice|copying|readme|use_policy)([^a-z].*)?", re.IGNORECASE)
@@ -43,6 +43,11 @@ def is_hugging_face(folder: Path) -> bool:
 def is_hidden(path: str) -> bool:
     """Returns whether a file, or a folder that it lies in, is hidden: .git, .DS_Store, AppleDouble's ._NAME."""
     return any(name.startswith(".") for name in path.split("/"))
+
+
+def is_document(path: str) -> bool:
+    """Returns whether a side file is for people, as a model card or a licence; nothing depends on its content."""
+    return path.endswith(".md") or _LEGAL.fullmatch(path) is not None
 
 
 def read_config(folder: Path) -> dict[str, object]:
@@ -82,4 +87,4 @@ def _side_names(folder: Path) -> list[str]:
 def _is_side_file(name: str) -> bool:
     if is_hidden(name) or looks_like_weights(name):
         return False
-    return name.endswith(_SIDE_ENDINGS) or _LEGAL.fullmatch(name) is not None
+    return name.endswith(_SIDE_ENDINGS) or is_document(name)

@@ -16,7 +16,7 @@ from ..files.links import real_path
 from ..format import json_strict as strict
 from ..format.chunk import Chunk, Part
 from ..format.chunk_index import TensorChunks
-from ..format.manifest import Manifest, StoredTensor
+from ..format.manifest import FileDigest, Manifest, StoredTensor
 from . import hugging_face as hf
 from .hugging_face_weights import WeightFiles, find_weights
 from .strangers import looks_like_weights
@@ -54,6 +54,7 @@ class HuggingFaceFolder:
         self.fingerprint = hashlib.sha256(json.dumps([weights.digest, config, self._states]).encode()).hexdigest()
         self.manifest = Manifest(0, Layout(), tensors, _tied_head(config, tensors))
         self.parts: Mapping[str, Part] = {}
+        self.sealed_files: Mapping[str, FileDigest] = {}
         self._files = {chunk.file for chunks in self.chunks.values() for chunk in chunks}
         self._sizes = {name: weights.headers[name].size for name in sorted(self._files)}
 

@@ -30,6 +30,7 @@ class StepFolder:
 
     def __init__(self, path: Path, manifest: Manifest, digest: str) -> None:
         self.path, self.manifest, self.digest = path, manifest, digest
+        self.sealed_files = {name: known for name, known in manifest.files.items() if not hf.is_document(name)}
         self.fingerprint = digest  # the manifest has a checksum of every byte
         self.parts = StoredParts(path, manifest)
         self.chunks = StoredChunks(manifest, self.parts)
@@ -49,7 +50,7 @@ class StepFolder:
         folder = StepFolder(path, manifest, digest)
         refuse_strangers(path, lookup.list_names(path), manifest, folder.removable_files, folder._changed_files)
         folder.read_side_files([hf.CONFIG, hf.INDEX])
-        for name, known in manifest.files.items():
+        for name, known in folder.sealed_files.items():
             check_side_size(path, name, known)
         return folder
 
@@ -78,12 +79,13 @@ class StepFolder:
         return {name: known.size for part in self.parts.values() for name, known in part.files.items()}
 
     def side_paths(self) -> dict[str, Path]:
-        """See CheckpointFolder."""
-        return {name: real_path(self.path, name) for name in self.manifest.files}
+        """See CheckpointFolder. A document that was removed is left out."""
+        gone = {name for name in self.manifest.files if hf.is_document(name) and not lookup.exists(self.path / name)}
+        return {name: real_path(self.path, name) for name in self.manifest.files if name not in gone}
 
     def read_side_files(self, names: Collection[str] | None = None) -> dict[str, bytes]:
-        """See CheckpointFolder; CheckpointError if a file has changed since it was saved."""
-        wanted = {name: known for name, known in self.manifest.files.items() if names is None or name in names}
+        """See CheckpointFolder; documents are left out. CheckpointError if a file has changed since it was saved."""
+        wanted = {name: known for name, known in self.sealed_files.items() if names is None or name in names}
         return {name: read_side_file(self.path, name, known, hf.MAX_SIDE_FILE) for name, known in wanted.items()}
 
     def removable_files(self) -> set[str]:
@@ -101,7 +103,12 @@ class StepFolder:
 
     def notes(self) -> list[str]:
         """See CheckpointFolder."""
-        return [f"{self.path / name} is not one of this checkpoint's files." for name in self.unknown_names()]
+        return [f"{self.path / name} is not one of this checkpoint's files." for name in self.unknown_names()] + [
+            f"{self.path / name} was edited after the checkpoint was sealed."
+            for name, path in self.side_paths().items()
+            if name not in self.sealed_files
+            and FileDigest.of(small_files.read_small(path, hf.MAX_SIDE_FILE)) != self.manifest.files[name]
+        ]
 
     def left_behind(self) -> list[str]:
         """See CheckpointFolder."""
@@ -110,7 +117,7 @@ class StepFolder:
     def _changed_files(self) -> list[str]:
         """Returns the side files that are missing or differ from the sealed ones."""
         changed = []
-        for name in self.manifest.files:
+        for name in self.sealed_files:
             try:
                 self.read_side_files([name])
             except CheckpointError:

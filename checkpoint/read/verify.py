@@ -49,7 +49,7 @@ def verify(folder: CheckpointFolder, on_bytes: Callable[[int], None] = lambda _:
 
 
 def _check_side_files(folder: CheckpointFolder) -> Iterator[Problem]:
-    for name, known in folder.manifest.files.items():
+    for name, known in folder.sealed_files.items():
         try:
             read_side_file(folder.path, name, known, MAX_SIDE_FILE)
         except (CheckpointError, StorageError) as error:

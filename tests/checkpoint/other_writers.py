@@ -237,6 +237,11 @@ def _without_index(folder: Path) -> Path:
     return folder
 
 
+def _without_config(folder: Path) -> Path:
+    (folder / "config.json").unlink()
+    return folder
+
+
 def _without_commit(folder: Path) -> Path:
     (folder / "COMMIT").unlink(missing_ok=True)
     return folder
@@ -302,6 +307,7 @@ WRITERS: Final[dict[str, Writer]] = {
     "git without lfs, config": Writer(_config_pointer, "config.json is a Git LFS pointer", "is a Git LFS pointer"),
     "a disk that is full": Writer(_truncated, ".safetensors has", "model-00000.safetensors"),
     "a crash, weights": Writer(_empty_file, "model-00000.safetensors has 0 bytes", "has 0 bytes"),
+    "rm, config.json": Writer(_without_config, "config.json is missing", ""),
     "a crash, config.json": Writer(_empty_config, "config.json is not the file", "config.json is not JSON"),
     "rm, weights": Writer(_deleted, "model-00000.safetensors is missing", "model-00000.safetensors is missing"),
     "rm, index": Writer(_without_index, "index.json is missing", "neither model.safetensors nor"),

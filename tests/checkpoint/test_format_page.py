@@ -44,7 +44,11 @@ HELD = {
         "hugging_face:a_saved_step_at_tp_1_is_a_folder_that_transformers_loads",
     ],
     "A folder counts as a checkpoint only if": [CORPUS, "step_folder:a_missing_file"],
-    "Its side files are those of the manifest": [OTHERS, CORPUS],
+    "Its side files are those of the manifest": [
+        OTHERS,
+        CORPUS,
+        "side_files:documents_of_a_sealed_folder_may_be_edited_and_removed",
+    ],
     "Weights of another program": [OTHERS, "strangers:two_models_in_one_folder_are_named_with_the_way_out"],
     "Other strange files": [OTHERS],
     "A folder with any of the first three names": ["hugging_face:a_tk_file_is_never_read_as_a_hugging_face_one"],

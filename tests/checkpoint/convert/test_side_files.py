@@ -12,6 +12,7 @@ import torch
 from tk.checkpoint import Checkpoint
 from tk.checkpoint.files import disk_facts, storage
 from tk.cli.main import main
+from tk.core.errors import CheckpointError, DamagedCheckpoint
 
 
 def _odd_name(folder: Path) -> None:
@@ -148,6 +149,28 @@ def test_a_copy_without_reading_takes_side_files_along(llama_step: Path, tmp_pat
     assert Checkpoint.open(tmp_path / "linked").verify().ok
 
 
+def test_documents_of_a_sealed_folder_may_be_edited_and_removed(
+    llama_step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model card is written after an export; what decides tokens and weights stays sealed."""
+    assert main(["export", str(llama_step), str(tmp_path / "hf"), "--plain"]) == 0
+    fill(tmp_path / "hf", SMALL)
+    assert main(["export", str(tmp_path / "hf"), str(tmp_path / "tk")]) == 0
+    (tmp_path / "tk" / "README.md").write_text("# A model card")
+    (tmp_path / "tk" / "LICENSE").unlink()
+    assert main(["verify", str(tmp_path / "tk")]) == 0
+    assert "README.md was edited after the checkpoint was sealed" in capsys.readouterr().err
+    assert main(["reshard", str(tmp_path / "tk"), str(tmp_path / "new"), "--tp", "2"]) == 0
+    assert (tmp_path / "new" / "README.md").read_text() == "# A model card"
+    assert not (tmp_path / "new" / "LICENSE").exists()
+    assert Checkpoint.open(tmp_path / "new").verify().notes == ()
+    for name in ("modeling_own.py", "additional_chat_templates/tool_use.jinja"):
+        (tmp_path / "new" / name).unlink()
+        with pytest.raises(CheckpointError, match=f"{name} is missing") as error:
+            Checkpoint.open(tmp_path / "new")
+        assert not isinstance(error.value, DamagedCheckpoint)
+
+
 CODE = {
     "configuration_own.py": (
         "from transformers import LlamaConfig\n\n\nclass OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
@@ -197,7 +220,7 @@ def test_every_dtype_in_a_config_changes_with_the_weights(llama_step: Path, tmp_
     part = {"dtype": "bfloat16", "torch_dtype": "bfloat16", "hidden_size": 3}
     more = {
         "torch_dtype": "bfloat16", "text_config": part, "vision_config": {"inner_config": part, "torch_dtype": None},
-        "quantization_config": {"dtype": "int8"}, "note": {"dtype": "mine"},
+        "quantization_config": {"dtype": "int8"}, "note": {"dtype": "mine"}, "model_type": "not-ours",
     }  # fmt: skip
     path.write_text(json.dumps(config | more))
     assert main(["reshard", str(tmp_path / "hf"), str(tmp_path / "wide"), "--tp", "1", "--dtype", "fp32"]) == 0
