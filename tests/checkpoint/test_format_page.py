@@ -75,6 +75,26 @@ HELD = {
         "hugging_face_values:a_change_of_dtype_leaves_integers_alone",
         "hugging_face_values:quantized_values_are_not_cast_without_their_scales",
     ],
+    "The file is read as `transformers`": [
+        "model/architectures:logits_equal_transformers_and_survive_the_way_there_and_back"
+    ],
+    "Each architecture lists every key": [
+        "model/config_keys:every_key_of_the_class_of_transformers_is_in_one_list",
+        "model/config_keys:a_file_that_transformers_saves_has_no_unknown_key",
+    ],
+    "A key that makes the model": ["model/config_keys:a_missing_key_has_the_default_of_the_class_of_transformers"],
+    "`null` is refused": ["model/config_keys:null_is_read_only_where_it_has_a_meaning"],
+    "`rope_scaling` counts before": [
+        "model/rope_keys:theta_is_that_of_the_object_that_counts",
+        "model/rope_keys:a_theta_that_an_edit_loses_is_said",
+    ],
+    "A top-level `original_max": ["model/rope_keys:scaling_is_that_of_the_object_that_counts"],
+    "Parameters per layer type": ["model/rope_keys:an_embedding_that_tk_lacks_is_refused_by_key"],
+    "`layer_types` gives": ["model/window_keys:layers_have_the_window_of_their_type"],
+    "Two spellings of one key": ["model/config_keys:spellings_of_one_key_must_agree"],
+    "A key of a feature that tk lacks": ["model/config:a_config_that_tk_cannot_run_is_refused"],
+    "`quantization_config` is refused": ["model/config_keys:quantized_weights_are_refused_before_anything_else"],
+    "Keys that change nothing": ["model/config_keys:a_key_of_no_list_is_named_unless_it_says_nothing"],
     "Each is valid on its own": ["hugging_face:the_safetensors_library_reads_every_file"],
     "Its header is padded": [BY_HAND, "hugging_face:the_safetensors_library_reads_every_file"],
     "An entry that is a whole tensor": [BY_HAND],
