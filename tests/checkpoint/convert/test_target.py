@@ -163,13 +163,6 @@ MOUNTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def private_mounts() -> None:
-    tried = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"this user may not mount: {tried.stderr.decode().strip()}")
-
-
 @pytest.mark.usefixtures("private_mounts")
 @pytest.mark.parametrize("name", MOUNTS)
 def test_mount_points_are_refused(place: Path, name: str) -> None:
