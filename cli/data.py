@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
-from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
-from .common import PATH, PATH_TEXT
+from ..core.progress import format_bytes, format_seconds, progress_bar
+from .common import PATH, PATH_TEXT, print_json
+from .corpus_report import echo_left_out, ignore_option, left_out_document
 
 
 @click.group(epilog="Example: tk data prepare books/ more.jsonl --tokenizer tokenizer --out tokens")
@@ -20,14 +21,19 @@ def data() -> None:
     "--tokenizer", "tokenizer_folder", required=True, metavar="T", type=PATH, help="Folder with tokenizer.json."
 )
 @click.option("--out", required=True, metavar="DIR", type=PATH, help="Token folder to make.")
+@ignore_option
 @click.option("--force", is_flag=True, help="Replace DIR if it is a token folder.")
-def prepare(inputs: tuple[str, ...], tokenizer_folder: Path, out: Path, force: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def prepare(
+    inputs: tuple[str, ...], tokenizer_folder: Path, out: Path, ignored: tuple[str, ...], force: bool, as_json: bool
+) -> None:
     """Tokenize INPUTs into one token folder for `tk train`.
 
-    An INPUT is a text file (one document), a .jsonl file (one document per line), a folder of text and .jsonl files,
-    or the word stdlib for the sources of Python's standard library. A line is {"text": ...}, or for fine-tuning
-    {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}. Training on the latter two
-    learns only the response and the assistant's turns; the tokenizer's chat template renders messages.
+    An INPUT is a text file (one document), a file of rows (.jsonl, .ndjson, .json, .parquet, .csv or .tsv; one document
+    per row), a folder of them, or the word stdlib for the sources of Python's standard library. A row has a "text", or
+    for fine-tuning a "prompt" and a "response" (or "completion"), "messages", or the fields of Alpaca or ShareGPT.
+    Training on the latter learns only the response and the assistant's turns; the tokenizer's chat template renders
+    messages. A field that tk would have to lose is an error that names it.
 
     \b
     Example:
@@ -43,20 +49,22 @@ def prepare(inputs: tuple[str, ...], tokenizer_folder: Path, out: Path, force: b
     replaceable = FILES if force else frozenset()
     refuse_existing(out, replaceable)
     tokenizer = Tokenizer.from_folder(tokenizer_folder)
-    corpus = find_corpus(inputs)
+    corpus = find_corpus(inputs, ignored)
     start = time.monotonic()
     with progress_bar("tokenizing", corpus.num_bytes, show=format_bytes) as bar:
-        tokens = prepare_tokens(corpus.documents(bar.advance), tokenizer, out, replaceable)
-    if corpus.skipped:
-        click.echo(
-            f"skipped {format_count(len(corpus.skipped), 'file')} without UTF-8 text, the first: {corpus.skipped[0]}",
-            err=True,
-        )
+        tokens = prepare_tokens(corpus.documents(bar.advance), tokenizer, out, replaceable, corpus.leave_out)
+    seconds = time.monotonic() - start
     meta = tokens.meta
+    num_learned = int(tokens.learned(0, meta.num_tokens).sum())
+    if as_json:
+        sizes = {"documents": meta.num_documents, "tokens": meta.num_tokens, "learned_tokens": num_learned}
+        rest = {"bytes": corpus.num_bytes, "seconds": seconds, **left_out_document(corpus)}
+        print_json({"out": str(out), **sizes, **rest})
+        return
+    echo_left_out(corpus)
     if tokens.masked:
-        num_learned = int(tokens.learned(0, meta.num_tokens).sum())
         click.echo(f"learned: {num_learned:,} of {meta.num_tokens:,} tokens", err=True)
     click.echo(
         f"{out}: {meta.num_tokens:,} tokens of {meta.num_documents:,} documents ({format_bytes(corpus.num_bytes)}) "
-        f"in {format_seconds(time.monotonic() - start)}"
+        f"in {format_seconds(seconds)}"
     )

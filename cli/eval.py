@@ -27,7 +27,7 @@ MAX_RUNNING: Final = 16  # windows at a time: they fill steps, and their cache s
     metavar="FILE",
     required=True,
     type=PATH,
-    help='Text to measure: a text file, a .jsonl file with a "text" in each line, or a folder of `tk data prepare`.',
+    help='Text to measure: a text file, a file of rows with a "text" each, or a folder of `tk data prepare`.',
 )
 @click.option(
     "--context",

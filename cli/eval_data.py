@@ -1,4 +1,4 @@
-"""The texts that `tk eval` measures: a text file, JSON lines, or a token folder."""
+"""The texts that `tk eval` measures: a file of text or of rows, or a token folder."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +16,8 @@ def read_texts(data: Path, tokenizer: Tokenizer | None, limit: int | None) -> li
     """Reads texts and tokenizes them, if they are not tokens already.
 
     Args:
-        data: a UTF-8 text file, which is one text; a .jsonl file with a "text" in each line; or a token folder, whose
-            mask says which tokens count.
+        data: a UTF-8 text file, which is one text; a file of rows with a "text" each, of any kind that
+            `tk data prepare` reads; or a token folder, whose mask says which tokens count.
         tokenizer: the tokenizer of the model; None if the checkpoint has none.
         limit: the number of tokens after which the data is cut; None = all.
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
-from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
+from ..core.progress import format_bytes, format_seconds, progress_bar
 from .common import PATH, PATH_TEXT
+from .corpus_report import echo_left_out, ignore_option
 from .signals import exit_on_signals
 
 
@@ -19,13 +20,13 @@ def tokenizer() -> None:
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...", type=PATH_TEXT)
 @click.option("--vocab-size", required=True, type=int, metavar="N", help="Number of tokens, 257 to 1048576.")
 @click.option("--out", required=True, metavar="DIR", type=PATH, help="Tokenizer folder to make.")
+@ignore_option
 @click.option("--force", is_flag=True, help="Replace DIR if it is a tokenizer folder.")
-def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> None:
+def train(inputs: tuple[str, ...], vocab_size: int, out: Path, ignored: tuple[str, ...], force: bool) -> None:
     """Train a byte-level BPE tokenizer on INPUTs.
 
-    An INPUT is a text file, a .jsonl file (one document per line, {"text": ...}), a folder of text and .jsonl files,
-    or the word stdlib for the sources of Python's standard library. DIR gets tokenizer.json and tokenizer_config.json,
-    which transformers reads too.
+    An INPUT is a text file, a file of rows, a folder of them, or the word stdlib, as for `tk data prepare`. DIR gets
+    tokenizer.json and tokenizer_config.json, which transformers reads too.
 
     \b
     Example:
@@ -38,17 +39,13 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, force: bool) -> N
 
     replaceable = frozenset(SIDE_FILES if force else ())
     refuse_existing(out, replaceable)
-    corpus = find_corpus(inputs)
+    corpus = find_corpus(inputs, ignored)
     start = time.monotonic()
     with progress_bar("training the tokenizer", corpus.num_bytes, show=format_bytes) as bar:
         learned = learn_byte_level_bpe(corpus.texts(bar.advance), vocab_size)
     with exit_on_signals():  # only here: training runs in native code, where Python cannot handle a signal
         trained = write_byte_level_bpe(learned, out, replaceable)
-    if corpus.skipped:
-        click.echo(
-            f"skipped {format_count(len(corpus.skipped), 'file')} without UTF-8 text, the first: {corpus.skipped[0]}",
-            err=True,
-        )
+    echo_left_out(corpus)
     click.echo(f"{out}: {trained.vocab_size:,} tokens, in {format_seconds(time.monotonic() - start)}")
     if trained.vocab_size < vocab_size:
         click.echo(

@@ -1,16 +1,11 @@
-"""Lines of JSON and their loss masks: a text, a prompt with its response, or a conversation.
+"""Fine-tuning examples and their loss masks: a prompt with its response, or a conversation."""
 
-{"text": "..."}                                                  every token is learned
-{"prompt": "...", "response": "..."}                             the response and the end of text are learned
-{"messages": [{"role": "user", "content": "..."}, ...]}          the assistant's turns are learned, their ends included
-"""
-
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import ConfigError
+from ..text.chat_context import NO_CONTEXT, Context
 from ..text.tokenizer import Tokenizer
 
 
@@ -33,11 +28,15 @@ class Chat:
 
     Attributes:
         messages: the messages as the chat template takes them, each with at least a `role`.
-        where: the file and line that the conversation was read from, for errors.
+        where: the file and row that the conversation was read from, for errors.
+        context: tools, documents and variables for the chat template.
+        unlearned: the indexes of the assistant's messages that are read and not learned.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     where: str
+    context: Context = NO_CONTEXT
+    unlearned: frozenset[int] = frozenset()
 
     @property
     def text(self) -> str:
@@ -45,49 +44,19 @@ class Chat:
         contents = (message.get("content") for message in self.messages)
         return "\n".join(content for content in contents if isinstance(content, str))
 
+    def why_unlearned(self) -> str:
+        """Returns the reason why nothing of a conversation is learned, of which no token is."""
+        said = [number for number, message in enumerate(self.messages) if message["role"] == "assistant"]
+        if not said:
+            roles = ", ".join(dict.fromkeys(message["role"] for message in self.messages))
+            return f'no message has the role "assistant" (roles: {roles})'
+        if self.unlearned.issuperset(said):
+            return "every message of the assistant has the weight 0"
+        return "the chat template renders or marks nothing for the assistant's messages"
+
 
 Example = PromptResponse | Chat
 Document = str | Example
-
-
-def parse_line(line: bytes, where: str) -> Document:
-    """Parses one line of JSON.
-
-    Args:
-        line: the line.
-        where: the file and line number, with which errors begin.
-
-    Raises:
-        ConfigError: the line is no JSON, or holds no text, prompt and response, or conversation.
-    """
-    try:
-        data = json.loads(line)
-        json.dumps(data, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{where}: the line has text that is not valid Unicode: {error}.") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: the line is not valid JSON: {error}.") from error
-    if isinstance(data, dict):
-        prompt, response, text = data.get("prompt"), data.get("response"), data.get("text")
-        if isinstance(prompt, str) and isinstance(response, str):
-            return PromptResponse(prompt, response)
-        if "messages" in data:
-            return Chat(_messages(data["messages"], where), where)
-        if isinstance(text, str):
-            return text
-    raise ConfigError(
-        f'{where}: each line must be an object with a string "text", as in {{"text": "Once ..."}}, with strings '
-        '"prompt" and "response", or with "messages".'
-    )
-
-
-def _messages(found: object, where: str) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(found, list) or not found:
-        raise ConfigError(f'{where}: "messages" must be a list of at least one message.')
-    for number, message in enumerate(found, start=1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ConfigError(f'{where}: message {number} must be an object with a string "role".')
-    return tuple(found)
 
 
 class ExampleEncoder:
@@ -124,7 +93,7 @@ class ExampleEncoder:
 
     def _chat(self, example: Chat) -> tuple[list[int], list[bool]]:
         try:
-            rendered = self._tokenizer.chat_template.render(example.messages)
+            rendered = self._tokenizer.chat_template.render(example.messages, example.context, example.unlearned)
         except ConfigError as error:
             raise ConfigError(f"{example.where}: {error}.") from error
         return self._tokenizer.encode_spans(rendered.text, rendered.spans)

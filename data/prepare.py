@@ -1,14 +1,14 @@
 """The preparation of a token folder from documents and a tokenizer, in constant memory and on all cores."""
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..core.errors import ConfigError
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_files import SIDE_FILES
-from .examples import Document, Example, ExampleEncoder
+from .examples import Chat, Document, Example, ExampleEncoder
 from .publish import new_folder
 from .token_file import TokenFile, TokenFileWriter
 
@@ -31,7 +31,11 @@ class TextPiece(NamedTuple):
 
 
 def prepare_tokens(
-    documents: Iterable[Document], tokenizer: Tokenizer, out: Path, replaceable: Collection[str] = ()
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    out: Path,
+    replaceable: Collection[str] = (),
+    leave_out: Callable[[Chat], None] = lambda chat: None,
 ) -> TokenFile:
     """Tokenizes documents into the new token folder `out`, with a copy of the tokenizer's files.
 
@@ -43,6 +47,7 @@ def prepare_tokens(
         tokenizer: the tokenizer, with the folder that it was read from.
         out: the folder to make.
         replaceable: the names that an existing folder `out` may hold and still be replaced.
+        leave_out: a function that is called with each conversation that is left out because no token of it is learned.
 
     Raises:
         ConfigError: the documents have no text, `out` exists, the tokenizer names no end-of-text token, or its chat
@@ -62,8 +67,12 @@ def prepare_tokens(
             for batch in _batches(documents):
                 if isinstance(batch, list):
                     _append_texts(writer, tokenizer, start, batch)
+                    continue
+                ids, learned = encoder.encode(batch)
+                if isinstance(batch, Chat) and not any(learned[1:]):  # the first token is never a target
+                    leave_out(batch)
                 else:
-                    writer.add_example(*encoder.encode(batch))
+                    writer.add_example(ids, learned)
             writer.finish()
         for name in SIDE_FILES:
             if (tokenizer.folder / name).is_file():

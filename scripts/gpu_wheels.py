@@ -15,7 +15,7 @@ PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64")
 # Packages that a machine for models has (torch built for its driver, large wheels), or that only developers use.
 LEFT_OUT = frozenset(
     {"torch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "numpy", "transformers"}
-    | {"setuptools", "ruff", "mypy", "mypy_extensions", "ast_serialize", "librt", "pathspec"}
+    | {"setuptools", "ruff", "mypy", "mypy_extensions", "ast_serialize", "librt", "pathspec", "pyarrow"}
 )
 
 

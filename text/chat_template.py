@@ -7,8 +7,8 @@ Templates run in a sandbox with the same features as in `transformers`: trimmed 
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NoReturn, Self
@@ -20,11 +20,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..core.errors import CheckpointError, ConfigError
-from .tokenizer_files import CONFIG_FILE, TEMPLATE_FILE, read_json
+from .chat_context import MARK, NO_CONTEXT, Context
+from .template_files import TemplateSources, read_template_sources
+from .tokenizer_files import CONFIG_FILE, read_json
 
 Message = Mapping[str, Any]
-_MARK: Final = "tk_generation"  # the function that a template's generation blocks call
 _HAS_MARKS: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+# The names of a message's reasoning, any of which a template may read, as `transformers` gives them.
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -42,14 +45,14 @@ class Rendered:
 
 
 class _GenerationBlocks(Extension):
-    """Compiles `{% generation %} ... {% endgeneration %}` into a call of `_MARK`, which each rendering defines."""
+    """Compiles `{% generation %} ... {% endgeneration %}` into a call of `MARK`, which each rendering defines."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = nodes.Call(nodes.Name(_MARK, "load"), [], [], None, None)
+        call = nodes.Call(nodes.Name(MARK, "load"), [], [], None, None)
         return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
 
@@ -60,53 +63,64 @@ class ChatTemplate:
         source: the template, in Jinja.
         variables: the special tokens by the name that the template may use, `bos_token` for example.
         ends: the special tokens; white space that follows one of them is not part of the assistant's turn.
+        tool_use: the template of conversations with tools; "" takes `source`.
 
     Raises:
         CheckpointError: `source` is not valid Jinja.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, str], ends: Sequence[str] = ()) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form))
+    def __init__(self, source: str, variables: Mapping[str, str], ends: Sequence[str] = (), tool_use: str = "") -> None:
+        environment = _environment()
+        self._sources = TemplateSources(source, tool_use or source)
         try:
             self._template = environment.from_string(source)
+            self._tool_template = environment.from_string(tool_use) if tool_use else self._template
         except jinja2.TemplateError as error:
             raise CheckpointError(f"The chat template is not valid Jinja: {error}.") from error
         self._variables = dict(variables)
         self._ends = tuple(ends)
-        self._marked = _HAS_MARKS.search(source) is not None
 
     @classmethod
     def from_folder(cls, folder: Path, ends: Sequence[str] = ()) -> Self:
-        """Reads chat_template.jinja, or if it does not exist, `chat_template` of tokenizer_config.json.
+        """Reads the template of a tokenizer's folder; see `read_template_sources`.
 
         Args:
             folder: the tokenizer's folder.
             ends: the special tokens; see `ChatTemplate`.
 
         Raises:
-            CheckpointError: neither exists, or the template is not valid Jinja.
+            CheckpointError: the folder has none, or the template is not valid Jinja.
         """
         config = read_json(folder / CONFIG_FILE)
-        source = _source(folder, config)
+        sources = read_template_sources(folder, config)
         found = {name: config.get(name) for name in _SPECIAL}
         variables = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
-        return cls(source, {name: token for name, token in variables.items() if isinstance(token, str)}, ends)
+        strings = {name: token for name, token in variables.items() if isinstance(token, str)}
+        return cls(sources.default, strings, ends, sources.tool_use)
 
-    def render(self, messages: Sequence[Message]) -> Rendered:
+    def render(
+        self, messages: Sequence[Message], context: Context = NO_CONTEXT, unlearned: Collection[int] = ()
+    ) -> Rendered:
         """Renders a whole conversation and finds the assistant's turns in it.
 
         If the template does not mark the turns with `{% generation %}`, a turn is the text that its message adds to
         the prompt for it, without white space after a special token.
 
+        Args:
+            messages: the messages.
+            context: what the conversation has beside them.
+            unlearned: the indexes of the assistant's messages whose turns are left out of the spans.
+
         Raises:
-            ConfigError: the template refuses the messages, or renders a turn differently once other messages follow.
+            ConfigError: the template refuses the messages, renders a turn differently once other messages follow, has
+                no place for a part of the conversation, or does not show which turn is that of an unlearned message.
         """
-        text, marks = self._run(messages, False)
-        spans = marks if self._marked else self._turns(messages, text)
+        text, marks = self._run(messages, False, context)
+        self._check_used(messages, context, text)
+        if _HAS_MARKS.search(self._source(context)):
+            spans = _without(marks, messages, unlearned, text) if unlearned else marks
+        else:
+            spans = self._turns(messages, context, unlearned, text)
         return Rendered(text, tuple(spans))
 
     def prompt(self, messages: Sequence[Message], most_characters: int | None = None) -> str:
@@ -115,15 +129,30 @@ class ChatTemplate:
         Raises:
             ConfigError: the template refuses the messages, or makes more characters of them than it may.
         """
-        return self._run(messages, True, most_characters)[0]
+        return self._run(messages, True, NO_CONTEXT, most_characters)[0]
 
-    def _turns(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
+    def _source(self, context: Context) -> str:
+        return self._sources.default if context.tools is None else self._sources.tool_use
+
+    def _check_used(self, messages: Sequence[Message], context: Context, text: str) -> None:
+        """Raises ConfigError if the template ignores tools, documents, variables, calls of tools or reasoning."""
+        for names, bare_messages, bare_context in _without_each(messages, context):
+            named = any(re.search(rf"\b{re.escape(name)}\b", self._source(context)) for name in names)
+            if not named and self._run(bare_messages, False, bare_context)[0] == text:
+                raise ConfigError(
+                    f'the chat template has no place for "{names[0]}", so it would be lost; use a template that has, '
+                    f"or leave the field out, as by --ignore {names[0]}"
+                )
+
+    def _turns(
+        self, messages: Sequence[Message], context: Context, unlearned: Collection[int], text: str
+    ) -> list[tuple[int, int]]:
         spans = []
         for number, message in enumerate(messages):
-            if message.get("role") != "assistant":
+            if message.get("role") != "assistant" or number in unlearned:
                 continue
-            prompt, _ = self._run(messages[:number], True)
-            so_far, _ = self._run(messages[: number + 1], False)
+            prompt, _ = self._run(messages[:number], True, context)
+            so_far, _ = self._run(messages[: number + 1], False, context)
             if not (so_far.startswith(prompt) and text.startswith(so_far)):
                 raise ConfigError(
                     f"the chat template renders message {number + 1} differently once other messages follow, so the "
@@ -135,7 +164,11 @@ class ChatTemplate:
         return spans
 
     def _run(
-        self, messages: Sequence[Message], add_generation_prompt: bool, most_characters: int | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        context: Context = NO_CONTEXT,
+        most_characters: int | None = None,
     ) -> tuple[str, list[tuple[int, int]]]:
         written: list[str] = []
         left = sys.maxsize if most_characters is None else most_characters
@@ -147,16 +180,16 @@ class ChatTemplate:
             spans.append((start, start + len(said)))
             return said
 
-        given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        variables = {
+            **self._variables,
+            **context.given(),
+            "messages": [_given(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            MARK: mark,
+        }
+        template = self._template if context.tools is None else self._tool_template
         try:
-            for piece in self._template.generate(
-                **self._variables,
-                messages=given,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{_MARK: mark},
-            ):
+            for piece in template.generate(variables):
                 written.append(piece)
                 left -= len(piece)
                 if left < 0:
@@ -168,23 +201,53 @@ class ChatTemplate:
         return "".join(written), spans
 
 
-def _source(folder: Path, config: Mapping[str, Any]) -> str:
-    path = folder / TEMPLATE_FILE
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"Cannot read {path}: {error}.") from error
-    found = config.get("chat_template")
-    if isinstance(found, list):  # several by name
-        named = [entry for entry in found if isinstance(entry, dict) and entry.get("name") == "default"]
-        found = named[-1].get("template") if named else None
-    if not isinstance(found, str):
-        raise CheckpointError(
-            f"{folder} has no chat template, neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}: add one, "
-            "which conversations need."
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form))
+    return environment
+
+
+def _given(message: Message) -> dict[str, Any]:
+    """Returns a message as `transformers` gives it to a template: without nulls, its reasoning by each name for it."""
+    given = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((given[name] for name in _REASONING if name in given), None)
+    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
+
+
+def _without_each(
+    messages: Sequence[Message], context: Context
+) -> Iterator[tuple[tuple[str, ...], Sequence[Message], Context]]:
+    """Yields each part of a conversation that a template may ignore, by its names, and the conversation without it."""
+    if context.tools:
+        yield ("tools",), messages, replace(context, tools=[])
+    if context.documents:
+        yield ("documents",), messages, replace(context, documents=None)
+    for name in context.variables:
+        rest = {key: value for key, value in context.variables.items() if key != name}
+        yield (name,), messages, replace(context, variables=rest)
+    for names in (("tool_calls",), _REASONING):
+        if any(message.get(name) for message in messages for name in names):
+            bare = [{key: value for key, value in message.items() if key not in names} for message in messages]
+            yield names, bare, context
+
+
+def _without(
+    marks: list[tuple[int, int]], messages: Sequence[Message], unlearned: Collection[int], text: str
+) -> list[tuple[int, int]]:
+    """Returns the marked spans without those of unlearned messages, if there is one span for each message."""
+    said = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+    contents = [str(messages[number].get("content") or "").strip() for number in said]
+    if len(said) != len(marks) or not all(
+        content in text[start:stop] for content, (start, stop) in zip(contents, marks, strict=True)
+    ):
+        raise ConfigError(
+            "the chat template does not mark the assistant's messages one by one, so the turn of a message of weight 0 "
+            "cannot be found in the text"
         )
-    return found
+    return [mark for number, mark in zip(said, marks, strict=True) if number not in unlearned]
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, **more: Any) -> str:

@@ -19,7 +19,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from tk.checkpoint.read.reader import Checkpoint
 from tk.cli.main import main
 from tk.data import stdlib
-from tk.data.sources import Corpus, stdlib_corpus
+from tk.data.corpus import Corpus
+from tk.data.sources import stdlib_corpus
 from tk.infer import LLM, Client, SamplingParams
 from tk.tests.cli.process_tree import PeakMemory
 from tk.tests.infer.server.serving import Serving

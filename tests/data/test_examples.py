@@ -179,8 +179,8 @@ def test_lines_of_all_kinds_become_tokens_and_a_mask(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ({"prompt": "a"}, '"prompt" and "response"'),
-        ({"prompt": 1, "response": "b"}, '"prompt" and "response"'),
+        ({"prompt": "a"}, '"response" must be a string, but it is missing'),
+        ({"prompt": 1, "response": "b"}, '"prompt" must be a string, but it is int'),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"content": "x"}]}, 'message 1 must be an object with a string "role"'),
         ({"messages": "x"}, "must be a list"),

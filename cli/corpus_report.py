@@ -1,0 +1,47 @@
+"""What became of the inputs of `tk data prepare` and `tk tokenizer train`: what was left out, and why."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..core.progress import format_count
+
+if TYPE_CHECKING:
+    from ..data.corpus import Corpus
+
+ignore_option = click.option(
+    "--ignore",
+    "ignored",
+    multiple=True,
+    metavar="FIELD",
+    help="Leave a field of rows and messages out, as if it were absent; repeat it for several.",
+)
+
+
+def echo_left_out(corpus: "Corpus") -> None:
+    """Prints a line on stderr for each reason for which something of the inputs was left out."""
+    counts, skipped = corpus.counts, corpus.skipped
+    if skipped:
+        files = format_count(len(skipped), "file")
+        click.echo(f"skipped {files} without text or rows, the first: {skipped[0].reason}", err=True)
+    if counts.empty:
+        click.echo(f"left out {format_count(counts.empty, 'empty row')} of {counts.rows:,}", err=True)
+    if counts.unlearned:
+        rows = format_count(counts.unlearned, "row")
+        click.echo(f"left out {rows} of {counts.rows:,} with no token to learn, the first: {counts.why}", err=True)
+    if corpus.reader.without_effect:
+        names = (f"{name} (in {format_count(rows, 'row')})" for name, rows in corpus.reader.without_effect.items())
+        click.echo(f"fields without effect: {', '.join(names)}", err=True)
+
+
+def left_out_document(corpus: "Corpus") -> dict[str, Any]:
+    """Returns the same as plain data, for JSON."""
+    counts = corpus.counts
+    return {
+        "rows": counts.rows,
+        "empty_rows": counts.empty,
+        "unlearned_rows": counts.unlearned,
+        "first_unlearned": counts.why or None,
+        "fields_without_effect": dict(corpus.reader.without_effect),
+        "skipped_files": [{"path": str(each.path), "reason": each.reason} for each in corpus.skipped],
+    }
