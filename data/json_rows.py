@@ -121,7 +121,7 @@ class _Text:
                 cut = error.pos >= len(self._text) - _LONGEST_WORD or error.msg.startswith("Unterminated string")
                 if cut and self._read():
                     continue
-                raise _not_json(where, error) from error
+                raise _not_json(where, error, self._at) from error
             except (ValueError, RecursionError) as error:
                 raise _not_json(where, error) from error
             self._at = end
@@ -160,7 +160,11 @@ def _check_unicode(value: Any, source: str) -> None:
         json.dumps(value, ensure_ascii=False).encode()
 
 
-def _not_json(where: str, error: Exception) -> ConfigError:
+def _not_json(where: str, error: Exception, start: int = 0) -> ConfigError:
+    """Returns the error of a row that begins at the character `start`."""
+    if isinstance(error, json.JSONDecodeError):
+        place = f"at character {error.pos - start + 1} of the row"
+        return ConfigError(f"{where}: the row is not valid JSON: {error.msg} {place}.")
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(f"{where}: the row has text that is not valid Unicode: {error}.")
     return ConfigError(f"{where}: the row is not valid JSON: {error}.")

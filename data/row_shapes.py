@@ -87,11 +87,12 @@ class _Shape:
 
 
 def holds_rows(text: str) -> bool:
-    """Returns whether a text is an object of JSON with a field that marks a row."""
+    """Returns whether a text is an object of JSON with a field that marks a row, or an array that begins with one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return False
+    value = value[0] if isinstance(value, list) and value else value
     return isinstance(value, dict) and bool(_shapes(value))
 
 
