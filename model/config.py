@@ -15,7 +15,7 @@ from ..core.config import parse
 from ..core.errors import ConfigError, ManifestError
 from .config_keys import model_values, refuse_unsupported
 from .registry import architectures
-from .rope_keys import read_rope
+from .rope_keys import read_rope, refuse_rope
 from .shape import ModelKeys, ModelShape
 from .spec import Architecture
 from .window_keys import read_windows
@@ -129,6 +129,8 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
     if "rope_theta" in architecture.options:
         scaled, default = "rope_scaling" in architecture.options, architecture.defaults["rope_theta"]
         values |= read_rope(data, default, values["max_position_embeddings"], scaled=scaled)
+    else:
+        refuse_rope(data)
     values |= read_windows(values, data.get("layer_types"), per_layer="layer_types" in architecture.options)
     values = architecture.read(values)
     own = _SHARED | architecture.options

@@ -24,15 +24,15 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": None, "max_position_embeddings": 131072,
-        "initializer_range": 0.02, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "bos_token_id": 1,
-        "eos_token_id": 2, "rope_theta": 10000.0,
+        "initializer_range": 0.02, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "bos_token_id": None,
+        "eos_token_id": None, "rope_theta": 10000.0,
     }
 )  # fmt: skip
 QWEN_DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         **DEFAULTS,
         "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768,
-        "bos_token_id": None, "eos_token_id": None, "use_sliding_window": False, "sliding_window": 4096,
+        "use_sliding_window": False, "sliding_window": 4096,
         "max_window_layers": 28, "layer_types": None,
     }
 )  # fmt: skip

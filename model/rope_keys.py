@@ -48,6 +48,20 @@ def read_rope(data: Mapping[str, Any], theta: float, max_positions: object, *, s
     }
 
 
+def refuse_rope(data: Mapping[str, Any]) -> None:
+    """Checks that a config.json of an architecture with learned positions asks for no rotary embedding.
+
+    Raises:
+        ValueError: it does.
+    """
+    for key in ("rope_parameters", "rope_scaling"):
+        if data.get(key):
+            raise ValueError(
+                f"{key} = {data[key]!r} is not supported: the positions of this architecture are learned, not rotated; "
+                "it must be missing"
+            )
+
+
 def lost_theta(data: Mapping[str, Any], theta: float) -> str:
     """Returns a warning if `rope_scaling` replaces a `rope_parameters` that has another rope_theta, else ""."""
     other = data.get("rope_parameters")

@@ -109,7 +109,7 @@ class Architecture:
         decoder: a function that makes the decoder's description from a config.
         requires: keys of config.json with the only value that tk implements; a file without the key has it.
         defaults: the keys of config.json that make the model, all of them, with the values of files that lack them:
-            those of the architecture's config class in `transformers`.
+            those of the architecture's config class in `transformers`, except that ids of tokens are the tokenizer's.
         nullable: those of them that may be null.
         ignored: keys of config.json that change nothing in the model.
         keys: the names in config.json of ModelShape's fields, if they differ; the first one is written.

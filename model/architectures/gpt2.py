@@ -13,8 +13,8 @@ from ..spec import EMBEDDING, POSITIONS, Architecture, DecoderSpec, DenseSpec, L
 _VOCAB = Split(0, 1, "pad", of="vocab_size")
 _DEFAULTS = {
     "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,
-    "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": True, "bos_token_id": 50256,
-    "eos_token_id": 50256,
+    "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": True, "bos_token_id": None,
+    "eos_token_id": None,
 }  # fmt: skip
 _REQUIRES = {
     "activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,

@@ -38,6 +38,7 @@ def test_every_key_of_the_class_of_transformers_is_in_one_list(name: str) -> Non
 def test_a_missing_key_has_the_default_of_the_class_of_transformers(name: str) -> None:
     architecture, fields = architectures()[name], fields_of(name)
     own = {**architecture.defaults, **architecture.requires}
+    assert own.pop("bos_token_id") is own.pop("eos_token_id") is None, "the tokenizer's count"
     assert {key: own[key] for key in own if key in fields} == {key: fields[key] for key in own if key in fields}
     beyond = own.keys() - fields.keys()
     assert beyond <= {"head_dim", "rope_theta", "layer_types"}, "keys that the class reads without a field of their own"

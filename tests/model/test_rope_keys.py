@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tk.model.rope_keys import lost_theta, read_rope
+from tk.model.rope_keys import lost_theta, read_rope, refuse_rope
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CONTEXT = "original_max_position_embeddings"
@@ -74,6 +74,12 @@ def test_neutral_keys_and_those_without_an_object_change_nothing() -> None:
     assert read({"partial_rotary_factor": 1.0}) == plain
     with pytest.raises(ValueError, match=r"it must be 'default'$"):
         read({"rope_scaling": LLAMA3}, scaled=False)
+
+
+def test_learned_positions_are_not_rotated() -> None:
+    refuse_rope({"rope_theta": 1e4, "rope_scaling": None, "rope_parameters": {}})
+    with pytest.raises(ValueError, match=r"rope_scaling = .* the positions of this architecture are learned"):
+        refuse_rope({"rope_scaling": LLAMA3})
 
 
 def test_a_theta_that_an_edit_loses_is_said() -> None:
