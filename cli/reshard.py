@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..core.dtypes import COMPUTE_NAMES
+from ..core.file_names import some_names
 from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
 from .common import PATH, print_json
 
@@ -120,8 +121,7 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
 def name_left_behind(names: "Sequence[str]") -> None:
     """Prints a note about the names in the source's folder that a copy does not take along."""
     if names:
-        rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        click.echo(f"note: not copied: {', '.join(names[:MAX_NAMES])}{rest}", err=True)
+        click.echo(f"note: not copied: {some_names(names, MAX_NAMES)}", err=True)
 
 
 def _show_plan(summary: dict[str, Any], as_json: bool) -> None:

@@ -3,15 +3,13 @@
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from ...core.errors import CheckpointError, ConfigError
+from ...core.file_names import some_names
 from ..files import lookup
 from ..format.manifest import PARTS
 from ..read.hugging_face import TEMPLATES
 from ..read.locate import open_folder
-
-_NAMED: Final = 3  # names in a message
 
 
 class ReplaceableFolder:
@@ -39,8 +37,8 @@ class ReplaceableFolder:
         foreign = [name for name in names if name not in self._known or not stat.S_ISREG(found[name].st_mode)]
         if foreign:
             raise ConfigError(
-                f"{self._path} exists and holds more than a checkpoint, so it is not replaced: {_some(foreign)}. Name "
-                "another folder, or move those files away."
+                f"{self._path} exists and holds more than a checkpoint, so it is not replaced: {some_names(foreign)}. "
+                "Name another folder, or move those files away."
             )
         return names
 
@@ -54,12 +52,12 @@ def _checkpoint_files(folder: Path, names: Sequence[str]) -> frozenset[str]:
         known = frozenset(checkpoint.removable_files() if checkpoint else ())
     except CheckpointError as error:
         raise ConfigError(
-            f"{folder} exists, holds {_some(names)} and does not open as a checkpoint, so it is not replaced "
+            f"{folder} exists, holds {some_names(names)} and does not open as a checkpoint, so it is not replaced "
             f"({error}) Name another folder, or remove that one yourself."
         ) from error
     if checkpoint is None:
         raise ConfigError(
-            f"{folder} exists and is no checkpoint, so it is not replaced: it holds {_some(names)}; name another."
+            f"{folder} exists and is no checkpoint, so it is not replaced: it holds {some_names(names)}; name another."
         )
     return known
 
@@ -72,8 +70,3 @@ def _names(folder: Path) -> list[str]:
         inner = lookup.list_names(folder / name) if has_own else []
         found += [f"{name}/{each}" for each in inner] or [name]
     return found
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMED
-    return ", ".join(map(repr, names[:_NAMED])) + (f" and {rest} more" if rest > 0 else "")

@@ -80,8 +80,8 @@ def side_paths(folder: Path, names: Collection[str] | None = None) -> dict[str, 
 
 def _side_names(folder: Path) -> list[str]:
     names = [name for name in lookup.list_names(folder) if _is_side_file(name)]
-    templates = [name for name in lookup.list_names(folder / TEMPLATES) if name.endswith(".jinja")]
-    return names + [f"{TEMPLATES}/{name}" for name in templates if not is_hidden(name)]
+    inner = lookup.list_names(folder / TEMPLATES) if lookup.is_dir(folder / TEMPLATES) else []
+    return names + [f"{TEMPLATES}/{name}" for name in inner if name.endswith(".jinja") and not is_hidden(name)]
 
 
 def _is_side_file(name: str) -> bool:

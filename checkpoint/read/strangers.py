@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ...core.errors import CheckpointError
+from ...core.file_names import some_names
 from ..format.manifest import COMMIT, MANIFEST, PARTS, Manifest
 
 _WEIGHTS: Final = (
@@ -18,7 +19,6 @@ _WEIGHTS: Final = (
     *("adapter_config.json", "adapter_model.*", "*.distcp"),
 )
 _SEALED: Final = re.compile(r"(?:model|optim-.+)-(\d{5,})(?:-\d+)?\.safetensors")
-_NAMED: Final = 3  # names in a message
 
 
 def looks_like_weights(name: str) -> bool:
@@ -58,20 +58,16 @@ def _is_sealed(name: str, manifest: Manifest) -> bool:
 
 
 def _message(folder: Path, step: int, sealed: Sequence[str], strange: Sequence[str], changed: Sequence[str]) -> str:
-    edits = f", and changed {_some(changed)}" if changed else ""
+    ours, theirs = some_names(sealed), some_names(strange)
+    edits = f", and changed {some_names(changed)}" if changed else ""
     text = (
-        f"{folder} holds two models. The sealed checkpoint is {_some(sealed)} with {COMMIT}, {MANIFEST} and {PARTS}/ "
-        f"(step {step}). Later another program put {_some(strange)} there{edits}. To keep the sealed checkpoint, move "
-        f"{_some(strange)} out of the folder{' and restore the changed files' if changed else ''}. "
+        f"{folder} holds two models. The sealed checkpoint is {ours} with {COMMIT}, {MANIFEST} and {PARTS}/ (step "
+        f"{step}). Later another program put {theirs} there{edits}. To keep the sealed checkpoint, move {theirs} out "
+        f"of the folder{' and restore the changed files' if changed else ''}. "
     )
     if all(name.startswith("adapter_") for name in strange):
         return f"{text}To use the adapter, merge it with peft (merge_and_unload) and save_pretrained() another folder."
     return (
-        f"{text}To use the other model, move {COMMIT}, {MANIFEST}, {PARTS}/ and {_some(sealed)} away: the rest is then "
-        "read as a folder of other programs."
+        f"{text}To use the other model, move {ours}, {COMMIT}, {MANIFEST} and {PARTS}/ away: the rest is then read as "
+        "a folder of other programs."
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -140,6 +140,19 @@ def test_what_a_model_needs_is_copied_and_the_rest_named(
     assert {name: (again / name).read_text() for name in SMALL} == SMALL
 
 
+def test_odd_names_are_left_behind_on_one_line(
+    llama_step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Among them the folder of templates, if it is none; the note is one line that any terminal shows."""
+    assert main(["export", str(llama_step), str(tmp_path / "hf"), "--plain"]) == 0
+    for name in (b"new\nline", b"caf\xe9.part", b"esc\x1b[31m", b"additional_chat_templates"):
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path / "hf"), name))).touch()
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "hf"), str(tmp_path / "new")]) == 0
+    said = r"note: not copied: additional_chat_templates, 'caf\udce9.part', 'esc\x1b[31m', 'new\nline'"
+    assert said in capsys.readouterr().err.splitlines()
+
+
 def test_a_copy_without_reading_takes_side_files_along(llama_step: Path, tmp_path: Path) -> None:
     assert main(["export", str(llama_step), str(tmp_path / "hf"), "--plain"]) == 0
     fill(tmp_path / "hf", SMALL)

@@ -32,7 +32,7 @@ def test_two_models_in_one_folder_are_named_with_the_way_out(tmp_path: Path) -> 
     assert "The sealed checkpoint is model-00000.safetensors with COMMIT, manifest.json and parts/ (step 1)." in found
     assert "another program put model.safetensors there, and changed config.json." in found
     assert "move model.safetensors out of the folder and restore the changed files." in found
-    assert "move COMMIT, manifest.json, parts/ and model-00000.safetensors away" in found
+    assert "move model-00000.safetensors, COMMIT, manifest.json and parts/ away" in found
     for name in ("a.bin", "b.pt", "c.gguf", "d.h5"):
         (out / name).write_bytes(b"x")
     assert "put a.bin, b.pt, c.gguf and 2 more there" in refusal(out)
