@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Final, Self
 
 from ..core.errors import Cancelled, InvalidRequest, TkError, WorkerDied
+from ..core.home_process import HomeProcess
 from .constraints.compiler import Grammars
 from .options import EngineOptions
 from .planning.job import threads_per_rank
@@ -43,6 +44,7 @@ class Engine:
     """A served model; `Engine.start` makes it. A new one begins to load: `wait_ready` must follow.
 
     Attributes:
+        home: the process that made it. In others, as after a fork, `close` does nothing, and requests are refused.
         options: the options of `Engine.start`.
         info: the description of the model.
         tokenizer: the checkpoint's tokenizer; None if the checkpoint has no tokenizer.json.
@@ -53,6 +55,7 @@ class Engine:
     """
 
     def __init__(self, options: EngineOptions, source: ModelSource, processes: WorkerProcesses) -> None:
+        self.home = HomeProcess("This engine, of an LLM or a server,")
         self.options = options
         self.info: ModelInfo = source.info
         self.tokenizer = source.tokenizer
@@ -127,6 +130,7 @@ class Engine:
     @property
     def num_live(self) -> int:
         """The number of requests that are waiting or running."""
+        self.home.require()  # a fork has a copy of the lock, which a thread may have held for good
         with self._lock:
             return len(self._live)
 
@@ -149,7 +153,9 @@ class Engine:
             Overloaded: the queue is full.
             WorkerDied: a worker has died.
             Cancelled: the engine is closed.
+            ConfigError: another process made the engine.
         """
+        self.home.require()
         check_servable(request, self.info, self.tokenizer is not None)
         request = with_grammar(request, self.grammars)
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
@@ -169,6 +175,8 @@ class Engine:
 
     def abort(self, request_id: str, principal: str = "") -> bool:
         """Ends a principal's request, from any thread; its last event is Failed(Cancelled). False: it is not live."""
+        if not self.home.is_here:
+            return False
         with self._lock:
             request = self._live.get((principal, request_id))
             if request is None:
@@ -188,6 +196,8 @@ class Engine:
 
     def close(self) -> None:
         """Ends live requests with Cancelled, and the workers, from any thread; a second call does nothing."""
+        if not self.home.is_here:
+            return
         with self._lock:
             self._closing = True
         self._workers.wake(closing=True)
@@ -196,6 +206,7 @@ class Engine:
 
     def kill(self) -> None:
         """Ends the workers at once, from any thread, whatever they compute: live requests fail with WorkerDied."""
+        self.home.require()
         self._workers.kill()
 
     def _run(self) -> None:

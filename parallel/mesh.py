@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch.distributed as dist
 
 from ..core.errors import ParallelError
+from ..core.home_process import HomeProcess
 from ..core.layout import Coordinates, Layout
 from .link_factory import LinkFactory
 from .local_link import Link
@@ -28,15 +29,27 @@ class Group:
         link: sockets that carry small messages between CPU ranks of one host faster than gloo.
     """
 
-    __slots__ = ("_process_group", "link", "rank", "size")
+    __slots__ = ("_home", "_link", "_process_group", "rank", "size")
 
     def __init__(
         self, process_group: dist.ProcessGroup | None = None, rank: int = 0, size: int = 1, link: Link | None = None
     ) -> None:
+        self._home = HomeProcess("This process group")
         self._process_group = None if process_group is None else weakref.ref(process_group)
         self.rank = rank
         self.size = size
-        self.link = link
+        self._link = link
+
+    @property
+    def link(self) -> Link | None:
+        """The sockets to the other ranks, if they are CPUs of one host.
+
+        Raises:
+            ConfigError: another process made the group.
+        """
+        if self._link is not None:
+            self._home.require()
+        return self._link
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -44,9 +57,11 @@ class Group:
 
         Raises:
             ParallelError: the process group was destroyed.
+            ConfigError: another process made it: messages of a fork would mix with those of the rank.
         """
         if self._process_group is None:
             return None
+        self._home.require()
         process_group = self._process_group()
         if process_group is None:
             raise ParallelError(

@@ -7,6 +7,7 @@ import select
 import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from ...core.casts import Array
@@ -99,6 +100,8 @@ class BackgroundSaver:
         if self._in_flight is not None:
             self._process.kill()
         self._answers.close()
+        with suppress(OSError):  # the writer has ended
+            self._socket.shutdown(socket.SHUT_RDWR)  # also if a fork of this process holds the socket too
         self._socket.close()
         try:
             self._process.wait(EXIT_TIMEOUT)

@@ -100,7 +100,8 @@ class AsyncClient(ServerConnection):
 
     async def close(self) -> None:
         """Closes the connection and ends the calls in progress; a second call does nothing."""
-        await self._channel.close()
+        if self._home.is_here:
+            await self._channel.close()
 
     async def __aenter__(self) -> Self:
         return self

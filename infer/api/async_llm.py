@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from ...core.errors import Cancelled, ConfigError
+from ...core.home_process import HomeProcess
 from ..engine import Engine
 from ..options import EngineOptions, as_path
 from ..requests.completion import Completion, CompletionBuilder
@@ -42,6 +43,7 @@ class AsyncLLM:
     def __init__(
         self, path: str | Path, *, tp: int = 1, dtype: str = "auto", kv_dtype: str = "auto", **options: Any
     ) -> None:
+        self._home = HomeProcess("This AsyncLLM")
         options.setdefault("max_queued", 2**31)  # a program may ask for any number of prompts at once
         self._options = EngineOptions(as_path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options)
         self._starting: Future[Engine] | None = None
@@ -58,6 +60,7 @@ class AsyncLLM:
         """
         if self._starting is not None:
             raise ConfigError("The model is loaded already, or loading: call start() or use `async with` only once.")
+        self._home = HomeProcess("This AsyncLLM")  # a fork may load the model if the first process has not
         with _one_thread() as executor:
             self._starting = executor.submit(Engine.start, self._options)
         try:
@@ -76,10 +79,11 @@ class AsyncLLM:
         """The engine behind this object.
 
         Raises:
-            ConfigError: the model is not loaded.
+            ConfigError: the model is not loaded, or another process has loaded it.
         """
         if self._starting is None or not self._starting.done():
             raise ConfigError("The model is not loaded: use `async with AsyncLLM(...) as llm`, or await llm.start().")
+        self._home.require()
         return self._starting.result()
 
     def model_info(self) -> ModelInfo:
@@ -142,6 +146,8 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Ends live requests with Cancelled, and the workers; a second call does nothing."""
+        if not self._home.is_here:
+            return
         self._closed = True
         if self._starting is not None and self._starting.done() and self._starting.exception() is None:
             await asyncio.to_thread(self._starting.result().close)

@@ -93,13 +93,15 @@ class Client(BlockingConnection):
                     begun = True
                     if (event := event_from_wire(response)) is not None:
                         yield event
+                        self._home.require()  # a fork may go on with the iterator
                 return
             except grpc.RpcError as error:
                 if begun:
                     raise self._error(error) from None
                 time.sleep(self._pause(error, attempts))
             finally:
-                call.cancel()
+                if self._home.is_here:
+                    call.cancel()
 
     def _all(self, method: Any, requests: Sequence[Any], convert: Callable[[Any], T]) -> list[T]:
         """Returns the converted answers to several calls, in order; if one fails, the others end."""

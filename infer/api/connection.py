@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 import grpc
 
+from ...core.home_process import HomeProcess
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from .attempts import Attempts
 from .credentials import Credentials
@@ -36,6 +37,7 @@ class ServerConnection:
         max_attempts: int = 4,
         credentials: Credentials | None = None,
     ) -> None:
+        self._home = HomeProcess(f"This {type(self).__name__}")
         credentials = credentials or Credentials()
         self._target, self._timeout, self._max_attempts = target, timeout, max_attempts
         self._metadata = credentials.metadata
@@ -43,7 +45,12 @@ class ServerConnection:
         self._stub: Any = self._service(self._channel)
 
     def _attempts(self) -> Attempts:
-        """Returns the attempts of a call that begins now."""
+        """Returns the attempts of a call that begins now.
+
+        Raises:
+            ConfigError: another process made this object: gRPC may wait there for ever.
+        """
+        self._home.require()
         return Attempts(self._max_attempts, self._timeout)
 
     def _error(self, error: grpc.RpcError) -> Exception:
@@ -59,7 +66,8 @@ class BlockingConnection(ServerConnection):
 
     def close(self) -> None:
         """Closes the connection and ends the calls in progress; a second call does nothing."""
-        self._channel.close()
+        if self._home.is_here:
+            self._channel.close()
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
+from ...core.home_process import HomeProcess
 from ..engine import Engine
 from ..options import EngineOptions, as_path
 from ..requests.completion import Completion, CompletionBuilder
@@ -19,7 +20,8 @@ class LLM:
     """A model loaded on this machine; as a context manager it closes itself at the end.
 
     It works in scripts without a `__main__` guard, on stdin and in notebooks: the workers are new processes, which
-    neither fork this one nor import the caller's script.
+    neither fork this one nor import the caller's script. A process that is forked
+    from this one makes an LLM of its own: methods of this one are refused there, and `close` does nothing.
 
     Args:
         path: a step folder, a run folder or a Hugging Face folder.
@@ -35,16 +37,22 @@ class LLM:
     def __init__(
         self, path: str | Path, *, tp: int = 1, dtype: str = "auto", kv_dtype: str = "auto", **options: Any
     ) -> None:
+        self._home = HomeProcess("This LLM")
         options.setdefault("max_queued", 2**31)  # a script may pass any number of prompts at once
         self._engine = Engine.start(EngineOptions(as_path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options))
 
     def model_info(self) -> ModelInfo:
         """Returns the description of the loaded model."""
-        return self._engine.info
+        return self.engine.info
 
     @property
     def engine(self) -> Engine:
-        """The engine behind this object."""
+        """The engine behind this object.
+
+        Raises:
+            ConfigError: another process made this object.
+        """
+        self._home.require()
         return self._engine
 
     def generate(
@@ -64,7 +72,7 @@ class LLM:
             InvalidRequest: a prompt or a value cannot be served; all requests of the call are then ended.
             WorkerDied: a worker has died.
         """
-        given, tokenizer = as_prompts(prompts), self._engine.tokenizer
+        given, tokenizer = as_prompts(prompts), self.engine.tokenizer
         chosen = as_params(params, len(given))
         requests = [make_request(tokenizer, one, how, cache) for one, how in zip(given, chosen, strict=True)]
         return self._complete(requests)
@@ -78,7 +86,7 @@ class LLM:
             InvalidRequest: the prompt or a value cannot be served.
             WorkerDied: a worker has died.
         """
-        return self._stream(make_request(self._engine.tokenizer, as_prompt(prompt), params or SamplingParams(), cache))
+        return self._stream(make_request(self.engine.tokenizer, as_prompt(prompt), params or SamplingParams(), cache))
 
     @overload
     def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
@@ -110,7 +118,7 @@ class LLM:
         Raises:
             TkError: see `score`.
         """
-        tokenizer = self._engine.tokenizer
+        tokenizer = self.engine.tokenizer
         split = [split_tokens(tokenizer, as_prompt(prompt), as_prompt(after)) for prompt, after in pairs]
         completions = self._complete([score_request(prompt, after) for prompt, after in split])
         return [score_of(completion, len(prompt)) for completion, (prompt, _) in zip(completions, split, strict=True)]
@@ -158,5 +166,6 @@ class LLM:
                     raise event.error
                 if isinstance(event, Delta):
                     yield event
+                    self._home.require()  # a fork may go on with the iterator: nothing would come
         finally:
             self._engine.abort(request.request_id)

@@ -60,7 +60,7 @@ class ModelSource:
         Raises:
             CheckpointError, ConfigError, ParallelError: see `Engine.start`.
         """
-        checkpoint = Checkpoint.open(options.checkpoint)
+        checkpoint = Checkpoint.open(options.checkpoint.absolute())  # workers may start after a change of the folder
         if checkpoint.folder.has_checksums:
             checkpoint.side_files()  # config and tokenizer, before they are used
         config = stored_config(checkpoint)
@@ -95,7 +95,7 @@ class ModelSource:
     def job(self) -> Job:
         """Returns the job that every worker receives, as that of rank 0."""
         return Job(
-            checkpoint=str(self.checkpoint.path.absolute()),
+            checkpoint=str(self.checkpoint.path),
             kernels=self.options.kernels,
             dtype=self.memory.dtype,
             kv_dtype=self.memory.kv_dtype,

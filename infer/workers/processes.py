@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Final
 
 from ...core.process import start_module
@@ -74,6 +75,8 @@ class WorkerProcesses:
         if kill:
             self.kill()  # before their connections close, or they would report the loss on stderr
         for connection in () if failed else self._connections.result():
+            with suppress(OSError):  # the worker has ended
+                connection.shutdown(socket.SHUT_RDWR)  # also if a fork of this process holds the socket too
             connection.close()
         deadline = time.monotonic() + EXIT_TIMEOUT
         for process in self._processes:

@@ -12,6 +12,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...core.errors import ConfigError, TkError
+from ...core.home_process import HomeProcess
 from ...core.tensors import Table
 from ...parallel.mesh import Group, Mesh
 from ...parallel.torch_dtypes import torch_dtype
@@ -61,6 +62,7 @@ class TrainingEngine:
         device: torch.device,
         fill: Fill,
     ) -> None:
+        self.home = HomeProcess("This training engine")
         self.mesh = mesh
         self.table = table
         self.device = device

@@ -108,17 +108,22 @@ class ModelEngine:
     """
 
     def __init__(self, foreign: ForeignModel, engine: TrainingEngine, settings: InitializeOptions) -> None:
+        self._training = engine
         self.module = foreign.module
         self.step_count = 0
         self.last_grad_norm = 0.0
         self._foreign = foreign
-        self._engine = engine
         self._settings = settings
         self._watch = ModuleWatch(foreign.module, foreign.table, engine.buffers)
         self._buffers = PersistentBuffers(foreign.module, foreign.table, engine.mesh.world)
         self._checkpointer = Checkpointer(engine, foreign.table, engine.mesh)
         self._optimizer_step = OptimizerStep(engine, TrainSection(), before_update=self._before_update)
         self._accumulation = Accumulation(engine, settings.accumulate)
+
+    @property
+    def _engine(self) -> TrainingEngine:
+        self._training.home.require()
+        return self._training
 
     def __call__(self, batch: Any) -> Any:
         """Runs the module: keywords from a mapping, arguments from a tuple or list, else one argument.

@@ -63,15 +63,15 @@ def join_job(device: torch.device, timeout_seconds: float) -> int:
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-        atexit.register(_leave)
+        atexit.register(_leave, os.getpid())
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def _leave() -> None:
+def _leave(process_id: int) -> None:
     """Ends the process group of `join_job` while the interpreter still works.
 
     Later, a thread of the group that releases a tensor would end the process with SIGABRT. A rank that failed does not
-    wait for the group: its collectives may never end.
+    wait for the group: its collectives may never end. A fork of the process leaves the group to it.
     """
-    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+    if os.getpid() == process_id and dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()

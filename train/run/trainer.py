@@ -119,6 +119,7 @@ class Trainer:
 
     def fit(self) -> TrainState:
         """Trains to `train.steps` or to a request to stop, and saves at the end; returns the state at the end."""
+        self.engine.home.require()
         self.heartbeat.beat("loading")
         with self.checkpointer.open(self.save_options()) as run:
             self.state = start_run(self.checkpointer, run, self.config, self.inputs, self.resume, self.fork)
@@ -194,6 +195,7 @@ class Trainer:
             TkError: the loss or the gradient norm is not finite, and `train.on_nonfinite` or the number of such steps
                 in a row ends the run.
         """
+        self.engine.home.require()
         options, step = self.config, self.state.step
         self.heartbeat.beat("data", step + 1)
         lr = learning_rate(self.engine.optimizer.step_count, options.train.steps, options.optimizer)
