@@ -6,14 +6,14 @@ submitting threads.
 """
 
 import itertools
-import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final, Self
 
+from ..core.defects import known_or_defect
 from ..core.errors import Cancelled, InvalidRequest, TkError, WorkerDied
 from ..core.home_process import HomeProcess
 from .constraints.compiler import Grammars
@@ -24,12 +24,12 @@ from .planning.model_source import ModelSource
 from .requests.events import Event, ModelInfo, Request
 from .requests.servable import check_servable, with_grammar
 from .scheduling.books import EngineBooks
-from .scheduling.live_request import LiveRequest, Served
+from .scheduling.live_request import LiveRequest, Served, seed_of
 from .scheduling.scheduler import Scheduler
 from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step, take_token
 from .scheduling.steps.batch_writer import BatchWriter
 from .scheduling.waiting.limits import Limits
-from .workers.masks import Failures, receive_tokens, send_masks
+from .workers.masks import receive_tokens, send_masks
 from .workers.processes import WorkerProcesses
 from .workers.restarts import Availability, Watcher, turn_with_restarts
 from .workers.step_timing import measure_steps
@@ -44,7 +44,7 @@ class Engine:
     """A served model; `Engine.start` makes it. A new one begins to load: `wait_ready` must follow.
 
     Attributes:
-        home: the process that made it. In others, as after a fork, `close` does nothing, and requests are refused.
+        home: the process that made it; in a fork `close` does nothing, and other calls are refused.
         options: the options of `Engine.start`.
         info: the description of the model.
         tokenizer: the checkpoint's tokenizer; None if the checkpoint has no tokenizer.json.
@@ -130,7 +130,6 @@ class Engine:
     @property
     def num_live(self) -> int:
         """The number of requests that are waiting or running."""
-        self.home.require()  # a fork has a copy of the lock, which a thread may have held for good
         with self._lock:
             return len(self._live)
 
@@ -153,13 +152,11 @@ class Engine:
             Overloaded: the queue is full.
             WorkerDied: a worker has died.
             Cancelled: the engine is closed.
-            ConfigError: another process made the engine.
         """
         self.home.require()
         check_servable(request, self.info, self.tokenizer is not None)
         request = with_grammar(request, self.grammars)
-        seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
-        live = LiveRequest(request, next(self._arrivals), seed, self._served, on_event)
+        live = LiveRequest(request, next(self._arrivals), seed_of(request), self._served, on_event)
         with self._lock:
             self._availability.check()
             if self._closing:
@@ -175,8 +172,6 @@ class Engine:
 
     def abort(self, request_id: str, principal: str = "") -> bool:
         """Ends a principal's request, from any thread; its last event is Failed(Cancelled). False: it is not live."""
-        if not self.home.is_here:
-            return False
         with self._lock:
             request = self._live.get((principal, request_id))
             if request is None:
@@ -217,11 +212,8 @@ class Engine:
             measure_steps(self._workers, self._batch, self._scheduler, self.memory, self.options)
             self._ready.set_result(kernels)
             turn_with_restarts(self._turn, self._start_again, self._fail_all, self.options.max_restarts)
-        except TkError as error:
-            end = error
-        except Exception as error:  # a defect of tk: callers must get an error rather than wait for ever
-            end = WorkerDied(f"The engine failed: {type(error).__name__}: {error}")
-            end.__cause__ = error
+        except Exception as error:  # callers must get an error rather than wait for ever
+            end = known_or_defect(error, "The engine's thread", WorkerDied)
         finally:
             self._end(end)
 
@@ -231,19 +223,20 @@ class Engine:
         seconds = self._workers.restart(self.source.job(), self.options.start_timeout)
         with self._lock:
             self._scheduler.allocator.flush()
-        self._availability.set(None)
-        self._availability.report()
+        self._availability.report(None)
         return seconds
 
     def _end(self, error: TkError) -> None:
         """Fails the live requests, and only then ends the workers, which can take seconds."""
         with self._lock:
             self._closing = True
-        self._fail_all(error)
         started = self._ready.done()
-        self._workers.close(kill=not (started and isinstance(error, Cancelled)))
-        if not started:
-            self._ready.set_exception(error)
+        try:
+            self._fail_all(error)
+        finally:
+            self._workers.close(kill=not (started and isinstance(error, Cancelled)))
+            if not started:
+                self._ready.set_exception(error)
 
     def _fail_all(self, error: TkError) -> None:
         """Fails the live requests; if a worker has died, later ones are refused with the same error."""
@@ -254,7 +247,7 @@ class Engine:
             self._fail(request, error)
         self._events_sent()
         if isinstance(error, WorkerDied):
-            self._availability.report()
+            self._availability.report(error)
 
     def _turn(self) -> bool:
         """Sends the next step, takes the results of the one before it, or sleeps if there is neither.
@@ -283,7 +276,7 @@ class Engine:
             self._workers.send(step.message, self.options.step_timeout)
             self._in_flight = step
             if before is None:
-                self._send_masks()
+                self._fail_each(send_masks(self._in_flight, self._workers, self.options.step_timeout))
         self._events_sent()
         if before is not None:
             self._take(before)
@@ -314,15 +307,12 @@ class Engine:
                     error = take_token(row, result, index, self._scheduler)
                 if error is not None:
                     self._fail(request, error)
-        self._send_masks()
+        self._fail_each(send_masks(self._in_flight, self._workers, self.options.step_timeout))
         for request in touched:
             if request.is_over:
                 self._forget(request)
             request.deliver()
         self._events_sent()
-
-    def _send_masks(self) -> None:
-        self._fail_each(send_masks(self._in_flight, self._workers, self.options.step_timeout))
 
     def _end_unwanted(self) -> None:
         """Ends requests that were aborted or whose deadline has passed."""
@@ -330,16 +320,14 @@ class Engine:
             cancelled, self._cancelled = self._cancelled, []
             expired = {sequence.key for sequence in self._scheduler.expire(time.monotonic())}
             late = [self._live[key] for key in expired]
-        for request in cancelled:
-            self._fail(request, Cancelled(f"Request {request.request.request_id} was aborted."))
-        for request in late:
-            self._fail(request, request.too_late())
+        self._fail_each((each, Cancelled(f"Request {each.request.request_id} was aborted.")) for each in cancelled)
+        self._fail_each((each, each.too_late()) for each in late)
 
     def _events_sent(self) -> None:
         for callback in self._after_events:
             callback()
 
-    def _fail_each(self, failed: Failures) -> None:
+    def _fail_each(self, failed: Iterable[tuple[LiveRequest, TkError]]) -> None:
         for request, error in failed:
             self._fail(request, error)
 

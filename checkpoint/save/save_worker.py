@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...core.casts import Array
+from ...core.defects import known_or_defect
 from ...core.errors import TkError, pack
 from ...core.ownership import Owned
 from ...core.process import die_with_parent
@@ -50,8 +51,8 @@ def _answer(job: SaveJob, values: Callable[[Owned], Array], request: Mapping[str
     except TkError as error:
         return {"error": pack(error)}
     except Exception as error:  # the process's boundary: the rank must receive every error
-        message = f"Step {step} was not saved: {type(error).__name__}: {error}. Steps committed before are whole."
-        return {"error": pack(TkError(message))}
+        found = known_or_defect(error, "The process that writes checkpoints")
+        return {"error": pack(TkError(f"Step {step} was not saved. {found} Steps committed before are whole."))}
     return {}
 
 

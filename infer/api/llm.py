@@ -168,4 +168,5 @@ class LLM:
                     yield event
                     self._home.require()  # a fork may go on with the iterator: nothing would come
         finally:
-            self._engine.abort(request.request_id)
+            if self._home.is_here:
+                self._engine.abort(request.request_id)

@@ -1,6 +1,7 @@
 """A request while the engine works on it: its samples, its pending events, and the callback that receives them."""
 
 import logging
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -297,6 +298,11 @@ def has_candidates(params: SamplingParams) -> bool:
     """
     is_filtered = params.top_k != 0 or params.top_p < 1 or params.min_p > 0
     return params.logprobs is None and not params.logit_bias and (params.temperature == 0 or not is_filtered)
+
+
+def seed_of(request: Request) -> int:
+    """Returns a request's seed; draws one if it has none."""
+    return secrets.randbits(64) if request.params.seed is None else request.params.seed
 
 
 def _ignore(event: Event) -> None:

@@ -92,7 +92,7 @@ class WorkerProcesses:
     def _run(self, module: str, tp: int, environment: dict[str, str]) -> None:
         try:
             self._connections.set_result([self._start(module, environment) for _ in range(tp)])
-        except OSError as error:
+        except Exception as error:  # the thread's boundary: `connections` raises it
             self._connections.set_exception(error)
         self._over.wait()
 
@@ -108,7 +108,7 @@ class WorkerProcesses:
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # standard output is the command's own
                 )
-        except OSError:
+        except Exception:
             ours.close()
             raise
         self._processes.append(process)

@@ -41,13 +41,13 @@ class Availability:
         with self._lock:
             self._refusal = refusal
 
-    def report(self) -> None:
-        """Calls all callbacks with that error."""
+    def report(self, refusal: WorkerDied | None) -> None:
+        """Calls all callbacks with the error that `check` raises from now on; None if the workers compute."""
         with self._lock:
-            self._reported = self._refusal
-            watchers, reported = tuple(self._watchers), self._reported
+            self._refusal = self._reported = refusal
+            watchers = tuple(self._watchers)
         for callback in watchers:
-            callback(reported)
+            callback(refusal)
 
 
 def turn_with_restarts(

@@ -6,7 +6,6 @@ about requests is the content of the cache and the slots of the persistent batch
 
 import logging
 import socket
-import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ import numpy as np
 
 from ...checkpoint import Checkpoint
 from ...core.console_log import show_log
+from ...core.defects import known_or_defect
 from ...core.dtypes import by_name
 from ...core.errors import CheckpointError, TkError, WorkerDied
 from ...model.registry import decoder_spec
@@ -61,11 +61,8 @@ def work(descriptor: int, prepare_backend: Callable[[Job], Backend] = load) -> N
     with socket.socket(fileno=descriptor) as connection:
         try:
             _serve(connection, prepare_backend)
-        except TkError as error:
-            _report(connection, error)
         except Exception as error:
-            traceback.print_exc()
-            _report(connection, TkError(f"An inference worker failed: {type(error).__name__}: {error}"))
+            _report(connection, known_or_defect(error, "An inference worker"))
 
 
 def _report(connection: socket.socket, error: TkError) -> None:

@@ -89,11 +89,10 @@ def test_watchers_hear_of_reports_and_late_ones_of_the_last_death() -> None:
     with pytest.raises(WorkerDied, match="gone") as error:
         availability.check()
     assert (error.value.retry_after, early) == (2.0, [])
-    availability.report()
+    availability.report(death)
     availability.watch(late.append)
-    availability.set(None)
+    availability.report(None)
     availability.check()
-    availability.report()
     assert early == late == [death, None]
     again: list[WorkerDied | None] = []
     availability.watch(again.append)

@@ -89,11 +89,13 @@ def test_an_error_keeps_its_class(connection: socket.socket, tmp_path: Path) -> 
     assert "nowhere does not exist" in str(error)
 
 
-def test_a_bug_is_reported_as_a_failed_worker(connection: socket.socket) -> None:
+def test_a_bug_is_reported_as_a_failed_worker(connection: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
     send(connection, Frame("start", {"tp": 1}))
     error = error_from(answer(connection))
     assert type(error) is TkError
-    assert str(error).startswith("An inference worker failed: TypeError: Job.__init__() missing 8 required")
+    assert str(error).startswith("An inference worker (process ")
+    assert "failed by a defect of tk: TypeError: Job.__init__() missing 8 required" in str(error)
+    assert [record.exc_info is not None for record in caplog.records] == [True], "the log has its traceback"
 
 
 def test_it_ends_with_an_engine_that_never_starts_it(connection: socket.socket) -> None:

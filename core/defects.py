@@ -1,0 +1,25 @@
+"""Unexpected exceptions, which are defects of tk: a log line with the traceback, where they happen, and an error."""
+
+import logging
+import os
+
+from .errors import TkError
+
+_LOG = logging.getLogger(__name__)
+
+
+def known_or_defect(error: Exception, where: str, kind: type[TkError] = TkError) -> TkError:
+    """Returns an error of tk as it is; logs any other one with its traceback, and returns an error that names it.
+
+    Args:
+        error: the exception, while it is handled or later.
+        where: the part of tk that it ended, as the subject of a sentence.
+        kind: the class of the error that stands for a defect.
+    """
+    if isinstance(error, TkError):
+        return error
+    name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    _LOG.error("%s failed, by a defect of tk.", where, exc_info=error)
+    found = kind(f"{where} (process {os.getpid()}) failed by a defect of tk: {name}. The log has its traceback.")
+    found.__cause__ = error
+    return found

@@ -1,0 +1,95 @@
+"""Unexpected exceptions in the engine: a traceback in the log, an error that names them for every request, no hang."""
+
+import logging
+import queue
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tk.core.errors import WorkerDied
+from tk.infer import LLM, SamplingParams, engine
+from tk.infer.engine import Engine
+from tk.infer.options import EngineOptions
+from tk.infer.requests.events import Event, Failed, Request
+from tk.infer.scheduling.live_request import LiveRequest
+from tk.infer.scheduling.scheduler import Scheduler
+from tk.infer.scheduling.steps.step_plan import SamplerOutput
+from tk.infer.workers import processes
+from tk.infer.workers.processes import WorkerProcesses
+from tk.infer.workers.worker_group import WorkerGroup
+
+SHORT = SamplingParams(temperature=0, max_new_tokens=4, ignore_eos=True)
+PLACES: dict[str, tuple[Any, str]] = {
+    "plan": (Scheduler, "schedule"),
+    "write": (engine, "prepare_step"),
+    "send": (WorkerGroup, "send"),
+    "masks": (engine, "send_masks"),
+    "receive": (engine, "receive_tokens"),
+    "token": (engine, "take_token"),
+    "events": (LiveRequest, "deliver"),
+    "deadlines": (Scheduler, "expire"),
+    "decode": (SamplerOutput, "decode"),
+}
+CHOICE = ("plan", "receive", "events")
+
+
+@pytest.fixture
+def loaded(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
+    with LLM(model_folder("grouped"), kv_blocks=8, threads=1) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize(
+    "place", [pytest.param(place, marks=() if place in CHOICE else pytest.mark.matrix) for place in PLACES]
+)
+def test_a_defect_in_the_engines_thread_is_logged_and_named(
+    place: str, loaded: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*arguments: Any, **keywords: Any) -> None:
+        monkeypatch.undo()  # once
+        raise ZeroDivisionError("injected")
+
+    monkeypatch.setattr(*PLACES[place], broken)
+    with pytest.raises(
+        WorkerDied, match=r"The engine's thread .* failed by a defect of tk: ZeroDivisionError: injected"
+    ):
+        loaded.generate([[1, 2, 3]], SHORT)
+    with pytest.raises(WorkerDied, match="ZeroDivisionError: injected"):
+        loaded.generate([[1, 2, 3]], SHORT)
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+def test_a_defect_in_the_thread_of_the_processes_is_no_hang(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only errors of the system were passed on: the engine waited for ever for processes that were not started."""
+
+    def broken(*arguments: Any, **keywords: Any) -> subprocess.Popen[bytes]:
+        raise ZeroDivisionError("injected")
+
+    monkeypatch.setattr(processes, "start_module", broken)
+    with pytest.raises(WorkerDied, match="ZeroDivisionError: injected"):
+        LLM(model_folder("grouped"), kv_blocks=8)
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_a_defect_of_a_worker_is_named_and_its_traceback_is_in_the_log(
+    model_folder: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = EngineOptions(model_folder("grouped"), kv_blocks=8)
+    workers = WorkerProcesses(1, 1, "tk.tests.infer.workers.broken_worker")
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with closing(Engine.start(options, processes=workers)) as engine:
+        engine.submit(Request("a", (1, 2), SHORT), events.put)
+        failed = events.get(timeout=60)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, WorkerDied)
+    assert str(failed.error).startswith("An inference worker (process ")
+    assert "failed by a defect of tk: ZeroDivisionError: injected" in str(failed.error)
+    assert "Traceback" in capfd.readouterr().err
