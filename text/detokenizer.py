@@ -1,32 +1,111 @@
-"""The text of new tokens, piece by piece."""
+"""The text of new tokens after a prompt, piece by piece: all texts that anybody gets are made here.
 
-from collections.abc import Iterable
+It is what the new tokens add to the prompt's text: decode(prompt + new) without what it shares with decode(prompt). A
+decoder strips a space that begins a text, so tokens decoded alone have another text than after a prompt. Where byte
+tokens of the prompt and new ones are no UTF-8 together, the complete characters of the prompt stay as they are.
+"""
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Self
 
 from .tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class PromptEnd:
+    """The end of a prompt, as far as the text of what follows depends on it.
+
+    Attributes:
+        closed: a token before `unfinished`; none if the text begins with what follows.
+        unfinished: the last tokens, which are the first bytes of a character.
+    """
+
+    closed: tuple[int, ...] = ()
+    unfinished: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, prompt: Sequence[int], keep_special_tokens: bool) -> Self:
+        """Returns the end of a prompt; it looks at few of its tokens, unless the last ones are hidden or bytes.
+
+        Args:
+            tokenizer: the tokenizer.
+            prompt: the tokens of the prompt.
+            keep_special_tokens: whether texts show special tokens.
+        """
+        visible = (token for token in reversed(prompt) if tokenizer.is_visible(token, keep_special_tokens))
+        return cls._of_byte_level(tokenizer, visible) if tokenizer.is_byte_level else cls._of_others(tokenizer, visible)
+
+    @classmethod
+    def _of_byte_level(cls, tokenizer: Tokenizer, visible: Iterator[int]) -> Self:
+        last = tuple(islice(visible, 4))[::-1]  # a character has at most 4 bytes, a token at least 1
+        for stop in range(len(last), 0, -1):
+            if tokenizer.ends_complete(last[:stop]):
+                return cls(last[stop - 1 : stop], last[stop:])
+        return cls((), last)
+
+    @classmethod
+    def _of_others(cls, tokenizer: Tokenizer, visible: Iterator[int]) -> Self:
+        """Returns the end of a prompt whose last characters may be spelled by byte tokens."""
+        closed: tuple[int, ...] = ()
+        run: list[int] = []
+        for token in visible:
+            if tokenizer.fallback_byte(token) is None:
+                closed = (token,)
+                break
+            run.append(token)
+        run.reverse()
+        pending = _num_pending(b"".join(tokenizer.fallback_byte(token) or b"" for token in run))
+        if pending < len(run) and not closed:
+            closed = tuple(tokenizer.ordinary_token)
+        return cls(closed, tuple(run[len(run) - pending :]))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the text begins with what follows."""
+        return not (self.closed or self.unfinished)
+
+
+NO_PROMPT: Final = PromptEnd()
+
+
 class DetokenizerStream:
-    """Turns a stream of token ids into pieces of text, whose concatenation is the text of all ids.
+    """Turns a stream of token ids after a prompt into pieces of text, whose concatenation is what they add to its text.
 
     Text is held back while a later token could still change it (half a character).
 
     Args:
         tokenizer: the tokenizer.
         keep_special_tokens: whether special tokens appear in the text.
+        end: the end of the prompt, for the same `keep_special_tokens`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, keep_special_tokens: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, keep_special_tokens: bool = False, end: PromptEnd = NO_PROMPT) -> None:
         self._tokenizer = tokenizer
         self._keep_special_tokens = keep_special_tokens
-        self._context: list[int] = []  # the last decoded token: decoders strip the leading space of a first token
+        self._context = [*end.closed, *end.unfinished]  # the tokens before `pending` on which their text depends
         self._pending: list[int] = []
+        self._num_characters = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no token so far, of prompt or stream, has a text."""
+        return not (self._context or self._pending)
+
+    @property
+    def num_characters(self) -> int:
+        """The number of complete characters of the text of all tokens so far, with those that are held back."""
+        held = b"".join(map(self._tokenizer.token_bytes, self._pending))
+        return self._num_characters + len(held.decode(errors="ignore"))
 
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next tokens and returns the text that they complete, perhaps none; it is valid UTF-8."""
         known_incomplete = len(self._pending)
-        self._pending += self._tokenizer.visible(ids, self._keep_special_tokens)
+        self._pending += [each for each in ids if self._tokenizer.is_visible(each, self._keep_special_tokens)]
         for end in range(len(self._pending), known_incomplete, -1):
-            if self._tokenizer.ends_complete(self._pending[:end]):
+            if self._tokenizer.ends_complete([*self._context, *self._pending[:end]]):
                 return self._take(end)
         return ""
 
@@ -41,4 +120,22 @@ class DetokenizerStream:
         before = self._tokenizer.decode(self._context, skip_special_tokens=False)
         text = self._tokenizer.decode(self._context + ids, skip_special_tokens=False)
         self._context = ids[-1:]
-        return text[len(before) :]
+        added = text[_num_shared(before, text) :]  # more than what follows `before`: an unfinished character is new
+        self._num_characters += len(added)
+        return added
+
+
+def _num_pending(text: bytes) -> int:
+    """Returns how many of the last bytes are the beginning of a character; all of them if the text is not UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        decoder.decode(text)
+    except UnicodeDecodeError:
+        return len(text)
+    return len(decoder.getstate()[0])
+
+
+def _num_shared(first: str, second: str) -> int:
+    """Returns the number of characters with which both texts begin."""
+    places = (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    return next(places, min(len(first), len(second)))

@@ -6,12 +6,15 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 
-def _byte_alphabet() -> Mapping[str, int]:
-    """Returns the byte of each character of GPT-2's byte-level BPE: printable ones, and others from U+0100 on."""
+def _byte_alphabet() -> Mapping[int, int]:
+    """Returns the table that turns a character of GPT-2's byte-level BPE into the character of its byte's number.
+
+    Printable bytes stand for themselves, and others are characters from U+0100 on. Characters below U+0100 that stand
+    for no byte become one that Latin-1 does not have.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in printable)
-    table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    return MappingProxyType(table)
+    others = [byte for byte in range(256) if byte not in printable]
+    return MappingProxyType(dict.fromkeys(others, 0xFFFF) | {256 + i: byte for i, byte in enumerate(others)})
 
 
 _BYTE_OF: Final = _byte_alphabet()
@@ -25,11 +28,13 @@ class Spelling:
         byte_level: whether every character of a token stands for one byte.
         byte_fallback: whether a token like "<0x0A>" stands for a byte, here 10.
         space: the character that stands for a space ("▁"), or "" if there is none.
+        joins: whether a space is put before tokens that do not spell it.
     """
 
     byte_level: bool = False
     byte_fallback: bool = False
     space: str = ""
+    joins: bool = False
 
     @classmethod
     def of(cls, decoder: Any) -> Self:
@@ -42,7 +47,8 @@ class Spelling:
             for step in steps
             if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
         ]
-        return cls("ByteLevel" in kinds, "ByteFallback" in kinds, spaces[0] if spaces else "")
+        joins = not kinds or "WordPiece" in kinds
+        return cls("ByteLevel" in kinds, "ByteFallback" in kinds, spaces[0] if spaces else "", joins)
 
     def fallback_byte(self, token: str) -> bytes | None:
         """Returns the byte that a token like "<0x0A>" stands for, or None for any other token."""
@@ -54,15 +60,18 @@ class Spelling:
             return None
 
     def to_bytes(self, token: str) -> bytes:
-        """Returns the bytes of the text that the decoder makes of a token of the vocabulary."""
+        """Returns the bytes that a token of the vocabulary spells; what decoders strip or add is not known here."""
         if self.byte_level:
-            spelled = [_BYTE_OF.get(char, -1) for char in token]
-            return token.encode() if -1 in spelled else bytes(spelled)
+            try:
+                return token.translate(_BYTE_OF).encode("latin-1")
+            except UnicodeEncodeError:
+                return token.encode()
         byte = self.fallback_byte(token)
         if byte is not None:
             return byte
         return (token.replace(self.space, " ") if self.space else token).encode()
 
     def longest(self, vocabulary: Iterable[str]) -> int:
-        """Returns the bytes of the longest token; 1 without any."""
-        return max((len(token) if token.isascii() else len(self.to_bytes(token)) for token in vocabulary), default=1)
+        """Returns the most bytes that a token adds to a text; 1 without any."""
+        sizes = (len(token) if token.isascii() else len(self.to_bytes(token)) for token in vocabulary)
+        return max(sizes, default=1) + self.joins

@@ -198,21 +198,69 @@ class Tokenizer:
             "entry `decoder`, or ask for token ids."
         )
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of one token, perhaps a part of a character, or b"" for an unknown id."""
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        token = self._backend.id_to_token(token_id)
-        return b"" if token is None else self._spelling.to_bytes(token)
+    def token_bytes(self, token_id: int, is_first: bool = False) -> bytes:
+        """Returns the bytes that a token adds to a text, perhaps a part of a character; b"" for an unknown id.
 
-    def visible(self, ids: Iterable[int], keep_special_tokens: bool) -> list[int]:
-        """Returns the ids that have a text: known ones, without special tokens unless they are kept."""
-        return [
-            token_id
-            for token_id in ids
-            if self._backend.id_to_token(token_id) is not None
-            and (keep_special_tokens or token_id not in self._special)
-        ]
+        A special token has the bytes of its name, whether texts show it or not.
+
+        Args:
+            token_id: the token.
+            is_first: whether no other token comes before it, so that decoders strip a space that begins it.
+        """
+        return self._bytes_of([token_id], is_first)[0]
+
+    def vocabulary_bytes(self, is_first: bool = False) -> list[bytes]:
+        """Returns `token_bytes` of the ids from 0 to `vocab_size`."""
+        return self._bytes_of(range(self.vocab_size), is_first)
+
+    def _bytes_of(self, ids: Sequence[int], is_first: bool) -> list[bytes]:
+        tokens = [self._backend.id_to_token(token_id) or "" for token_id in ids]
+        if self._spelling.byte_level:
+            return [
+                (token.encode() if token_id in self._special else self._spelling.to_bytes(token))
+                for token_id, token in zip(ids, tokens, strict=True)
+            ]
+        before = [] if is_first else self.ordinary_token
+        start = len(self.decode(before))
+        with failing_as(self._cannot_decode):
+            texts = self._backend.decode_batch([[*before, token] for token in ids], skip_special_tokens=False)
+        found = [text[start:].encode() for text in texts]
+        for place, (token_id, token) in enumerate(zip(ids, tokens, strict=True)):
+            byte = self._spelling.fallback_byte(token)
+            if token_id in self._special:
+                found[place] = token.encode()
+            elif byte is not None and not byte.isascii():  # whose text alone is U+FFFD
+                found[place] = byte
+        return found
+
+    @cached_property
+    def ordinary_token(self) -> list[int]:
+        """A token that ends with a letter or digit, for a place in the middle of a text; [] if there is none."""
+        for token_id in range(self.vocab_size):
+            last = (self._backend.id_to_token(token_id) or "")[-1:]
+            if last.isascii() and last.isalnum() and token_id not in self._added:
+                return [token_id]
+        return []
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of the special tokens, which texts do not show unless they are asked to."""
+        return self._special
+
+    def is_visible(self, token_id: int, keep_special_tokens: bool) -> bool:
+        """Returns whether an id has a text: a known one, and not a special token unless they are kept."""
+        if token_id in self._special and not keep_special_tokens:
+            return False
+        return self._backend.id_to_token(token_id) is not None
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether every character of a token stands for one byte."""
+        return self._spelling.byte_level
+
+    def fallback_byte(self, token_id: int) -> bytes | None:
+        """Returns the byte that a token like "<0x0A>" stands for, or None for any other token."""
+        return self._spelling.fallback_byte(self._backend.id_to_token(token_id) or "")
 
     def ends_complete(self, ids: Sequence[int]) -> bool:
         """Returns whether no later token can change the text of `ids`, which are visible and at least one."""

@@ -247,6 +247,7 @@ def _logprobs_to_wire(logprobs: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]
             rank=entry.rank,
             token=entry.token,
             top=[pb.TopLogprob(token_id=top.token_id, logprob=top.logprob, token=top.token) for top in entry.top],
+            text_offset=entry.text_offset,
         )
         for entry in logprobs
     ]
@@ -260,6 +261,7 @@ def _logprobs_from_wire(logprobs: Iterable[pb.TokenLogprob]) -> tuple[TokenLogpr
             rank=entry.rank,
             token=entry.token,
             top=tuple(TopLogprob(top.token_id, top.logprob, top.token) for top in entry.top),
+            text_offset=entry.text_offset,
         )
         for entry in logprobs
     )

@@ -3,15 +3,16 @@
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from ...core.errors import InvalidRequest
+from ...core.errors import CheckpointError, InvalidRequest
 from ...core.extras import install_line
 from ...core.integers import ceil_div
 from ...text.tokenizer import Tokenizer
-from .grammar import NO_TOKEN, Constraint, Grammar, first_line
+from .grammar import NO_TOKEN, Constraint, FirstState, Grammar, first_line
+from .spelled_tokens import mask_of
+from .vocabulary import Place, Vocabulary, place_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -48,21 +49,36 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, eos_token_ids
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
         self._building = threading.Lock()  # guards the vocabulary
-        self._kept: OrderedDict[tuple[str, Constraint], Grammar] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Constraint, Place], Grammar] = OrderedDict()
         self._lock = threading.Lock()  # guards the kept grammars
 
-    def compile(self, constraint: Constraint, principal: str = "") -> Grammar:
+    def compile(
+        self,
+        constraint: Constraint,
+        principal: str = "",
+        prompt: Sequence[int] = (),
+        keep_special_tokens: bool = False,
+    ) -> Grammar:
         """Returns a principal's grammar of a constraint; not for an event loop's thread: it takes milliseconds.
 
-        The first call also builds the vocabulary, which takes half a second per 50,000 tokens.
+        The first call also builds the vocabulary, which takes half a second per 100,000 tokens.
+
+        Args:
+            constraint: the constraint.
+            principal: the principal.
+            prompt: the tokens before the text, on whose end the bytes of the text's first token may depend.
+            keep_special_tokens: whether texts show special tokens.
 
         Raises:
             MissingExtra: the grammar library is not installed.
             InvalidRequest: the constraint is malformed, impossible or too large, or there is no tokenizer.
         """
-        kept_as = principal, constraint
+        if self._tokenizer is None:
+            raise _wrong(constraint, "it needs text, and the checkpoint has no tokenizer.json")
+        place = place_of(self._tokenizer, prompt, keep_special_tokens)
+        kept_as = principal, constraint, place
         with self._lock:
             if kept_as in self._kept:
                 self._kept.move_to_end(kept_as)
@@ -75,15 +91,35 @@ class Grammars:
             raise InvalidRequest(
                 f"{constraint.field} has more than {MAX_BYTES} bytes; send a shorter one.", field=constraint.field
             )
-        grammar = Grammar(constraint, self._build(constraint), self._vocab_size)
+        grammar = self._build(constraint, self._tokenizer, place)
         with self._lock:
             self._kept[kept_as] = grammar
             if len(self._kept) > _NUM_KEPT:
                 self._kept.popitem(last=False)
         return grammar
 
-    def _build(self, constraint: Constraint) -> "LLMatcher":
-        vocabulary = self._known_vocabulary(constraint)
+    def _build(self, constraint: Constraint, tokenizer: Tokenizer, place: Place) -> Grammar:
+        with self._building:  # the first thread that needs the vocabulary, or a part of it, builds it
+            try:
+                vocabulary = self._vocabulary or Vocabulary(tokenizer, self._vocab_size, self._eos_token_ids)
+                self._vocabulary = vocabulary
+                first = vocabulary.first(place)
+            except ImportError as error:
+                raise MissingExtra(
+                    f"{constraint.field} needs the extra `structured` where the model is served: "
+                    f"{install_line('structured')}.",
+                    field=constraint.field,
+                ) from error
+            except (ValueError, CheckpointError) as error:
+                raise _wrong(constraint, f"the checkpoint's tokenizer cannot be used for it: {error}") from error
+        inside = self._matcher(constraint, vocabulary.inside)
+        if first is None:
+            return Grammar(constraint, inside, self._vocab_size)
+        state = FirstState(self._matcher(constraint, first.library), first.spelled, vocabulary.special_ids)
+        return Grammar(constraint, inside, self._vocab_size, state)
+
+    def _matcher(self, constraint: Constraint, vocabulary: "LLTokenizer") -> "LLMatcher":
+        """Returns the library's matcher before the first token; raises InvalidRequest if no text matches it."""
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
@@ -96,37 +132,13 @@ class Grammars:
             verbose_errors=False,
         )
         matcher = LLMatcher(vocabulary, _library_text(constraint), log_level=0, limits=limits)
-        mask = np.zeros(ceil_div(self._vocab_size, 32), np.uint32)
-        if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # finds texts that can never be
-        if matcher.is_error():
-            why = first_line(matcher.get_error())
-            raise _wrong(constraint, "no text matches it" if why.startswith(NO_TOKEN) else why)
+        can_begin = not matcher.is_error() and mask_of(matcher, ceil_div(self._vocab_size, 32)).any()
+        why = first_line(matcher.get_error()) if matcher.is_error() else ""
+        if why.startswith(NO_TOKEN) or not (can_begin or why):
+            raise _wrong(constraint, "no text matches it that the model's tokens can spell")
+        if why:
+            raise _wrong(constraint, why)
         return matcher
-
-    def _known_vocabulary(self, constraint: Constraint) -> "LLTokenizer":
-        """Returns the vocabulary, built by the first thread that needs it."""
-        if self._tokenizer is None:
-            raise _wrong(constraint, "it needs text, and the checkpoint has no tokenizer.json")
-        with self._building:
-            if self._vocabulary is None:
-                try:
-                    from llguidance import LLTokenizer
-                except ImportError as error:
-                    raise MissingExtra(
-                        f"{constraint.field} needs the extra `structured` where the model is served: "
-                        f"{install_line('structured')}.",
-                        field=constraint.field,
-                    ) from error
-                try:
-                    self._vocabulary = LLTokenizer(
-                        self._tokenizer.to_json(),
-                        n_vocab=self._vocab_size,
-                        eos_token=list(self._eos_token_ids) or None,
-                    )
-                except ValueError as error:
-                    raise _wrong(constraint, f"the checkpoint's tokenizer cannot be used for it: {error}") from error
-            return self._vocabulary
 
 
 def _library_text(constraint: Constraint) -> str:

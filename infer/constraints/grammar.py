@@ -4,8 +4,8 @@ The grammar library is of the extra `structured`; this module needs it only for 
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...core.errors import InvalidRequest
 from ...core.integers import ceil_div
+from .spelled_tokens import mask_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -35,6 +36,21 @@ class Constraint:
         return f"sampling.{self.kind}"
 
 
+@dataclass(frozen=True)
+class FirstState:
+    """The state before the first token of a text, if tokens have other bytes there than inside the text.
+
+    Attributes:
+        state: the library's matcher for the vocabulary of the first token.
+        spelled: for each token that has other bytes there, tokens with these bytes inside a text.
+        special_ids: the tokens that texts show only if they are asked to.
+    """
+
+    state: "LLMatcher"
+    spelled: Mapping[int, list[int]]
+    special_ids: frozenset[int]
+
+
 class Matcher:
     """The state of a grammar along one sample. Only the engine's thread uses it.
 
@@ -42,12 +58,24 @@ class Matcher:
         constraint: the constraint.
         state: the library's matcher, which this object owns.
         vocab_size: the number of tokens of the model's vocabulary.
+        first: the state until a token has a text, which this object owns too; None if it is `state`.
+        keep_special_tokens: whether texts show special tokens.
     """
 
-    def __init__(self, constraint: Constraint, state: "LLMatcher", vocab_size: int) -> None:
-        self._constraint, self._state = constraint, state
+    def __init__(
+        self,
+        constraint: Constraint,
+        state: "LLMatcher",
+        vocab_size: int,
+        first: FirstState | None = None,
+        keep_special_tokens: bool = False,
+    ) -> None:
+        self._constraint = constraint
+        self._first, self._inside, self._keep = first, state, keep_special_tokens
+        self._state = state if first is None else first.state  # the one for the next token
+        self._has_none = False  # whether a mask allowed no token
         self._forced: list[int] | None = None  # tokens of which the first alone may follow; None = they are not known
-        self.num_words = ceil_div(vocab_size, 32)
+        self._vocab_size, self.num_words = vocab_size, ceil_div(vocab_size, 32)
 
     @property
     def is_complete(self) -> bool:
@@ -57,10 +85,10 @@ class Matcher:
     @property
     def error(self) -> InvalidRequest | None:
         """The reason why the grammar cannot go on, if it cannot; then every later mask is void."""
-        if not self._state.is_error():
+        if not (self._has_none or self._state.is_error()):
             return None
         why = first_line(self._state.get_error())
-        if why.startswith(NO_TOKEN):
+        if self._has_none or why.startswith(NO_TOKEN):
             return InvalidRequest(
                 f"{self._constraint.field} came to a place where the text must go on and no token of the model's "
                 "vocabulary does. Allow characters that the vocabulary has.",
@@ -74,8 +102,13 @@ class Matcher:
 
     def take(self, token: int) -> None:
         """Takes the next token of the sample; `error` is set if the grammar does not allow it."""
-        self._state.consume_token(token)
         self._forced = None
+        self._state.consume_token(token)
+        if self._first is None or self._state.is_error():
+            return
+        self._inside.consume_tokens(self._first.spelled.get(token, [token]))
+        if self._keep or token not in self._first.special_ids:  # else the next one is still the first of the text
+            self._first, self._state = None, self._inside
 
     def look_ahead(self) -> None:
         """Finds out whether one token alone may follow, which takes longer than the rest of `first_allowed`."""
@@ -93,7 +126,7 @@ class Matcher:
         if self._forced is None:
             self.look_ahead()
         if self._forced:
-            return self._forced[0]
+            return self._forced[0] if self._forced[0] < self._vocab_size else None  # one that only the library has
         is_allowed = self._state.validate_tokens
         for token in candidates:
             if token < 0:
@@ -107,7 +140,8 @@ class Matcher:
 
         EOS may follow exactly where the text so far is one that the constraint allows. Other threads run meanwhile.
         """
-        self._state.unsafe_compute_mask_ptr(mask_W.ctypes.data, mask_W.nbytes)
+        mask_W[:] = mask_of(self._state, len(mask_W))
+        self._has_none = not mask_W.any()
 
 
 class Grammar:
@@ -117,14 +151,18 @@ class Grammar:
         constraint: the constraint.
         start: the library's matcher before the first token; nothing changes it.
         vocab_size: the number of tokens of the model's vocabulary.
+        first: the state until a token has a text, which nothing changes either; None if it is `start`.
     """
 
-    def __init__(self, constraint: Constraint, start: "LLMatcher", vocab_size: int) -> None:
-        self._constraint, self._start, self._vocab_size = constraint, start, vocab_size
+    def __init__(
+        self, constraint: Constraint, start: "LLMatcher", vocab_size: int, first: FirstState | None = None
+    ) -> None:
+        self._constraint, self._start, self._vocab_size, self._first = constraint, start, vocab_size, first
 
-    def start(self) -> Matcher:
+    def start(self, keep_special_tokens: bool = False) -> Matcher:
         """Returns the state before the first token, of a sample of its own."""
-        return Matcher(self._constraint, self._start.deep_copy(), self._vocab_size)
+        first = None if self._first is None else replace(self._first, state=self._first.state.deep_copy())
+        return Matcher(self._constraint, self._start.deep_copy(), self._vocab_size, first, keep_special_tokens)
 
 
 def first_line(message: str) -> str:

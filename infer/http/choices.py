@@ -23,8 +23,8 @@ class Dialect(Protocol):
     def chunk(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
         """Returns a chunk of a choice: some text, or its end."""
 
-    def logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-        """Returns log-probabilities of tokens, of which the first begins at a place of the text."""
+    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Returns log-probabilities of tokens."""
 
 
 class TextDialect:
@@ -33,7 +33,7 @@ class TextDialect:
     id_prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
     def whole(self, choice: Choice, index: int, has_logprobs: bool) -> dict[str, Any]:
-        logprobs = self.logprobs(choice.logprobs, 0) if has_logprobs else None
+        logprobs = self.logprobs(choice.logprobs) if has_logprobs else None
         return self.chunk(index, choice.text, logprobs, reason_of(choice.finish_reason))
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -42,17 +42,12 @@ class TextDialect:
     def chunk(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
-    def logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-        tokens = [_shown(entry.token) for entry in entries]
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token)
+    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
-            "tokens": tokens,
+            "tokens": [_shown(entry.token) for entry in entries],
             "token_logprobs": [entry.logprob for entry in entries],
             "top_logprobs": [{_shown(top.token): top.logprob for top in entry.top} for entry in entries],
-            "text_offset": offsets,
+            "text_offset": [entry.text_offset for entry in entries],
         }
 
 
@@ -65,7 +60,7 @@ class ChatDialect:
         return {
             "index": index,
             "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": self.logprobs(choice.logprobs, 0) if has_logprobs else None,
+            "logprobs": self.logprobs(choice.logprobs) if has_logprobs else None,
             "finish_reason": reason_of(choice.finish_reason),
         }
 
@@ -77,7 +72,7 @@ class ChatDialect:
         delta = {"content": text} if text else {}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
-    def logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         content = [
             {
                 **_token(entry.token, entry.logprob),

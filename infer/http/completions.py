@@ -62,7 +62,6 @@ class _Answer:
             "system_fingerprint": f"step-{event.step}",  # model.info may be of a newer one
         }
         self._usages: dict[int, Usage] = {}
-        self._num_letters: dict[int, int] = {}
 
     async def whole(self, events: AsyncIterator[Numbered], reply: Reply) -> None:
         """Sends the complete answer."""
@@ -121,8 +120,7 @@ class _Answer:
             return self._dialect.chunk(index, "", None, reason_of(event.reason))
         logprobs = None
         if self._asked.has_logprobs:
-            logprobs = self._dialect.logprobs(event.logprobs, self._num_letters.get(index, 0))
-        self._num_letters[index] = self._num_letters.get(index, 0) + len(event.text)
+            logprobs = self._dialect.logprobs(event.logprobs)
         return self._dialect.chunk(index, event.text, logprobs, None) if event.text or logprobs else None
 
     def _count(self, number: int, usage: Usage) -> None:

@@ -95,13 +95,17 @@ class TopLogprob:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token's log-probability (None for the first token of a prompt), its rank (1 = most probable), alternatives."""
+    """A token's log-probability (None for the first token of a prompt), its rank (1 = most probable), alternatives.
+
+    `text_offset` is the number of characters of the sample's text before the token; 0 for a token of the prompt.
+    """
 
     token_id: int
     logprob: float | None
     rank: int
     token: bytes
     top: tuple[TopLogprob, ...] = ()
+    text_offset: int = 0
 
 
 @dataclass(frozen=True)

@@ -60,4 +60,5 @@ def with_grammar(request: Request, grammars: Grammars) -> Request:
     constraint = request.params.constraint
     if constraint is None or request.grammar is not None:
         return request
-    return replace(request, grammar=grammars.compile(constraint, request.principal))
+    keep = request.params.keep_special_tokens
+    return replace(request, grammar=grammars.compile(constraint, request.principal, request.prompt, keep))

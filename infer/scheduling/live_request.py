@@ -5,10 +5,12 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from ...core.errors import DeadlinePassed, TkError
+from ...text.detokenizer import NO_PROMPT, PromptEnd
 from ...text.tokenizer import Tokenizer
 from ..requests.events import (
     PROMPT_LOGPROBS_PER_EVENT,
@@ -128,7 +130,7 @@ class LiveRequest:
                 max_reused=sys.maxsize
                 if index or params.prompt_logprobs is None
                 else max(0, request.logprobs_from - 1),
-                matcher=None if request.grammar is None else request.grammar.start(),
+                matcher=None if request.grammar is None else request.grammar.start(params.keep_special_tokens),
                 is_asked=request.grammar is not None and has_candidates(params),
                 speculation=Speculation(served.speculate) if served.speculate and may_speculate(params) else None,
             )
@@ -136,9 +138,10 @@ class LiveRequest:
         )
         self._on_event = on_event
         self._tokenizer = served.tokenizer
+        end = self._prompt_end()
         self.stopping = eos_token_ids.union(params.stop_token_ids)
         self._outputs = [
-            SampleOutput(each.index, params, served.tokenizer, eos_token_ids, max_new, each.matcher)
+            SampleOutput(each.index, params, served.tokenizer, eos_token_ids, max_new, each.matcher, end)
             for each in self.sequences
         ]
         self._num_unfinished = params.n
@@ -175,7 +178,7 @@ class LiveRequest:
             return []
         if self._next_scored == 0:
             first_token = sequence.prompt[0]
-            self._prompt_logprobs.append(TokenLogprob(first_token, None, 0, self._bytes(first_token)))
+            self._prompt_logprobs.append(TokenLogprob(first_token, None, 0, self._bytes(first_token, True)))
         stop = min(chunk.start + chunk.length + 1, sequence.num_prompt)
         wanted = range(max(chunk.start + 1, self._next_scored), stop)
         self._next_scored = max(1, self._next_scored, stop)
@@ -183,7 +186,8 @@ class LiveRequest:
 
     def score(self, row: SamplingRow, result: SamplerOutput, index: int) -> None:
         """Takes the result, at `index` of the step's results, of a row that `want` returned."""
-        self._prompt_logprobs.append(self._logprob(row.num_top, result, index))
+        place = self._next_reported + len(self._prompt_logprobs)
+        self._prompt_logprobs.append(self._logprob(row.num_top, result, index, place <= self._first_visible))
         if len(self._prompt_logprobs) == PROMPT_LOGPROBS_PER_EVENT:
             self._start()
 
@@ -199,8 +203,12 @@ class LiveRequest:
         if place == 0:
             self._first_token[sequence.index] = time.monotonic()
         num_top = self.request.params.logprobs
-        logprobs = () if num_top is None else (self._logprob(num_top, result, index),)
-        delta, ending = self._outputs[sequence.index].push(token, logprobs)
+        output = self._outputs[sequence.index]
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if num_top is not None:
+            entry = self._logprob(num_top, result, index, output.is_first)
+            logprobs = (replace(entry, text_offset=output.num_characters),)
+        delta, ending = output.push(token, logprobs)
         self._due.append(delta)
         if ending is not None:
             self._finish(sequence, ending)
@@ -272,18 +280,34 @@ class LiveRequest:
         if not self._num_unfinished:
             self._due.append(Done())
 
-    def _logprob(self, num_top: int, result: SamplerOutput, index: int) -> TokenLogprob:
+    def _prompt_end(self) -> PromptEnd:
+        if self._tokenizer is None:
+            return NO_PROMPT
+        return PromptEnd.of(self._tokenizer, self.request.prompt, self.request.params.keep_special_tokens)
+
+    @cached_property
+    def _first_visible(self) -> int:
+        """The place of the prompt's first token that has a text; that of its last one if none has."""
+        tokenizer, keep, prompt = self._tokenizer, self.request.params.keep_special_tokens, self.request.prompt
+        if tokenizer is None:
+            return 0
+        places = (place for place, token in enumerate(prompt) if tokenizer.is_visible(token, keep))
+        return next(places, len(prompt) - 1)
+
+    def _logprob(self, num_top: int, result: SamplerOutput, index: int, is_first: bool) -> TokenLogprob:
         token = int(result.token_ids[index])
         top = tuple(
-            TopLogprob(int(other), float(logprob), self._bytes(int(other)))
+            TopLogprob(int(other), float(logprob), self._bytes(int(other), is_first))
             for other, logprob in zip(
                 result.top_ids[index, :num_top], result.top_logprobs[index, :num_top], strict=True
             )
         )
-        return TokenLogprob(token, float(result.logprob[index]), int(result.rank[index]), self._bytes(token), top)
+        return TokenLogprob(
+            token, float(result.logprob[index]), int(result.rank[index]), self._bytes(token, is_first), top
+        )
 
-    def _bytes(self, token: int) -> bytes:
-        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token)
+    def _bytes(self, token: int, is_first: bool) -> bytes:
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token, is_first)
 
 
 def may_speculate(params: SamplingParams) -> bool:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tk.core.errors import Cancelled, InvalidRequest
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.constraints.compiler import Grammars
-from tk.infer.constraints.grammar import Constraint, Grammar, Matcher
+from tk.infer.constraints.grammar import Grammar, Matcher
 from tk.infer.requests.events import Delta, Done, FinishReason, Request
 from tk.infer.scheduling import live_request
 from tk.infer.scheduling.step_in_flight import Masks, StepInFlight
@@ -265,9 +266,9 @@ def test_grammars_are_built_beside_the_event_loop(
     threads: list[threading.Thread] = []
     build = Grammars.compile
 
-    def watched(self: Grammars, constraint: Constraint, principal: str = "") -> Grammar:
+    def watched(self: Grammars, *given: Any) -> Grammar:
         threads.append(threading.current_thread())
-        return build(self, constraint, principal)
+        return build(self, *given)
 
     monkeypatch.setattr(Grammars, "compile", watched)
 

@@ -134,12 +134,12 @@ def _gemma() -> str:
 
 
 def _metaspace_never() -> str:
-    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never")])
+    decoder = decoders.Sequence([decoders.Metaspace(prepend_scheme="never"), decoders.ByteFallback()])
     return _pieces(decoder, split=pre_tokenizers.Metaspace(prepend_scheme="never"))
 
 
 def _metaspace_always() -> str:
-    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always")])
+    decoder = decoders.Sequence([decoders.Metaspace(prepend_scheme="always"), decoders.ByteFallback()])
     return _pieces(decoder, split=pre_tokenizers.Metaspace(prepend_scheme="always"))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ....text.detokenizer import DetokenizerStream
+from ....text.detokenizer import NO_PROMPT, DetokenizerStream, PromptEnd
 from ....text.tokenizer import Tokenizer
 from ...constraints.grammar import Matcher
 from ...requests.events import Delta, FinishReason, TokenLogprob
@@ -82,6 +82,7 @@ class SampleOutput:
         eos_token_ids: the EOS tokens that end this sample.
         max_new_tokens: the largest number of new tokens of this sample.
         matcher: the state of the constraint, which this object moves on; None without one.
+        end: the end of the prompt.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class SampleOutput:
         eos_token_ids: Collection[int],
         max_new_tokens: int,
         matcher: Matcher | None = None,
+        end: PromptEnd = NO_PROMPT,
     ) -> None:
         self.index = index
         self.num_tokens = 0
@@ -99,8 +101,18 @@ class SampleOutput:
         self._eos_token_ids = eos_token_ids
         self._max_new_tokens = max_new_tokens
         self._matcher = matcher
-        self._stream = DetokenizerStream(tokenizer, params.keep_special_tokens) if tokenizer else _NO_TEXT
+        self._stream = DetokenizerStream(tokenizer, params.keep_special_tokens, end) if tokenizer else _NO_TEXT
         self._stop = StopStrings(params.stop, params.include_stop)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no token so far, of the prompt or of the sample, has a text."""
+        return self._stream.is_first
+
+    @property
+    def num_characters(self) -> int:
+        """The number of complete characters of the text so far, with those that are held back."""
+        return self._stream.num_characters
 
     def push(self, token: int, logprobs: tuple[TokenLogprob, ...]) -> tuple[Delta, Ending | None]:
         """Adds the next token, with its log-probability if requested; returns its delta and the ending, if any.
@@ -134,6 +146,9 @@ class SampleOutput:
 
 class _NoText:
     """The detokenizer of a checkpoint without a tokenizer: all texts are empty."""
+
+    is_first: Final = True
+    num_characters: Final = 0
 
     def push(self, ids: Sequence[int]) -> str:
         return ""

@@ -13,7 +13,7 @@ from ...requests.streams import MAX_TOKENS_PER_DELTA
 MAX_RESPONSE_BYTES: Final = 16 << 20
 # The most bytes of numbers, tags and lengths, without those of text.
 _TOKEN_BYTES: Final = 5  # a token id in a packed list
-_ENTRY_BYTES: Final = 26  # a TokenLogprob
+_ENTRY_BYTES: Final = 32  # a TokenLogprob
 _ALTERNATIVE_BYTES: Final = 20  # a TopLogprob
 # The text of a token has its bytes, but U+FFFD, of 3 bytes, stands for one that is no UTF-8; such tokens are short.
 _LEAST_TEXT_BYTES: Final = 24

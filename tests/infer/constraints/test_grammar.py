@@ -1,11 +1,12 @@
 """The state of a grammar along a sample, over a library's matcher that follows a script."""
 
-from typing import TYPE_CHECKING, Any, cast
+import ctypes
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 
-from tk.infer.constraints.grammar import Constraint, Grammar, Kind, Matcher, first_line
+from tk.infer.constraints.grammar import Constraint, FirstState, Grammar, Kind, Matcher, first_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -22,6 +23,7 @@ class Script:
         self.asked: list[int] = []
         self.forced: list[int] = []
         self.looked_ahead = 0
+        self.mask_byte = 255
 
     def deep_copy(self) -> "Script":
         return Script(self.limit, self.message)
@@ -46,8 +48,12 @@ class Script:
         self.asked += tokens
         return int(tokens[0] % 2)
 
+    def consume_tokens(self, tokens: list[int]) -> None:
+        self.taken += tokens
+
     def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
-        self.mask: Any = (address, num_bytes)
+        self.num_bytes = num_bytes
+        ctypes.memset(address, self.mask_byte, num_bytes)
 
 
 def matcher(script: Script, vocab_size: int = 65) -> Matcher:
@@ -64,7 +70,35 @@ def test_a_mask_has_a_bit_for_every_token() -> None:
     assert [matcher(script, size).num_words for size in (1, 32, 33, 65)] == [1, 1, 2, 3]
     mask = np.zeros(3, np.uint32)
     matcher(script).write_mask(mask)
-    assert script.mask == (mask.ctypes.data, 12)
+    assert mask.tolist() == [2**32 - 1] * 3
+    assert script.num_bytes == 12 + 256 // 8, "the library has a token for each byte too"
+
+
+def test_a_mask_without_a_token_of_the_model_is_an_error() -> None:
+    script = Script()
+    script.mask_byte = 0
+    state = matcher(script)
+    assert state.error is None
+    state.write_mask(np.zeros(3, np.uint32))
+    assert "no token of the model's vocabulary does" in str(state.error)
+
+
+def test_a_token_of_the_library_alone_is_no_candidate() -> None:
+    script = Script()
+    script.forced = [65]
+    assert matcher(script).first_allowed([7]) is None
+
+
+@pytest.mark.parametrize(("keep", "then"), [(False, [[9, 5], [9, 1, 2]]), (True, [[9], [9, 5]])])
+def test_the_first_token_with_a_text_may_have_other_bytes(keep: bool, then: list[list[int]]) -> None:
+    first, inside = Script(), Script()
+    state = FirstState(cast("LLMatcher", first), {5: [1, 2]}, frozenset({9}))
+    made = Matcher(CONSTRAINT, cast("LLMatcher", inside), 65, state, keep)
+    made.take(9)  # a special token, which may have no text
+    made.take(5)
+    assert [first.taken, inside.taken] == then
+    made.take(5)
+    assert [first.taken, inside.taken] == [then[0], [*then[1], 5]]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from tk.tests.infer.server.fake_engine import FakeEngine, finished, started
 
 LOGPROBS = (
     TokenLogprob(97, -0.5, 1, b"a", (TopLogprob(97, -0.5, b"a"), TopLogprob(98, -1.5, b"b"))),
-    TokenLogprob(98, -1.25, 2, b"b", (TopLogprob(97, -0.5, b"a"),)),
+    TokenLogprob(98, -1.25, 2, b"b", (TopLogprob(97, -0.5, b"a"),), text_offset=1),
 )
 
 

@@ -33,7 +33,7 @@ LARGEST = 2**32 - 1  # the widest number of a field
 def entry(num_top: int, longest: int) -> TokenLogprob:
     token = b"x" * longest
     top = tuple(TopLogprob(LARGEST, -1.5, token) for _ in range(num_top))
-    return TokenLogprob(LARGEST, -1.5, LARGEST, token, top)
+    return TokenLogprob(LARGEST, -1.5, LARGEST, token, top, LARGEST)
 
 
 def largest_new(**fixed: int) -> int:
@@ -74,7 +74,7 @@ SCORED = SamplingParams(max_new_tokens=1, prompt_logprobs=20)
 
 
 def test_log_probabilities_of_a_prompt_count_in_a_whole_answer() -> None:
-    entries = MAX_RESPONSE_BYTES // (26 + 64 + 20 * 84) - 4
+    entries = MAX_RESPONSE_BYTES // (32 + 64 + 20 * 84) - 4
     check_response_size(SCORED, entries, 1 << 20, 64, at_once=True)
     usage, timing = Usage(LARGEST, LARGEST, LARGEST, LARGEST, LARGEST), Timing(1.5, 1.5, 1.5, LARGEST)
     choice = Choice(0, "x" * 64, (LARGEST,), FinishReason.LENGTH)
@@ -108,7 +108,7 @@ def test_unset_new_tokens_are_those_that_the_models_length_leaves() -> None:
 
 
 def test_a_score_at_the_limit_fits_a_message() -> None:
-    most = MAX_RESPONSE_BYTES // (26 + 64 + 20 * 84) - 4
+    most = MAX_RESPONSE_BYTES // (32 + 64 + 20 * 84) - 4
     check_score_size(most, 20, 64)
     score = pb.ScoreResponse(total=-1.5, is_greedy=True, prompt_tokens=LARGEST)
     message = event_to_wire(PromptLogprobs(0, (entry(20, 64),) * most))
