@@ -48,12 +48,9 @@ def try_lock(fd: int) -> bool | None:
 
 
 def write_note(fd: int, data: bytes) -> None:
-    """Writes `data` at the start of an open lock file, durably, for other hosts to read; b"" empties the file."""
+    """Writes `data` at the start of an open lock file, durably, for other hosts to read."""
     with error_context(fd, "written"):
-        if data:
-            os.pwrite(fd, data, 0)
-        else:
-            os.ftruncate(fd, 0)
+        os.pwrite(fd, data, 0)
         os.fsync(fd)
 
 

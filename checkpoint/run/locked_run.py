@@ -8,6 +8,7 @@ from ...core.errors import CheckpointError, DamagedCheckpoint
 from ..files import folders, lookup, small_files
 from ..format.step_names import LATEST, attempt_of, pending_step, step_name
 from ..read.step_folder import StepFolder
+from .pruning import good_step, is_half_removed, remove_leftover, remove_step, trash_name
 from .run_lock import require_lock
 from .run_view import RunView
 
@@ -58,10 +59,17 @@ class LockedRun(RunView):
         require_lock(self.path, self.attempt)
 
     def clear_leftovers(self) -> None:
-        """Removes the temporary folders of earlier attempts, which are dead: only the lock's holder can be alive."""
+        """Removes what earlier attempts have left, which are dead: only the lock's holder can be alive.
+
+        These are temporary folders and half-removed steps. What cannot be removed stays, with a warning.
+        """
         for name in lookup.list_names(self.path):
-            if attempt_of(name, self._files) not in (None, self.attempt):
-                folders.remove_tree(self.path / name)
+            if attempt_of(name, self._files) not in (None, self.attempt) or is_half_removed(self.path / name):
+                remove_leftover(self.path / name)
+
+    def abandon_step(self, step: int) -> None:
+        """Removes the files of a step of this attempt that will not be committed, so that they keep no disk full."""
+        remove_leftover(self.pending_step(step))
 
     def quarantine(self, steps: Iterable[int]) -> None:
         """Moves damaged steps to `step-N.bad-ATTEMPT`, the newest first."""
@@ -101,17 +109,23 @@ class LockedRun(RunView):
         """Removes old steps: all but the newest `keep` (at least 1) and those that `keep_every` divides (0: none).
 
         Only good steps are counted and removed, so the newest good one always stays. A step that holds files which no
-        save wrote stays too.
+        save wrote stays too, and so does one that the system does not remove; both are logged.
 
         Returns:
             The folders removed, oldest first.
         """
         self.require_lock()
-        left, old = max(keep, 1), []
-        for step, path in reversed(self.steps()):
-            if left == 0 and keep_every and step % keep_every == 0:
+        for name in lookup.list_names(self.path):
+            if name.endswith(trash_name("", self.attempt)) or is_half_removed(self.path / name):
+                remove_leftover(self.path / name)  # an earlier try failed
+        steps, left, old = self.steps()[::-1], max(keep, 1), list[Path]()
+        milestones = {step for step, _ in steps if keep_every and step % keep_every == 0}
+        if milestones.issuperset(step for step, _ in steps[left:]):
+            return []
+        for step, path in steps:
+            if left == 0 and step in milestones:
                 continue
-            found = _good(path)
+            found = good_step(path)
             if found is None:
                 continue
             if left:
@@ -120,18 +134,4 @@ class LockedRun(RunView):
                 _log.warning("%s is not pruned: it holds %s, which no save wrote.", path, ", ".join(foreign[:3]))
             else:
                 old.append(path)
-        for path in reversed(old):
-            trash = path.with_name(f"{path.name}.trash-{self.attempt}")
-            folders.rename(path, trash)
-            folders.fsync_dir(
-                self.path
-            )  # otherwise a power cut could restore the step's name for a half-removed folder
-            folders.remove_tree(trash)
-        return old[::-1]
-
-
-def _good(path: Path) -> StepFolder | None:
-    try:
-        return StepFolder.open_checked(path)
-    except CheckpointError:
-        return None
+        return [path for path in reversed(old) if remove_step(path, self.attempt)]

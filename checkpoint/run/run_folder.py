@@ -34,7 +34,7 @@ class RunFolder(RunView):
         """
         folders.make_dirs(self.path)
         attempt = new_attempt()
-        with run_lock(self.path, attempt) as fd:
+        with run_lock(self.path, attempt, self.held_by(attempt).clear_leftovers) as fd:
             run = LockedRun(self.path, attempt, self._files, fd)
             run.clear_leftovers()
             yield run

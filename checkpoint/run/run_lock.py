@@ -7,13 +7,14 @@ compares two readings of one file, never the clocks of two hosts. A job that pau
 another job's note, and then publishes and removes nothing.
 """
 
+import errno
 import json
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ HEARTBEAT_TIMEOUT_SECONDS: Final = 20.0  # without a heartbeat, after which a jo
 EXIT_TIMEOUT_SECONDS: Final = 10.0  # for the writer processes of a killed job to end
 SETTLE_SECONDS: Final = 1.0  # after which two jobs that wrote notes at once both see the last one; without flock only
 _NOTE_BYTES: Final = 512  # the note is padded and written in one call, so that no reader sees half of it
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _log = logging.getLogger(__name__)
@@ -77,8 +79,13 @@ class Holder:
 
 
 @contextmanager
-def run_lock(run: Path, attempt: str) -> Iterator[int]:
+def run_lock(run: Path, attempt: str, make_room: Callable[[], None] = lambda: None) -> Iterator[int]:
     """Holds a run's lock, with a heartbeat; yields its descriptor, which child processes inherit to hold it too.
+
+    Args:
+        run: the run folder.
+        attempt: the name of this start of a job.
+        make_room: removes what dead attempts have left; called under the lock if a full disk has no room for the note.
 
     Raises:
         CheckpointError: another job holds it.
@@ -86,7 +93,7 @@ def run_lock(run: Path, attempt: str) -> Iterator[int]:
     """
     fd = locks.open_lock(run / LOCK)
     try:
-        _take(run, fd, attempt)
+        _take(run, fd, attempt, make_room)
         try:
             with _heartbeat(fd):
                 yield fd
@@ -107,12 +114,19 @@ def require_lock(run: Path, attempt: str) -> None:
         )
 
 
-def _take(run: Path, fd: int, attempt: str) -> None:
+def _take(run: Path, fd: int, attempt: str, make_room: Callable[[], None]) -> None:
     has_locks = _wait_for_kernel(run, fd)
     holder = Holder.of(run)
     if holder and not (has_locks and holder.is_here):
         _wait_for_silence(run, holder)
-    locks.write_note(fd, Holder.here(attempt).to_bytes())
+    note = Holder.here(attempt).to_bytes()
+    try:
+        locks.write_note(fd, note)
+    except StorageError as error:
+        if error.errno not in _FULL:
+            raise
+        make_room()
+        locks.write_note(fd, note)
     if not has_locks:
         _log.warning("%s lies on a file system without locks; only its heartbeat keeps other jobs out.", run / LOCK)
         time.sleep(SETTLE_SECONDS)
@@ -125,7 +139,7 @@ def _clear_note(run: Path, fd: int, attempt: str) -> None:
     with suppress(StorageError):  # if this fails, the next job on another host waits for a heartbeat
         holder = Holder.of(run)
         if holder and holder.attempt == attempt:
-            locks.write_note(fd, b"")
+            locks.write_note(fd, b" " * _NOTE_BYTES)  # the file keeps its place on a disk that fills up
 
 
 def _wait_for_kernel(run: Path, fd: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 from ...core.errors import CheckpointError, ShardMissing
 from ..files import folders, lookup, small_files
 from ..format.manifest import MAX_PART, PARTS
-from ..format.step_names import step_name
+from ..format.step_names import LATEST, step_name
 from ..run.locked_run import LockedRun
 from .new_step import NewStep
 from .seal import seal
@@ -42,7 +42,10 @@ def commit(run: LockedRun, new: NewStep, timeout: float = 600.0) -> Path:
     seal(folder, manifest, parts, new.side_files)
     run.require_lock()
     publish(folder, final)
-    run.point_latest(new.step)
+    try:
+        run.point_latest(new.step)
+    except OSError as error:  # the step is committed, and LATEST is a hint
+        _log.warning("%s is committed; %s still names an older step: %s", final, LATEST, error)
     return final
 
 

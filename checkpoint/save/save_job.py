@@ -1,6 +1,7 @@
 """A rank's save as plain data: the one way to save a step, in the rank's process or in its writer process."""
 
 import base64
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 
 from ...core import dtypes
 from ...core.casts import Array
-from ...core.errors import StorageError
+from ...core.errors import ShardMissing, StorageError
 from ...core.integers import round_up
 from ...core.layout import Layout
 from ...core.ownership import Owned, owned
@@ -25,6 +26,8 @@ from .new_step import NewStep
 from .writer import write_part
 
 ALIGNMENT: Final = 64  # bytes
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,9 @@ class SaveJob:
     def save(self, step: int, resume: Mapping[str, Any], values: Callable[[Owned], Array]) -> None:
         """Writes this rank's part of a step; rank 0 also waits for the others', commits and prunes.
 
+        Rank 0 prunes before too, for a run that goes on with a smaller `keep` because its disk is full. It removes the
+        files of a step that fails. A step that cannot be pruned stays, with a warning.
+
         Args:
             step: the training step.
             resume: the state of the run, independent of the layout; plain JSON.
@@ -76,22 +82,34 @@ class SaveJob:
 
         Raises:
             CheckpointError: the step exists already, or a rank did not finish its part.
-            StorageError: the disk is full or fails; the message says whether the step was saved.
+            StorageError: the disk is full or fails; the step was not saved.
         """
         run = RunFolder(self.run).held_by(self.attempt) if self.writer == 0 else None
         try:
+            self._prune(run)
             self._write(run, step, resume, values)
+            self._prune(run)
+        except ShardMissing:
+            self._abandon(run, step)
+            raise
         except OSError as error:
+            self._abandon(run, step)
             raise StorageError(
                 f"Step {step} was not saved: {error} Steps committed before are whole: mend the cause, and resume from "
                 "the newest.",
                 error.errno,
             ) from error
+
+    def _prune(self, run: LockedRun | None) -> None:
         if run and self.keep:
             try:
                 run.prune(self.keep, self.keep_every)
             except OSError as error:
-                raise StorageError(f"Step {step} was saved, but older ones remain: {error}", error.errno) from error
+                _log.warning("Old steps remain: %s Pruning is tried again after the next save.", error)
+
+    def _abandon(self, run: LockedRun | None, step: int) -> None:
+        if run:
+            run.abandon_step(step)
 
     def _write(
         self, run: LockedRun | None, step: int, resume: Mapping[str, Any], values: Callable[[Owned], Array]

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -166,22 +167,30 @@ def write_part(
     values = {owned: source for owned, _, source in entries}
     files = plan_files(writer, ((owned, code) for owned, code, _ in entries), shapes, max_file=max_file)
     check_part(writer, files)
+    try:
+        chunks = _write_files(folder, files, values)
+        part = Part(writer, {file.name: file.digest for file in files}, tuple(chunks))
+        put_part(folder, part)
+    except OSError:
+        with suppress(OSError):  # on a full disk they would stand in the way of everything else
+            for file in files:
+                folders.remove_file(folder / file.name)
+        raise
+    return part
+
+
+def _write_files(folder: Path, files: Sequence[PlannedFile], values: Mapping[Owned, Values]) -> list[Chunk]:
     chunks: list[Chunk] = []
     disk = DirectWriter()
     for file in files:
-        fd = storage.open_new(folder / file.name)
-        try:
+        with storage.closing(storage.open_new(folder / file.name)) as fd:
             storage.pwrite(fd, memoryview(file.header), 0)
             for entry in file.entries:
                 out = ChunkWriter(disk, file.name, entry)
                 out.write(fd, _bytes_of(values[entry.owned], entry))
                 chunks.append(out.finish())
             storage.fsync(fd)
-        finally:
-            storage.close(fd)
-    part = Part(writer, {file.name: file.digest for file in files}, tuple(chunks))
-    put_part(folder, part)
-    return part
+    return chunks
 
 
 def put_part(folder: Path, part: Part) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,17 @@ def private_mounts() -> None:
     tried = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
     if tried.returncode:
         pytest.skip(f"this user may not mount: {tried.stderr.decode().strip()}")
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB, to be filled."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    tried = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"this user may not mount: {tried.stderr.decode().strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)

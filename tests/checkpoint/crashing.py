@@ -1,19 +1,24 @@
 """Small jobs that are interrupted everywhere, and the checks afterwards: shared by the crash tests."""
 
+import errno
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder, export_links, reshard
-from tk.checkpoint.files import data_files, direct_writer
+from tk.checkpoint.files import data_files, direct_writer, folders
+from tk.checkpoint.format.step_names import step_of
 from tk.checkpoint.save.save_job import SaveJob
 from tk.core.casts import Array
+from tk.core.errors import NotCommitted, StorageError
 from tk.core.layout import Layout
 from tk.core.ownership import Owned
 from tk.core.tensors import Split, TensorSpec
@@ -120,6 +125,47 @@ def _check_run(folder: Path, reported: int) -> None:
     assert (found.step, found.skipped) == (newest + 1, ())
 
 
+@contextmanager
+def lower_layer() -> Iterator[None]:
+    """Steps lie in a lower layer of an overlay: the system refuses to move their folders, and moves their files."""
+    real = folders.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if step_of(source.name) is not None:
+            raise StorageError(f"{source} cannot be moved to {target}: Invalid cross-device link.", errno.EXDEV)
+        real(source, target)
+
+    folders.rename = rename
+    try:
+        yield
+    finally:
+        folders.rename = real
+
+
+def _run_prune(folder: Path, report: Report) -> None:
+    with lower_layer(), RunFolder(folder / "run").lock() as run:
+        run.prune(keep=1)
+    report(3)
+
+
+def _check_prune(folder: Path, _reported: int) -> None:
+    """The newest step is whole; each older one is whole or no step; after the next start, all that are there are."""
+    run = RunFolder(folder / "run")
+    for step, path in run.steps():
+        if (path / "COMMIT").exists():
+            assert_is_step(path, step)
+        else:
+            assert step < 3
+            with pytest.raises(NotCommitted):
+                Checkpoint.open_step(path)
+    assert_is_step(folder / "run" / "step-00000003", 3)
+    with lower_layer(), run.lock() as locked:
+        for step, path in run.steps():
+            assert_is_step(path, step)
+        locked.prune(keep=1)
+    assert [step for step, _ in run.steps()] == [3]
+
+
 def _prepare_fork(folder: Path) -> None:
     save(folder / "run", range(1, 4), keep=0)
 
@@ -212,6 +258,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "save and prune": Scenario(
         _prepare_run, lambda folder, report: save(folder / "run", range(2, 4), report), _check_run
     ),
+    "prune in place": Scenario(_prepare_fork, _run_prune, _check_prune),
     "fork": Scenario(_prepare_fork, _run_fork, _check_fork),
     "reshard to a new folder": _target(old=False),
     "reshard over another": _target(old=True),
