@@ -64,7 +64,9 @@ def remove_leftover(path: Path) -> None:
 def is_half_removed(path: Path) -> bool:
     """Returns whether a folder with a step's name is one whose removal in place was interrupted; False if unknown."""
     try:
-        return step_of(path.name) is not None and not lookup.exists(path / COMMIT) and bool(_marks(path))
+        if step_of(path.name) is None or lookup.exists(path / COMMIT) or not lookup.is_dir(path):
+            return False
+        return bool(_marks(path)) or not lookup.list_names(path)  # empty: only its own removal was missing
     except OSError:
         return False
 
