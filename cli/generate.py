@@ -150,7 +150,8 @@ def _chat(source: str, address: bool, message: str) -> "Conversation | list[int]
     from ..checkpoint import Checkpoint
     from ..text.tokenizer import Tokenizer
 
-    return Tokenizer.from_folder(Checkpoint.open(Path(source)).path).encode_chat(conversation.messages)
+    checkpoint = Checkpoint.open(Path(source))
+    return Tokenizer.from_folder(checkpoint.path).encode_chat(conversation.messages)
 
 
 @contextmanager

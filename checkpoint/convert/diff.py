@@ -79,6 +79,7 @@ def compare(a: Checkpoint, b: Checkpoint, on_bytes: Callable[[int], None] = lamb
 
     Raises:
         ShardCorrupt: one of the two is damaged; the message names tensor, file and block.
+        CheckpointError: one of the two was changed while it was read.
     """
     keys_a, keys_b = _keys(a), _keys(b)
     differences: list[Difference] = []
@@ -88,6 +89,8 @@ def compare(a: Checkpoint, b: Checkpoint, on_bytes: Callable[[int], None] = lamb
             found = _compare_slot(a, b, read_a, read_b, name, slot, on_bytes)
             differences += [found] if found else []
             num_equal += found is None
+    a.folder.require_unchanged()
+    b.folder.require_unchanged()
     only_a = tuple(_missing(keys_a, keys_b, b))
     only_b = tuple(_missing(keys_b, keys_a, a))
     return Comparison(a.path, b.path, only_a, only_b, num_equal, tuple(differences))

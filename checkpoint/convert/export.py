@@ -10,7 +10,7 @@ from ..format.chunk import Part
 from ..format.manifest import StoredTensor
 from ..format.step_names import check_target_name
 from ..read.reader import Checkpoint
-from .hard_links import link_file, require_checksums
+from .hard_links import checked_state, link_file, require_checksums, require_state
 from .reshard import Options, Prepared, finish_folder, prepare_reshard
 from .side_files import copy_side_files, plan_side_files
 from .target import CopyTarget
@@ -48,10 +48,11 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
     manifest = replace(source.manifest, tensors=tensors, param_groups=(), resume={})
     parts = [_weights_of(part) for part in source.folder.parts.values()]
     files = plan_side_files(source)
+    states = {name: checked_state(source, name) for part in parts for name in part.files}
     with CopyTarget(Path(target), source.path, force).new_folder(sum(file.size for file in files)) as folder:
-        for part in parts:
-            for name in part.files:
-                link_file(source.folder.data_path(name), folder / name)
+        for name, state in states.items():
+            link_file(source.folder.data_path(name), folder / name)
+            require_state(folder / name, state)
         finish_folder(folder, manifest, parts, copy_side_files(files, folder), plain=False)
     return Path(target)
 

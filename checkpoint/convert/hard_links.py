@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Final
 
 from ...core.errors import ConfigError
-from ..files import folders
+from ..files import folders, storage
+from ..files.file_watch import changed_while_read
+from ..files.storage import FileState
 from ..format.chunk import Chunk, DataFile, Part
 from ..read.reader import Checkpoint
 from ..save.writer import PlannedFile
@@ -33,12 +35,14 @@ class HardLink:
         source: the file's name in the source.
         file: the file in the target.
         chunks: the chunks for the target's part, with the source's checksums.
+        state: the state of the source's file when its header was checked.
     """
 
     writer: int
     source: str
     file: PlannedFile
     chunks: tuple[Chunk, ...]
+    state: FileState
 
 
 def require_checksums(source: Checkpoint) -> None:
@@ -64,7 +68,8 @@ def split_off_links(plan: CopyPlan, source: Checkpoint) -> tuple[CopyPlan, tuple
             chunks = sorted(held.get(name, ()), key=lambda chunk: chunk.offset)
             wanted = [(entry.owned.tensor, entry.owned.slot, entry.region, entry.begin) for entry in file.entries]
             if [(chunk.tensor, chunk.slot, chunk.region, chunk.offset) for chunk in chunks] == wanted:
-                links.append(HardLink(writer, name, file, tuple(replace(chunk, file=file.name) for chunk in chunks)))
+                own = tuple(replace(chunk, file=file.name) for chunk in chunks)
+                links.append(HardLink(writer, name, file, own, checked_state(source, name)))
     return _without(plan, links), tuple(links)
 
 
@@ -72,6 +77,24 @@ def make_links(links: Sequence[HardLink], source: Checkpoint, target: Path) -> N
     """Makes the links in the folder `target`; ConfigError if the file system refuses."""
     for link in links:
         link_file(source.folder.data_path(link.source), target / link.file.name)
+
+
+def checked_state(source: Checkpoint, name: str) -> FileState:
+    """Returns the state of a data file of the source, whose header is checked."""
+    with storage.closing(source.folder.open_data(name)) as fd:
+        return storage.file_state(fd)
+
+
+def require_unchanged(links: Sequence[HardLink], target: Path) -> None:
+    """Raises CheckpointError if a file was written or replaced since its header was checked: its checksums are old."""
+    for link in links:
+        require_state(target / link.file.name, link.state)
+
+
+def require_state(linked: Path, state: FileState) -> None:
+    """Raises CheckpointError if a linked file does not have the content that its source had."""
+    if storage.state_of(linked).content != state.content:  # the link itself is a change of another kind
+        raise changed_while_read(linked)
 
 
 def add_linked(parts: Sequence[Part], links: Sequence[HardLink]) -> list[Part]:

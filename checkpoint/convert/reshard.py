@@ -16,7 +16,7 @@ from ..read.reader import Checkpoint
 from ..save.seal import hugging_face_index, seal
 from ..save.writer import check_part, part_name, put_part
 from .copy import run_copy
-from .hard_links import HardLink, add_linked, make_links, require_checksums, split_off_links
+from .hard_links import HardLink, add_linked, make_links, require_checksums, require_unchanged, split_off_links
 from .plan import CopyPlan, plan_copy, select
 from .side_files import SideFile, copy_side_files, plan_side_files
 from .target import CopyTarget
@@ -76,6 +76,7 @@ class Prepared:
 
         Raises:
             ShardCorrupt: the source is damaged; the message names tensor, file and block.
+            CheckpointError: a file of the source was changed while it was read or linked.
             TkError: the disk has no room for the target.
             ConfigError: files cannot be linked in the target's file system.
         """
@@ -84,6 +85,8 @@ class Prepared:
             make_links(self.links, self.source, folder)
             files = copy_side_files(self.side_files, folder)
             parts = add_linked(run_copy(self.plan, self.source, folder, on_bytes), self.links)
+            self.source.folder.require_unchanged()
+            require_unchanged(self.links, folder)
             finish_folder(folder, self.manifest, parts, files, self.options.plain)
         return self.target.path
 

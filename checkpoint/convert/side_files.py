@@ -10,7 +10,9 @@ from typing import Any, Final
 from ...core.dtypes import DType
 from ...core.errors import ManifestError
 from ..files import folders, storage
+from ..files.file_watch import changed_while_read
 from ..files.lfs_pointers import refuse_open_pointer
+from ..files.storage import FileState
 from ..format.manifest import FileDigest
 from ..read import hugging_face as hf
 from ..read.known_files import edited_file
@@ -32,12 +34,14 @@ class SideFile:
         size: the file's size in bytes.
         content: the path of the source file, or the new content.
         known: the digest in the source's manifest; None if it has none.
+        state: the state of the source file, if it has no digest.
     """
 
     name: str
     size: int
     content: Path | bytes
     known: FileDigest | None = None
+    state: FileState | None = None
 
 
 def plan_side_files(source: Checkpoint, dtype: DType | None = None) -> tuple[SideFile, ...]:
@@ -67,13 +71,14 @@ def copy_side_files(files: Sequence[SideFile], folder: Path) -> dict[str, FileDi
 
 def _look_at(name: str, path: Path, known: FileDigest | None) -> SideFile:
     with storage.reading(path) as fd:
-        size = storage.file_size(fd)
+        state = storage.file_state(fd)
+        size = state.size
         refuse_open_pointer(path, fd)
     if known is not None and size != known.size:
         raise edited_file(path)
     if size > hf.MAX_SIDE_FILE:
         raise ManifestError(f"{path} has {size} bytes; at most {hf.MAX_SIDE_FILE} are accepted.")
-    return SideFile(name, size, path, known)
+    return SideFile(name, size, path, known, None if known else state)
 
 
 def _with_dtype(source: Checkpoint, dtype: DType) -> SideFile:
@@ -102,6 +107,8 @@ def _copy(file: SideFile, target: Path) -> FileDigest:
             digest.update(data)
             size += len(data)
         storage.fsync(fd)
+    if isinstance(file.content, Path) and file.state not in (None, storage.state_of(file.content)):
+        raise changed_while_read(file.content)
     written = FileDigest(size, digest.hexdigest())
     if file.known not in (None, written):
         raise edited_file(target if isinstance(file.content, bytes) else file.content)

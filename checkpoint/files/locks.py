@@ -35,9 +35,18 @@ def try_lock(fd: int) -> bool | None:
     Returns:
         True if it is locked now; False if another process holds the lock; None if the file system has no locks.
     """
+    return _flock(fd, fcntl.LOCK_EX)
+
+
+def try_share(fd: int) -> bool | None:
+    """Locks an open file or folder together with others who share it, as `try_lock` does alone."""
+    return _flock(fd, fcntl.LOCK_SH)
+
+
+def _flock(fd: int, kind: int) -> bool | None:
     with error_context(fd, "locked"):
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -76,11 +85,21 @@ def lock_folder(path: Path) -> int | None:
     Returns:
         The descriptor; None if another process holds the lock or the file system has no locks.
     """
-    fd = _open_folder(path)
+    fd = open_folder(path)
     if try_lock(fd):
         return fd
     os.close(fd)
     return None
+
+
+@contextmanager
+def unread_folder(path: Path) -> Iterator[bool]:
+    """Yields whether no process of this host shares the folder's lock; if so, none can until the end of the block."""
+    fd = open_folder(path)
+    try:
+        yield try_lock(fd) is not False
+    finally:
+        os.close(fd)
 
 
 @contextmanager
@@ -89,7 +108,7 @@ def locked_folder(path: Path) -> Iterator[None]:
 
     Another program may hold the lock for long: this logs a warning, waits 10 s, and then goes on without the lock.
     """
-    fd = _open_folder(path)
+    fd = open_folder(path)
     begun, logged = time.monotonic(), False
     try:
         while try_lock(fd) is False:
@@ -106,6 +125,7 @@ def locked_folder(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _open_folder(path: Path) -> int:
+def open_folder(path: Path) -> int:
+    """Returns a descriptor of a folder to be locked."""
     with error_context(path, "opened"):
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

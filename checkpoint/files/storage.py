@@ -22,11 +22,20 @@ _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)  # Linux
 
 
 class FileState(NamedTuple):
-    """The inode of a file, its bytes, and the ns of its last write: one of them changes if it is replaced."""
+    """The inode of a file, its bytes, and the ns of its last write and of its last change of any kind.
+
+    The first three stay the same if the file gets another name or other permissions. The last one cannot be set back.
+    """
 
     inode: int
     size: int
     modified: int
+    changed: int
+
+    @property
+    def content(self) -> tuple[int, int, int]:
+        """The part that changes only if the file is written or replaced, and its time is not set back."""
+        return self.inode, self.size, self.modified
 
 
 def open_read(path: Path) -> int:
@@ -108,7 +117,13 @@ def file_state(fd: int) -> FileState:
     """Returns the state of an open file."""
     with error_context(fd, "looked at"):
         found = os.fstat(fd)
-    return FileState(found.st_ino, found.st_size, found.st_mtime_ns)
+    return FileState(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def state_of(path: Path) -> FileState:
+    """Returns the state of a file by its path. Raises the errors of `open_read`."""
+    with reading(path) as fd:
+        return file_state(fd)
 
 
 def pread(fd: int, buffer: memoryview, offset: int, once: bool = False) -> int:

@@ -59,6 +59,13 @@ class CheckpointFolder(Protocol):
             CheckpointError: something is missing, damaged or contradicts itself; the message names it.
         """
 
+    def require_unchanged(self) -> None:
+        """Checks, after the last read, that all that was read belongs together and was not half overwritten.
+
+        Raises:
+            CheckpointError: the files have no checksums, and one was written or replaced since the folder was opened.
+        """
+
     def data_path(self, file: str) -> Path:
         """Returns the path of a data file. Raises CheckpointError for a name or a link that leads elsewhere."""
 

@@ -12,6 +12,7 @@ from ...core.errors import CheckpointError, ShardMissing
 from ...core.geometry import Box
 from ...core.layout import Layout
 from ..files import lookup, storage
+from ..files.file_watch import FileWatch
 from ..files.links import real_path
 from ..format import json_strict as strict
 from ..format.chunk import Chunk, Part
@@ -47,11 +48,13 @@ class HuggingFaceFolder:
     has_checksums: ClassVar[bool] = False
     has_splits: ClassVar[bool] = False
 
-    def __init__(self, path: Path, weights: WeightFiles, config: Mapping[str, object]) -> None:
+    def __init__(self, path: Path, weights: WeightFiles, config: Mapping[str, object], watch: FileWatch) -> None:
         tensors, self.chunks = _tables(path, weights, _names(weights.weight_map, config))
         self.path, self.digest = path, weights.digest
         self._states = {name: header.state for name, header in weights.headers.items()}
-        self.fingerprint = hashlib.sha256(json.dumps([weights.digest, config, self._states]).encode()).hexdigest()
+        self._watch = watch | FileWatch({self.data_path(name): state for name, state in self._states.items()})
+        contents = {name: state.content for name, state in self._states.items()}
+        self.fingerprint = hashlib.sha256(json.dumps([weights.digest, config, contents]).encode()).hexdigest()
         self.manifest = Manifest(0, Layout(), tensors, _tied_head(config, tensors))
         self.parts: Mapping[str, Part] = {}
         self.sealed_files: Mapping[str, FileDigest] = {}
@@ -60,9 +63,15 @@ class HuggingFaceFolder:
 
     @staticmethod
     def open(path: Path) -> "HuggingFaceFolder":
-        """Opens a folder and reads the headers of all files. Raises the errors of `find_weights`."""
+        """Opens a folder and reads the headers of all files. Raises the errors of `find_weights`.
+
+        CheckpointError also if config or index change meanwhile: they would be of other weights than the headers.
+        """
+        watch = FileWatch.of(*(real_path(path, name) for name in (hf.CONFIG, hf.INDEX)))
         config = hf.read_config(path)
-        return HuggingFaceFolder(path, find_weights(path, config), config)
+        weights = find_weights(path, config)
+        watch.require_unchanged()
+        return HuggingFaceFolder(path, weights, config, watch)
 
     def check(self) -> None:
         """See CheckpointFolder. Does nothing: `open` has read all metadata."""
@@ -85,6 +94,10 @@ class HuggingFaceFolder:
             storage.close(fd)
             raise
         return fd
+
+    def require_unchanged(self) -> None:
+        """See CheckpointFolder."""
+        self._watch.require_unchanged()
 
     def file_sizes(self) -> Mapping[str, int]:
         """See CheckpointFolder."""

@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 def locate(path: Path) -> tuple[CheckpointFolder, tuple[str, ...]]:
     """Opens the checkpoint that `path` names; a run folder stands for its newest usable step.
 
+    A step has a lease: the run on this host does not prune it as long as the folder that is returned lives.
+
     Returns:
         The folder, and the reasons why newer steps of the run were passed over, which are logged too.
 
@@ -28,8 +30,8 @@ def locate(path: Path) -> tuple[CheckpointFolder, tuple[str, ...]]:
     if not lookup.is_dir(path):
         raise CheckpointError(describe(path))
     if _is_step(path):
-        return StepFolder.open(path), ()
-    newest, skipped = newest_step(path)
+        return StepFolder.open_leased(path, checked=False), ()
+    newest, skipped = newest_step(path, open_step=StepFolder.open_leased)
     reasons = tuple(skipped.values())
     if newest:
         for reason in reasons:

@@ -1,13 +1,17 @@
 """The steps in a run folder, and the newest usable one."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
-from ...core.errors import CheckpointError, DamagedCheckpoint
+from ...core.errors import CheckpointError, DamagedCheckpoint, StorageError
 from ..files import lookup
 from ..format.manifest import MANIFEST
 from ..format.step_names import is_misnamed, step_name, step_of
 from .step_folder import StepFolder
+
+_TRIES: Final = 20
 
 
 def list_steps(run: Path) -> list[tuple[int, Path]]:
@@ -16,15 +20,19 @@ def list_steps(run: Path) -> list[tuple[int, Path]]:
     return sorted((number, run / name) for name, number in numbers.items() if number is not None)
 
 
-def newest_step(run: Path, before: float = math.inf) -> tuple[StepFolder | None, dict[int, str]]:
+def newest_step(
+    run: Path, before: float = math.inf, open_step: Callable[[Path], StepFolder] = StepFolder.open_checked
+) -> tuple[StepFolder | None, dict[int, str]]:
     """Opens the newest step with whole metadata and files of the right sizes; checksums are checked on reading.
 
     Only damaged steps are passed over. A step that cannot be read now, or that does not fit its name, may be the newest
-    good one, so it is an error instead.
+    good one, so it is an error instead. If a step vanishes while it is opened, the run is pruned, has a newer step, and
+    is looked at again.
 
     Args:
         run: the run folder.
         before: only steps older than this one are considered.
+        open_step: opens a step.
 
     Returns:
         The step, None if no step is usable; and the reason why each newer step was skipped, by its number.
@@ -33,16 +41,25 @@ def newest_step(run: Path, before: float = math.inf) -> tuple[StepFolder | None,
         CheckpointError: a folder holds another step than its name says, or a newer tk wrote it.
         StorageError: a file cannot be opened or read.
     """
-    _refuse_misnamed(run)
-    skipped: dict[int, str] = {}
-    for step, path in reversed(list_steps(run)):
-        if step >= before:
-            continue
-        try:
-            return StepFolder.open_checked(path), skipped
-        except DamagedCheckpoint as error:
-            skipped[step] = f"{path.name} skipped: {error}"
-    return None, skipped
+    for _ in range(_TRIES):
+        _refuse_misnamed(run)
+        skipped: dict[int, str] = {}
+        listed = list_steps(run)
+        for step, path in reversed(listed):
+            if step >= before:
+                continue
+            try:
+                return open_step(path), skipped
+            except (CheckpointError, StorageError) as error:
+                if not lookup.exists(path):
+                    break
+                if not isinstance(error, DamagedCheckpoint):
+                    raise
+                skipped[step] = f"{path.name} skipped: {error}"
+        else:
+            if listed == list_steps(run):
+                return None, skipped
+    raise CheckpointError(f"{run}: each step that was found there vanished while it was opened, {_TRIES} times.")
 
 
 def _refuse_misnamed(run: Path) -> None:

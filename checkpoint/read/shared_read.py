@@ -77,9 +77,12 @@ def read_all(
         areas = _Areas.open(peers)
         if areas:
             _SharedRead(planner, requests, spans, deliver, areas).run(planner.union(needs), peers)
+            with share_errors(peers):
+                checkpoint.folder.require_unchanged()
             return
     with share_errors(peers):
         _read_alone(checkpoint, requests, deliver, threads)
+        checkpoint.folder.require_unchanged()
 
 
 def open_together(find: Callable[[], Checkpoint], peers: Peers) -> Checkpoint:

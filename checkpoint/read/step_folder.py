@@ -12,6 +12,7 @@ from ..format.manifest import COMMIT, MANIFEST, MAX_MANIFEST, PARTS, FileDigest,
 from ..format.step_names import check_step_name
 from . import hugging_face as hf
 from .known_files import check_side_size, read_side_file
+from .step_lease import StepLease
 from .stored_chunks import StoredChunks
 from .stored_parts import StoredParts
 from .strangers import refuse_strangers
@@ -30,6 +31,7 @@ class StepFolder:
 
     def __init__(self, path: Path, manifest: Manifest, digest: str) -> None:
         self.path, self.manifest, self.digest = path, manifest, digest
+        self.lease: StepLease | None = None
         self.sealed_files = {name: known for name, known in manifest.files.items() if not hf.is_document(name)}
         self.fingerprint = digest  # the manifest has a checksum of every byte
         self.parts = StoredParts(path, manifest)
@@ -55,6 +57,14 @@ class StepFolder:
         return folder
 
     @staticmethod
+    def open_leased(path: Path, checked: bool = True) -> "StepFolder":
+        """Opens a step that the run does not prune as long as the result lives. Raises as `open` and `check`."""
+        lease = StepLease.take(path)
+        folder = StepFolder.open_checked(path) if checked else StepFolder.open(path)
+        folder.lease = lease
+        return folder
+
+    @staticmethod
     def open_checked(path: Path) -> "StepFolder":
         """Opens a step and checks parts, sizes and chunks, but no tensor data. Raises as `open` and `check`."""
         folder = StepFolder.open(path)
@@ -65,6 +75,9 @@ class StepFolder:
         """See CheckpointFolder."""
         self.chunks.check()
         self.parts.check_headers()
+
+    def require_unchanged(self) -> None:
+        """See CheckpointFolder. Does nothing: every byte that was read had its checksum."""
 
     def data_path(self, file: str) -> Path:
         """See CheckpointFolder."""

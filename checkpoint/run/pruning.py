@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 from ...core.errors import CheckpointError
-from ..files import folders, lookup
+from ..files import folders, locks, lookup
 from ..format.manifest import COMMIT
 from ..format.step_names import attempt_of, step_of
 from ..read.step_folder import StepFolder
@@ -34,20 +34,31 @@ def good_step(path: Path) -> StepFolder | None:
 
 
 def remove_step(path: Path, attempt: str) -> bool:
-    """Removes a step; False if that fails, which is logged, and then it is whole, or no step any more."""
+    """Removes a step; False if a process reads it, or if that fails, which is logged.
+
+    Then the step is whole, or no step any more.
+    """
     try:
-        trash = path.with_name(trash_name(path.name, attempt))
-        if _renamed(path, trash):
-            folders.fsync_dir(path.parent)  # otherwise a power cut could restore the name of a half-removed step
-            folders.remove_tree(trash)
-        else:
-            folders.rename(path / COMMIT, path / trash_name(COMMIT, attempt))
-            folders.fsync_dir(path)
-            _remove_rest(path)
+        with locks.unread_folder(path) as unread:
+            if unread:
+                _remove(path, attempt)
+            else:
+                _log.info("%s is not pruned yet: a process reads it.", path)
     except OSError as error:
         _log.warning("%s is not pruned, or not wholly: %s It is tried again after the next save.", path, error)
         return False
-    return True
+    return unread
+
+
+def _remove(path: Path, attempt: str) -> None:
+    trash = path.with_name(trash_name(path.name, attempt))
+    if _renamed(path, trash):
+        folders.fsync_dir(path.parent)  # otherwise a power cut could restore the name of a half-removed step
+        folders.remove_tree(trash)
+    else:
+        folders.rename(path / COMMIT, path / trash_name(COMMIT, attempt))
+        folders.fsync_dir(path)
+        _remove_rest(path)
 
 
 def remove_leftover(path: Path) -> None:

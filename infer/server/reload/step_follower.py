@@ -57,13 +57,18 @@ class StepFollower:
         for step, path in reversed(self._run.steps()):
             if step <= self._step:
                 return
-            changed = path.stat().st_mtime_ns
+            try:
+                changed = path.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue  # pruned since it was listed
             if self._refused.get(path) == changed:
                 continue
             try:
                 self._step = self._reload(path).step
                 return
             except CannotReload as error:
+                if not path.exists():
+                    continue  # pruned while it was opened; the next look finds a newer one
                 self._refused[path] = changed
                 _LOG.warning("%s is not served. %s", path.name, error)
 
