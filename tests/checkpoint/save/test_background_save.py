@@ -91,7 +91,7 @@ def test_errors_come_with_the_next_wait_and_later_saves_go_on(run: LockedRun, sa
     saver.begin(2, {})
     with pytest.raises(TkError, match=r"Step 2 was not saved: .*tmp-.*Steps committed before are whole"):
         saver.wait()
-    blocker.unlink()
+    assert not blocker.exists(), "what a failed save leaves is removed"
     fill(saver, 3)
     saver.begin(3, {})
     saver.wait()
