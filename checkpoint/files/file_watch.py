@@ -12,7 +12,7 @@ class FileWatch:
     """The states of some files at one moment.
 
     A file that is overwritten in place shows neither to a reader that has opened it, nor in a checksum that is taken of
-    what was read: half of the values may be old and half new. Its state tells, if it is compared after the last read.
+    what was read: half of the values may be old and half new. Its state shows it, compared after the last read.
     """
 
     def __init__(self, states: Mapping[Path, FileState]) -> None:
