@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     metavar="FILE.json",
     help="DeepSpeed configuration whose settings are added to CONFIG; --set overrides both.",
 )
-@click.option("--dry-run", is_flag=True, help="Check the configuration, print the plan, and stop; no rank is started.")
+@click.option("--dry-run", is_flag=True, help="Check what can be checked before ranks start, print the plan, and stop.")
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -66,16 +66,20 @@ def train(
         raise click.UsageError(f"--fork needs a checkpoint to fork from: pass --resume CKPT instead of {resume!r}.")
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     loaded = _load(config, overrides, deepspeed, int(os.environ["WORLD_SIZE"]) if joined else nproc)
+    if joined and dry_run:
+        raise click.UsageError(
+            "--dry-run starts no rank: run it without torchrun, with --nproc for the number of ranks."
+        )
     if joined:
         with lasting_imports():
             from ..train.launch.worker import run_rank
         ctx.exit(run_rank(loaded, resume, fork))
-    plan = make_plan(loaded, nproc, resume)  # raises on a layout that does not fit, before ranks are started
+    _check_surroundings(loaded, resume)
+    plan = make_plan(loaded, nproc, resume, here=True)  # raises what ranks would raise, before they are started
+    require_gpus(plan.layout.world_size)
     if dry_run:
         click.echo(describe(plan))
         return
-    _check_surroundings(loaded, resume)
-    require_gpus(plan.layout.world_size)
     arguments = [json.dumps(loaded.model_dump(mode="json")), resume, *([FORK] if fork else [])]
     logs = loaded.run_folder / "logs"
     try:
@@ -114,25 +118,17 @@ def _load(config: Path, overrides: tuple[str, ...], deepspeed: Path | None, num_
 
 
 def _check_surroundings(config: "TrainConfig", resume: str) -> None:
-    """Checks, before any rank is started, that the files and packages that the run needs exist.
+    """Checks, before any rank is started, the checkpoint and the packages that the run needs; `make_plan` checks data.
 
     Raises:
-        ConfigError: a token folder or an optional package is missing.
+        ConfigError: an optional package is missing.
         CheckpointError: the checkpoint to resume from cannot be opened.
     """
     from ..checkpoint import Checkpoint
-    from ..core.errors import ConfigError
-    from ..data.megatron_file import is_megatron
     from ..train.config.extras import require_tensorboard
 
     if config.metrics.tensorboard:
         require_tensorboard()
-    for source in () if config.data.sources == "stdlib" else config.data.sources:
-        if not Path(source.path).is_dir() and not is_megatron(Path(source.path)):
-            raise ConfigError(
-                f"[data] sources: {source.path} does not exist: it must be a token folder, which `tk data prepare` "
-                f"makes, or the prefix of Megatron-LM's files {source.path}.bin and {source.path}.idx."
-            )
     if resume not in ("auto", "never"):
         Checkpoint.open(resume)
 

@@ -21,6 +21,12 @@ class PreparedStdlib(NamedTuple):
     tokens: Path
 
 
+def prepared_stdlib(out: Path, vocab_size: int) -> PreparedStdlib:
+    """Returns the folders that `prepare_stdlib` makes below `out`, whether they exist or not."""
+    home = out / f"python-{platform.python_version()}-vocab-{vocab_size}"
+    return PreparedStdlib(home / "tokenizer", home / "tokens")
+
+
 def prepare_stdlib(
     out: Path, vocab_size: int, progress: Callable[[str, int, int], None] = lambda phase, done, total: None
 ) -> PreparedStdlib:
@@ -36,8 +42,8 @@ def prepare_stdlib(
     Raises:
         ConfigError: this Python has no library sources, `vocab_size` is out of range, or an earlier result is damaged.
     """
-    home = out / f"python-{platform.python_version()}-vocab-{vocab_size}"
-    prepared = PreparedStdlib(home / "tokenizer", home / "tokens")
+    prepared = prepared_stdlib(out, vocab_size)
+    home = prepared.tokens.parent
     if not home.exists():
         try:
             with new_folder(home) as folder:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from ...core import dtypes
@@ -11,6 +10,7 @@ from ...core.cuda import count_gpus, free_gpu_memory
 from ...core.errors import ConfigError
 from ...core.integers import ceil_div, round_up
 from ...core.local_params import LocalParam
+from ...core.machine_memory import free_memory
 from ...core.progress import format_bytes
 from ...model.config import ModelConfig
 from ...model.registry import decoder_spec
@@ -22,7 +22,6 @@ from .buffers import buffer_bytes
 from .job import threads_per_rank
 
 KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
-CONTROL_GROUP: Final = Path("/sys/fs/cgroup")  # the control group of a container
 HEAD_PANEL: Final = 16  # native kernels store a head of keys or values in a multiple of as many elements
 
 
@@ -174,21 +173,6 @@ def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str, pad_to: int =
     """
     vectors_bytes = kv_format(kv_dtype).num_bytes(round_up(config.head_dim, pad_to))
     return config.num_hidden_layers * max(1, config.num_key_value_heads // tp) * vectors_bytes
-
-
-def free_memory(group: Path = CONTROL_GROUP) -> int:
-    """Returns the number of bytes that this machine, or this container, can still allocate."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    try:
-        limit, used, stat = (
-            (group / f"memory.{name}").read_text(encoding="ascii").strip() for name in ("max", "current", "stat")
-        )
-    except OSError:
-        return free
-    sizes = {name: int(size) for name, size in (line.split() for line in stat.splitlines())}
-    cached = sizes["active_file"] + sizes["inactive_file"]  # counted as used, but the kernel frees it on demand
-    return free if limit == "max" else min(free, max(0, int(limit) - int(used) + cached))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...core.errors import ConfigError
+from ...core.machine_memory import free_memory
 from ...core.progress import format_bytes
-from .memory_plan import MemoryPlan, free_memory, on_gpus
+from .memory_plan import MemoryPlan, on_gpus
 from .model_source import ModelSource
 
 

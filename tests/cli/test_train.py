@@ -12,15 +12,15 @@ from tk.train.launch import gpus, launcher, worker
 
 CONFIG = """
 [model]
-vocab_size = 101
+vocab_size = 303
 hidden_size = 32
 intermediate_size = 48
 num_hidden_layers = 2
 num_attention_heads = 4
 max_position_embeddings = 64
 [data]
-sources = [{{path = "{folder}/tokens"}}]
-tokenizer = "{folder}/tokenizer"
+sources = [{{path = "{corpus}/tokens"}}]
+tokenizer = "{corpus}/tokenizer"
 [train]
 steps = 3
 global_batch_size = 4
@@ -32,18 +32,18 @@ dir = "{folder}/run"
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The path of a configuration, whose token folder does not exist; no variables of torchrun."""
+def config(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of a configuration; no variables of torchrun."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "config.toml"
-    path.write_text(CONFIG.format(folder=tmp_path))
+    path.write_text(CONFIG.format(folder=tmp_path, corpus=corpus))
     return str(path)
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
-    """The arguments of every launcher, which starts no ranks and returns 7; the token folder exists."""
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The arguments of every launcher, which starts no ranks and returns 7."""
     calls: list[tuple[Any, ...]] = []
 
     class Launcher:
@@ -54,7 +54,6 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any,
             return 7
 
     monkeypatch.setattr(launcher, "Launcher", Launcher)
-    (tmp_path / "tokens").mkdir()
     return calls
 
 
@@ -65,7 +64,7 @@ def test_ranks_get_the_whole_configuration_and_their_exit_code_is_the_commands(
     ((module, (text, resume), num_ranks, logs, *_),) = launched
     assert (module, resume, num_ranks, logs) == ("tk.train.launch.rank", "auto", 4, tmp_path / "run" / "logs")
     passed = json.loads(text)
-    assert (passed["parallel"]["tp"], passed["train"]["steps"], passed["model"]["vocab_size"]) == (2, 5, 101)
+    assert (passed["parallel"]["tp"], passed["train"]["steps"], passed["model"]["vocab_size"]) == (2, 5, 303)
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(
@@ -85,7 +84,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
         (["--nproc", "0"], 2, "0 is not in the range"),
         (["--nproc", "3", "--set", "parallel.tp=2"], 2, "tp"),
         (["--resume", "/nowhere"], 3, "/nowhere does not exist"),
-        (["--set", 'data.sources=[{path = "/nowhere"}]'], 2, "/nowhere does not exist: it must be a token folder"),
+        (["--set", 'data.sources=[{path = "/nowhere"}]'], 2, "/nowhere does not exist. It must be a token folder"),
         (["--deepspeed", "/nowhere.json"], 2, "/nowhere.json"),
     ],
 )

@@ -85,7 +85,11 @@ def write_toml(tmp_path: Path) -> Callable[[dict[str, Any], str], Path]:
         for section, values in config.items():
             lines.append(f"[{section}]")
             for key, value in values.items():
-                text = json.dumps(value) if key != "sources" else f'[{{path = "{value[0]["path"]}"}}]'
+                if value is None:
+                    continue
+                text = (
+                    json.dumps(value) if key != "sources" or value == "stdlib" else f'[{{path = "{value[0]["path"]}"}}]'
+                )
                 lines.append(f"{key} = {text}")
         path = tmp_path / name
         path.write_text("\n".join(lines))

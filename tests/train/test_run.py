@@ -145,7 +145,7 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
         (["parallel.tp=3"], 2, "num_attention_heads % tp = 4 % 3 = 1"),
         (["train.profile=7:3"], 2, 'it must be "A:B", the first and the last step to trace'),
         (["optimizer.lr=fast"], 2, "'optimizer.lr' = 'fast'"),
-        (["data.tokenizer=/nowhere"], 3, "Cannot read the tokenizer /nowhere/tokenizer.json"),
+        (["data.tokenizer=/nowhere"], 3, "[data] tokenizer: /nowhere does not exist"),
         (["train.seq_len=128"], 2, "train.seq_len = 128 exceeds model.max_position_embeddings = 64"),
         pytest.param(  # test_precision.py has it without processes; a rank fails above, too
             ["optimizer.lr=1e30", "optimizer.warmup_steps=0", "optimizer.schedule=constant"],
@@ -165,7 +165,7 @@ def test_an_error_is_one_paragraph(
     assert returned == code
     assert message in errors
     assert "Traceback" not in errors
-    assert leftover.exists() == (code == 2), "once ranks have run, nothing half-written is left"
+    assert leftover.exists() == (code != 1), "once ranks have run, nothing half-written is left"
 
 
 def test_a_missing_config_and_a_wrong_resume_are_refused(configure: Configure, run: Run, tmp_path: Path) -> None:

@@ -7,24 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from ...core.buckets import buckets
+from ...core.cuda import count_gpus
 from ...core.dtypes import FP32, by_name
+from ...core.errors import ConfigError
 from ...core.integers import ceil_div
 from ...core.layout import Layout, Stage, stages
 from ...core.local_params import LocalParam, local_params
-from ...core.progress import format_bytes
+from ...core.machine_memory import machine_memory
+from ...core.progress import format_bytes, format_count
 from ...core.tensors import Table
 from ...model.config import ModelConfig
 from ...model.registry import count_parameters, decoder_spec
 from ...model.spec import EMBEDDING, DecoderSpec
-from ...text.tokenizer import Tokenizer
 from ..config.freezing import without_frozen
-from ..config.initial_model import GivenModel, resolve
+from ..config.initial_model import resolve
 from ..config.train_config import TrainConfig
 from ..pipeline.schedules import make_schedule
 from ..pipeline.simulator import simulate
 from .activation_memory import PassShape, backward_bytes, logits_bytes, stage_bytes
 from .flops import flops_per_token
-from .problems import notes, problems, refuse
+from .planned_model import planned_model
+from .problems import notes, problems, refuse, size_problems
 from .save_copy import save_copy_bytes
 from .traffic import StepWork, Traffic, traffic
 
@@ -40,7 +43,7 @@ class RunPlan:
         in_flight: for each pipeline rank, the largest number of (micro-batch, stage) pairs whose activations it keeps.
         bubble: the share of the time of all ranks that they wait in the pipeline.
         traffic: the communication of the pipeline rank with the most parameters.
-        notes: sentences on settings that waste computation.
+        notes: sentences on settings that waste computation, on inputs that were not checked, and on memory.
     """
 
     model: ModelConfig
@@ -76,22 +79,25 @@ class RunPlan:
         }
 
 
-def make_plan(config: TrainConfig, num_ranks: int | None, resume: str = "auto") -> RunPlan:
+def make_plan(config: TrainConfig, num_ranks: int | None, resume: str = "auto", *, here: bool = False) -> RunPlan:
     """Plans a run.
 
     Args:
         config: the configuration.
         num_ranks: the number of ranks of the job; None = as many as the layout needs.
         resume: "auto", "never" or a checkpoint; see Trainer.
+        here: whether all ranks are to start on this machine: data that it lacks, and memory, are then an error instead
+            of a note.
 
     Raises:
         ParallelError: the run cannot start; the message lists every reason.
-        CheckpointError: the checkpoint that gives the model's shape cannot be used.
-        ConfigError: a pattern of `train.freeze` matches no parameter, or [train] seq_len is longer than the model
-            allows.
+        CheckpointError: the tokenizer or the checkpoint that gives the model's shape cannot be used.
+        ConfigError: a pattern of `train.freeze` matches no parameter, [train] seq_len is longer than the model allows,
+            data cannot be used, or the run needs more memory than this machine has.
     """
     given = resolve(config, resume)
-    model = given.complete(_tokenizer_size(config, given), (), config.precision.params)
+    refuse(size_problems(config, given.keys, num_ranks))
+    model, absent = planned_model(config, given, here)
     spec = decoder_spec(model)
     table = without_frozen(spec.table, config.train.freeze)
     refuse(problems(config, table, num_ranks))
@@ -123,20 +129,30 @@ def make_plan(config: TrainConfig, num_ranks: int | None, resume: str = "auto") 
         tokens_per_step=tokens,
         flops_per_step=flops_per_token(model, config.train.seq_len) * tokens,
         steps=config.train.steps,
-        notes=tuple(notes(config, layout)),
+        notes=(*notes(config, layout), *absent, *_check_memory(memory, layout, here)),
         run_folder=config.run_folder,
     )
 
 
-def _tokenizer_size(config: TrainConfig, given: GivenModel) -> int:
-    """Returns the vocabulary size of the run's tokenizer; before there is one, that of the tokenizer to be trained.
+def _check_memory(memory: Sequence[dict[str, int]], layout: Layout, here: bool) -> list[str]:
+    """Returns a sentence if this machine has not the memory of all ranks; raises ConfigError if it must have it.
 
-    The tokenizer is not read where the size has no use.
+    Ranks on GPUs have memory of their own, which is not compared.
     """
-    if given.keys.vocab_size or config.data.sources == "stdlib":
-        return config.data.vocab_size
-    folder = given.tokenizer or Path(config.data.sources[0].path)
-    return Tokenizer.from_folder(folder).vocab_size if folder.is_dir() else config.data.vocab_size
+    ranks = [sum(parts.values()) for parts in memory]
+    needed, available = sum(ranks) * layout.tp * layout.dp, machine_memory()
+    if needed <= available or count_gpus():
+        return []
+    text = (
+        f"{format_count(layout.world_size, 'rank')} of at most {format_bytes(max(ranks))} need {format_bytes(needed)} "
+        f"of memory, and this machine has {format_bytes(available)}."
+    )
+    if here:
+        raise ConfigError(
+            f"{text} Use a smaller model or micro-batch, shorter rows, a higher [zero] stage, [recompute], or more "
+            "machines; `tk plan` shows the memory by part."
+        )
+    return [text]
 
 
 def model_state_bytes(config: TrainConfig, layout: Layout, params: Sequence[LocalParam]) -> dict[str, int]:

@@ -1,12 +1,19 @@
 """Finds all problems of a configuration at once; each names its formula, its values and a fix."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from ...core.errors import ParallelError
-from ...core.integers import round_up
+from ...core.integers import ceil_div, round_up
 from ...core.layout import Layout
 from ...core.tensors import Table, num_layers, split_boxes
+from ...model.shape import ModelKeys
 from ..config.train_config import TrainConfig
+
+MOST_TENSORS: Final = 10**6
+MOST_RANKS: Final = 2**20
+MOST_PASSES: Final = 2**15  # of a rank in a step
+TENSORS_PER_LAYER: Final = 12
 
 
 def problems(config: TrainConfig, table: Table, num_ranks: int | None) -> list[str]:
@@ -19,6 +26,36 @@ def problems(config: TrainConfig, table: Table, num_ranks: int | None) -> list[s
     """
     found = [*_axes(config, num_ranks), *_tensors(config, table), *_pipeline(config, table)]
     return list(dict.fromkeys(found))
+
+
+def size_problems(config: TrainConfig, keys: ModelKeys, num_ranks: int | None) -> list[str]:
+    """Returns one sentence per size that is too large to be planned, or for a rank to list its tensors and passes."""
+    found = []
+    num_tensors = keys.num_hidden_layers * (TENSORS_PER_LAYER + 3 * _num_experts(keys))
+    if num_tensors > MOST_TENSORS:
+        found.append(
+            f"[model]: num_hidden_layers = {keys.num_hidden_layers:,}, with their experts, have some {num_tensors:,} "
+            f"tensors; tk has a limit of {MOST_TENSORS:,}. Use fewer layers or experts."
+        )
+    parallel = config.parallel
+    num_ranks = num_ranks or parallel.tp * parallel.pp * (1 if parallel.dp == "auto" else parallel.dp)
+    if num_ranks > MOST_RANKS:
+        found.append(f"[parallel]: {num_ranks:,} ranks are more than the limit of {MOST_RANKS:,}. Use fewer.")
+    dp = max(1, num_ranks // (parallel.tp * parallel.pp))
+    passes = ceil_div(config.train.global_batch_size, dp * config.train.micro_batch_size) * parallel.num_virtual_stages
+    if passes > MOST_PASSES:
+        found.append(
+            f"[train] global_batch_size / (dp x micro_batch_size) x num_virtual_stages = "
+            f"{config.train.global_batch_size:,} / ({dp} x {config.train.micro_batch_size:,}) x "
+            f"{parallel.num_virtual_stages:,} = {passes:,} passes per rank and step; tk has a limit of "
+            f"{MOST_PASSES:,}. Use larger micro-batches, or more ranks."
+        )
+    return found
+
+
+def _num_experts(keys: ModelKeys) -> int:
+    """Returns the number of experts of a layer, 0 if the architecture has none."""
+    return keys.num_local_experts if keys.architecture in ("mixtral", "qwen3_moe") else 0
 
 
 def refuse(found: list[str]) -> None:

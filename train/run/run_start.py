@@ -11,12 +11,12 @@ from ...model.peers import peers
 from ...model.stored_config import stored_config
 from ...parallel.host import host_group
 from ..config.initial_model import open_init, unsupported_options
+from ..config.run_inputs import Inputs
 from ..config.train_config import TrainConfig
 from ..saving.checkpointer import Checkpointer, OpenRun
 from ..saving.resume import Start
 from ..state.progress import TrainState
 from ..state.stored_state import RunResume
-from .inputs import Inputs
 
 _log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from ...parallel.torch_dtypes import torch_dtype
 from ...parallel.weight_grads import WeightGradQueue
 from ..config.freezing import without_frozen
 from ..config.initial_model import resolve
+from ..config.run_inputs import Inputs
 from ..config.train_config import TrainConfig
 from ..engine.compiling import compile_layers
 from ..engine.evaluate import evaluate
@@ -32,7 +33,7 @@ from ..records.step_log import StepLog
 from ..saving.checkpointer import Checkpointer, OpenRun, SaveOptions
 from ..state.progress import StepResult, TrainState
 from ..state.stored_state import RunResume
-from .inputs import Inputs, open_inputs
+from .inputs import open_inputs
 from .run_start import start_run
 
 

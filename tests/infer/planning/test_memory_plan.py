@@ -134,16 +134,6 @@ def test_the_memory_of_gpus_counts_where_ranks_compute_on_them(monkeypatch: pyte
             plan_memory(CONFIG, on_host, "fp32", "fp32")
 
 
-def test_a_container_has_the_rest_of_its_limit_and_the_cache_of_files(tmp_path: Path) -> None:
-    unlimited = memory_plan.free_memory(tmp_path)
-    stat = "anon 500\ninactive_file 300\nactive_file 100\nshmem 50\n"
-    for name, text in (("max", "1000\n"), ("current", "900\n"), ("stat", stat)):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert memory_plan.free_memory(tmp_path) == 500
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_plan.free_memory(tmp_path) > 0.5 * unlimited > 500
-
-
 def test_memory_is_as_planned(llm: LLM, llm_tp2: LLM) -> None:
     whole, half = llm.engine.memory, llm_tp2.engine.memory
     assert half.weight_bytes < 0.6 * whole.weight_bytes

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
+from tk.core.machine_memory import free_memory
 from tk.infer.api.client import Client
-from tk.infer.planning.memory_plan import free_memory
 from tk.infer.requests.events import Delta, Started
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb

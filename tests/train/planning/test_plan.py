@@ -120,7 +120,7 @@ def test_the_command_prints_one_json_document(configure: Configure, write_toml: 
 def test_a_run_with_init_is_planned_with_the_shape_of_the_checkpoint(
     configure: Configure, write_toml: Any, tmp_path: Path
 ) -> None:
-    folder = _hugging_face(tmp_path)
+    folder = write_hugging_face(tmp_path / "hugging-face", ModelConfig(**MODELS["llama"]))
     config = configure(model={})
     config["model"] = {"init": str(folder)}
     shown = CliRunner().invoke(plan_command, [str(write_toml(config)), "--json"])
@@ -130,10 +130,9 @@ def test_a_run_with_init_is_planned_with_the_shape_of_the_checkpoint(
     assert model["vocab_size"] == SHAPE["vocab_size"]
 
 
-def _hugging_face(tmp_path: Path) -> Path:
-    folder = tmp_path / "hugging-face"
+def write_hugging_face(folder: Path, config: ModelConfig) -> Path:
+    """Writes a checkpoint of zeros."""
     folder.mkdir()
-    config = ModelConfig(**MODELS["llama"])
     tensors = {spec.name: torch.zeros(spec.shape) for spec in decoder_spec(config).table if not spec.alias}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config.to_json()))
@@ -141,7 +140,10 @@ def _hugging_face(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_is_planned_for_serving(configure: Configure, write_toml: Any, tmp_path: Path) -> None:
-    folder, config = _hugging_face(tmp_path), ModelConfig(**MODELS["llama"])
+    folder, config = (
+        write_hugging_face(tmp_path / "hugging-face", ModelConfig(**MODELS["llama"])),
+        ModelConfig(**MODELS["llama"]),
+    )
     shown = CliRunner().invoke(plan_command, [str(folder), "--json"])
     assert shown.exit_code == 0, shown.output
     rows = {row["tp"]: row for row in json.loads(shown.stdout)["serving"]}
