@@ -149,20 +149,20 @@ def test_a_broken_configuration_is_refused_alike_before_ranks_start(
         config["model"] = {"init": config["model"]["init"]}
     path = str(write_toml(config))
     shown = {}
-    for words in (("plan",), ("train", "--dry-run"), ("train",)):
-        code = main([*words, path])
+    for words in ("plan", "train --dry-run", "train"):
+        code = main([*words.split(), path])
         out, error = capsys.readouterr()
-        if case.noted and words == ("plan",):
+        if case.noted and words == "plan":
             assert code == 0, error
             shown[words] = out
         else:
             assert (code, out) == (case.code, ""), error
             shown[words] = error
         assert case.message in shown[words]
-    assert shown["train",] == shown["train", "--dry-run"]
+    assert shown["train"] == shown["train --dry-run"]
     if case.noted:
-        refusal = shown["train",].removeprefix("error: ").partition(" Use ")[0].strip()
-        assert f"note       {refusal}" in shown["plan",]
+        refusal = shown["train"].removeprefix("error: ").partition(" Use ")[0].strip()
+        assert f"note       {refusal}" in shown["plan"]
     else:
-        assert shown["plan",] == shown["train",]
+        assert shown["plan"] == shown["train"]
     assert not (tmp_path / "run").exists(), "nothing is written"

@@ -1,0 +1,153 @@
+"""The memory of training ranks on a CPU beside that of `tk plan`, for layouts, precisions and recomputation.
+
+Measured is the largest resident memory of a rank's process, less that of a rank that trains a tiny model in the same
+layout: what Python, torch and communication take without a model is not in a plan.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import click
+
+from tk.core.config import parse
+from tk.core.cpu import read_cpu
+from tk.core.progress import format_bytes
+from tk.train.config.train_config import TrainConfig
+from tk.train.planning.plan import make_plan
+
+Sections = Mapping[str, Mapping[str, Any]]
+LLAMA: Final = MappingProxyType(
+    {
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+    }
+)
+TINY: Final = MappingProxyType({"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2})
+BF16: Final = MappingProxyType({"params": "bf16"})
+CONFIGURATIONS: Final[Mapping[str, Sections]] = MappingProxyType(
+    {
+        "fp32": {},
+        "fp32, selective": {"recompute": {"mode": "selective"}},
+        "fp32, full": {"recompute": {"mode": "full"}},
+        "bf16": {"precision": BF16},
+        "bf16, selective": {"precision": BF16, "recompute": {"mode": "selective"}},
+        "bf16, full": {"precision": BF16, "recompute": {"mode": "full"}},
+        "tp 2": {"parallel": {"tp": 2}},
+        "tp 2, bf16, full": {"parallel": {"tp": 2}, "precision": BF16, "recompute": {"mode": "full"}},
+        "pp 2": {"parallel": {"pp": 2}},
+        "pp 2, full": {"parallel": {"pp": 2}, "recompute": {"mode": "full"}},
+        "dp 2, ZeRO-1": {"parallel": {"dp": 2}, "zero": {"stage": 1}},
+        "dp 2, ZeRO-2, bf16": {"parallel": {"dp": 2}, "zero": {"stage": 2}, "precision": BF16},
+        "dp 2, ZeRO-3": {"parallel": {"dp": 2}, "zero": {"stage": 3}},
+        "dp 2, ZeRO-3, bf16, full": {
+            "parallel": {"dp": 2},
+            "zero": {"stage": 3},
+            "precision": BF16,
+            "recompute": {"mode": "full"},
+        },
+        "experts": {"model": {"architecture": "mixtral", "num_local_experts": 4, "intermediate_size": 512}},
+        "experts, full": {
+            "model": {"architecture": "mixtral", "num_local_experts": 4, "intermediate_size": 512},
+            "recompute": {"mode": "full"},
+        },
+        "GPT-2": {"model": {"architecture": "gpt2", "intermediate_size": 1536, "num_key_value_heads": 6}},
+        "rows of 2,048": {"train": {"micro_batch_size": 1, "seq_len": 2048}},
+        "rows of 2,048, selective": {
+            "train": {"micro_batch_size": 1, "seq_len": 2048},
+            "recompute": {"mode": "selective"},
+        },
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The memory of one rank, in bytes, beside its plan."""
+
+    name: str
+    rank: int
+    measured: int
+    planned: int
+
+
+def configuration(data: Mapping[str, Any], sections: Sections) -> dict[str, Any]:
+    """Returns a run of three steps, as plain data, with `sections` laid over the defaults."""
+    base: dict[str, dict[str, Any]] = {
+        "model": dict(LLAMA),
+        "data": dict(data),
+        "train": {"steps": 3, "global_batch_size": 8, "micro_batch_size": 4, "seq_len": 512, "eval_rows": 4},
+        "parallel": {"dp": 1},
+        "checkpoint": {"dir": "run"},
+    }
+    for name, values in sections.items():
+        base[name] = base.get(name, {}) | dict(values)
+    return base
+
+
+def measure(name: str, config: dict[str, Any]) -> Iterator[Measurement]:
+    """Trains a model, and a tiny one in the same layout, and yields the memory of each rank."""
+    plan = make_plan(parse(config, TrainConfig, name), None)
+    tiny = config | {
+        "model": config["model"] | TINY | {"num_attention_heads": 2, "num_key_value_heads": 2},
+        "train": config["train"] | {"seq_len": 8},
+    }
+    world = plan.layout.world_size
+    ranks_per_stage = world // plan.layout.pp
+    for rank, (whole, without) in enumerate(zip(_peaks(config, world), _peaks(tiny, world), strict=True)):
+        yield Measurement(name, rank, whole - without, sum(plan.memory[rank // ranks_per_stage].values()))
+
+
+def _peaks(config: dict[str, Any], world: int) -> list[int]:
+    """Returns the largest resident memory of each rank of a run, in bytes."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+        free.close()
+        text = json.dumps(config | {"checkpoint": config["checkpoint"] | {"dir": f"{folder}/run"}})
+        common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tk.benchmarks.training_memory_rank", text],
+                env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        outputs = [process.communicate() for process in processes]
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        if process.returncode:
+            raise SystemExit(f"A rank ended with {process.returncode}:\n{errors[-2000:]}")
+    return [int(printed.splitlines()[-1]) for printed, _ in outputs]
+
+
+@click.command()
+@click.option("--only", default="", help="Measure only configurations with this text in their names.")
+def main(only: str) -> None:
+    """Print a table in Markdown."""
+    cpu = read_cpu()
+    click.echo(f"{cpu.model}, {', '.join(cpu.instruction_sets)}\n")
+    click.echo("| | rank | planned | measured | measured / planned |\n|---|---|---|---|---|")
+    for name, sections in CONFIGURATIONS.items():
+        if only in name:
+            for each in measure(name, configuration({"cache": ".build/bench/stdlib"}, sections)):
+                ratio = each.measured / each.planned
+                sizes = f"{format_bytes(each.planned)} | {format_bytes(each.measured)} | {ratio:.2f}"
+                click.echo(f"| {each.name} | {each.rank} | {sizes} |")
+
+
+if __name__ == "__main__":
+    main()
