@@ -1,7 +1,7 @@
 """The memory of training ranks on a CPU beside that of `tk plan`, for layouts, precisions and recomputation.
 
-Measured is the largest resident memory of a rank's process, less that of a rank that trains a tiny model in the same
-layout: what Python, torch and communication take without a model is not in a plan.
+Measured is by how much a rank's resident memory rises at most, once it has trained a tiny model in the same layout:
+what Python, torch and communication take without a model is not in a plan.
 """
 
 import json
@@ -83,11 +83,11 @@ class Measurement:
 
 
 def configuration(data: Mapping[str, Any], sections: Sections) -> dict[str, Any]:
-    """Returns a run of three steps, as plain data, with `sections` laid over the defaults."""
+    """Returns a run of two steps, as plain data, with `sections` laid over the defaults."""
     base: dict[str, dict[str, Any]] = {
         "model": dict(LLAMA),
         "data": dict(data),
-        "train": {"steps": 3, "global_batch_size": 8, "micro_batch_size": 4, "seq_len": 512, "eval_rows": 4},
+        "train": {"steps": 2, "global_batch_size": 8, "micro_batch_size": 4, "seq_len": 512, "eval_rows": 4},
         "parallel": {"dp": 1},
         "checkpoint": {"dir": "run"},
     }
@@ -97,41 +97,45 @@ def configuration(data: Mapping[str, Any], sections: Sections) -> dict[str, Any]
 
 
 def measure(name: str, config: dict[str, Any]) -> Iterator[Measurement]:
-    """Trains a model, and a tiny one in the same layout, and yields the memory of each rank."""
+    """Trains the model of a configuration on all ranks, and yields the memory of each."""
     plan = make_plan(parse(config, TrainConfig, name), None)
-    tiny = config | {
-        "model": config["model"] | TINY | {"num_attention_heads": 2, "num_key_value_heads": 2},
-        "train": config["train"] | {"seq_len": 8},
-    }
-    world = plan.layout.world_size
-    ranks_per_stage = world // plan.layout.pp
-    for rank, (whole, without) in enumerate(zip(_peaks(config, world), _peaks(tiny, world), strict=True)):
-        yield Measurement(name, rank, whole - without, sum(plan.memory[rank // ranks_per_stage].values()))
+    world_size = plan.layout.world_size
+    for rank, measured in enumerate(_rises(config, world_size)):
+        yield Measurement(name, rank, measured, plan.cpu_memory[rank * plan.layout.pp // world_size])
 
 
-def _peaks(config: dict[str, Any], world: int) -> list[int]:
-    """Returns the largest resident memory of each rank of a run, in bytes."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-        free.close()
-        text = json.dumps(config | {"checkpoint": config["checkpoint"] | {"dir": f"{folder}/run"}})
-        common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+def _rises(config: dict[str, Any], world_size: int) -> list[int]:
+    """Returns by how many bytes the resident memory of each rank rises."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    tiny = config | {"model": config["model"] | TINY | heads, "train": config["train"] | {"seq_len": 8}}
+    with tempfile.TemporaryDirectory() as folder:
+        texts = [
+            json.dumps(each | {"checkpoint": {"dir": f"{folder}/{number}"}})
+            for number, each in enumerate((tiny, config))
+        ]
+        common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tk.benchmarks.training_memory_rank", text],
-                env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                [sys.executable, "-m", "tk.benchmarks.training_memory_rank", *texts],
+                env=os.environ | common | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for rank in range(world)
+            for rank in range(world_size)
         ]
         outputs = [process.communicate() for process in processes]
     for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
             raise SystemExit(f"A rank ended with {process.returncode}:\n{errors[-2000:]}")
     return [int(printed.splitlines()[-1]) for printed, _ in outputs]
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 @click.command()

@@ -17,7 +17,8 @@ V padded vocabulary, b bytes of a parameter. A layer keeps these elements, besid
 only the input of each layer, and all values of the one layer that is in its backward.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...core.dtypes import FP32
@@ -120,3 +121,15 @@ def backward_bytes(shape: PassShape, stage: Stage) -> int:
         for layer in stage.layers
     )
     return widest + shape.tokens * shape.spec.hidden_size * shape.itemsize
+
+
+def free_bytes(shape: PassShape, held: Sequence[Stage]) -> int:
+    """Returns the bytes that malloc holds free on a CPU when a rank's memory is largest, measured rather than derived.
+
+    Blocks that live for one layer, or for the loss, leave room between those that stay, which is split for smaller ones
+    and does not hold the next large block. It comes to the blocks' own size once more, in fp32 also for bf16: products
+    of bf16 have copies in fp32 on CPUs without instructions for them. docs/benchmarks/training_memory.md has figures.
+    """
+    wide = replace(shape, itemsize=FP32.itemsize)
+    logits = logits_bytes(wide) if any(stage.last for stage in held) else 0
+    return logits + max(backward_bytes(wide, stage) for stage in held)

@@ -24,7 +24,7 @@ from ..config.initial_model import resolve
 from ..config.train_config import TrainConfig
 from ..pipeline.schedules import make_schedule
 from ..pipeline.simulator import simulate
-from .activation_memory import PassShape, backward_bytes, logits_bytes, stage_bytes
+from .activation_memory import PassShape, backward_bytes, free_bytes, logits_bytes, stage_bytes
 from .flops import flops_per_token
 from .planned_model import planned_model
 from .problems import notes, problems, refuse, size_problems
@@ -40,6 +40,7 @@ class RunPlan:
 
     Attributes:
         memory: for each pipeline rank, the bytes by part. Ranks along other axes need no more.
+        cpu_memory: for each pipeline rank, the bytes of all parts, and those that malloc holds free on a CPU.
         in_flight: for each pipeline rank, the largest number of (micro-batch, stage) pairs whose activations it keeps.
         bubble: the share of the time of all ranks that they wait in the pipeline.
         traffic: the communication of the pipeline rank with the most parameters.
@@ -52,6 +53,7 @@ class RunPlan:
     schedule: str
     num_micro_batches: int
     memory: tuple[dict[str, int], ...]
+    cpu_memory: tuple[int, ...]
     in_flight: tuple[int, ...]
     bubble: float
     traffic: tuple[Traffic, ...]
@@ -67,7 +69,10 @@ class RunPlan:
             "model": {"architecture": self.model.architecture, "parameters": self.num_parameters}
             | {"vocab_size": self.model.vocab_size},
             "layout": self.layout.to_json(),
-            "memory": [part | {"total": sum(part.values())} for part in self.memory],
+            "memory": [
+                part | {"total": sum(part.values()), "total_on_cpu": on_cpu}
+                for part, on_cpu in zip(self.memory, self.cpu_memory, strict=True)
+            ],
             "schedule": {"name": self.schedule, "bubble": self.bubble, "in_flight": list(self.in_flight)}
             | {"num_micro_batches": self.num_micro_batches},
             "traffic": [asdict(each) | {"wire_bytes": each.wire_bytes} for each in self.traffic],
@@ -114,6 +119,9 @@ def make_plan(config: TrainConfig, num_ranks: int | None, resume: str = "auto", 
         | _save_bytes(config, table, layout, pp)
         for pp, params in enumerate(ranks)
     ]
+    cpu_memory = tuple(
+        sum(parts.values()) + free_bytes(shape, stages(table, layout, pp)) for pp, parts in enumerate(memory)
+    )
     fullest = max(ranks, key=lambda params: sum(param.size for param in params))
     tokens = config.train.global_batch_size * config.train.seq_len
     return RunPlan(
@@ -123,23 +131,23 @@ def make_plan(config: TrainConfig, num_ranks: int | None, resume: str = "auto", 
         schedule=config.parallel.schedule,
         num_micro_batches=num_micro_batches,
         memory=tuple(memory),
+        cpu_memory=cpu_memory,
         in_flight=simulation.peak_in_flight,
         bubble=simulation.bubble,
         traffic=tuple(traffic(layout, _work(config, layout, shape, fullest, num_micro_batches))),
         tokens_per_step=tokens,
         flops_per_step=flops_per_token(model, config.train.seq_len) * tokens,
         steps=config.train.steps,
-        notes=(*notes(config, layout), *absent, *_check_memory(memory, layout, here)),
+        notes=(*notes(config, layout), *absent, *_check_memory(cpu_memory, layout, here)),
         run_folder=config.run_folder,
     )
 
 
-def _check_memory(memory: Sequence[dict[str, int]], layout: Layout, here: bool) -> list[str]:
+def _check_memory(ranks: Sequence[int], layout: Layout, here: bool) -> list[str]:
     """Returns a sentence if this machine has not the memory of all ranks; raises ConfigError if it must have it.
 
     Ranks on GPUs have memory of their own, which is not compared.
     """
-    ranks = [sum(parts.values()) for parts in memory]
     needed, available = sum(ranks) * layout.tp * layout.dp, machine_memory()
     if needed <= available or count_gpus():
         return []
@@ -260,6 +268,7 @@ def _memory_table(plan: RunPlan) -> list[str]:
     rows = [("memory per rank", columns)]
     rows += [(f"  {name}", [format_bytes(parts.get(name, 0)) for parts in plan.memory]) for name in names]
     rows.append(("  total", [format_bytes(sum(parts.values())) for parts in plan.memory]))
+    rows.append(("  on a CPU, with malloc", [format_bytes(size) for size in plan.cpu_memory]))
     return ["".join([f"{name:<24}", *(f"{cell:>12}" for cell in cells)]).rstrip() for name, cells in rows]
 
 

@@ -18,6 +18,7 @@ from tk.train.planning.activation_memory import (
     PassShape,
     Recompute,
     backward_bytes,
+    free_bytes,
     layer_bytes,
     logits_bytes,
     stage_bytes,
@@ -92,3 +93,13 @@ def test_the_loss_holds_logits_and_their_gradient_and_a_block_in_fp32() -> None:
     assert logits_bytes(_shape("none")) == 10 * 512 * (2 + 2 + 4)
     large = replace(_shape("none"), tokens=LOSS_BLOCK)
     assert logits_bytes(large) == 512 * LOSS_BLOCK * 4 + LOSS_BLOCK * 4
+
+
+def test_malloc_holds_the_blocks_of_a_layer_and_of_the_loss_free_once_more_in_fp32() -> None:
+    inner, last = Stage(range(3), first=False, last=False), Stage(range(3), first=False)
+    in_fp32 = replace(_shape("full"), itemsize=4)
+    assert free_bytes(_shape("full"), [inner]) == backward_bytes(in_fp32, inner) > backward_bytes(_shape("full"), inner)
+    assert free_bytes(_shape("full"), [inner, last]) == free_bytes(in_fp32, [last]) > backward_bytes(in_fp32, last)
+    assert free_bytes(_shape("none"), [last]) == logits_bytes(in_fp32) + backward_bytes(
+        replace(in_fp32, recompute="none"), last
+    )

@@ -114,6 +114,7 @@ def test_the_command_prints_one_json_document(configure: Configure, write_toml: 
     assert document["model"]["vocab_size"] == 301, "that of the tokenizer"
     assert document["layout"]["dp"] == 2
     parts = dict(document["memory"][0])
+    assert parts.pop("total_on_cpu") > parts["total"]
     assert parts.pop("total") == sum(parts.values())
 
 
