@@ -30,6 +30,6 @@ def test_each_size_is_refused_above_its_limit_and_not_at_it(configure: Configure
 
 
 def test_all_problems_are_in_one_error(configure: Configure) -> None:
-    sizes = {"parallel": {"tp": 2**21}, "train": {"global_batch_size": 10**9}}
+    sizes: dict[str, Any] = {"parallel": {"tp": 2**21}, "train": {"global_batch_size": 10**9}}
     with pytest.raises(ParallelError, match=r"(?s)\(1\) \[parallel\].*\(2\) \[train\]"):
         refuse(found(configure, **sizes))
