@@ -42,6 +42,7 @@ class Accumulation:
 
     def backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
         """Runs one pass; raises as `ModelEngine.backward`."""
+        self._engine.home.require()
         self.check()
         self._check_loss(loss)
         if self.complete:

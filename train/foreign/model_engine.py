@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Never, SupportsIndex
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from torch import nn
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import open_together, share_errors
 from ...core.dtypes import Precision
-from ...core.errors import TkError
+from ...core.errors import ConfigError, TkError
 from ...core.layout import Layout
 from ...parallel.mesh import Mesh
 from ...parallel.torch_dtypes import torch_dtype
@@ -107,6 +107,11 @@ class ModelEngine:
         last_grad_norm: the gradient norm of the newest step, before clipping.
     """
 
+    __slots__ = (
+        *("module", "step_count", "last_grad_norm", "_foreign", "_training", "_settings", "_watch", "_buffers"),
+        *("_checkpointer", "_optimizer_step", "_accumulation", "__weakref__"),
+    )
+
     def __init__(self, foreign: ForeignModel, engine: TrainingEngine, settings: InitializeOptions) -> None:
         self._training = engine
         self.module = foreign.module
@@ -124,6 +129,20 @@ class ModelEngine:
     def _engine(self) -> TrainingEngine:
         self._training.home.require()
         return self._training
+
+    def __getattr__(self, name: str) -> Never:
+        hint = ""
+        if name in ("optimizer", "param_groups", "lr"):
+            hint = " The learning rate follows the schedule in initialize's optimizer; the engine's AdamW is its own."
+        elif name not in self.__slots__ and hasattr(self.module, name):
+            hint = f" The module has it: engine.module.{name}."
+        raise AttributeError(f"ModelEngine has no {name}.{hint}", name=name, obj=self)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Never:
+        raise ConfigError(
+            "An engine cannot be copied or pickled: its buffers belong to a job of several ranks. Copy engine.module, "
+            "or save with engine.save."
+        )
 
     def __call__(self, batch: Any) -> Any:
         """Runs the module: keywords from a mapping, arguments from a tuple or list, else one argument.
@@ -168,7 +187,11 @@ class ModelEngine:
         self._accumulation.check()
         if not self._accumulation.complete:
             return False
-        self._watch.check()
+        try:
+            self._watch.check()
+        except ConfigError:
+            self.zero_grad()  # with the other ranks, which wait for this one's part of the exchange
+            raise
         loss, sums, discarded = self._end_step(discard=False)
         if discarded:
             raise TkError(

@@ -104,6 +104,7 @@ class Agreement:
         """
         self.announce(act)
         self.confirm()
+        self._complete_everywhere = 0  # the end of the pass exchanges them; a later one has other gradients
 
     def _describe(self, acts: Sequence[tuple[int, int]]) -> str:
         ranks = dist.get_process_group_ranks(self.group.process_group)

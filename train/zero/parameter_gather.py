@@ -14,15 +14,22 @@ way. A gather rounds each rank's fp32 masters to the parameters' dtype, so ranks
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import nn
 
+from ...core.errors import TkError
 from ...parallel.collectives import PendingResult, start_all_gather_flat
 from .agreement import Act, Agreement
 from .flat_buffers import FlatBucket, FlatBuffers
 from .outputs import tensors_in
 from .saved_parameters import SavedParameters
+
+_UNTRACED: Final = (
+    "At ZeRO stage 3 a block's parameters are gathered when it is called, which torch.compile cannot trace as part of "
+    "one graph: leave out fullgraph=True, so that it compiles what is between the gathers, or train at a lower stage."
+)
 
 
 @dataclass(slots=True)
@@ -155,6 +162,7 @@ class ParameterGather:
         owner = self.units[index].modules[0]
 
         def hook(module: nn.Module, inputs: Any) -> None:
+            _leave_to_python()
             if module is owner:  # a deep copy has the hooks, too
                 self._ensure_gathered(index, Act.BACKWARD if self._in_backward else Act.FORWARD)
 
@@ -164,6 +172,7 @@ class ParameterGather:
         unit = self.units[index]
 
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            _leave_to_python()
             if self._in_backward or module is not unit.modules[-1]:
                 return
             self._free(unit)
@@ -233,3 +242,13 @@ class ParameterGather:
             if written:
                 bucket.take_written()
             bucket.free()
+
+
+def _leave_to_python() -> None:
+    """Ends the tracing of torch.compile, which then leaves the hook and the call around it to Python.
+
+    Raises:
+        TkError: the call is traced; a user sees it only with fullgraph=True.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        raise TkError(_UNTRACED)
