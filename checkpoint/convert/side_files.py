@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...core.dtypes import DType
-from ...core.errors import ManifestError
+from ...core.errors import CheckpointError, ManifestError
 from ..files import folders, storage
 from ..files.file_watch import changed_while_read
 from ..files.lfs_pointers import refuse_open_pointer
+from ..files.links import stands_for_copy
 from ..files.storage import FileState
 from ..format.manifest import FileDigest
 from ..read import hugging_face as hf
@@ -19,10 +20,8 @@ from ..read.known_files import edited_file
 from ..read.reader import Checkpoint
 
 _PIECE: Final = 2**20  # bytes
-_DTYPE_KEYS: Final = (
-    "dtype",
-    "torch_dtype",
-)  # `transformers` 5 reads the first one and then the second, older ones the other
+# `transformers` 5 reads the first one and then the second, older ones the second.
+_DTYPE_KEYS: Final = ("dtype", "torch_dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,16 @@ def plan_side_files(source: Checkpoint, dtype: DType | None = None) -> tuple[Sid
 
     Raises:
         ManifestError: a file has a name that a checkpoint cannot store, or is too large.
-        CheckpointError: a file is missing, is no regular file, or has changed since it was saved.
+        CheckpointError: a file is missing, is no regular file, has changed since it was saved, or is a link to a file
+            of another name and without a digest.
     """
     known, paths = source.folder.sealed_files, source.folder.side_paths()
+    for name, path in paths.items():
+        if name not in known and not stands_for_copy(source.path / name, path):
+            raise CheckpointError(
+                f"{source.path / name} is a link to {path}, a file of another name, which may be anything on this "
+                "machine, so it is not copied. Put the file itself there, or remove the link."
+            )
     files = [_look_at(name, path, known.get(name)) for name, path in paths.items() if name != hf.INDEX]
     if dtype is None:
         return tuple(files)

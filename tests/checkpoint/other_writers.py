@@ -168,11 +168,12 @@ def hub_cache(source: Path, cache: Path) -> Path:
     snapshot = repository / "snapshots" / "0123abcd"
     (repository / "blobs").mkdir(parents=True)
     (cache / "blobs" / "ab").mkdir(parents=True)
-    for number, path in enumerate(path for path in sorted(source.rglob("*")) if path.is_file()):
-        blob, link = repository / "blobs" / f"{number}", snapshot / path.relative_to(source)
+    for path in [path for path in source.rglob("*") if path.is_file()]:
+        code = hashlib.sha256(path.read_bytes()).hexdigest()
+        blob, link = repository / "blobs" / code, snapshot / path.relative_to(source)
         if path.suffix == ".safetensors":
-            (cache / "blobs" / "ab" / f"ab{number}").write_bytes(path.read_bytes())
-            blob.symlink_to(f"../../blobs/ab/ab{number}")
+            (cache / "blobs" / "ab" / code).write_bytes(path.read_bytes())
+            blob.symlink_to(f"../../blobs/ab/{code}")
         else:
             blob.write_bytes(path.read_bytes())
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -75,14 +75,13 @@ HELD = {
         "hugging_face_values:a_change_of_dtype_leaves_integers_alone",
         "hugging_face_values:quantized_values_are_not_cast_without_their_scales",
     ],
-    "The file is read as `transformers`": [
-        "model/architectures:logits_equal_transformers_and_survive_the_way_there_and_back"
-    ],
+    "The file is read as `transformers`": ["model/config_changes:a_choice_of_keys_by_themselves"],
     "Each architecture lists every key": [
         "model/config_keys:every_key_of_the_class_of_transformers_is_in_one_list",
         "model/config_keys:a_file_that_transformers_saves_has_no_unknown_key",
     ],
     "A key that makes the model": ["model/config_keys:a_missing_key_has_the_default_of_the_class_of_transformers"],
+    "The ids of special tokens": ["model/config_keys:a_missing_key_has_the_default_of_the_class_of_transformers"],
     "`null` is refused": ["model/config_keys:null_is_read_only_where_it_has_a_meaning"],
     "`rope_scaling` counts before": [
         "model/rope_keys:theta_is_that_of_the_object_that_counts",
@@ -164,6 +163,7 @@ HELD = {
         "side_files:remote_code_and_chat_templates_load_from_an_export",
     ],
     "They never copy": ["side_files:what_a_model_needs_is_copied_and_the_rest_named"],
+    "A side file without a digest": ["side_files:a_link_to_a_file_of_another_name_is_not_carried_away"],
     "With `--dtype` every": ["side_files:every_dtype_in_a_config_changes_with_the_weights"],
     "`tk reshard` and `tk export` write": ["crash:killed_at_every_operation"],
     "A target that has the name": ["step_names:no_copy_gets_a_name_that_a_run_would_take_for_something_else"],

@@ -140,6 +140,33 @@ def test_what_a_model_needs_is_copied_and_the_rest_named(
     assert {name: (again / name).read_text() for name in SMALL} == SMALL
 
 
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("name", ["LICENSE", "vocab.txt"])
+def test_a_link_to_a_file_of_another_name_is_not_carried_away(
+    llama_step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], plain: bool, name: str
+) -> None:
+    """A link in a downloaded folder may lead to a key, which a copy would publish. Caches and farms are copied."""
+    assert main(["export", str(llama_step), str(tmp_path / "first"), "--plain"]) == 0
+    fill(tmp_path / "first", {name: "text", "NOTICE": "n", "COPYING": "c"})
+    source, key = tmp_path / "source", tmp_path / "home" / "id_rsa"
+    assert main(["export", str(tmp_path / "first"), str(source), *(["--plain"] if plain else [])]) == 0
+    fill(tmp_path / "home", {"id_rsa": "text", "NOTICE": "n", "0123456789abcdef0123456789abcd": "c"})
+    for linked, target in ((name, "id_rsa"), ("NOTICE", "NOTICE"), ("COPYING", "0123456789abcdef0123456789abcd")):
+        (source / linked).unlink()
+        (source / linked).symlink_to(key.with_name(target))
+    (source / "README.md").symlink_to("config.json")
+    capsys.readouterr()
+    sealed = not plain and name == "vocab.txt"  # its digest shows that it is the file that was sealed
+    assert main(["export", str(source), str(tmp_path / "new")]) == (0 if sealed else 3)
+    said = " ".join(capsys.readouterr().err.split())
+    assert sealed or f"{source / name} is a link to {key}, a file of another name" in said
+    (source / name).unlink()
+    (source / name).write_text("text")
+    assert main(["export", str(source), str(tmp_path / "newer")]) == 0
+    copied = {each: (tmp_path / "newer" / each).read_text() for each in (name, "NOTICE", "COPYING")}
+    assert copied == {name: "text", "NOTICE": "n", "COPYING": "c"}
+
+
 def test_odd_names_are_left_behind_on_one_line(
     llama_step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.checkpoint import Checkpoint, prepare_export
+from tk.checkpoint import Checkpoint, RunFolder, prepare_export
 from tk.checkpoint.files import lookup
 from tk.checkpoint.read.step_folder import StepFolder
 from tk.checkpoint.read.strangers import looks_like_weights
@@ -60,6 +60,17 @@ def test_a_run_does_not_pass_over_its_newest_step(tmp_path: Path) -> None:
     (newest / "model.safetensors").unlink()
     (newest / "config.json").write_bytes(b"[]")
     assert f"{newest / 'config.json'} is not the file that was saved" in refusal(tmp_path / "run")
+
+
+def test_a_step_with_two_models_is_neither_pruned_nor_overwritten_nor_moved(tmp_path: Path) -> None:
+    steps = [save_step(tmp_path / "run", TABLE, Layout(), step=number) for number in (1, 2, 3)]
+    (steps[0] / "model.safetensors").write_bytes(b"x")
+    before = sorted((tmp_path / "run").iterdir())
+    with RunFolder(tmp_path / "run").lock() as locked:
+        assert locked.prune(1) == [steps[1]]
+        with pytest.raises(CheckpointError, match="holds two models"):
+            locked.begin_step(1)
+    assert sorted((tmp_path / "run").iterdir()) == [path for path in before if path != steps[1]]
 
 
 def test_a_folder_is_listed_once_and_parts_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
