@@ -123,6 +123,9 @@ HELD = {
         "crash:a_missing_fsync_is_seen",
         "locked_run:pruning_keeps_the_newest_the_milestones_and_bad_steps",
     ],
+    "A file system that cannot rename": ["pruning:steps_of_a_lower_layer_are_pruned_in_place"],
+    "A step that cannot be pruned": ["save_job:a_step_is_saved_even_if_older_ones_cannot_be_removed"],
+    "A save that fails removes": ["save_job:a_failed_save_leaves_a_full_disk_no_fuller"],
     "A process that makes a folder": ["crash:power_cut_after_every_operation"],
     "With `[checkpoint] async_save`": [
         "train/saver:in_the_background_as_in_place",
