@@ -1,4 +1,4 @@
-"""What became of the inputs of `tk data prepare` and `tk tokenizer train`: what was left out, and why."""
+"""The option to leave fields of rows out, and what commands say about parts of their inputs that they left out."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -9,6 +9,7 @@ import click
 from ..core.errors import ConfigError
 from ..core.progress import progress_bar
 from .common import PATH, print_json
+from .corpus_report import ignore_option
 from .engine_options import DTYPES, KV_CACHE_DTYPES, QUANTIZED_DTYPES, kernels_option, threads_option, tp_option
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ MAX_RUNNING: Final = 16  # windows at a time: they fill steps, and their cache s
     "--stride", type=click.IntRange(1), help="Tokens that a window scores; fewer give each more context; default: all."
 )
 @click.option("--limit", type=click.IntRange(2), help="Read only so many tokens of the data.")
+@ignore_option
 @tp_option
 @click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Dtype of the computation; repeat it to compare.")
 @click.option(
@@ -59,6 +61,7 @@ def evaluate(
     context: int | None,
     stride: int | None,
     limit: int | None,
+    ignored: tuple[str, ...],
     dtypes: tuple[str, ...],
     weight_dtypes: tuple[str, ...],
     kv_dtypes: tuple[str, ...],
@@ -82,7 +85,7 @@ def evaluate(
     if stride is not None and stride > length:
         raise ConfigError(f"--stride {stride} is more than the context of {length} tokens.")
     has_tokenizer = (opened.path / TOKENIZER_FILE).exists()
-    texts = read_texts(data, Tokenizer.from_folder(opened.path) if has_tokenizer else None, limit)
+    texts = read_texts(data, Tokenizer.from_folder(opened.path) if has_tokenizer else None, limit, ignored)
     given = {name: value for name, value in engine_values.items() if value is not None}
     names = ("dtype", "weight_dtype", "kv_dtype")
     runs = [

@@ -1,5 +1,6 @@
 """The texts that `tk eval` measures: a file of text or of rows, or a token folder."""
 
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from ..infer.api.perplexity import EvalText
 from ..text.tokenizer import Tokenizer
 
 
-def read_texts(data: Path, tokenizer: Tokenizer | None, limit: int | None) -> list[EvalText]:
+def read_texts(
+    data: Path, tokenizer: Tokenizer | None, limit: int | None, ignored: Collection[str] = ()
+) -> list[EvalText]:
     """Reads texts and tokenizes them, if they are not tokens already.
 
     Args:
@@ -20,11 +23,12 @@ def read_texts(data: Path, tokenizer: Tokenizer | None, limit: int | None) -> li
             `tk data prepare` reads; or a token folder, whose mask says which tokens count.
         tokenizer: the tokenizer of the model; None if the checkpoint has none.
         limit: the number of tokens after which the data is cut; None = all.
+        ignored: fields of rows to leave out.
 
     Raises:
         ConfigError: the data cannot be read, is of another tokenizer, or needs a tokenizer.
     """
-    texts = _token_folder(data, tokenizer) if data.is_dir() else _text_file(data, tokenizer)
+    texts = _token_folder(data, tokenizer) if data.is_dir() else _text_file(data, tokenizer, ignored)
     return texts if limit is None else _first(texts, limit)
 
 
@@ -42,11 +46,11 @@ def _token_folder(folder: Path, tokenizer: Tokenizer | None) -> list[EvalText]:
     ]
 
 
-def _text_file(path: Path, tokenizer: Tokenizer | None) -> list[EvalText]:
+def _text_file(path: Path, tokenizer: Tokenizer | None, ignored: Collection[str]) -> list[EvalText]:
     if tokenizer is None:
         raise ConfigError("The checkpoint has no tokenizer.json, so text cannot be measured; give a token folder.")
     texts = []
-    for document in find_corpus([path]).documents():
+    for document in find_corpus([path], ignored).documents():
         if not isinstance(document, str):
             raise ConfigError(
                 f'{path} has fine-tuning examples, not {{"text": ...}}. Prepare it with `tk data prepare` and give the '

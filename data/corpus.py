@@ -77,8 +77,8 @@ class Corpus:
     Attributes:
         files: the files, in the order of reading.
         reader: makes documents of rows, and counts the fields that had no effect.
-        skipped: the files of folders that hold no text or rows, and folders below them that cannot be listed;
-            `documents` fills it.
+        skipped: the files of folders that hold no text or rows, files of rows that have none, and folders below them
+            that cannot be listed; `documents` fills it.
         counts: what became of the rows; `documents` fills it.
     """
 
@@ -133,6 +133,8 @@ class Corpus:
                 self.counts.empty += 1
             else:
                 yield document
+        if self.counts.rows == before.rows:
+            self.skipped.append(Skipped(path, f"{path} has no rows."))
         rows, empty = self.counts.rows - before.rows, self.counts.empty - before.empty
         unlearned = self.counts.unlearned - before.unlearned
         if rows and rows == empty + unlearned:

@@ -99,11 +99,13 @@ def test_files_that_hold_neither_text_nor_rows_are_named(
     (folder / "b.arrow").write_text("ARROW1")
     (folder / "c.dat").write_bytes(b"a\0b")
     (folder / "d.txt").write_text(json.dumps(CHAT) + "\n")
+    (folder / "e.csv").write_text("text\n")
     assert prepare(folder, "--json") == 0
     skipped = {Path(each["path"]).name: each["reason"] for each in json.loads(capsys.readouterr().out)["skipped_files"]}
-    assert set(skipped) == {"b.arrow", "c.dat", "d.txt"}
+    assert set(skipped) == {"b.arrow", "c.dat", "d.txt", "e.csv"}
     assert "holds a table in a format that tk does not read" in skipped["b.arrow"]
     assert "let it end in .jsonl" in skipped["d.txt"]
+    assert "has no rows" in skipped["e.csv"]
     for name in skipped:
         assert prepare(folder / name, "--force") == 2
-        assert name in capsys.readouterr().err
+        assert ("no text" if name == "e.csv" else name) in capsys.readouterr().err

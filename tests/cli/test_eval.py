@@ -1,5 +1,6 @@
 """`tk eval` on a tiny model: the kinds of data, the table of dtypes, JSON, and errors."""
 
+import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -58,6 +59,13 @@ def test_a_text_file_json_lines_and_a_token_folder(
     document = results(capsys, folder, "--data", str(lines))
     mean = sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
     assert document["results"][0]["loss"] == pytest.approx(mean, abs=1e-4)
+
+    table = tmp_path / "texts.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "chosen"), *((text, "no") for text in TEXTS)])
+    assert results(capsys, folder, "--data", str(table), "--ignore", "chosen")["num_tokens"] == document["num_tokens"]
+    assert main(["eval", folder, "--data", str(table)]) == 2
+    assert 'row 1: "chosen" is preference data' in capsys.readouterr().err
 
     prepared = tmp_path / "prepared"
     assert main(["data", "prepare", str(lines), "--tokenizer", folder, "--out", str(prepared)]) == 0
