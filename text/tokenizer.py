@@ -164,10 +164,6 @@ class Tokenizer:
             end = stop
         return list(encoding.ids), marked
 
-    def to_json(self) -> str:
-        """Returns the text of a tokenizer.json with the same vocabulary, without truncation and padding."""
-        return self._backend.to_str()
-
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """The special tokens as text, by rising id."""

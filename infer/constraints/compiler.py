@@ -112,33 +112,46 @@ class Grammars:
                 ) from error
             except (ValueError, CheckpointError) as error:
                 raise _wrong(constraint, f"the checkpoint's tokenizer cannot be used for it: {error}") from error
-        inside = self._matcher(constraint, vocabulary.inside)
+        inside = _matcher(constraint, vocabulary.inside)
         if first is None:
+            self._check_beginning(constraint, inside)
             return Grammar(constraint, inside, self._vocab_size)
-        state = FirstState(self._matcher(constraint, first.library), first.spelled, vocabulary.special_ids)
-        return Grammar(constraint, inside, self._vocab_size, state)
+        state = _matcher(constraint, first.library)
+        self._check_beginning(constraint, state)
+        start = FirstState(state, first.spelled, vocabulary.special_ids)
+        return Grammar(constraint, inside, self._vocab_size, start)
 
-    def _matcher(self, constraint: Constraint, vocabulary: "LLTokenizer") -> "LLMatcher":
-        """Returns the library's matcher before the first token; raises InvalidRequest if no text matches it."""
-        from llguidance import LLMatcher, LLParserLimits
-
-        limits = LLParserLimits(
-            max_grammar_size=_GRAMMAR_SIZE,
-            initial_lexer_fuel=_BUILD_FUEL,
-            max_lexer_states=_LEXER_STATES,
-            max_items_in_row=_ROW_ITEMS,
-            step_lexer_fuel=_MASK_FUEL,
-            step_max_items=_MASK_ITEMS,
-            verbose_errors=False,
-        )
-        matcher = LLMatcher(vocabulary, _library_text(constraint), log_level=0, limits=limits)
-        can_begin = not matcher.is_error() and mask_of(matcher, ceil_div(self._vocab_size, 32)).any()
+    def _check_beginning(self, constraint: Constraint, matcher: "LLMatcher") -> None:
+        """Raises InvalidRequest if no token can begin a text, which also finds texts that can never be."""
+        can_begin = mask_of(matcher, ceil_div(self._vocab_size, 32)).any()
         why = first_line(matcher.get_error()) if matcher.is_error() else ""
         if why.startswith(NO_TOKEN) or not (can_begin or why):
             raise _wrong(constraint, "no text matches it that the model's tokens can spell")
         if why:
             raise _wrong(constraint, why)
-        return matcher
+
+
+def _matcher(constraint: Constraint, vocabulary: "LLTokenizer") -> "LLMatcher":
+    """Returns the library's matcher before the first token.
+
+    Raises:
+        InvalidRequest: the constraint is malformed or too large.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        max_grammar_size=_GRAMMAR_SIZE,
+        initial_lexer_fuel=_BUILD_FUEL,
+        max_lexer_states=_LEXER_STATES,
+        max_items_in_row=_ROW_ITEMS,
+        step_lexer_fuel=_MASK_FUEL,
+        step_max_items=_MASK_ITEMS,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(vocabulary, _library_text(constraint), log_level=0, limits=limits)
+    if matcher.is_error():
+        raise _wrong(constraint, first_line(matcher.get_error()))
+    return matcher
 
 
 def _library_text(constraint: Constraint) -> str:

@@ -42,7 +42,7 @@ class FirstState:
 
     Attributes:
         state: the library's matcher for the vocabulary of the first token.
-        spelled: for each token that has other bytes there, tokens with these bytes inside a text.
+        spelled: for each token that has other bytes there, tokens of the library with these bytes inside a text.
         special_ids: the tokens that texts show only if they are asked to.
     """
 

@@ -49,14 +49,10 @@ class SpelledTokens:
 
     def __call__(self, text: bytes) -> list[int]:
         """Returns tokens with these bytes: those of the tokenizer, or the longest ones if its own have other bytes."""
-        return self._by_tokenizer(text) or self._longest_first(text)
+        return self._by_tokenizer(text) or self.longest_first(text)
 
-    def of_model(self, text: bytes) -> list[int] | None:
-        """Returns tokens of the model with these bytes, each as long as possible; None if some bytes have none."""
-        found = self._longest_first(text)
-        return None if any(token >= self._first_byte for token in found) else found
-
-    def _longest_first(self, text: bytes) -> list[int]:
+    def longest_first(self, text: bytes) -> list[int]:
+        """Returns tokens with these bytes, each as long as possible."""
         found, start = list[int](), 0
         while start < len(text):
             stops = range(min(len(text), start + self._longest), start, -1)

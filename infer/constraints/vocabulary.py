@@ -45,7 +45,7 @@ class FirstTokens:
 
     Attributes:
         library: the vocabulary as the library has it.
-        spelled: for each token whose bytes differ, tokens with these bytes inside a text.
+        spelled: for each token whose bytes differ, tokens of the library with these bytes inside a text.
     """
 
     library: "LLTokenizer"
@@ -73,7 +73,7 @@ class Vocabulary:
         self._tokenizer, self._size = tokenizer, vocab_size
         self.special_ids = tokenizer.special_ids
         self._texts = self._of_size(tokenizer.vocabulary_bytes())
-        self._eos = list(eos_token_ids) or [self._any_end()]
+        self._eos = [token for token in eos_token_ids if token < vocab_size] or [self._any_end()]
         self._check_neighbours()
         self._spelled = self._spelled_tokens(self._texts, lambda text: tokenizer.encode(text, special_tokens=False))
         self.inside = self._library(self._spelled)
@@ -98,15 +98,9 @@ class Vocabulary:
     def _differing(self, texts: list[bytes]) -> FirstTokens | None:
         """Returns the vocabulary for a first token with these bytes; tokens without text are never first."""
         different = [text != inside for text, inside in zip(texts, self._texts, strict=True)]
-        spelled: dict[int, list[int]] = {}
-        for token in compress(range(self._size), different):
-            inside = self._spelled.of_model(texts[token])
-            if inside:
-                spelled[token] = inside
-            else:
-                texts[token] = b""
         if not any(different):
             return None
+        spelled = {token: self._spelled.longest_first(texts[token]) for token in compress(range(self._size), different)}
         return FirstTokens(self._library(self._spelled_tokens(texts, lambda _: ())), spelled)
 
     def _of_size(self, texts: list[bytes]) -> list[bytes]:

@@ -163,6 +163,21 @@ def test_a_named_special_token_leaves_the_text_at_its_start(
         assert theirs.decode([1, the], skip_special_tokens=not keep).removeprefix("<s>") == shown
 
 
+def test_a_text_may_begin_with_what_never_stands_inside_one(families: Callable[[str], tuple[Grammars, Any]]) -> None:
+    grammars, (_, theirs) = families("words")  # every word but the first has a space before it
+    [yes, no] = theirs.encode("yes no").ids
+    assert allowed(grammars.compile(Constraint("regex", "yes|no")).start()) == sorted([yes, no])
+    with pytest.raises(InvalidRequest, match="no text matches it"):
+        grammars.compile(Constraint("regex", "yes|no"), "", [yes])
+
+
+@pytest.mark.parametrize("ends", [(), (10**6,), (END, 10**6)])
+def test_ends_that_the_vocabulary_lacks_do_not_matter(ends: tuple[int, ...], tmp_path: Path) -> None:
+    ours, _ = tokenizer_of("llama2", tmp_path)
+    grammar = Grammars(ours, ours.vocab_size, ends).compile(Constraint("regex", "(ab)+"), "", [1])
+    assert re.fullmatch("a|ab|▁a|▁ab|abab", ours.decode([allowed(grammar.start())[-1]]))
+
+
 def test_a_decoder_that_gives_a_token_another_text_beside_others_is_refused(tmp_path: Path) -> None:
     _, theirs = tokenizer_of("gpt2", tmp_path)
     theirs.decoder = tokenizers.decoders.BPEDecoder("e")
