@@ -26,6 +26,7 @@ from tk.train.planning.plan import make_plan
 Sections = Mapping[str, Mapping[str, Any]]
 LLAMA: Final = MappingProxyType(
     {
+        "vocab_size": 4096,
         "hidden_size": 384,
         "intermediate_size": 1024,
         "num_hidden_layers": 8,
