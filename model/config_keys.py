@@ -77,16 +77,20 @@ def refuse_quantized(data: Mapping[str, Any]) -> None:
     """
     for key in QUANTIZED:
         found = data.get(key)
-        if found is None:
-            continue
-        method = str(found.get("quant_method", "unknown") if isinstance(found, Mapping) else found)[:40]
-        original = "name the folder of the model that was quantized, in bf16 or fp16 (its card links it)"
-        known = _SAVE_IN_16_BITS.get(method)
-        advice = f"{original}, or {known}" if known else original
-        raise ValueError(
-            f"{key} says that the weights are quantized ({method}), and tk reads weights in bf16, fp16 or fp32: "
-            f"{advice}. tk quantizes by itself at load: --weight-dtype of tk serve"
-        )
+        if found is not None:
+            method = str(found.get("quant_method", "unknown") if isinstance(found, Mapping) else found)[:40]
+            raise ValueError(f"{key} says that the weights are quantized ({method}). {unquantized(method)}")
+
+
+def unquantized(method: str = "") -> str:
+    """Returns the advice for a folder of quantized weights, without its last full stop.
+
+    Args:
+        method: the method's name in config.json, "" if it is not known.
+    """
+    original = "Name the folder of the model that was quantized, in bf16 or fp16 (its card links it)"
+    known = f", or {_SAVE_IN_16_BITS[method]}" if method in _SAVE_IN_16_BITS else ""
+    return f"{original}{known}; tk quantizes by itself at load (--weight-dtype of tk serve)"
 
 
 def model_values(data: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:

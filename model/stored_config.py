@@ -8,11 +8,12 @@ from ..checkpoint.convert.tensor_values import equal_tensors
 from ..checkpoint.read.reader import Checkpoint
 from ..core.errors import ShapeMismatch
 from .config import ModelConfig
-from .config_keys import unknown_keys
+from .config_keys import unknown_keys, unquantized
 from .registry import architectures, tensor_table
 from .rope_keys import lost_theta
 
 _log = logging.getLogger(__name__)
+_QUANTIZED = ("_scale", "_scale_inv", "_packed", ".absmax", ".quant_map", ".qweight", ".qzeros", ".scales", ".SCB")
 
 
 def stored_config(checkpoint: Checkpoint) -> ModelConfig:
@@ -61,6 +62,9 @@ def stores_both(checkpoint: Checkpoint, name: str, alias: str) -> bool:
 def _check_all_known(config: ModelConfig, checkpoint: Checkpoint, where: str) -> None:
     known = {name for spec in tensor_table(config) for name in (spec.name, spec.alias)}
     unknown = sorted(checkpoint.tensors.keys() - known)
+    codes = [name for name in unknown if name.endswith(_QUANTIZED)]
+    if codes:
+        raise ShapeMismatch(f"{checkpoint.path} holds {codes[0]}, so its weights are quantized. {unquantized()}.")
     if unknown:
         layers = architectures()[config.architecture].keys.get("num_hidden_layers", ("num_hidden_layers",))[0]
         raise ShapeMismatch(

@@ -62,8 +62,8 @@ def test_a_key_of_no_list_is_named_unless_it_says_nothing() -> None:
     [
         ("fp8", r"FineGrainedFP8Config\(dequantize=True\)"),
         ("bitsandbytes", r"model\.dequantize\(\)"),
-        ("gptq", "the folder of the model that was quantized, in bf16 or fp16"),
-        ("awq", "the folder of the model that was quantized, in bf16 or fp16"),
+        ("gptq", "Name the folder of the model that was quantized, in bf16 or fp16"),
+        ("awq", "Name the folder of the model that was quantized, in bf16 or fp16"),
     ],
 )
 def test_quantized_weights_are_refused_before_anything_else(method: str, advice: str) -> None:

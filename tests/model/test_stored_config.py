@@ -126,3 +126,26 @@ def test_a_model_of_fewer_layers_than_are_stored_is_refused(name: str, tmp_path:
         stored_config(Checkpoint.open(tmp_path))
     with pytest.raises(ShapeMismatch, match="describes a model without"):
         shape_of_a_run(tmp_path, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "qweight", "weight.absmax"])
+def test_weights_that_are_quantized_without_a_word_in_config_json_are_refused(name: str, tmp_path: Path) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    added = {f"model.layers.0.mlp.up_proj.{name}": torch.ones(1)}
+    save_file(load_file(tmp_path / "model.safetensors") | added, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ShapeMismatch, match=rf"{name}, so its weights are quantized\. Name the folder of the model that"
+    ):
+        stored_config(Checkpoint.open(tmp_path))
+
+
+def test_keys_without_the_effect_that_they_promise_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"rope_scaling": {"type": "default"}, "logit_scale": 2.0})
+    )
+    with caplog.at_level(logging.WARNING):
+        assert stored_config(Checkpoint.open(tmp_path)).rope_theta == 10000.0
+    assert "config.json sets logit_scale, which tk does not know and ignores" in caplog.text
+    assert "rope_scaling replaces rope_parameters, as in transformers, and its rope_theta = 5000.0" in caplog.text

@@ -90,6 +90,9 @@ def unsupported_options(config: Mapping[str, Any]) -> list[str]:
         if not key.startswith(("classifier", "summary"))  # dropout of heads that a language model lacks
     ]
     found = [f"{', '.join(dropouts)}: tk trains without dropout"] if dropouts else []
+    jitter = config.get("router_jitter_noise")
+    if isinstance(jitter, int | float) and jitter > 0:
+        found.append(f"router_jitter_noise = {jitter}: tk trains without noise in the routers' input")
     if config.get("pad_token_id") is not None and config.get("model_type") != "gpt2":
         found.append(
             f"pad_token_id = {config['pad_token_id']}: transformers does not train that row of the embedding on input "

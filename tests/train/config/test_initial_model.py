@@ -116,7 +116,9 @@ def test_options_that_tk_does_not_support_are_reported(
     assert errors.count("pad_token_id = 3: transformers does not train that row") == 1
     gpt2 = {"model_type": "gpt2", "resid_pdrop": 0.1, "embd_pdrop": 0, "summary_first_dropout": 0.1, "pad_token_id": 0}
     assert unsupported_options(gpt2) == ["resid_pdrop = 0.1: tk trains without dropout"]
-    assert unsupported_options({"attention_dropout": 0.0, "pad_token_id": None}) == []
+    noisy = {"model_type": "mixtral", "router_jitter_noise": 0.01}
+    assert unsupported_options(noisy) == ["router_jitter_noise = 0.01: tk trains without noise in the routers' input"]
+    assert unsupported_options({"attention_dropout": 0.0, "pad_token_id": None, "router_jitter_noise": 0.0}) == []
 
 
 def test_weights_are_loaded_at_full_precision(corpus: Path, from_init: Callable[..., Any], tmp_path: Path) -> None:
