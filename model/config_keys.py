@@ -41,6 +41,7 @@ _GENERATION: Final = frozenset(
         "top_p", "typical_p",
     }
 )  # fmt: skip
+_SIZES: Final = ("num_key_value_heads", "head_dim")  # 0 leaves them to tk in [model], and has no meaning in config.json
 _DEQUANTIZED: Final = (
     "load it with transformers, call {how} and save_pretrained(), and name the folder that this writes"
 )
@@ -110,6 +111,8 @@ def model_values(data: Mapping[str, Any], architecture: Architecture) -> dict[st
                 f"{spellings[found.index(None)]} must not be null for {architecture.name}; a file without it has "
                 f"{default!r}"
             )
+        if field in _SIZES and 0 in found:
+            raise ValueError(f"{spellings[0]} = 0 must be 1 or more")
         if any(not _same(value, found[0]) for value in found):
             both = " and ".join(f"{name} = {value!r}" for name, value in zip(spellings, found, strict=True))
             raise ValueError(f"{both} are one key of {architecture.name} and must be equal: remove one of them")

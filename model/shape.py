@@ -106,9 +106,9 @@ class ModelKeys(Section):
         heads = data.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
         hidden = data.get("hidden_size", cls.model_fields["hidden_size"].default)
         if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden > 0:
-            if not data.get("num_key_value_heads"):
+            if _is_unset(data.get("num_key_value_heads")):
                 data["num_key_value_heads"] = heads
-            if not data.get("head_dim"):
+            if _is_unset(data.get("head_dim")):
                 if hidden % heads:
                     raise ValueError(
                         f"num_attention_heads = {heads} must divide hidden_size = {hidden} if head_dim is not set"
@@ -151,3 +151,7 @@ class ModelShape(ModelKeys):
     def dtype_name(self) -> str:
         """The stored dtype by its name on the command line: fp32, bf16 or fp16."""
         return next(dtype.name for dtype in COMPUTE_DTYPES if dtype.torch == self.dtype)
+
+
+def _is_unset(value: object) -> bool:
+    return value is None or (value == 0 and not isinstance(value, bool))

@@ -85,3 +85,10 @@ def test_null_is_read_only_where_it_has_a_meaning() -> None:
     assert model_values({"num_key_value_heads": None}, qwen3)["num_key_value_heads"] is None
     with pytest.raises(ValueError, match="head_dim must not be null for qwen3; a file without it has 128"):
         model_values({"head_dim": None}, qwen3)
+
+
+@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim"])
+@pytest.mark.parametrize("value", [0, False, [], ""])
+def test_a_value_that_is_no_size_is_not_taken_for_a_missing_key(key: str, value: object) -> None:
+    with pytest.raises(ManifestError, match=key):
+        ModelConfig.from_json({"model_type": "llama", key: value})
