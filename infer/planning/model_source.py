@@ -60,7 +60,9 @@ class ModelSource:
         Raises:
             CheckpointError, ConfigError, ParallelError: see `Engine.start`.
         """
-        checkpoint = Checkpoint.open(options.checkpoint.absolute())  # workers may start after a change of the folder
+        path = options.checkpoint
+        # Absolute, because workers may start after a change of the current folder; an address is named as it is.
+        checkpoint = Checkpoint.open(path.absolute() if path.exists() else path)
         if checkpoint.folder.has_checksums:
             checkpoint.side_files()  # config and tokenizer, before they are used
         config = stored_config(checkpoint)
