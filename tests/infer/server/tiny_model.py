@@ -12,13 +12,21 @@ HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 2, 4, 2, 8
 MAX_LENGTH = 512
 
 
-def write_tiny_model(folder: Path, max_length: int = MAX_LENGTH) -> Path:
-    """Writes config.json, model.safetensors and tokenizer.json; the last id of the vocabulary is the end of text."""
+def byte_tokenizer() -> Tokenizer:
+    """Returns a tokenizer with a token for each byte, and the end of text behind them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+def write_tiny_model(
+    folder: Path, max_length: int = MAX_LENGTH, tokenizer: Tokenizer | None = None, end: int = 256
+) -> Path:
+    """Writes config.json, model.safetensors and tokenizer.json, by default of `byte_tokenizer`; `end` ends a text."""
+    tokenizer = tokenizer or byte_tokenizer()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     vocab_size = tokenizer.get_vocab_size() + 7  # room that no token uses, as trained vocabularies have
@@ -37,7 +45,7 @@ def write_tiny_model(folder: Path, max_length: int = MAX_LENGTH) -> Path:
         "rope_theta": 10000.0,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
-        "eos_token_id": 256,
+        "eos_token_id": end,
         "torch_dtype": "float32",
     }
     (folder / "config.json").write_text(json.dumps(config))
