@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import TypeAlias
 
 
@@ -39,7 +40,7 @@ class Box:
     @property
     def end(self) -> tuple[int, ...]:
         """The index after the last one, for each dim."""
-        return tuple(low + extent for low, extent in zip(self.offset, self.shape, strict=True))
+        return tuple(map(add, self.offset, self.shape))
 
     @property
     def slices(self) -> tuple[slice, ...]:

@@ -4,9 +4,10 @@ One thread reads, checks, interleaves and casts the next tiles; the calling thre
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from ...core.casts import Array, cast
 from ..files import storage
 from ..files.data_files import DataFiles, NewFiles
 from ..files.direct_writer import DirectWriter
+from ..files.joined_writer import JoinedWriter
 from ..format.chunk import BlockCrcs, Chunk, Part
 from ..format.region import as_bytes, copy_region
 from ..read.chunk_blocks import corrupt_block
@@ -24,7 +26,8 @@ from ..read.reader import Checkpoint
 from ..save.writer import ChunkWriter
 from .plan import TILE, CopyPlan, SlotCopy, Tile, TileRun, tiles
 
-AHEAD: Final = 2  # tiles that are read while another is written
+AHEAD: Final = 2  # batches of tiles that are read while another is written
+_LONGEST_BATCH: Final = 1024  # tiles
 
 
 def run_copy(
@@ -40,7 +43,7 @@ def run_copy(
         plan: the copies to make.
         source: the checkpoint to copy from.
         folder: the folder to write in.
-        on_bytes: called with the source bytes of each tile once it is written.
+        on_bytes: called with the source bytes of some tiles once they are written.
         tile_bytes: the largest size of a tile in bytes, as stored at the source.
 
     Returns:
@@ -56,16 +59,35 @@ def run_copy(
         reader = stack.enter_context(TileReader(source))
         pool = stack.enter_context(ThreadPoolExecutor(1, "tk-copy-reader"))
         stack.callback(pool.shutdown, cancel_futures=True)
-        todo = tiles(plan, tile_bytes)
-        ready: deque[tuple[Tile, Future[Array]]] = deque()
-        ready.extend((tile, pool.submit(reader.load, tile)) for tile in islice(todo, AHEAD))
+        todo = _batches(tiles(plan, tile_bytes), tile_bytes)
+        ready: deque[tuple[list[Tile], Future[list[Array]]]] = deque()
+        ready.extend((batch, pool.submit(reader.load_all, batch)) for batch in islice(todo, AHEAD))
         while ready:
-            tile, future = ready.popleft()
-            values = future.result()
-            ready.extend((later, pool.submit(reader.load, later)) for later in islice(todo, 1))
-            target.store(tile, values)
-            on_bytes(tile.region.size * tile.slot_copy.selection.source_dtype.itemsize)
+            batch, future = ready.popleft()
+            loaded = future.result()
+            ready.extend((later, pool.submit(reader.load_all, later)) for later in islice(todo, 1))
+            for tile, values in zip(batch, loaded, strict=True):
+                target.store(tile, values)
+            on_bytes(sum(map(_source_bytes, batch)))
         return target.finish()
+
+
+def _batches(todo: Iterable[Tile], num_bytes: int) -> Iterator[list[Tile]]:
+    """Yields tiles in groups of at most that many bytes: small tensors are handed from thread to thread together."""
+    batch: list[Tile] = []
+    size = 0
+    for tile in todo:
+        if batch and (size + _source_bytes(tile) > num_bytes or len(batch) == _LONGEST_BATCH):
+            yield batch
+            batch, size = [], 0
+        batch.append(tile)
+        size += _source_bytes(tile)
+    if batch:
+        yield batch
+
+
+def _source_bytes(tile: Tile) -> int:
+    return tile.region.size * tile.slot_copy.selection.source_dtype.itemsize
 
 
 class TileReader:
@@ -82,6 +104,10 @@ class TileReader:
 
     def __exit__(self, *_: object) -> None:
         self._files.__exit__()
+
+    def load_all(self, batch: Sequence[Tile]) -> list[Array]:
+        """Returns the values of tiles in order; see `load`."""
+        return [self.load(tile) for tile in batch]
 
     def load(self, tile: Tile) -> Array:
         """Returns the tile's values, 1-D, in the target's dtype."""
@@ -121,9 +147,9 @@ class _Target:
 
     def __init__(self, plan: CopyPlan, files: NewFiles) -> None:
         self._plan, self._files = plan, files
-        disk = DirectWriter()
+        self._runs = JoinedWriter(DirectWriter(), files.open)
         self._writers = {
-            (file.name, entry.owned): ChunkWriter(disk, file.name, entry)
+            (file.name, entry.owned): ChunkWriter(partial(self._runs.put, file.name), file.name, entry)
             for of_writer in plan.files
             for file in of_writer
             for entry in file.entries
@@ -138,10 +164,11 @@ class _Target:
             else:
                 elements = np.empty(run.region.size, values.dtype)
                 copy_region(elements, run.region, values, tile.region)
-            self._writers[target.file, target.entry.owned].write(self._files.open(target.file), as_bytes(elements))
+            self._writers[target.file, target.entry.owned].write(as_bytes(elements))
 
     def finish(self) -> list[Part]:
         """Makes the files durable and returns the part of each writer."""
+        self._runs.flush()
         self._files.finish()
         parts = []
         for writer, files in enumerate(self._plan.files):

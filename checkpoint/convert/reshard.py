@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...core.dtypes import DType
 from ...core.errors import ConfigError, ShapeMismatch
+from ...core.garbage import no_garbage_collection
 from ...core.layout import Layout
 from ...core.tensors import Table
 from ..files import folders, small_files
@@ -91,6 +92,7 @@ class Prepared:
         return self.target.path
 
 
+@no_garbage_collection()
 def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, table: Table | None = None) -> Prepared:
     """Plans a copy without touching the target.
 
@@ -162,6 +164,7 @@ def reshard(
     return prepare_reshard(Checkpoint.open(source), target, options, table).run(on_bytes)
 
 
+@no_garbage_collection()
 def finish_folder(
     folder: Path, manifest: Manifest, parts: list[Part], files: Mapping[str, FileDigest], plain: bool
 ) -> None:

@@ -81,7 +81,7 @@ def _check_cover(what: str, groups: list[tuple[Box, list[Chunk]]], shape: tuple[
     whole = Box.whole(shape)
     boxes: list[Box] = []
     for box, chunks in groups:
-        if len(box.shape) != len(shape) or not whole.contains(box):
+        if box != whole and (len(box.shape) != len(shape) or not whole.contains(box)):
             raise ManifestError(f"{what}: box {box.bounds()} in {chunks[0].file} lies outside shape {list(shape)}.")
         for chunk in chunks:
             if (chunk.stop - chunk.start) * itemsize != chunk.nbytes:
@@ -94,7 +94,7 @@ def _check_cover(what: str, groups: list[tuple[Box, list[Chunk]]], shape: tuple[
             boxes.append(box)
         else:  # the runs of another box may hold the missing elements
             boxes += [part for chunk in chunks for part, _ in chunk.region.parts()]
-    if not covers_exactly(boxes, whole):
+    if boxes != [whole] and not covers_exactly(boxes, whole):
         stored = sum(chunk.stop - chunk.start for _, chunks in groups for chunk in chunks)
         raise ManifestError(
             f"{what}: its chunks ({stored} elements) do not hold each of {whole.size} exactly once: some are missing "

@@ -9,6 +9,7 @@ from typing import ClassVar, Final, Literal
 
 from ...core import dtypes
 from ...core.errors import CheckpointError, ShardMissing
+from ...core.garbage import no_garbage_collection
 from ...core.geometry import Box
 from ...core.layout import Layout
 from ..files import lookup, storage
@@ -62,6 +63,7 @@ class HuggingFaceFolder:
         self._sizes = {name: weights.headers[name].size for name in sorted(self._files)}
 
     @staticmethod
+    @no_garbage_collection()
     def open(path: Path) -> "HuggingFaceFolder":
         """Opens a folder and reads the headers of all files. Raises the errors of `find_weights`.
 

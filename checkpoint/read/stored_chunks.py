@@ -1,11 +1,10 @@
 """The chunks of a step by tensor and slot: the parts of a tensor are read when it is first used."""
 
-import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from threading import RLock
 
 from ...core import dtypes
+from ...core.garbage import no_garbage_collection
 from ..format.chunk import Chunk, Part
 from ..format.chunk_index import TensorChunks, add_part
 from ..format.manifest import Manifest
@@ -47,7 +46,7 @@ class StoredChunks(Mapping[tuple[str, str], TensorChunks]):
 
     def check(self) -> None:
         """Reads every part and checks that every slot of every tensor is held exactly once."""
-        with self._lock, _no_garbage_collection():
+        with self._lock, no_garbage_collection():
             for part in self._parts:
                 self._take(part)
             for key in self:
@@ -64,15 +63,3 @@ class StoredChunks(Mapping[tuple[str, str], TensorChunks]):
         if part not in self._taken:
             add_part(self._parts[part], self._found, self._owner)
             self._taken.add(part)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Pauses the garbage collector: millions of objects without cycles, whose scan would cost 25 % more."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

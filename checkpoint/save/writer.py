@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -123,16 +124,22 @@ def _plan_file(
 
 
 class ChunkWriter:
-    """Writes one entry's bytes front to back and takes their checksums."""
+    """Writes one entry's bytes front to back and takes their checksums.
 
-    def __init__(self, disk: DirectWriter, file: str, entry: PlannedEntry) -> None:
+    Args:
+        put: writes bytes at an offset of the entry's file.
+        file: the file's name.
+        entry: the entry.
+    """
+
+    def __init__(self, put: Callable[[memoryview, int], None], file: str, entry: PlannedEntry) -> None:
         self.entry = entry
-        self._disk, self._file, self._at = disk, file, entry.begin
+        self._put, self._file, self._at = put, file, entry.begin
         self._crcs = BlockCrcs()
 
-    def write(self, fd: int, data: memoryview) -> None:
-        """Appends bytes to the file, open as `fd`; `data` is 1-D, of bytes."""
-        self._disk.pwrite(fd, data, self._at)
+    def write(self, data: memoryview) -> None:
+        """Appends bytes; `data` is 1-D, of bytes."""
+        self._put(data, self._at)
         self._crcs.update(data)
         self._at += len(data)
 
@@ -186,8 +193,8 @@ def _write_files(folder: Path, files: Sequence[PlannedFile], values: Mapping[Own
         with storage.closing(storage.open_new(folder / file.name)) as fd:
             storage.pwrite(fd, memoryview(file.header), 0)
             for entry in file.entries:
-                out = ChunkWriter(disk, file.name, entry)
-                out.write(fd, _bytes_of(values[entry.owned], entry))
+                out = ChunkWriter(partial(disk.pwrite, fd), file.name, entry)
+                out.write(_bytes_of(values[entry.owned], entry))
                 chunks.append(out.finish())
             storage.fsync(fd)
     return chunks
