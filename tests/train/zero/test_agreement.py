@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
@@ -88,3 +89,19 @@ def test_a_rank_alone_starts_complete_buckets_at_once() -> None:
     rank.agreement.announce(Act.BACKWARD)
     rank.agreement.synchronize(Act.UPDATE)
     assert rank.started == [2, 2]
+
+
+def test_the_buckets_of_a_pass_are_not_exchanged_in_the_next(ranks: tuple[Rank, Rank]) -> None:
+    """The first gather of every forward pass exchanged them again, as zeros."""
+    for rank in ranks:
+        rank.num_complete = 2
+    announce(ranks, Act.END_BACKWARD)
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(ranks[0].agreement.synchronize, Act.END_BACKWARD)
+        ranks[1].agreement.synchronize(Act.END_BACKWARD)
+        waiting.result()
+    for rank in ranks:
+        rank.num_complete = 0
+        rank.started.clear()
+    announce(ranks, Act.FORWARD, 0)
+    assert [rank.started for rank in ranks] == [[0], [0]]
