@@ -165,6 +165,6 @@ def _read_text(path: Path) -> str:
         text: str = file.stream.read().decode("utf-8-sig")
     if "\0" in text:
         raise ConfigError(f"{path} is not text: it has characters of code 0.")
-    if text.startswith(("{", "[")) and holds_rows(text.partition("\n")[0]):
+    if text.startswith(("{", "[")) and holds_rows(text):
         raise ConfigError(f"{path} holds rows of JSON, but its name is that of a text: let it end in .jsonl or .json.")
     return text

@@ -87,12 +87,11 @@ class _Shape:
 
 
 def holds_rows(text: str) -> bool:
-    """Returns whether a text is an object of JSON with a field that marks a row, or an array that begins with one."""
+    """Returns whether a text, or an array in it, begins with an object of JSON that has a field that marks a row."""
     try:
-        value = json.loads(text)
+        value, _ = json.JSONDecoder().raw_decode(text.removeprefix("[").lstrip())
     except (ValueError, RecursionError):
         return False
-    value = value[0] if isinstance(value, list) and value else value
     return isinstance(value, dict) and bool(_shapes(value))
 
 

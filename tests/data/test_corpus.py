@@ -71,6 +71,7 @@ def test_other_formats_are_refused_by_name(tmp_path: Path, name: str) -> None:
         ("a.json", b'["text"]', "row 1: the row must be an object"),
         ("a.txt", b"a\0b", "is not text: it has characters of code 0"),
         ("a.txt", b'[{"text": "x"}]', "holds rows of JSON"),
+        ("a.bak", b'[\n {"text": "x"},\n {"text": "y"}\n]', "holds rows of JSON"),
         ("a", b'{"messages": []}\n{}', "holds rows of JSON"),
         ("a.md", "text".encode("utf-16"), "is UTF-16"),
     ],
