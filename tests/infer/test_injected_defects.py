@@ -14,7 +14,7 @@ from tk.core.errors import WorkerDied
 from tk.infer import LLM, SamplingParams, engine
 from tk.infer.engine import Engine
 from tk.infer.options import EngineOptions
-from tk.infer.requests.events import Event, Failed, Request
+from tk.infer.requests.events import Event, Failed, Request, Started
 from tk.infer.scheduling.live_request import LiveRequest
 from tk.infer.scheduling.scheduler import Scheduler
 from tk.infer.scheduling.steps.step_plan import SamplerOutput
@@ -87,7 +87,8 @@ def test_a_defect_of_a_worker_is_named_and_its_traceback_is_in_the_log(
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with closing(Engine.start(options, processes=workers)) as engine:
         engine.submit(Request("a", (1, 2), SHORT), events.put)
-        failed = events.get(timeout=60)
+        started, failed = (events.get(timeout=60) for _ in range(2))
+    assert isinstance(started, Started)
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, WorkerDied)
     assert str(failed.error).startswith("An inference worker (process ")

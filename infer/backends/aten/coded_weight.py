@@ -18,7 +18,7 @@ _MOST_VALUES: Final = 2**22  # of a weight that are widened at a time
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight:
-    """A matrix [N, K] as codes of 8 bits, or of 4 bits with two in a byte, on torch's default device.
+    """A matrix [N, K] as codes of 8 bits, or of 4 bits with two in a byte.
 
     Attributes:
         grouping: the size of codes and groups.
@@ -35,12 +35,11 @@ class CodedWeight:
     dtype: torch.dtype
 
     @staticmethod
-    def of(values: Array, grouping: Grouping, dtype: torch.dtype) -> "CodedWeight":
-        """Quantizes a matrix, fp32 [N, K]."""
+    def of(values: Array, grouping: Grouping, dtype: torch.dtype, device: torch.device) -> "CodedWeight":
+        """Quantizes a matrix, fp32 [N, K], on the host, and copies the codes to a device."""
         found = quantize(values, grouping)
-        shape = (*found.scales.shape, grouping.columns)
-        scales, minima = _on_device(found.scales), _on_device(found.minima)
-        codes = _on_device(found.codes.reshape(shape))
+        scales, minima = _on(device, found.scales), _on(device, found.minima)
+        codes = _on(device, found.codes.reshape(*found.scales.shape, grouping.columns))
         if grouping.bits == 8:
             return CodedWeight(grouping, codes, scales, None, dtype)
         codes = torch.nn.functional.pad(codes, (0, grouping.columns % 2))
@@ -96,5 +95,6 @@ class CodedProduct:
         return tree_sum([linear(x, part) for x, part in pairs])
 
 
-def _on_device(values: Array) -> torch.Tensor:
-    return torch.empty(values.shape, dtype=torch.from_numpy(values).dtype).copy_(torch.from_numpy(values))
+def _on(device: torch.device, values: Array) -> torch.Tensor:
+    given = torch.from_numpy(values)
+    return torch.empty(given.shape, dtype=given.dtype, device=device).copy_(given)

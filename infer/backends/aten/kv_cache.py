@@ -12,7 +12,7 @@ import torch
 
 from ...kv_formats import INT4, INT8, kv_format
 from .hadamard import hadamard
-from .pages import Pages, make_pages
+from .pages import CPU, Pages, make_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class KVCache:
         head_dim: the number of elements of a key or value.
         dtype: the name of its format (see `KV_FORMATS`).
         num_copies: see `CacheShape`.
+        device: where it lies.
 
     Attributes:
         has_copies: whether `read_copies` may be called.
@@ -53,20 +54,24 @@ class KVCache:
         head_dim: int,
         dtype: str,
         num_copies: int = 0,
+        device: torch.device = CPU,
     ) -> None:
+        self.device = device
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         shape = (num_blocks + 1, num_kv_heads, block_size, head_dim)
         self._format = kv_format(dtype)
-        self._keys = [make_pages(shape, self._format.keys) for _ in range(num_layers)]
-        self._values = [make_pages(shape, self._format.values) for _ in range(num_layers)]
+        self._keys = [make_pages(shape, self._format.keys, device) for _ in range(num_layers)]
+        self._values = [make_pages(shape, self._format.values, device) for _ in range(num_layers)]
         self.has_copies = self._format.num_copied > 0
-        self._copy_of = torch.zeros(num_blocks + 1, dtype=torch.int64) if num_copies else torch.arange(num_blocks + 1)
-        self._owner = torch.zeros(num_copies + 1, dtype=torch.int64)  # the block of each copy that a plan has given
+        own_copies = torch.arange(num_blocks + 1, device=device)
+        self._copy_of = torch.zeros_like(own_copies) if num_copies else own_copies
+        # the block of each copy that a plan has given
+        self._owner = torch.zeros(num_copies + 1, dtype=torch.int64, device=device)
         layers, shape = range(num_layers if self.has_copies else 0), ((num_copies or num_blocks) + 1, *shape[1:])
-        self._key_copies = [make_pages(shape, INT8) for _ in layers if self._format.keys == INT4]
-        self._value_copies = [make_pages(shape, INT8) for _ in layers]
+        self._key_copies = [make_pages(shape, INT8, device) for _ in layers if self._format.keys == INT4]
+        self._value_copies = [make_pages(shape, INT8, device) for _ in layers]
 
     @property
     def num_bytes(self) -> int:
@@ -98,13 +103,13 @@ class KVCache:
         ) if self.has_copies else None
 
     def _places(self, block_T: torch.Tensor, offset_T: torch.Tensor) -> Places:
-        heads = torch.arange(self.num_kv_heads)
+        heads = torch.arange(self.num_kv_heads, device=self.device)
         lines = (block_T.unsqueeze(-1) * self.num_kv_heads + heads) * self.block_size + offset_T.unsqueeze(-1)
         return Places(lines.flatten(), block_T[offset_T == 0])
 
     def pages(self, blocks_PN: torch.Tensor) -> torch.Tensor:
         """Returns the pages of P tiles of N blocks each, ordered (P, kv head, N), for `read`."""
-        heads_H1 = torch.arange(self.num_kv_heads).unsqueeze(-1)
+        heads_H1 = torch.arange(self.num_kv_heads, device=self.device).unsqueeze(-1)
         return (blocks_PN.unsqueeze(1) * self.num_kv_heads + heads_H1).flatten()
 
     def copies(self, blocks_PN: torch.Tensor) -> torch.Tensor:

@@ -47,9 +47,9 @@ class ModelRunner:
         prepared = weights.products(program)
         with torch.inference_mode():
             inner = _distinct([each for each in program.operations if isinstance(each, Multiply | Route)], prepared)
-            self.sizes = agreeing_sizes(inner, weights.dtype, max_batched_tokens, tp)
+            self.sizes = agreeing_sizes(inner, weights.dtype, cache.device, max_batched_tokens, tp)
             head = _distinct([each for each in program.operations if isinstance(each, Head)], prepared)
-            self.head_sizes = agreeing_sizes(head, weights.dtype, MAX_HEAD_ROWS, tp)
+            self.head_sizes = agreeing_sizes(head, weights.dtype, cache.device, MAX_HEAD_ROWS, tp)
 
     @torch.inference_mode()
     def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput | None:
@@ -87,9 +87,8 @@ class ModelRunner:
 
         A step without rows has one empty part.
         """
-        wanted = torch.from_numpy(plan.rows.token.astype("int64"))
-        copies, forks = (torch.from_numpy(each.astype("int64")).to(wanted.device) for each in (plan.copies, plan.forks))
-        self._cache.give(copies, forks)
+        wanted = self._on_device(plan.rows.token)
+        self._cache.give(self._on_device(plan.copies), self._on_device(plan.forks))
         normed = []
         for tile in cut(len(plan.tokens), self.sizes):
             normed_TD = self._forward(plan, tile)
@@ -97,19 +96,23 @@ class ModelRunner:
             normed.append(normed_TD[wanted[inside] - tile.first])
         normed_RD = torch.cat(normed)
         if not len(normed_RD):
-            yield 0, torch.empty(0, self._program.vocab_size)
+            yield 0, torch.empty(0, self._program.vocab_size, device=self._cache.device)
         for tile in cut(len(normed_RD), self.head_sizes):
             yield tile.first, self._head(normed_RD[tile.first : tile.stop], tile.size)
 
     def _forward(self, plan: StepPlan, tile: RowTile) -> torch.Tensor:
         part = slice(tile.first, tile.stop)
-        tokens, positions = torch.zeros(2, tile.size, dtype=torch.int64)
-        tokens[: tile.stop - tile.first] = torch.from_numpy(plan.tokens[part])
-        positions[: tile.stop - tile.first] = torch.from_numpy(plan.positions[part])
-        slots = torch.from_numpy(plan.slots[part].astype("int64")).to(tokens.device)
+        inputs = np.zeros((2, tile.size), np.int64)
+        inputs[:, : tile.stop - tile.first] = plan.tokens[part], plan.positions[part]
+        tokens, positions = self._on_device(inputs)
+        slots = self._on_device(plan.slots[part])
         spans = spans_within(plan, tile.first, tile.stop)
         attention = PagedAttention(self._cache, spans, slots, self._program.num_heads)
         return self._interpreter.forward(tokens, positions, attention)
+
+    def _on_device(self, numbers: Array) -> torch.Tensor:
+        """Copies numbers of a plan to the device of the cache, as int64."""
+        return torch.from_numpy(numbers.astype(np.int64)).to(self._cache.device)
 
     def _head(self, normed_RD: torch.Tensor, size: int) -> torch.Tensor:
         """Returns the logits of rows that are padded to `size`: fp32 [R, vocab_size]."""

@@ -91,7 +91,7 @@ class PagedAttention:
 
     def __init__(self, cache: KVCache, spans: Sequence[TokenSpan], slots_T: torch.Tensor, num_heads: int) -> None:
         self.cache = cache
-        self.num_kv_heads, self.head_dim = cache.num_kv_heads, cache.head_dim
+        self.device, self.num_kv_heads, self.head_dim = cache.device, cache.num_kv_heads, cache.head_dim
         self.group = num_heads // cache.num_kv_heads
         self.blocks_per_tile = ATTENTION_TILE // cache.block_size
         self.num_tokens = len(slots_T)
@@ -113,7 +113,7 @@ class PagedAttention:
         """
         plan = self._plans.get(window) or self._plans.setdefault(window, self._plan(window))
         q_TKGE = (self.cache.rotate(q_THE).float() * self.head_dim**-0.5).unflatten(1, (self.num_kv_heads, self.group))
-        out_TKGE = torch.zeros(q_TKGE.shape)
+        out_TKGE = torch.zeros_like(q_TKGE)
         if plan.decode is not None:
             self._run_decode(layer, plan.decode, q_TKGE, out_TKGE)
         for span in plan.prefills:
@@ -137,7 +137,7 @@ class PagedAttention:
                 pairs = []
             pairs += here
         groups.append(self._plan_group(spans, tables, pairs, window))
-        return _Decode(torch.tensor([span.first for span in spans]), tuple(groups))
+        return _Decode(self._tensor([span.first for span in spans]), tuple(groups))
 
     def _plan_group(
         self,
@@ -147,30 +147,34 @@ class PagedAttention:
         window: int | None,
     ) -> _DecodeGroup:
         tiles = [tile for tile, _ in pairs]
-        query_P = torch.tensor([spans[i].stop - 1 - tile * ATTENTION_TILE for tile, i in pairs])
-        keys_C, query_P1 = torch.arange(ATTENTION_TILE), query_P.unsqueeze(-1)
+        query_P = self._tensor([spans[i].stop - 1 - tile * ATTENTION_TILE for tile, i in pairs])
+        keys_C, query_P1 = torch.arange(ATTENTION_TILE, device=self.device), query_P.unsqueeze(-1)
         hidden_PC = _hidden(keys_C, query_P1, window)
-        near_PC = self._own(keys_C, query_P1) | self._first(keys_C, torch.tensor(tiles).unsqueeze(-1))
+        near_PC = self._own(keys_C, query_P1) | self._first(keys_C, self._tensor(tiles).unsqueeze(-1))
         return _DecodeGroup(
             counts=tuple(tiles.count(tile) for tile in range(tiles[0], tiles[-1] + 1)),
-            sequence=torch.tensor([i for _, i in pairs]),
+            sequence=self._tensor([i for _, i in pairs]),
             blocks=torch.stack([tables[i][tile] for tile, i in pairs]),
             hidden=hidden_PC.repeat_interleave(self.num_kv_heads, dim=0)[:, None, None, :],
             near=near_PC.repeat_interleave(self.num_kv_heads, dim=0)[:, None, None, :],
         )
 
+    def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Copies numbers to the device."""
+        return torch.tensor(numbers, dtype=torch.int64).to(self.device)
+
     def _own(self, keys: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """Returns the mask of the keys in a query's own block; positions are counted from the start of any tile."""
         return keys // self.cache.block_size == query // self.cache.block_size
 
-    def _first(self, keys: torch.Tensor, tile: torch.Tensor) -> torch.Tensor:
+    def _first(self, keys: torch.Tensor, tile: torch.Tensor | int) -> torch.Tensor:
         """Returns the mask of the keys of a tile that are in their sequence's first block."""
-        return (tile == 0) & (keys < self.cache.block_size)
+        return (keys < self.cache.block_size) & (tile == 0)
 
     def _plan_prefill(self, span: TokenSpan, window: int | None) -> _Prefill:
         length = span.stop - span.start
         num_rows = round_up(length * self.group, QUERY_ROWS)
-        positions = (span.start + torch.arange(num_rows) // self.group).clamp_max(span.stop - 1)
+        positions = (span.start + torch.arange(num_rows, device=self.device) // self.group).clamp_max(span.stop - 1)
         first_tile = _first_tile(span.start, window)
         return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), first_tile, self._tiles(span))
 
@@ -186,7 +190,7 @@ class PagedAttention:
         used = ceil_div(span.stop, self.cache.block_size)
         table = torch.zeros(num_tiles * self.blocks_per_tile, dtype=torch.int64)
         table[:used] = torch.from_numpy(span.block_table[:used].astype("int64"))
-        return table.view(num_tiles, self.blocks_per_tile)
+        return table.view(num_tiles, self.blocks_per_tile).to(self.device)
 
     def _run_decode(self, layer: int, plan: _Decode, q_TKGE: torch.Tensor, out_TKGE: torch.Tensor) -> None:
         q_SKQRE = _query_tiles(q_TKGE[plan.tokens])
@@ -211,9 +215,10 @@ class PagedAttention:
         for tile, blocks in enumerate(plan.tiles[plan.first_tile :], plan.first_tile):
             begin = tile * ATTENTION_TILE
             unseeing = int((plan.positions_QR[:, -1] < begin).sum())  # query tiles that end before this one
-            keys_C, query_QR1 = begin + torch.arange(ATTENTION_TILE), plan.positions_QR[unseeing:].unsqueeze(-1)
+            keys_C = begin + torch.arange(ATTENTION_TILE, device=self.device)
+            query_QR1 = plan.positions_QR[unseeing:].unsqueeze(-1)
             hidden_QRC = _hidden(keys_C, query_QR1, window)
-            near_QRC = self._own(keys_C, query_QR1) | self._first(keys_C, torch.tensor(tile))
+            near_QRC = self._own(keys_C, query_QR1) | self._first(keys_C, tile)
             partial = _attend(q_KQRE[:, unseeing:], self._read(layer, blocks.unsqueeze(0)), hidden_QRC, near_QRC)
             softmax.merge(partial, (slice(None), slice(unseeing, None)))
         rows_KNE = softmax.result().flatten(1, 2)[:, : plan.length * self.group]

@@ -10,6 +10,7 @@ from ....core.dtypes import FP8_E4M3
 from ....parallel.torch_dtypes import torch_dtype
 from ...kv_formats import FP8, GROUP, INT4, INT8, VectorFormat
 
+CPU: Final = torch.device("cpu")
 _LARGEST: Final = 127.0  # the largest int8 value of a symmetric range
 _LARGEST_FP8: Final = 448.0  # larger values are stored as this one
 _TINY: Final = 1e-30  # the least scale, so that a vector of zeros is not divided by zero
@@ -44,8 +45,11 @@ def _per_element(of_groups: torch.Tensor, head_dim: int) -> torch.Tensor:
     return of_groups.float().repeat_interleave(GROUP, dim=-1)[..., :head_dim]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Returns zeros that the system commits page by page as they are written; torch.zeros would write all of them."""
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns zeros; on a CPU the system commits them page by page as they are written, where torch.zeros would write
+    all of them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
     memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(shape)
 
@@ -53,9 +57,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 class FloatPages:
     """Floats: [blocks, kv heads, block_size, E]."""
 
-    def __init__(self, shape: tuple[int, int, int, int], format_: VectorFormat) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], format_: VectorFormat, device: torch.device) -> None:
         self._format = format_
-        self._data = _zeros(shape, round_to(torch.zeros(1), format_).dtype)
+        self._data = _zeros(shape, round_to(torch.zeros(1), format_).dtype, device)
         # torch neither gathers nor scatters 8-bit floats
         self._stored = self._data.view(torch.uint8) if format_ == FP8 else self._data
         self.parts: tuple[torch.Tensor, ...] = (self._stored,)
@@ -73,8 +77,8 @@ class FloatPages:
 class Int8Pages:
     """int8: [blocks, kv heads, block_size, E], with one symmetric fp32 scale for each vector."""
 
-    def __init__(self, shape: tuple[int, int, int, int]) -> None:
-        self._data, self._scales = _zeros(shape, torch.int8), _zeros(shape[:3], torch.float32)
+    def __init__(self, shape: tuple[int, int, int, int], device: torch.device) -> None:
+        self._data, self._scales = _zeros(shape, torch.int8, device), _zeros(shape[:3], torch.float32, device)
         self.parts: tuple[torch.Tensor, ...] = (self._data, self._scales)
 
     def write(self, lines: torch.Tensor, x_NE: torch.Tensor) -> None:
@@ -92,11 +96,11 @@ class Int8Pages:
 class Int4Pages:
     """4 bits: bytes of two elements, the first one low, [blocks, kv heads, block_size, E / 2], scales and zeros."""
 
-    def __init__(self, shape: tuple[int, int, int, int]) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], device: torch.device) -> None:
         self._head_dim = shape[-1]
-        self._bytes = _zeros((*shape[:3], (shape[-1] + 1) // 2), torch.uint8)
+        self._bytes = _zeros((*shape[:3], (shape[-1] + 1) // 2), torch.uint8, device)
         groups = (*shape[:3], (shape[-1] + GROUP - 1) // GROUP)
-        self._scales, self._zeros = _zeros(groups, torch.float16), _zeros(groups, torch.float16)
+        self._scales, self._zeros = (_zeros(groups, torch.float16, device) for _ in range(2))
         self.parts: tuple[torch.Tensor, ...] = (self._bytes, self._scales, self._zeros)
 
     def write(self, lines: torch.Tensor, x_NE: torch.Tensor) -> None:
@@ -118,8 +122,8 @@ class Int4Pages:
 Pages = FloatPages | Int8Pages | Int4Pages
 
 
-def make_pages(shape: tuple[int, int, int, int], format_: VectorFormat) -> Pages:
+def make_pages(shape: tuple[int, int, int, int], format_: VectorFormat, device: torch.device) -> Pages:
     """Returns zeroed pages: [blocks, kv heads, block_size, E]."""
     if format_ == INT8:
-        return Int8Pages(shape)
-    return Int4Pages(shape) if format_ == INT4 else FloatPages(shape, format_)
+        return Int8Pages(shape, device)
+    return Int4Pages(shape, device) if format_ == INT4 else FloatPages(shape, format_, device)

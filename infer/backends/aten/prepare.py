@@ -26,7 +26,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
     """
     device = _device(job)
     tp = _join(job, device)
-    weights = PreparedWeights(program, dtypes.by_name(job.dtype), job.weight_dtype)
+    weights = PreparedWeights(program, dtypes.by_name(job.dtype), job.weight_dtype, device)
     weights.keep_key_factors(load_weights(job, program, load, weights.take, peers(tp), 1))
     if device.type == "cuda":
         _check_room(job.kv_bytes, device)
@@ -38,12 +38,13 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
         program.head_dim,
         job.kv_dtype,
         job.num_copies,
+        device,
     )
     return ModelRunner(program, weights, cache, tp, job.max_batched_tokens)
 
 
 def _device(job: Job) -> torch.device:
-    """Returns this rank's GPU, or the CPU; makes a GPU torch's default."""
+    """Returns this rank's GPU, or the CPU; makes a GPU that of NCCL."""
     if not job.on_gpus:
         return torch.device("cpu")
     if not torch.cuda.is_available() or torch.cuda.device_count() < job.tp:
@@ -53,7 +54,6 @@ def _device(job: Job) -> torch.device:
         )
     device = torch.device("cuda", job.rank)
     torch.cuda.set_device(device)
-    torch.set_default_device(device)
     return device
 
 

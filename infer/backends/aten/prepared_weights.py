@@ -18,6 +18,7 @@ from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route, WeightMatrix
 from ...program.quantization import groupings, untransposed
 from .coded_weight import CodedProduct, CodedWeight
+from .pages import CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,13 @@ AnyProduct: TypeAlias = PreparedProduct | CodedProduct
 
 
 class PreparedWeights:
-    """A rank's parameters by name, on torch's default device.
+    """A rank's parameters by name.
 
     Args:
         program: the rank's program.
         dtype: the dtype of the parameters that are not quantized, and of products.
         weight_dtype: see EngineOptions.
+        device: where they lie.
 
     Attributes:
         dtype: the dtype of products.
@@ -63,7 +65,8 @@ class PreparedWeights:
             a cache whose keys are not equalized.
     """
 
-    def __init__(self, program: Program, dtype: DType, weight_dtype: str = "auto") -> None:
+    def __init__(self, program: Program, dtype: DType, weight_dtype: str = "auto", device: torch.device = CPU) -> None:
+        self.device = device
         self.dtype = torch_dtype(dtype)
         self.key_factors: dict[int, torch.Tensor] = {}
         self._format = dtype
@@ -78,16 +81,15 @@ class PreparedWeights:
         grouping = self._groupings.get(param.name)
         if grouping is not None:
             rows = untransposed(values, self._num_transposed.get(param.name, 0))
-            self._coded[param.name] = CodedWeight.of(rows, grouping, self.dtype)
+            self._coded[param.name] = CodedWeight.of(rows, grouping, self.dtype, self.device)
             return
-        self._params[param.name] = torch.empty(param.shape, dtype=self.dtype).copy_(
-            StoredArray(values, self._format).torch()
-        )
+        memory = torch.empty(param.shape, dtype=self.dtype, device=self.device)
+        self._params[param.name] = memory.copy_(StoredArray(values, self._format).torch())
 
     def keep_key_factors(self, factors: Mapping[int, Array]) -> None:
         """Keeps factors, fp32 [kv heads, E] for each layer (see `KeyEqualizer.factors`)."""
         for layer, factors_KE in factors.items():
-            self.key_factors[layer] = torch.from_numpy(factors_KE).to(torch.get_default_device(), self.dtype)
+            self.key_factors[layer] = torch.from_numpy(factors_KE).to(self.device, self.dtype)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._params[name]

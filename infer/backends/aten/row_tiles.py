@@ -44,20 +44,22 @@ def cut(num_rows: int, sizes: Sequence[int]) -> list[RowTile]:
     return tiles
 
 
-def agreeing_sizes(layers: Sequence[tuple[Layer, int]], dtype: torch.dtype, most: int, tp: Group) -> tuple[int, ...]:
+def agreeing_sizes(
+    layers: Sequence[tuple[Layer, int]], dtype: torch.dtype, device: torch.device, most: int, tp: Group
+) -> tuple[int, ...]:
     """Returns the sizes at which every layer gives a row the same bits as in a tile of 16 rows; every rank calls it.
 
     Args:
         layers: functions of [rows, D], each with its D.
-        dtype: the dtype of the rows.
+        dtype, device: those of the rows.
         most: the largest number of rows of a step.
         tp: the tensor-parallel group.
     """
     sizes = [size for size in CANDIDATES if size <= most] or [SMALLEST]
     generator = torch.Generator("cpu").manual_seed(0)
-    agree = torch.ones(len(sizes), dtype=torch.int32)
+    agree = torch.ones(len(sizes), dtype=torch.int32, device=device)
     for layer, width in layers:
-        x_ND = torch.randn(sizes[-1], width, generator=generator, device="cpu").to(agree.device, dtype)
+        x_ND = torch.randn(sizes[-1], width, generator=generator).to(device, dtype)
         whole = x_ND[: len(x_ND) // SMALLEST * SMALLEST]
         expected = torch.cat([layer(x_16D.contiguous()) for x_16D in whole.split(SMALLEST)])
         for i, size in enumerate(sizes):

@@ -11,7 +11,7 @@ from tk.infer.backends.aten import paged_attention
 from tk.infer.backends.aten.hadamard import hadamard
 from tk.infer.backends.aten.kv_cache import KVCache
 from tk.infer.backends.aten.paged_attention import PagedAttention
-from tk.infer.backends.aten.pages import make_pages
+from tk.infer.backends.aten.pages import CPU, make_pages
 from tk.infer.kv_formats import INT8, VectorFormat, kv_format
 from tk.infer.scheduling.steps.step_plan import Array, TokenSpan
 
@@ -75,7 +75,7 @@ def exact(case: Case, k: torch.Tensor, v: torch.Tensor, window: int = LENGTH) ->
 
 def stored(x: torch.Tensor, format_: VectorFormat, is_rotated: bool) -> torch.Tensor:
     """Vectors [T, K, E] as they come back from pages of a format."""
-    pages = make_pages((len(x), x.shape[1], 1, x.shape[2]), format_)
+    pages = make_pages((len(x), x.shape[1], 1, x.shape[2]), format_, CPU)
     pages.write(torch.arange(x.shape[0] * x.shape[1]), (hadamard(x) if is_rotated else x).flatten(0, 1))
     back = pages.read(torch.arange(x.shape[0] * x.shape[1])).view(x.shape)
     return hadamard(back) if is_rotated else back

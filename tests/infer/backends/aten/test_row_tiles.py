@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tk.infer.backends.aten.pages import CPU
 from tk.infer.backends.aten.row_tiles import CANDIDATES, SMALLEST, agreeing_sizes, cut
 from tk.parallel.mesh import ALONE
 
@@ -28,12 +29,12 @@ def test_sizes_that_differ_are_left_out() -> None:
         y_NF = x_ND @ weight.T
         return y_NF + 1e-3 if len(x_ND) in (48, 128) else y_NF
 
-    assert agreeing_sizes([(layer, 40)], torch.float32, 128, ALONE) == (16, 32, 64, 96)
+    assert agreeing_sizes([(layer, 40)], torch.float32, CPU, 128, ALONE) == (16, 32, 64, 96)
 
 
 def test_the_smallest_size_is_always_there() -> None:
     def layer(x_ND: torch.Tensor) -> torch.Tensor:
         return x_ND + len(x_ND)
 
-    assert agreeing_sizes([(layer, 8)], torch.float32, 512, ALONE) == (SMALLEST,)
-    assert agreeing_sizes([(layer, 8)], torch.float32, 3, ALONE) == (SMALLEST,)
+    assert agreeing_sizes([(layer, 8)], torch.float32, CPU, 512, ALONE) == (SMALLEST,)
+    assert agreeing_sizes([(layer, 8)], torch.float32, CPU, 3, ALONE) == (SMALLEST,)
