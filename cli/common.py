@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from ..core.errors import ConfigError
+from ..core.given_paths import as_path
 
 _FACTORS: Final[Mapping[str, int]] = MappingProxyType(
     {"": 1, "b": 1}
@@ -54,10 +55,10 @@ class PathType(click.Path):
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        if not os.fspath(value):
-            self.fail(
-                "the path is empty. Is a variable of a script not set? Write . for the current directory.", param, ctx
-            )
+        try:
+            as_path(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -133,15 +133,3 @@ class EngineOptions:
             )
         if self.kv_blocks is not None and self.kv_memory is not None:
             raise ConfigError("kv_blocks and kv_memory both set the size of the KV cache; give only one of them.")
-
-
-def as_path(path: str | Path) -> Path:
-    """Returns the path of a checkpoint.
-
-    Raises:
-        ConfigError: it is no path.
-    """
-    try:
-        return Path(path)
-    except TypeError as error:
-        raise ConfigError(f"The checkpoint is a {type(path).__name__}; it must be the path of a folder.") from error

@@ -1,10 +1,12 @@
 """Export: a checkpoint's weights as a folder that Hugging Face's libraries load, by copying or by hard links."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from ...core.errors import ConfigError
 from ...core.geometry import Box
+from ...core.given_paths import as_path
 from ...core.layout import Layout
 from ..format.chunk import Part
 from ..format.manifest import StoredTensor
@@ -16,12 +18,14 @@ from .side_files import copy_side_files, plan_side_files
 from .target import CopyTarget
 
 
-def prepare_export(source: Checkpoint, target: str | Path, *, plain: bool = False, force: bool = False) -> Prepared:
+def prepare_export(
+    source: Checkpoint, target: str | os.PathLike[str], *, plain: bool = False, force: bool = False
+) -> Prepared:
     """Plans a copy of the weights at tp = 1; `.run()` executes it. See `prepare_reshard`."""
     return prepare_reshard(source, target, Options(Layout(), weights_only=True, plain=plain, force=force))
 
 
-def export_links(source: Checkpoint, target: str | Path, *, force: bool = False) -> Path:
+def export_links(source: Checkpoint, target: str | os.PathLike[str], *, force: bool = False) -> Path:
     """Exports by hard links to the source's weight files; their checksums are copied without reading the files.
 
     Args:
@@ -33,7 +37,8 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
         ConfigError: the source does not store whole tensors (tp > 1 or ZeRO 3) or is no tk checkpoint, or its files
             cannot be linked in the target's file system.
     """
-    check_target_name(Path(target), source.step)
+    path = as_path(target)
+    check_target_name(path, source.step)
     require_checksums(source)
     weights = [chunk for key, chunks in source.chunks.items() if key[1] == "weight" for chunk in chunks]
     if any(chunk.region.size != Box.whole(source.tensors[chunk.tensor].shape).size for chunk in weights):
@@ -49,12 +54,12 @@ def export_links(source: Checkpoint, target: str | Path, *, force: bool = False)
     parts = [_weights_of(part) for part in source.folder.parts.values()]
     files = plan_side_files(source)
     states = {name: checked_state(source, name) for part in parts for name in part.files}
-    with CopyTarget(Path(target), source.path, force).new_folder(sum(file.size for file in files)) as folder:
+    with CopyTarget(path, source, force).new_folder(sum(file.size for file in files)) as folder:
         for name, state in states.items():
             link_file(source.folder.data_path(name), folder / name)
             require_state(folder / name, state)
         finish_folder(folder, manifest, parts, copy_side_files(files, folder), plain=False)
-    return Path(target)
+    return path
 
 
 def _weights_of(part: Part) -> Part:

@@ -1,22 +1,28 @@
 """The folders that `--force` may replace: a checkpoint in which every file is known to belong to it."""
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...core.errors import CheckpointError, ConfigError
 from ...core.file_names import some_names
-from ..files import lookup
+from ..files import lookup, small_files, storage
 from ..format.manifest import PARTS
-from ..read.hugging_face import TEMPLATES
+from ..read.hugging_face import MAX_SIDE_FILE, TEMPLATES
 from ..read.locate import open_folder
 
 
 class ReplaceableFolder:
-    """A folder that a copy with `--force` replaces. It is read again only if a file has changed."""
+    """A folder that a copy with `--force` replaces. It is read again only if a file has changed.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        path: the folder.
+        renewed: returns the paths of files that the copy writes, by name. A file that is equal to one of them, as a
+            model card that an earlier export wrote, is no loss.
+    """
+
+    def __init__(self, path: Path, renewed: Callable[[], Mapping[str, Path]]) -> None:
+        self._path, self._renewed = path, renewed
         self._states: Sequence[tuple[int, ...]] = ()  # of the files, when `_known` was read
         self._known: frozenset[str] = frozenset()
 
@@ -25,7 +31,7 @@ class ReplaceableFolder:
 
         Raises:
             ConfigError: the folder does not open as a checkpoint, its metadata does not hold every tensor exactly once,
-                or it holds other files; the message names the first few.
+                or it holds other files that the copy does not write again; the message names the first few.
         """
         names = tuple(_names(self._path))
         found = {name: (self._path / name).lstat() for name in names}
@@ -33,7 +39,9 @@ class ReplaceableFolder:
             (each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found.values()
         ]
         if not self._known or states != self._states:
-            self._known, self._states = _checkpoint_files(self._path, names), states
+            own = _checkpoint_files(self._path, names)
+            others = [name for name in names if name not in own and stat.S_ISREG(found[name].st_mode)]
+            self._known, self._states = own | self._equal(others), states
         foreign = [name for name in names if name not in self._known or not stat.S_ISREG(found[name].st_mode)]
         if foreign:
             raise ConfigError(
@@ -41,6 +49,18 @@ class ReplaceableFolder:
                 "Name another folder, or move those files away."
             )
         return names
+
+    def _equal(self, names: Sequence[str]) -> frozenset[str]:
+        """Returns those of the names whose file is equal to the one that the copy writes."""
+        renewed = self._renewed() if names else {}
+        return frozenset(name for name in names if name in renewed and _are_equal(self._path / name, renewed[name]))
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    size = storage.state_of(one).size
+    if size != storage.state_of(other).size or size > MAX_SIDE_FILE:
+        return False
+    return small_files.read_small(one, size) == small_files.read_small(other, size)
 
 
 def _checkpoint_files(folder: Path, names: Sequence[str]) -> frozenset[str]:

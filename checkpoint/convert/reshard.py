@@ -1,5 +1,6 @@
 """Rewrites of a checkpoint for another layout, with optimizer state, in memory that does not grow with the model."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from ...core.dtypes import DType
 from ...core.errors import ConfigError, ShapeMismatch
 from ...core.garbage import no_garbage_collection
+from ...core.given_paths import as_path
 from ...core.layout import Layout
 from ...core.tensors import Table
 from ..files import folders, small_files
@@ -93,7 +95,9 @@ class Prepared:
 
 
 @no_garbage_collection()
-def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, table: Table | None = None) -> Prepared:
+def prepare_reshard(
+    source: Checkpoint, target: str | os.PathLike[str], options: Options, table: Table | None = None
+) -> Prepared:
     """Plans a copy without touching the target.
 
     Args:
@@ -110,7 +114,7 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
         CheckpointError: a tensor has no cast to the dtype, the target would have more tensors than readers accept, or a
             side file of the source cannot be copied.
     """
-    checked = CopyTarget(Path(target), source.path, options.force)
+    checked = CopyTarget(as_path(target), source, options.force)
     checked.check()
     check_target_name(checked.path, None if options.plain else source.step)
     layout = options.layout
@@ -149,8 +153,8 @@ def prepare_reshard(source: Checkpoint, target: str | Path, options: Options, ta
 
 
 def reshard(
-    source: str | Path,
-    target: str | Path,
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
     *,
     layout: Layout,
     dtype: DType | None = None,

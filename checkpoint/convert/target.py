@@ -9,6 +9,7 @@ from ...core.errors import ConfigError
 from ..files import disk_facts, lookup
 from ..files.place import check_place, require_room
 from ..files.whole_folder import whole_folder
+from ..read.reader import Checkpoint
 from ..run.run_folder import holding
 from .replaceable import ReplaceableFolder
 
@@ -20,17 +21,17 @@ class CopyTarget:
         path: the new folder.
     """
 
-    def __init__(self, path: Path, source: Path, force: bool) -> None:
+    def __init__(self, path: Path, source: Checkpoint, force: bool) -> None:
         """Touches nothing.
 
         Args:
             path: the new folder.
-            source: a folder that must not be the target, lie inside it or contain it.
+            source: the checkpoint to copy; its folder must not be the target, lie inside it or contain it.
             force: whether to replace a checkpoint at `path`; the old one stays whole until the new one is complete.
         """
         self.path = path
-        self._source, self._force = source, force
-        self._old = ReplaceableFolder(path)
+        self._source, self._force = source.path, force
+        self._old = ReplaceableFolder(path, source.folder.side_paths)
 
     def check(self) -> tuple[str, ...]:
         """Returns the files of the checkpoint that will be replaced; none if `path` is free or an empty folder.

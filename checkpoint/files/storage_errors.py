@@ -20,6 +20,7 @@ _ADVICE: Final = MappingProxyType(
         errno.EMFILE: "This process has too many files open: raise its limit (ulimit -n).",
         errno.ENFILE: "This machine has too many files open: close some.",
         errno.ENOMEM: "This machine is out of memory: end other processes.",
+        errno.ELOOP: "A link there leads back to itself: make it lead to the file that it stands for, or remove it.",
         errno.ENOSPC: "Free some space on that disk.",
         errno.EDQUOT: "Free some space, or raise the quota.",
         errno.EIO: _AT_FAULT,

@@ -1,5 +1,6 @@
 """An open checkpoint: its metadata, and reads of any box of any tensor and slot, with every byte checked."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from ...core.casts import Array, cast
 from ...core.dtypes import DType
 from ...core.errors import ShapeMismatch, ShardMissing
 from ...core.geometry import Box
+from ...core.given_paths import as_path
 from ...core.layout import Layout
 from ..files import storage
 from ..format import json_strict as strict
@@ -54,7 +56,7 @@ class Checkpoint:
         self.tensors = dict(stored) | {alias: stored[name] for alias, name in self.aliases.items()}
 
     @staticmethod
-    def open(path: str | Path) -> "Checkpoint":
+    def open(path: str | os.PathLike[str]) -> "Checkpoint":
         """Opens a step folder, the newest good step of a run folder, or a Hugging Face folder.
 
         For a step folder, COMMIT and manifest are checked now; the parts, sizes and chunks of a tensor are checked when
@@ -63,8 +65,9 @@ class Checkpoint:
 
         Raises:
             CheckpointError: no checkpoint is usable; the message gives the reason for each step.
+            ConfigError: the path is empty.
         """
-        return Checkpoint(*locate(Path(path)))
+        return Checkpoint(*locate(as_path(path)))
 
     @staticmethod
     def open_step(path: Path) -> "Checkpoint":

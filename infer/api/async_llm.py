@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from ...core.errors import Cancelled, ConfigError
+from ...core.given_paths import as_path
 from ...core.home_process import HomeProcess
 from ..engine import Engine
-from ..options import EngineOptions, as_path
+from ..options import EngineOptions
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import CacheOptions, Delta, ModelInfo, Request
 from ..requests.prompts import (

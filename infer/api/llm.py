@@ -6,9 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
+from ...core.given_paths import as_path
 from ...core.home_process import HomeProcess
 from ..engine import Engine
-from ..options import EngineOptions, as_path
+from ..options import EngineOptions
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import CacheOptions, Delta, Done, Event, Failed, ModelInfo, Request
 from ..requests.prompts import GivenPrompt, GivenPrompts, as_params, as_prompt, as_prompts, is_one_prompt, make_request

@@ -67,6 +67,9 @@ def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 TEXTS = frozenset(  # arguments and options of plain text that are no paths
     {
+        "data prepare --ignore",
+        "eval --ignore",
+        "tokenizer train --ignore",
         "train --set",
         "plan --set",
         "generate prompt",
@@ -96,7 +99,7 @@ def test_every_path_of_a_command_refuses_an_empty_text(name: str) -> None:
     for words, parameter in parameters(name, command):
         assert isinstance(parameter.type, PathType) == isinstance(parameter.type, click.Path), words
         if isinstance(parameter.type, PathType):
-            with pytest.raises(click.BadParameter, match="the path is empty"):
+            with pytest.raises(click.BadParameter, match="The path is empty"):
                 parameter.type.convert("", parameter, None)
         elif isinstance(parameter.type, click.types.StringParamType):
             assert words in TEXTS, f"{words} takes any text: is it a path?"
@@ -119,4 +122,4 @@ def test_an_empty_path_is_wrong_usage(
 ) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert f"Invalid value for '{parameter}': the path is empty" in error
+    assert f"Invalid value for '{parameter}': The path is empty" in error

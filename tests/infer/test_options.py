@@ -82,7 +82,7 @@ def test_a_value_of_a_wrong_type_is_refused_with_its_name(name: str, value: Any)
 
 
 def test_a_checkpoint_is_a_path() -> None:
-    with pytest.raises(ConfigError, match="The checkpoint is a int; it must be the path of a folder"):
+    with pytest.raises(ConfigError, match=r"The path is a int; it must be a str or a pathlib\.Path"):
         LLM(3)  # type: ignore[arg-type]
 
 

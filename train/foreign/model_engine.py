@@ -14,7 +14,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Never, SupportsIndex
 
 import torch
@@ -24,6 +23,7 @@ from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import open_together, share_errors
 from ...core.dtypes import Precision
 from ...core.errors import ConfigError, TkError
+from ...core.given_paths import as_path
 from ...core.layout import Layout
 from ...parallel.mesh import Mesh
 from ...parallel.torch_dtypes import torch_dtype
@@ -267,7 +267,8 @@ class ModelEngine:
 
         Raises:
             CheckpointError: the step exists already, or another job writes in the folder.
-            ConfigError: the module has other parameters or buffers than at the time of `initialize`.
+            ConfigError: the path is empty; or the module has other parameters or buffers than at the time of
+                `initialize`.
             TkError: replicas differ, or this save (with `wait`) or the one before it failed.
         """
         self._watch.check()
@@ -275,7 +276,7 @@ class ModelEngine:
         self._engine.optimizer.take_written_values()
         self._buffers.agree()
         side_files = _side_files(self.module) if self._engine.mesh.world.rank == 0 else {}
-        options = SaveOptions(Path(folder), keep, timeout=self._settings.timeout_seconds, side_files=side_files)
+        options = SaveOptions(as_path(folder), keep, timeout=self._settings.timeout_seconds, side_files=side_files)
         engine = self._engine
         resume = ModuleResume(self.step_count, engine.optimizer.step_count, engine.loss_scale.state).to_json()
         self._checkpointer.save_alone(options, self.step_count, resume, wait=wait)
@@ -302,7 +303,7 @@ class ModelEngine:
         ranks = self._checkpointer.ranks
         with share_errors(ranks):
             self._checkpointer.finish_save()
-        opened = open_together(lambda: Checkpoint.open(Path(checkpoint)), ranks)
+        opened = open_together(lambda: Checkpoint.open(checkpoint), ranks)
         with share_errors(ranks):
             self._watch.check()
             resume = ModuleResume.from_json(opened.resume, str(opened.path))

@@ -60,6 +60,19 @@ def test_side_files_that_cannot_be_taken_along_are_refused_before_the_copy(
     assert sorted(os.listdir(tmp_path)) == ["hf", "run"]
 
 
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model-00000.safetensors"])
+def test_a_link_to_itself_is_named_with_a_remedy(
+    llama_step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["export", str(llama_step), str(tmp_path / "hf"), "--plain"]) == 0
+    (tmp_path / "hf" / name).unlink(missing_ok=True)
+    (tmp_path / "hf" / name).symlink_to(name)
+    assert main(["export", str(tmp_path / "hf"), str(tmp_path / "new")]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{tmp_path / 'hf' / name} cannot be " in said
+    assert "Too many levels of symbolic links (ELOOP). A link there leads back to itself: make it lead to" in said
+
+
 def test_side_files_are_counted_streamed_and_checked(
     llama_step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tk.checkpoint import NewStep, RunFolder, commit, reshard, write_part
+from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, reshard, write_part
 from tk.checkpoint.convert.target import CopyTarget
 from tk.checkpoint.files import locks
 from tk.checkpoint.run import run_lock
@@ -160,7 +160,7 @@ def test_a_copy_takes_the_lock_of_the_run_that_gets_it(run: Path) -> None:
         assert (folder / "half").exists()
         assert_is_step(source, 3)
     (run / "step-00000002").rename(run.parent / "two")
-    with CopyTarget(run / "step-00000002", run.parent / "two", force=False).new_folder() as folder:
+    with CopyTarget(run / "step-00000002", Checkpoint.open(run.parent / "two"), force=False).new_folder() as folder:
         with pytest.raises(CheckpointError, match="in use by another job"), RunFolder(run).lock():
             pass
         (folder / "half").write_text("written")
