@@ -8,7 +8,7 @@ import torch
 
 from ...core.progress import Progress, progress_bar
 from ...model.config import ModelConfig
-from ...parallel.collectives import all_reduce
+from ...parallel.collectives import all_reduce, all_reduce_max
 from ...parallel.mesh import Group
 from ..config.train_config import TrainConfig
 from ..planning.flops import flops_per_token
@@ -54,7 +54,9 @@ class StepLog:
         self.flops = flops_per_token(model, options.seq_len)
         self.dtype = dtype
         self.world = world
-        self.peak = self.measure_peak()
+        self.minute = -1
+        self.peak = 0.0
+        self.measure_peak()
         self.profiler = StepProfiler(options, config.run_folder / "logs", world.rank)
         self.bar: Progress | None = None
         self.open = ExitStack()
@@ -83,7 +85,7 @@ class StepLog:
         if not (last or state.step % self.config.train.log_every == 0 or state.step == 1):
             return
         if self.device.type == "cpu":
-            self.peak = self.measure_peak()
+            self.measure_peak()  # after `seconds` was taken, and before the clock begins anew
         if self.metrics is not None:
             some: dict[str, float | None] = {}
             if self.config.precision.params == "fp16":
@@ -106,11 +108,17 @@ class StepLog:
             )
         self.restart_clock()
 
-    def measure_peak(self) -> float:
-        """Returns the peak rate of all ranks together in FLOP/s, not older than a minute; every rank calls it."""
-        minute = int(time.monotonic() // 60)
-        peak = torch.tensor(peak_flops(self.device, self.dtype, minute), dtype=torch.float64, device=self.device)
-        return float(all_reduce(peak, self.world))
+    def measure_peak(self) -> None:
+        """Makes `peak`, of all ranks together in FLOP/s, not older than a minute; every rank calls it.
+
+        The ranks measure in the same call: one that did so alone would be faster, and the others would wait for it.
+        """
+        own = torch.tensor(int(time.monotonic() // 60), device=self.device)
+        minute = int(all_reduce_max(own, self.world))  # clocks of hosts differ
+        if minute != self.minute:
+            own_peak = peak_flops(self.device, self.dtype, minute)
+            total = torch.tensor(own_peak, dtype=torch.float64, device=self.device)
+            self.minute, self.peak = minute, float(all_reduce(total, self.world))
 
     def restart_clock(self) -> None:
         """Begins a new interval, so that saving and evaluating do not count as training time."""

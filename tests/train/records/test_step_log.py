@@ -4,15 +4,18 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tk.core.config import parse
 from tk.model.config import ModelConfig
-from tk.parallel.mesh import ALONE
+from tk.parallel.mesh import ALONE, Group, join_world
+from tk.tests.rank_pool import RankPool
 from tk.train.config.train_config import TrainConfig
 from tk.train.planning.flops import flops_per_token
 from tk.train.records import step_log
@@ -52,12 +55,12 @@ def metrics(tmp_path: Path) -> Iterator[MetricsFile]:
     file.close()
 
 
-def make_log(metrics: MetricsFile | None, folder: Path, **sections: dict[str, Any]) -> StepLog:
+def make_log(metrics: MetricsFile | None, folder: Path, world: Group = ALONE, **sections: dict[str, Any]) -> StepLog:
     """Returns the log of a run of 10 steps that writes a line for every fourth."""
     train = {"steps": 10, "log_every": 4, "seq_len": 8, "global_batch_size": 4}
     data = {"train": train, "model": {"max_position_embeddings": 8}, "checkpoint": {"dir": str(folder)}} | sections
     config = parse(data, TrainConfig, "test")
-    return StepLog(config, MODEL, ALONE, torch.device("cpu"), torch.float32, metrics, 0)
+    return StepLog(config, MODEL, world, torch.device("cpu"), torch.float32, metrics, 0)
 
 
 def record(log: StepLog, step: int, last: bool = False, **changes: Any) -> None:
@@ -112,6 +115,55 @@ def test_mfu_is_of_the_peak_of_the_same_minute_and_never_above_1(
         clock.now += 0.5
         record(log, step)
     assert [line["mfu"] for line in lines(tmp_path)] == [1.0, pytest.approx(0.5)]
+
+
+def test_the_measurement_of_the_peak_is_no_training_time(
+    clock: Clock, metrics: MetricsFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(device: torch.device, dtype: torch.dtype, minute: int) -> float:
+        clock.now += 7.0
+        return PEAK
+
+    monkeypatch.setattr(step_log, "peak_flops", measure)
+    monkeypatch.setattr(time, "monotonic", lambda: 600.0 * clock.now)  # each logged step is in a minute of its own
+    log = make_log(metrics, tmp_path)
+    begin = clock.now
+    for step in range(1, 9):
+        clock.now += 0.5
+        record(log, step)
+    assert [line["step_seconds"] for line in lines(tmp_path)] == [0.5] * 3
+    assert clock.now == begin + 8 * 0.5 + 3 * 7.0
+
+
+def measuring_steps(folder: str, clocks: list[list[float]]) -> tuple[list[int], float]:
+    """Returns the moments at which this rank measured, and the peak in the end; `clocks` has each rank's readings."""
+    rank, moment = dist.get_rank(), 0
+    measured: list[int] = []
+
+    @lru_cache
+    def measure(device: torch.device, dtype: torch.dtype, minute: int) -> float:
+        measured.append(moment)
+        return PEAK * (rank + 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_log, "peak_flops", measure)
+        patch.setattr(time, "monotonic", lambda: clocks[rank][moment])
+        log = make_log(None, Path(folder), join_world())
+        for moment in range(1, len(clocks[rank])):
+            record(log, 4 * moment)
+    return measured, log.peak
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"), [(8000.0, [0, 4]), (0.02, [0, 2, 4])], ids=["two hosts", "one passes the minute first"]
+)
+def test_all_ranks_measure_the_peak_at_the_same_steps_whatever_their_clocks_say(
+    rank_pool: RankPool, tmp_path: Path, ahead: float, expected: list[int]
+) -> None:
+    clock = [59.0, 59.9, 60.1, 80.0, 119.99, 130.0]
+    clocks = [clock, [moment + ahead for moment in clock]]
+    for found in rank_pool.run(measuring_steps, 2, folder=str(tmp_path), clocks=clocks):
+        assert found == [expected, 3 * PEAK]
 
 
 def test_numbers_that_json_lacks_are_null_and_rare_values_are_written_if_they_exist(
