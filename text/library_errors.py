@@ -1,4 +1,4 @@
-"""The border to `tokenizers`, whose failures, Rust panics among them, become errors of ours."""
+"""The border to libraries in Rust, `tokenizers` above all, whose failures, panics among them, become errors of ours."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ _PANIC = "PanicException"  # pyo3's class of a Rust panic: a BaseException that 
 
 @contextmanager
 def failing_as(error_of: Callable[[str], TkError]) -> Iterator[None]:
-    """Turns what `tokenizers` raises in the body into an error of ours.
+    """Turns what a library raises in the body into an error of ours.
 
-    The library raises bare Exception for what it cannot do. What it did not expect is a panic: a regular expression
+    `tokenizers` raises bare Exception for what it cannot do. What it did not expect is a panic: a regular expression
     that takes more than the 10 million attempts of Oniguruma, for example. It stays usable after one.
 
     Args:

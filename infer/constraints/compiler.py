@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...core.errors import CheckpointError, InvalidRequest
 from ...core.extras import install_line
 from ...core.integers import ceil_div
+from ...text.library_errors import failing_as
 from ...text.tokenizer import Tokenizer
 from .grammar import NO_TOKEN, Constraint, FirstState, Grammar, first_line
 from .spelled_tokens import mask_of
@@ -91,7 +92,8 @@ class Grammars:
             raise InvalidRequest(
                 f"{constraint.field} has more than {MAX_BYTES} bytes; send a shorter one.", field=constraint.field
             )
-        grammar = self._build(constraint, self._tokenizer, place)
+        with failing_as(lambda reason: _wrong(constraint, reason)):  # a panic, which handlers of calls let pass
+            grammar = self._build(constraint, self._tokenizer, place)
         with self._lock:
             self._kept[kept_as] = grammar
             if len(self._kept) > _NUM_KEPT:

@@ -220,6 +220,23 @@ def test_grammars_are_kept_for_equal_constraints(grammars: Grammars) -> None:
     assert grammars.compile(Constraint("regex", "a")) is not made
 
 
+def test_a_panic_of_the_library_is_a_constraint_that_cannot_be_used(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyo3's class of a Rust panic is no Exception: the handlers of calls would let it pass, and nobody answered."""
+    panic = type("PanicException", (BaseException,), {})
+
+    def fail(*_: object) -> str:
+        raise panic("index out of bounds")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "_library_text", fail)
+        with pytest.raises(InvalidRequest, match="index out of bounds") as refusal:
+            grammars.compile(Constraint("regex", "a"))
+    assert refusal.value.field == "sampling.regex"
+    assert grammars.compile(Constraint("regex", "a")).start(), "the next one is built"
+
+
 def test_without_the_extra_it_says_what_to_install(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingExtra, match=r"pip install 'llguidance>=") as error:

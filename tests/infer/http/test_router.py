@@ -4,15 +4,18 @@ import logging
 import re
 import urllib.request
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tk.infer.http import http_port as port_module
 from tk.infer.http.transport.connection import MAX_BODY_BYTES
+from tk.infer.requests.events import Event, Request
 from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.tests.infer.http.http_server import Answer, HttpServerThread, post, read_to_end
-from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine
+from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, delta, started, whole_answer
 
 BODY = {"model": "fake", "prompt": "hi"}
 
@@ -113,3 +116,58 @@ def test_every_call_has_one_line_and_refusals_are_counted_once(
     assert (whole["status"], whole["request_id"], whole["prompt_tokens"]) == ("OK", "mine", 6)
     assert whole["completion_tokens"] == 6
     server.close()
+
+
+def faults(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Returns the level of each error in the log, and the class of the exception whose traceback it has."""
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    return [
+        (record.levelname, record.exc_info[0].__name__) for record in errors if record.exc_info and record.exc_info[0]
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_in_a_handler_is_a_500_and_a_traceback_and_the_server_goes_on(
+    server: HttpServerThread, engine: FakeEngine, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    def fail(request: Request) -> list[Event]:
+        raise ZeroDivisionError("secret")
+
+    engine.script = fail
+    answer = server.ask("/v1/completions", {**BODY, "stream": stream})
+    assert row(answer) == (500, "server_error", "internal")
+    assert "ZeroDivisionError" in answer.error["message"]
+    assert "secret" not in answer.error["message"], "the text may be confidential"
+    assert faults(caplog) == [("ERROR", "ZeroDivisionError")]
+    engine.script = whole_answer
+    assert asked(server).status == 200
+
+
+def test_a_fault_in_the_middle_of_a_stream_is_its_last_event_and_a_traceback(
+    server: HttpServerThread, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.script = lambda request: [started(request), delta("ab"), replace(delta("c"), text=cast(str, object()))]
+    *_, last = server.ask("/v1/completions", {**BODY, "stream": True}).events
+    assert last["error"]["code"] == "internal"
+    assert faults(caplog) == [("ERROR", "TypeError")]
+    engine.wait_for(lambda engine: engine.num_live == 0)
+    engine.script = whole_answer
+    assert asked(server).status == 200
+
+
+def test_a_fault_in_the_thread_that_builds_a_grammar_is_a_500_and_a_traceback(
+    server: HttpServerThread,
+    engine: FakeEngine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.grammars, "compile", fail)
+        answer = server.ask("/v1/completions", {**BODY, "response_format": {"type": "json_object"}})
+    assert row(answer) == (500, "server_error", "internal")
+    assert faults(caplog) == [("ERROR", "ZeroDivisionError")]
+    assert engine.requests == []
+    assert asked(server).status == 200

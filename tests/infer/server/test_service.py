@@ -1,7 +1,8 @@
 """The calls of tk.v1.Generation over a scripted engine: what reaches the engine, what comes back, how calls end."""
 
+import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -23,6 +24,7 @@ from tk.tests.infer.server.fake_engine import (
     delta,
     finished,
     started,
+    whole_answer,
 )
 
 
@@ -374,3 +376,54 @@ def test_a_refusal_has_trailers_only(stub: Any, engine: FakeEngine) -> None:
     for call in (stub.Generate, stub.GenerateOnce):
         error = refused(call, pb.GenerateRequest(text="hi", request_id="a"))
         assert "x-request-id" not in dict(error.initial_metadata() or ())
+
+
+def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Returns the class of each exception that the log reports as an error with its traceback."""
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    return [record.exc_info[0].__name__ for record in errors if record.exc_info and record.exc_info[0]]
+
+
+def fail(*_: object) -> Any:
+    raise ZeroDivisionError("secret")
+
+
+@pytest.mark.parametrize("name", ["Generate", "GenerateOnce", "Score"])
+def test_a_fault_in_a_handler_is_internal_and_a_traceback_and_the_server_goes_on(
+    stub: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    engine.script = fail
+    score = pb.ScoreRequest(text="a", continuation_text="b")
+    request = score if name == "Score" else pb.GenerateRequest(text="a")
+    call = getattr(stub, name)
+    error = refused(call if name == "Generate" else lambda *args, **options: [call(*args, **options)], request)
+    assert error.code() == grpc.StatusCode.INTERNAL
+    assert "secret" not in str(error.details()), "the text may be confidential"
+    assert detail(error, error_details_pb2.ErrorInfo).reason == "ZeroDivisionError"
+    assert tracebacks(caplog) == ["ZeroDivisionError"]
+    engine.script = whole_answer
+    assert list(stub.Generate(pb.GenerateRequest(text="a"), timeout=WAIT_SECONDS))
+
+
+def test_a_fault_in_the_middle_of_a_stream_is_internal_and_a_traceback(
+    stub: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.script = lambda request: [started(request), delta("ab"), replace(delta("c"), text=cast(str, object()))]
+    error = refused(stub.Generate, pb.GenerateRequest(text="a"))
+    assert error.code() == grpc.StatusCode.INTERNAL
+    assert tracebacks(caplog) == ["TypeError"]
+    engine.wait_for(lambda engine: engine.num_live == 0)
+
+
+def test_a_fault_in_the_thread_that_builds_a_grammar_is_internal_and_a_traceback(
+    stub: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = pb.GenerateRequest(text="a")
+    request.sampling.regex = "a+"
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.grammars, "compile", fail)
+        error = refused(stub.Generate, request)
+    assert error.code() == grpc.StatusCode.INTERNAL
+    assert tracebacks(caplog) == ["ZeroDivisionError"]
+    assert engine.requests == []
+    assert list(stub.Generate(pb.GenerateRequest(text="a"), timeout=WAIT_SECONDS))
