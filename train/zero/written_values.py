@@ -25,7 +25,9 @@ def take_written(master: torch.Tensor, parameters: torch.Tensor) -> None:
     """
     if master.data_ptr() == parameters.data_ptr():  # fp32 parameters are their own masters
         return
-    for part, now in zip(master.split(_CHUNK), parameters.split(_CHUNK), strict=True):
+    # On a GPU a comparison waits for the device: one for all elements, not one for each chunk.
+    size = _CHUNK if master.device.type == "cpu" else max(1, len(master))
+    for part, now in zip(master.split(size), parameters.split(size), strict=True):
         rounded = part.to(now.dtype)
         if not torch.equal(_words(rounded), _words(now)):
             bits = _BITS[now.element_size()]
