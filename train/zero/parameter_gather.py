@@ -127,10 +127,14 @@ class ParameterGather:
             self.agreement.synchronize(ended)
         self.free_all()
 
-    def free_all(self) -> None:
-        """Frees every unit: the next pass gathers the masters' values."""
+    def free_all(self, written: bool = False) -> None:
+        """Frees every unit: the next pass gathers the masters' values.
+
+        Args:
+            written: whether someone else than the modules may have written into the parameters.
+        """
         for unit in self.units:
-            self._free(unit)
+            self._free(unit, written)
 
     @contextmanager
     def hold_all(self) -> Iterator[None]:
@@ -144,7 +148,7 @@ class ParameterGather:
         finally:
             self._all_held = False
             self.saved.version += self._versions() != versions
-            self.free_all()
+            self.free_all(written=True)
 
     def _versions(self) -> list[int]:
         """Returns the numbers of writes into the parameters that autograd has seen, while they are gathered."""
@@ -230,13 +234,13 @@ class ParameterGather:
             bucket.attach_params()
         unit.ready = True
 
-    def _free(self, unit: Unit) -> None:
+    def _free(self, unit: Unit, written: bool = False) -> None:
         if unit.pending is None or self._all_held:
             return
         if not unit.ready:  # a prefetched unit that was not used: the collective still writes to its memory
             for gathering in unit.pending:
                 gathering.wait()
-        written = unit.ready and not self.chain  # the modules of a chain are ours, which write nothing
+        written = unit.ready and (written or not self.chain)  # the modules of a chain are ours, which write nothing
         unit.pending, unit.ready = None, False
         for bucket in unit.buckets:
             if written:
