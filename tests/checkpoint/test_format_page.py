@@ -168,6 +168,11 @@ HELD = {
     "They never copy": ["side_files:what_a_model_needs_is_copied_and_the_rest_named"],
     "A side file without a digest": ["side_files:a_link_to_a_file_of_another_name_is_not_carried_away"],
     "With `--dtype` every": ["side_files:every_dtype_in_a_config_changes_with_the_weights"],
+    "A Hugging Face folder has no checksums": [
+        "disturbances:a_source_that_changes_while_it_is_read_is_whole_or_refused",
+        "disturbances:the_refusal_names_the_file",
+    ],
+    "Files that `--link` shares": ["disturbances:a_link_is_never_made_under_checksums_of_other_bytes"],
     "`tk reshard` and `tk export` write": ["crash:killed_at_every_operation"],
     "A target that has the name": ["step_names:no_copy_gets_a_name_that_a_run_would_take_for_something_else"],
     "The next command at the same": [
