@@ -97,6 +97,8 @@ class DetokenizerStream:
     @property
     def num_characters(self) -> int:
         """The number of complete characters of the text of all tokens so far, with those that are held back."""
+        if not self._pending:
+            return self._num_characters
         held = b"".join(map(self._tokenizer.token_bytes, self._pending))
         return self._num_characters + len(held.decode(errors="ignore"))
 
@@ -117,7 +119,10 @@ class DetokenizerStream:
         ids, self._pending = self._pending[:count], self._pending[count:]
         if not ids:
             return ""
-        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
+        if len(self._context) == 1:
+            before = self._tokenizer.text_alone(self._context[0])
+        else:
+            before = self._tokenizer.decode(self._context, skip_special_tokens=False)
         text = self._tokenizer.decode(self._context + ids, skip_special_tokens=False)
         self._context = ids[-1:]
         added = text[_num_shared(before, text) :]  # more than what follows `before`: an unfinished character is new
@@ -137,5 +142,7 @@ def _num_pending(text: bytes) -> int:
 
 def _num_shared(first: str, second: str) -> int:
     """Returns the number of characters with which both texts begin."""
+    if second.startswith(first):
+        return len(first)
     places = (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
     return next(places, min(len(first), len(second)))

@@ -47,6 +47,8 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._known_bytes: dict[tuple[int, bool], bytes] = {}  # what `token_bytes` has returned
+        self._known_texts: dict[int, str] = {}  # what `text_alone` has returned
         vocab = self._backend.get_vocab()
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.longest_token_bytes = self._spelling.longest(vocab)
@@ -188,6 +190,13 @@ class Tokenizer:
         with failing_as(self._cannot_decode):
             return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def text_alone(self, token_id: int) -> str:
+        """Returns the text of a token without others, special or not."""
+        found = self._known_texts.get(token_id)
+        if found is None:
+            found = self._known_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return found
+
     def _cannot_decode(self, reason: str) -> CheckpointError:
         return CheckpointError(
             f"The decoder of {self.folder / TOKENIZER_FILE} cannot turn these token ids into text: {reason}. Mend its "
@@ -203,7 +212,10 @@ class Tokenizer:
             token_id: the token.
             is_first: whether no other token comes before it, so that decoders strip a space that begins it.
         """
-        return self._bytes_of([token_id], is_first)[0]
+        found = self._known_bytes.get((token_id, is_first))
+        if found is None:
+            found = self._known_bytes[token_id, is_first] = self._bytes_of([token_id], is_first)[0]
+        return found
 
     def vocabulary_bytes(self, is_first: bool = False) -> list[bytes]:
         """Returns `token_bytes` of the ids from 0 to `vocab_size`."""
@@ -260,13 +272,16 @@ class Tokenizer:
 
     def ends_complete(self, ids: Sequence[int]) -> bool:
         """Returns whether no later token can change the text of `ids`, which are visible and at least one."""
+        last = self._backend.id_to_token(ids[-1]) or ""
+        if not self._spelling.byte_level:
+            # A run of byte tokens is decoded as a whole: if it is not valid UTF-8, each of its bytes becomes U+FFFD.
+            return self._spelling.fallback_byte(last) is None
+        if last and last[-1].isascii():  # as most tokens
+            return True
         tokens = [self._backend.id_to_token(token_id) or "" for token_id in ids[-4:]]
-        if self._spelling.byte_level:  # 4 tokens suffice: a character has at most 4 bytes, a token at least 1
-            tail = codecs.getincrementaldecoder("utf-8")("replace")
-            tail.decode(b"".join(self._spelling.to_bytes(token) for token in tokens))
-            return not tail.getstate()[0]
-        # A run of byte tokens is decoded as a whole: if it is not valid UTF-8, each of its bytes becomes U+FFFD.
-        return self._spelling.fallback_byte(tokens[-1]) is None
+        tail = codecs.getincrementaldecoder("utf-8")("replace")  # 4 tokens suffice: a character has at most 4 bytes
+        tail.decode(b"".join(self._spelling.to_bytes(token) for token in tokens))
+        return not tail.getstate()[0]
 
 
 def _keep_whole_offsets(processor: Any) -> None:

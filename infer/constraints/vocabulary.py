@@ -31,12 +31,14 @@ def place_of(tokenizer: Tokenizer, prompt: Sequence[int], keep_special_tokens: b
 
     Returns:
         "start" if the prompt has no text, so that decoders strip a space; "unfinished" if byte tokens at its end are
-        the beginning of a character; else "inside".
+        the beginning of a character; else "inside", always if the tokens spell bytes, whose decoders strip nothing.
     """
+    if tokenizer.is_byte_level:
+        return "inside"
     end = PromptEnd.of(tokenizer, prompt, keep_special_tokens)
     if end.is_empty:
         return "start"
-    return "unfinished" if end.unfinished and not tokenizer.is_byte_level else "inside"
+    return "unfinished" if end.unfinished else "inside"
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,9 @@ class Vocabulary:
         tokenizer, before = self._tokenizer, self._tokenizer.ordinary_token
         byte_of = {tokenizer.fallback_byte(token): token for token in range(min(self._size, tokenizer.vocab_size))}
         known = [token for token, text in enumerate(self._texts) if text and token not in self.special_ids]
-        whole = [token for token in known if tokenizer.ends_complete([token])]
         chance = random.Random(0)
+        known = chance.sample(known, min(len(known), _NUM_PROBES * _PROBE_TOKENS))  # to look at each takes long
+        whole = [token for token in known if tokenizer.ends_complete([token])]
         probes = [[chance.choice(whole) for _ in range(_PROBE_TOKENS)] for _ in range(_NUM_PROBES) if whole]
         probes = [[probe[0], *probe] for probe in probes]
         letters = [bytes([byte]) for byte in _LETTERS.encode()]

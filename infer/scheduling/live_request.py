@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -206,8 +206,7 @@ class LiveRequest:
         output = self._outputs[sequence.index]
         logprobs: tuple[TokenLogprob, ...] = ()
         if num_top is not None:
-            entry = self._logprob(num_top, result, index, output.is_first)
-            logprobs = (replace(entry, text_offset=output.num_characters),)
+            logprobs = (self._logprob(num_top, result, index, output.is_first, output.num_characters),)
         delta, ending = output.push(token, logprobs)
         self._due.append(delta)
         if ending is not None:
@@ -294,7 +293,9 @@ class LiveRequest:
         places = (place for place, token in enumerate(prompt) if tokenizer.is_visible(token, keep))
         return next(places, len(prompt) - 1)
 
-    def _logprob(self, num_top: int, result: SamplerOutput, index: int, is_first: bool) -> TokenLogprob:
+    def _logprob(
+        self, num_top: int, result: SamplerOutput, index: int, is_first: bool, text_offset: int = 0
+    ) -> TokenLogprob:
         token = int(result.token_ids[index])
         top = tuple(
             TopLogprob(int(other), float(logprob), self._bytes(int(other), is_first))
@@ -303,7 +304,7 @@ class LiveRequest:
             )
         )
         return TokenLogprob(
-            token, float(result.logprob[index]), int(result.rank[index]), self._bytes(token, is_first), top
+            token, float(result.logprob[index]), int(result.rank[index]), self._bytes(token, is_first), top, text_offset
         )
 
     def _bytes(self, token: int, is_first: bool) -> bytes:

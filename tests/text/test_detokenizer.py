@@ -76,6 +76,28 @@ def is_broken(theirs: tokenizers.Tokenizer, prompt: Sequence[int], new: Sequence
     return not both.startswith(before.rstrip("\ufffd"))
 
 
+def test_a_token_that_came_before_is_decoded_with_its_text_alone_known(
+    pair: tuple[Tokenizer, tokenizers.Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pair
+    ids = theirs.encode("the other the other", add_special_tokens=False).ids
+
+    def facts() -> list[object]:
+        return [(ours.text_alone(i), ours.token_bytes(i), ours.token_bytes(i, is_first=True)) for i in ids]
+
+    first = facts()
+    assert first == facts()
+    assert [text for text, *_ in first] == [theirs.decode([i], skip_special_tokens=False) for i in ids]
+    decoded = list[list[int]]()
+    monkeypatch.setattr(
+        ours, "decode", lambda ids, skip_special_tokens: decoded.append(list(ids)) or theirs.decode(ids)
+    )
+    assert first == facts()
+    assert not decoded
+    assert streamed(ours, [], ids, False, range(len(ids))) == theirs.decode(ids)
+    assert len(decoded) == len(ids) + 1, "one decoding for each token, and that of no tokens"
+
+
 def test_a_space_before_a_word_is_the_texts_only_after_other_text(tmp_path: Path) -> None:
     ours, theirs = tokenizer_of("llama2", tmp_path)
     [space], [the] = ([token for piece, token in theirs.get_vocab().items() if piece == each] for each in ("▁", "▁the"))

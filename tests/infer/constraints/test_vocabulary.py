@@ -163,6 +163,15 @@ def test_a_named_special_token_leaves_the_text_at_its_start(
         assert theirs.decode([1, the], skip_special_tokens=not keep).removeprefix("<s>") == shown
 
 
+def test_tokens_that_spell_bytes_have_one_vocabulary_at_all_places(
+    families: Callable[[str], tuple[Grammars, Any]],
+) -> None:
+    grammars, (_, theirs) = families("gpt2")
+    prompts = ([], [1], theirs.encode("the ").ids, theirs.encode("a☃").ids[:-1])
+    grammar, *others = (grammars.compile(Constraint("regex", "(the){9}"), "", prompt) for prompt in prompts)
+    assert all(other is grammar for other in others)
+
+
 def test_a_text_may_begin_with_what_never_stands_inside_one(families: Callable[[str], tuple[Grammars, Any]]) -> None:
     grammars, (_, theirs) = families("words")  # every word but the first has a space before it
     [yes, no] = theirs.encode("yes no").ids
