@@ -86,6 +86,7 @@ class DetokenizerStream:
         self._tokenizer = tokenizer
         self._keep_special_tokens = keep_special_tokens
         self._context = [*end.closed, *end.unfinished]  # the tokens before `pending` on which their text depends
+        self._unfinished = end.unfinished  # until a text is taken
         self._pending: list[int] = []
         self._num_characters = 0
 
@@ -94,13 +95,25 @@ class DetokenizerStream:
         """Whether no token so far, of prompt or stream, has a text."""
         return not (self._context or self._pending)
 
-    @property
-    def num_characters(self) -> int:
-        """The number of complete characters of the text of all tokens so far, with those that are held back."""
+    def offset_of(self, token: int) -> int:
+        """Returns the place in the text where the next token begins: in a character, if the token goes on with one.
+
+        Byte tokens that could be UTF-8 so far count as such; what follows may still make each of them U+FFFD.
+        """
         if not self._pending:
             return self._num_characters
-        held = b"".join(map(self._tokenizer.token_bytes, self._pending))
-        return self._num_characters + len(held.decode(errors="ignore"))
+        tokenizer = self._tokenizer
+        is_hidden = not tokenizer.is_visible(token, self._keep_special_tokens)
+        held = b"".join(map(tokenizer.token_bytes, [*self._unfinished, *self._pending]))
+        if tokenizer.is_byte_level:
+            text = self._added(self._pending)  # ends with U+FFFD for a character that is not complete
+            goes_on = is_hidden or _begins_utf8(_tail(held) + tokenizer.token_bytes(token)[:1])
+            return self._num_characters + max(0, len(text) - goes_on)
+        byte = b"" if is_hidden else tokenizer.fallback_byte(token)
+        if byte is None:  # which ends the run of byte tokens
+            return self._num_characters + len(self._added(self._pending))
+        is_text = _begins_utf8(held + byte)
+        return self._num_characters + (len(held.decode(errors="ignore")) if is_text else len(self._pending))
 
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next tokens and returns the text that they complete, perhaps none; it is valid UTF-8."""
@@ -119,25 +132,40 @@ class DetokenizerStream:
         ids, self._pending = self._pending[:count], self._pending[count:]
         if not ids:
             return ""
+        added = self._added(ids)
+        self._context, self._unfinished = ids[-1:], ()
+        self._num_characters += len(added)
+        return added
+
+    def _added(self, ids: list[int]) -> str:
+        """Returns what tokens add to the text of those before them."""
         if len(self._context) == 1:
             before = self._tokenizer.text_alone(self._context[0])
         else:
             before = self._tokenizer.decode(self._context, skip_special_tokens=False)
         text = self._tokenizer.decode(self._context + ids, skip_special_tokens=False)
-        self._context = ids[-1:]
-        added = text[_num_shared(before, text) :]  # more than what follows `before`: an unfinished character is new
-        self._num_characters += len(added)
-        return added
+        return text[_num_shared(before, text) :]  # more than what follows `before`: an unfinished character is new
 
 
 def _num_pending(text: bytes) -> int:
     """Returns how many of the last bytes are the beginning of a character; all of them if the text is not UTF-8."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    return len(_tail(text)) if _begins_utf8(text) else len(text)
+
+
+def _begins_utf8(text: bytes) -> bool:
+    """Returns whether a text is UTF-8, but for the last character, which may be incomplete."""
     try:
-        decoder.decode(text)
+        codecs.getincrementaldecoder("utf-8")().decode(text)
     except UnicodeDecodeError:
-        return len(text)
-    return len(decoder.getstate()[0])
+        return False
+    return True
+
+
+def _tail(text: bytes) -> bytes:
+    """Returns the last bytes, which are the beginning of a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(text)
+    return decoder.getstate()[0]
 
 
 def _num_shared(first: str, second: str) -> int:

@@ -206,7 +206,7 @@ class LiveRequest:
         output = self._outputs[sequence.index]
         logprobs: tuple[TokenLogprob, ...] = ()
         if num_top is not None:
-            logprobs = (self._logprob(num_top, result, index, output.is_first, output.num_characters),)
+            logprobs = (self._logprob(num_top, result, index, output.is_first, output.offset_of(token)),)
         delta, ending = output.push(token, logprobs)
         self._due.append(delta)
         if ending is not None:

@@ -109,10 +109,9 @@ class SampleOutput:
         """Whether no token so far, of the prompt or of the sample, has a text."""
         return self._stream.is_first
 
-    @property
-    def num_characters(self) -> int:
-        """The number of complete characters of the text so far, with those that are held back."""
-        return self._stream.num_characters
+    def offset_of(self, token: int) -> int:
+        """Returns the place in the text where the next token begins."""
+        return self._stream.offset_of(token)
 
     def push(self, token: int, logprobs: tuple[TokenLogprob, ...]) -> tuple[Delta, Ending | None]:
         """Adds the next token, with its log-probability if requested; returns its delta and the ending, if any.
@@ -148,7 +147,9 @@ class _NoText:
     """The detokenizer of a checkpoint without a tokenizer: all texts are empty."""
 
     is_first: Final = True
-    num_characters: Final = 0
+
+    def offset_of(self, token: int) -> int:
+        return 0
 
     def push(self, ids: Sequence[int]) -> str:
         return ""
