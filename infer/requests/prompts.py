@@ -64,7 +64,7 @@ def as_prompt(prompt: GivenPrompt) -> Prompt:
     """
     if isinstance(prompt, str | Conversation):
         return prompt
-    if _is_sequence(prompt):
+    if _is_sequence(prompt) and bool not in set(map(type, prompt)):  # True would be the token 1
         with suppress(TypeError):
             return tuple(map(index, prompt))
     raise InvalidRequest(

@@ -57,6 +57,12 @@ def test_a_text_or_a_flat_list_is_one_prompt(given: Any, prompts: list[Any]) -> 
         assert isinstance(prompt, str) or all(type(token) is int for token in prompt)
 
 
+@pytest.mark.parametrize("given", [[True], [5, False], [5, "ab"], [5, 2.5]])
+def test_truth_values_texts_and_fractions_are_no_token_ids(given: list[Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"A prompt is list .* it must be a str, a list of token ids or"):
+        as_prompts(given)
+
+
 @pytest.mark.parametrize("given", [7, None, b"ab", {"a": 1}, 2.5])
 def test_other_things_are_no_prompts(given: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"prompts is {type(given).__name__} ") as refused:
