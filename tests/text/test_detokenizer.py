@@ -101,16 +101,19 @@ def test_a_token_that_came_before_is_decoded_with_its_text_alone_known(
     ours, theirs = pair
     ids = theirs.encode("the other the other", add_special_tokens=False).ids
 
-    def facts() -> list[object]:
+    def facts() -> list[tuple[str, bytes, bytes]]:
         return [(ours.text_alone(i), ours.token_bytes(i), ours.token_bytes(i, is_first=True)) for i in ids]
 
     first = facts()
     assert first == facts()
     assert [text for text, *_ in first] == [theirs.decode([i], skip_special_tokens=False) for i in ids]
-    decoded = list[list[int]]()
-    monkeypatch.setattr(
-        ours, "decode", lambda ids, skip_special_tokens: decoded.append(list(ids)) or theirs.decode(ids)
-    )
+    decoded = list[Sequence[int]]()
+
+    def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
+        decoded.append(ids)
+        return theirs.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    monkeypatch.setattr(ours, "decode", decode)
     assert first == facts()
     assert not decoded
     assert streamed(ours, [], ids, False, range(len(ids))) == theirs.decode(ids)

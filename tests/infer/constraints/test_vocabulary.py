@@ -167,7 +167,7 @@ def test_tokens_that_spell_bytes_have_one_vocabulary_at_all_places(
     families: Callable[[str], tuple[Grammars, Any]],
 ) -> None:
     grammars, (_, theirs) = families("gpt2")
-    prompts = ([], [1], theirs.encode("the ").ids, theirs.encode("a☃").ids[:-1])
+    prompts: tuple[list[int], ...] = ([], [1], theirs.encode("the ").ids, theirs.encode("a☃").ids[:-1])
     grammar, *others = (grammars.compile(Constraint("regex", "(the){9}"), "", prompt) for prompt in prompts)
     assert all(other is grammar for other in others)
 
