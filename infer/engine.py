@@ -235,6 +235,7 @@ class Engine:
             self._fail_all(error)
         finally:
             self._workers.close(kill=not (started and isinstance(error, Cancelled)))
+            self.source.checkpoint.folder.end_lease()
             if not started:
                 self._ready.set_exception(error)
 

@@ -59,6 +59,9 @@ class CheckpointFolder(Protocol):
             CheckpointError: something is missing, damaged or contradicts itself; the message names it.
         """
 
+    def end_lease(self) -> None:
+        """Lets a run prune the folder from now on, although this object lives on: nothing more is read."""
+
     def require_unchanged(self) -> None:
         """Checks, after the last read, that all that was read belongs together and was not half overwritten.
 

@@ -97,6 +97,9 @@ class HuggingFaceFolder:
             raise
         return fd
 
+    def end_lease(self) -> None:
+        """See CheckpointFolder. Does nothing: no run prunes such a folder."""
+
     def require_unchanged(self) -> None:
         """See CheckpointFolder."""
         self._watch.require_unchanged()

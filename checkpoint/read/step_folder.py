@@ -76,6 +76,11 @@ class StepFolder:
         self.chunks.check()
         self.parts.check_headers()
 
+    def end_lease(self) -> None:
+        """See CheckpointFolder."""
+        if self.lease is not None:
+            self.lease.end()
+
     def require_unchanged(self) -> None:
         """See CheckpointFolder. Does nothing: every byte that was read had its checksum."""
 

@@ -9,10 +9,14 @@ from ..files import disk_facts, locks, storage
 
 
 class StepLease:
-    """A step that is being read; it ends with the last reference to it, or with the process."""
+    """A step that is being read; it ends with `end`, with the last reference to it, or with the process."""
 
     def __init__(self, fd: int) -> None:
         self._end = weakref.finalize(self, storage.close, fd)
+
+    def end(self) -> None:
+        """Ends the lease; a second call does nothing."""
+        self._end()
 
     @staticmethod
     def take(step: Path) -> "StepLease | None":

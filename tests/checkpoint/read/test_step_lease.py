@@ -34,6 +34,17 @@ def test_a_step_that_is_read_is_pruned_later(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000004"]
 
 
+def test_a_lease_ends_although_the_checkpoint_lives(tmp_path: Path) -> None:
+    """As a server's, whose engine has ended: otherwise a run keeps every step that was ever served."""
+    save(tmp_path, range(1, 2), keep=1)
+    reader = Checkpoint.open(tmp_path)
+    for _ in range(2):
+        reader.folder.end_lease()
+    save(tmp_path, range(2, 3), keep=1)
+    assert names(tmp_path) == ["step-00000002"]
+    assert reader.step == 1
+
+
 def test_no_lease_of_a_step_that_is_gone_or_being_pruned(tmp_path: Path) -> None:
     save(tmp_path, range(1, 2))
     step = tmp_path / "step-00000001"

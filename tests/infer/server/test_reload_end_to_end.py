@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tk.checkpoint.files import locks
 from tk.core.machine_memory import free_memory
 from tk.infer.api.client import Client
 from tk.infer.requests.events import Delta, Started
@@ -55,6 +56,16 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def read_steps(run: Path) -> list[str]:
+    """Returns the steps that a process reads or serves, which no job prunes."""
+    found = []
+    for step in sorted(run.glob("step-*")):
+        with locks.unread_folder(step) as unread:
+            if not unread:
+                found.append(step.name)
+    return found
 
 
 class Load:
@@ -100,6 +111,7 @@ def test_reloads_under_load_fail_no_request_and_mix_no_answer(model: Path, run: 
             wait_until(lambda seen=seen: len(load.tokens) >= seen + STREAMS)  # type: ignore[misc]
         load.end()
         assert set(load.tokens) == {token_of(step) for step in range(1, 2 + reloads)}
+        wait_until(lambda: read_steps(run) == [f"step-{1 + reloads:08}"])  # the others can be pruned
         with Client(serving.target) as client:
             assert client.model_info().step == 1 + reloads
             [answer] = client.generate(["x"], SamplingParams(max_new_tokens=2, ignore_eos=True))
@@ -134,6 +146,7 @@ def test_requests_end_on_the_weights_they_began_with_and_refused_steps_change_no
         assert "missing" in refusal(str(run / "missing"))
         refusal("", grpc.StatusCode.INVALID_ARGUMENT)
         assert len(serving.worker_ids()) == 1
+        assert read_steps(run) == ["step-00000001"]
 
         second = save_forced_step(run, model, 2)
         events = client.events("a", params)
