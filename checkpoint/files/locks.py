@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from ...core.errors import StorageError
 from .storage_errors import error_context
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -24,9 +25,16 @@ _log = logging.getLogger(__name__)
 
 
 def open_lock(path: Path) -> int:
-    """Returns a descriptor of a file to be locked; the file is made if it is missing."""
+    """Returns a descriptor of a file to be locked; the file is made if it is missing. A link raises StorageError."""
     with error_context(path, "opened"):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if error.errno == errno.ELOOP and path.is_symlink():
+                raise StorageError(
+                    f"{path} is a link, and a lock is a file of its own: remove the link.", error.errno
+                ) from error
+            raise
 
 
 def try_lock(fd: int) -> bool | None:

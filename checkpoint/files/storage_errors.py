@@ -26,7 +26,8 @@ _ADVICE: Final = MappingProxyType(
         errno.EIO: _AT_FAULT,
         errno.ESTALE: _AT_FAULT,
         errno.ETIMEDOUT: _AT_FAULT,
-        errno.ENOENT: _AT_FAULT,  # raised only for a name that its folder lists; see `lookup`
+        # A reader meets it only for a name that its folder lists (see `lookup`), a writer for a folder that has gone.
+        errno.ENOENT: f"If its folder was not moved or removed meanwhile: {_AT_FAULT[0].lower()}{_AT_FAULT[1:]}",
     }
 )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint.files import locks, storage
+from tk.core.errors import StorageError
 
 
 @pytest.fixture
@@ -21,6 +22,17 @@ def test_one_of_two_gets_a_file_until_it_closes_it(lock: Path) -> None:
     storage.close(first)
     assert locks.try_lock(second) is True
     storage.close(second)
+
+
+@pytest.mark.parametrize("target", ["theirs", "nowhere", "LOCK"])
+def test_a_link_is_no_lock(lock: Path, target: str) -> None:
+    """As DVC makes of every file. Behind it may be any file of the user's, which a note would overwrite."""
+    (lock.parent / "theirs").write_text("years of work")
+    lock.symlink_to(target)
+    with pytest.raises(StorageError, match="LOCK is a link, and a lock is a file of its own: remove the link"):
+        locks.open_lock(lock)
+    assert sorted(path.name for path in lock.parent.iterdir()) == ["LOCK", "theirs"]
+    assert (lock.parent / "theirs").read_text() == "years of work"
 
 
 def test_a_note_is_written_and_taken_back(lock: Path) -> None:

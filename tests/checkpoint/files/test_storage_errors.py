@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tk.checkpoint import Checkpoint, RunFolder
+from tk.checkpoint.files import storage
 from tk.checkpoint.read.shared_read import ALONE
 from tk.core.errors import StorageError, TkError
 from tk.tests.checkpoint.crashing import save
@@ -177,3 +178,10 @@ def test_a_step_that_this_user_may_not_read_stops_the_start(run: Path, name: str
         assert [name for name in names if ".t" not in name] == kept, "only the leftovers of dead jobs are removed"
     finally:
         shut.chmod(0o755)
+
+
+def test_a_folder_that_was_moved_is_named_as_a_cause(scratch: Path) -> None:
+    """A run folder may be moved while its job trains."""
+    message = "cannot be made: No such file .*If its folder was not moved or removed meanwhile: the disk or the network"
+    with pytest.raises(StorageError, match=message):
+        storage.open_new(scratch / "moved" / "file")
