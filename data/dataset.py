@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -141,7 +142,9 @@ def _quotas(weights: Sequence[float]) -> list[int]:
     """Returns the number of rows of each source per block, by largest remainder and at least one."""
     if not 1 <= len(weights) <= MIXTURE_BLOCK or not all(0 < weight < float("inf") for weight in weights):
         raise ConfigError(f"Weights {list(weights)}: give 1 to {MIXTURE_BLOCK} sources, each with a weight above 0.")
-    shares = [weight / sum(weights) * MIXTURE_BLOCK for weight in weights]
+    _, exponent = math.frexp(max(weights))
+    scaled = [math.ldexp(weight, -exponent) for weight in weights]  # exact, and their sum is no infinity
+    shares = [weight / sum(scaled) * MIXTURE_BLOCK for weight in scaled]
     quotas = [max(1, int(share)) for share in shares]
     while (missing := MIXTURE_BLOCK - sum(quotas)) != 0:
         excess = [quota - share for quota, share in zip(quotas, shares, strict=True)]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -138,7 +139,12 @@ def test_a_mixture_keeps_its_weights(token_folder: Path, make_tokens: Callable[[
 
 
 @pytest.mark.parametrize(
-    "weights", [[1e-9, 1.0], [1.0] * 3, [0.1, 0.2, 0.7], [1.0] * 5000, [0.0, 1.0], [math.inf], [math.nan], []]
+    "weights",
+    [
+        *([1e-9, 1.0], [1.0] * 3, [0.1, 0.2, 0.7], [1.0] * 5000, [0.0, 1.0], [math.inf], [math.nan], []),
+        pytest.param([1e308, 1e308, 1.0], id="a sum above the largest float"),
+        pytest.param([5e-324, 1e-323], id="the smallest floats"),
+    ],
 )
 def test_weights_of_any_size(token_folder: Path, weights: list[float]) -> None:
     good = 0 < len(weights) <= MIXTURE_BLOCK and all(0 < weight < math.inf for weight in weights)
@@ -150,7 +156,7 @@ def test_weights_of_any_size(token_folder: Path, weights: list[float]) -> None:
     assert sum(quotas) == MIXTURE_BLOCK
     assert min(quotas) >= 1
     for quota, weight in zip(quotas, weights, strict=True):
-        assert abs(quota - weight / sum(weights) * MIXTURE_BLOCK) <= 1
+        assert abs(quota - Fraction(weight) / sum(map(Fraction, weights)) * MIXTURE_BLOCK) <= 1
 
 
 def test_fingerprints_of_different_data_differ(
