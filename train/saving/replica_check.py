@@ -105,8 +105,9 @@ class ReplicaCheck:
         others = len({common[index].tensor for index in drifted}) - 1
         return (
             f"Step {step} was not saved: replicas that must be bit-equal have drifted apart in {item.tensor}, slot "
-            f"{item.slot}{f', and {others} more tensors' if others else ''}: {camps} differ from one another. Look for "
-            "faulty memory or a device that computes wrongly; the newest committed step is from before this one."
+            f"{item.slot}{f', and {others} more tensors' if others else ''}: {camps} differ from one another. The "
+            "newest committed step is from before this one. Look for values that a script wrote into parameters or "
+            "buffers on some ranks only, else for faulty memory or a device that computes wrongly."
         )
 
 
