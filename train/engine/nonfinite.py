@@ -1,9 +1,11 @@
 """The policy for steps whose loss or gradient norm is not finite: every rank decides the same, before any update."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 
+from ...core.buckets import Shard
 from ...core.errors import TkError
 from ...parallel.collectives import all_gather
 from ..config.sections import TrainSection
@@ -55,24 +57,35 @@ class NonFinitePolicy:
         losses = all_gather(local_loss.double().reshape(1), self.engine.mesh.world)
         ranks = [rank for rank, value in enumerate(losses) if not torch.isfinite(value).all()]
         where = f"The loss of {name_ranks(ranks)} is not finite." if ranks else "The loss of every rank is finite."
-        parameter, holders = self._first_parameter()
-        if parameter:
-            where += (
-                f" The gradient of {parameter}, as reduced on {name_ranks(holders)}, is not finite; it is the "
-                "first such gradient of the model."
-            )
+        weight, holders = self._first_tensor(self.engine.buffers.own_parameter_runs())
+        if weight:
+            where += f" The weight {weight}, as held on {name_ranks(holders)}, is not finite itself."
+            advice = "Begin from finite weights: an earlier step, or other initial ones."
+        else:
+            where += self._describe_gradient()
+            advice = "Lower the learning rate, look at the batch's rows, or, in `tk train`, set "
+            advice += 'train.on_nonfinite = "skip".'
         often = f" {self.skipped} steps in a row were not finite." if self.skipped > 1 else ""
         return (
             f"Step {step}: loss {loss}, gradient norm {grad_norm}; both must be finite. {where}{often} Nothing was "
-            'updated. Lower the learning rate, look at the batch\'s rows, or set train.on_nonfinite = "skip".'
+            f"updated. {advice}"
         )
 
-    def _first_parameter(self) -> tuple[str, list[int]]:
-        """Returns the first tensor of the table whose reduced gradient is not finite, and the ranks that own such
-        values of it; "" if there is none."""
-        buffers, table = self.engine.buffers, self.engine.table
+    def _describe_gradient(self) -> str:
+        parameter, holders = self._first_tensor(self.engine.buffers.own_runs())
+        if not parameter:
+            return ""
+        return (
+            f" The gradient of {parameter}, as reduced on {name_ranks(holders)}, is not finite; it is the first such "
+            "gradient of the model."
+        )
+
+    def _first_tensor(self, runs: Iterator[tuple[Shard, torch.Tensor]]) -> tuple[str, list[int]]:
+        """Returns the first tensor of the table with values that are not finite in the ranks' own `runs`, and the ranks
+        that have such values of it; "" if there is none."""
+        table = self.engine.table
         index = {spec.name: place for place, spec in enumerate(table)}
-        bad = [index[shard.piece.tensor.name] for shard, grads in buffers.own_runs() if not torch.isfinite(grads).all()]
+        bad = [index[shard.piece.tensor.name] for shard, values in runs if not torch.isfinite(values).all()]
         mine = torch.tensor([min(bad, default=len(table))], dtype=torch.int64, device=self.engine.device)
         firsts = [int(first) for first in all_gather(mine, self.engine.mesh.world)]
         place = min(firsts)

@@ -196,9 +196,15 @@ class FlatBuffers:
 
     def own_runs(self) -> Iterator[tuple[Shard, torch.Tensor]]:
         """Yields each run of a logical box that this rank updates, with its reduced gradients (1-D fp32 view)."""
+        return self._runs(lambda bucket: bucket.own_grads)
+
+    def own_parameter_runs(self) -> Iterator[tuple[Shard, torch.Tensor]]:
+        """Yields each run of a logical box that this rank updates, with its parameters (1-D view of `own_params`)."""
+        return self._runs(lambda bucket: bucket.own_params)
+
+    def _runs(self, flat: Callable[[FlatBucket], torch.Tensor]) -> Iterator[tuple[Shard, torch.Tensor]]:
         for shard in self.shards:
-            grads = self.buckets[shard.bucket].own_grads
-            yield shard, grads[shard.start : shard.start + shard.flat[1] - shard.flat[0]]
+            yield shard, flat(self.buckets[shard.bucket])[shard.start : shard.start + shard.flat[1] - shard.flat[0]]
 
     def owned_grad_square_sum(self) -> torch.Tensor:
         """Returns the sum of squares of the gradient elements that this rank owns, an fp64 scalar.

@@ -1,7 +1,7 @@
 """The end of a step: sums over ranks, and an update only where loss and gradient are finite."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -69,3 +69,15 @@ def test_gradients_that_are_not_finite_update_nothing(on_nonfinite: Any) -> None
             step.update(8, sums, loss, lr=0.5)
     assert calls == ["reduce"]
     assert torch.equal(engine.buffers.buckets[0].params, before)
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_weight_that_is_not_finite_is_named_before_any_gradient(zero: Literal[0, 3]) -> None:
+    """No learning rate would help a model that has NaN from its initial weights on."""
+    module = nn.Linear(3, 1)
+    model = initialize(module, {"lr": 0.5}, zero=zero, precision="bf16")
+    with model.full_parameters(), torch.no_grad():
+        module.bias.fill_(math.nan)
+    model.backward(model(torch.ones(1, 3, dtype=torch.bfloat16)).float().sum())
+    with pytest.raises(TkError, match=r"weight bias, as held on rank 0, is not finite itself.* finite weights"):
+        model.step()
