@@ -15,11 +15,12 @@ SMALL: Final[Sections] = {
 FARTHER: Final = ("pp 2, full", "experts, full")  # up to 18 % off, see docs/benchmarks/training_memory.md
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "sections"),
     [
         pytest.param("small", SMALL, id="small, full"),
-        *(pytest.param(*item, id=item[0], marks=pytest.mark.matrix) for item in CONFIGURATIONS.items()),
+        *(pytest.param(*item, id=item[0]) for item in CONFIGURATIONS.items()),
     ],
 )
 def test_ranks_take_the_memory_of_their_plan(corpus: Path, name: str, sections: Sections) -> None:
