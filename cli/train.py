@@ -134,9 +134,15 @@ def _check_surroundings(config: "TrainConfig", resume: str) -> None:
 
 
 def _clear_leftovers(run: Path) -> None:
-    """Removes the incomplete folder that a failed save leaves, perhaps on a full disk, by taking the run's lock."""
+    """Removes the incomplete folder that a failed save leaves, perhaps on a full disk, by taking the run's lock.
+
+    The run folder may have been moved while the job trained; then nothing is made in its place.
+    """
     from ..checkpoint.run.run_folder import RunFolder
+    from ..checkpoint.run.run_lock import LOCK
     from ..train.records.run_files import REPLACED
 
-    with suppress(TkError, OSError), RunFolder(run, REPLACED).lock():
-        pass
+    with suppress(TkError, OSError):
+        if (run / LOCK).exists():
+            with RunFolder(run, REPLACED).lock():
+                pass

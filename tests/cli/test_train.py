@@ -147,8 +147,28 @@ def test_the_folder_of_a_save_that_failed_is_removed(
 
     def run(self: Any) -> int:
         leftover.mkdir(parents=True)
+        (tmp_path / "run" / "LOCK").touch()
         raise TkError("no room")
 
     monkeypatch.setattr(launcher.Launcher, "run", run)
     assert main(["train", config]) == 1
     assert not leftover.exists()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_nothing_is_made_in_place_of_a_run_folder_that_was_moved(
+    config: str, launched: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool
+) -> None:
+    """Nor in a folder of the user's to which its path leads now."""
+    (tmp_path / "theirs").mkdir()
+
+    def run(self: Any) -> int:
+        if is_link:
+            (tmp_path / "run").symlink_to("theirs")
+        raise TkError("Step 4 was not saved.")
+
+    monkeypatch.setattr(launcher.Launcher, "run", run)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["train", config]) == 1
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "run"] == before
+    assert (tmp_path / "run").exists() == is_link
