@@ -1,6 +1,8 @@
 """The backend on a GPU, as far as a machine without one can tell.
 
-No operation has tensors of two devices, and the steps give the bits of the CPU in fp32.
+No operation has tensors of two devices, and the steps give the bits of the CPU where both compute alike: a CPU without
+kernels for 16 bits rounds products that it computed in fp32 (see parallel/products.py), so the tests tell it to have
+them.
 """
 
 from functools import partial
@@ -9,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tk.checkpoint import Checkpoint
 from tk.checkpoint.read.shared_read import ALONE as NO_PEERS
@@ -25,7 +28,8 @@ from tk.infer.program.weights import load_params
 from tk.infer.scheduling.steps.step_plan import Array, SamplingRow, SamplingRows, StepPlan
 from tk.model.registry import decoder_spec
 from tk.model.stored_config import stored_config
-from tk.parallel.mesh import ALONE
+from tk.parallel import products
+from tk.parallel.mesh import ALONE, Group
 from tk.tests.model.architectures import ENTRIES, VOCAB
 from tk.tests.pretend_gpu import GPU, pretend_gpu
 
@@ -78,23 +82,30 @@ def steps() -> list[StepPlan]:
 COPIES = [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]  # of blocks whose values have 4 bits
 
 
-def computed(folder: Path, dtype: str, kv_dtype: str, weight_dtype: str, device: torch.device) -> list[Array]:
-    """Returns the tokens of all steps, and the best ones of each row with their log-probabilities."""
+@pytest.fixture(autouse=True)
+def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_WITHOUT_KERNELS", frozenset())
+
+
+def computed(
+    folder: Path, dtype: str, kv_dtype: str, weight_dtype: str, device: torch.device, tp: Group = ALONE
+) -> list[Array]:
+    """Returns the tokens of all steps, and the best ones of each row with their log-probabilities; [] if not rank 0."""
     checkpoint = Checkpoint.open(folder)
     spec = decoder_spec(stored_config(checkpoint))
-    program = lower(spec, 1, 0, serving_slices(spec, 1, dtype))
+    program = lower(spec, tp.size, tp.rank, serving_slices(spec, tp.size, dtype))
     weights = PreparedWeights(program, by_name(dtype), weight_dtype, device)
     job = Job(str(folder), "aten", dtype, kv_dtype, NUM_BLOCKS, 0, BLOCK, 64, weight_dtype=weight_dtype)
 
     load = partial(load_params, program, spec.table, checkpoint, by_name(dtype), wide=groupings(program, weight_dtype))
     weights.keep_key_factors(load_weights(job, program, load, weights.take, NO_PEERS, 1))
     cache = KVCache(program.num_layers, NUM_BLOCKS, program.num_kv_heads, BLOCK, program.head_dim, kv_dtype, 7, device)
-    runner = ModelRunner(program, weights, cache, ALONE, 32)
+    runner = ModelRunner(program, weights, cache, tp, 32)
     found: list[Array] = []
     for plan in steps():
         output = runner.step(plan)
-        assert output is not None
-        found += [output.token_ids, output.top_ids, output.top_logprobs]
+        assert (output is not None) == (tp.rank == 0)
+        found += [] if output is None else [output.token_ids, output.top_ids, output.top_logprobs]
     return found
 
 
@@ -118,11 +129,40 @@ def test_every_operation_of_a_step_has_tensors_of_one_device(
 ) -> None:
     ENTRIES[name].make(tmp_path)
     expected = computed(tmp_path, dtype, kv_dtype, weight_dtype, torch.device("cpu"))
-    with pretend_gpu() as gpu:
+    with torch.inference_mode(), pretend_gpu() as gpu:
         found = computed(tmp_path, dtype, kv_dtype, weight_dtype, GPU)
     assert gpu.num_operations > 1000
     for ours, theirs in zip(found, expected, strict=True):
-        if dtype == "fp32":
-            np.testing.assert_array_equal(ours, theirs)
-        elif ours.dtype == np.float32:  # on a CPU some sums are wider: see parallel/wide_sums.py
-            np.testing.assert_allclose(ours, theirs, atol=0.2)
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        pytest.param(name, rank, marks=() if (name, rank) == ("qwen3_moe", 0) else pytest.mark.matrix)
+        for name in ENTRIES
+        for rank in (0, 1)
+    ],
+)
+def test_every_operation_of_a_tensor_parallel_rank_has_tensors_of_one_device(
+    name: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank is not there: each exchange gives what it would if that one had the same values."""
+
+    def all_gather(parts: list[torch.Tensor], tensor: torch.Tensor, group: object) -> None:
+        for part in parts:
+            part.copy_(tensor)
+
+    def all_reduce(tensor: torch.Tensor, group: object, async_op: bool) -> None:
+        tensor.mul_(2)
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    ENTRIES[name].make(tmp_path)
+    tp = Group(None, rank, 2)
+    expected = computed(tmp_path, "bf16", "int8", "auto", torch.device("cpu"), tp)
+    with torch.inference_mode(), pretend_gpu() as gpu:
+        found = computed(tmp_path, "bf16", "int8", "auto", GPU, tp)
+    assert gpu.num_operations > 1000
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
