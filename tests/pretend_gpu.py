@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -34,6 +35,8 @@ _READS: Final = frozenset(
         torch.Tensor.__index__,
     }
 )
+_MOVES: Final = (torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default)  # take a tensor of the CPU, too
+_DATA: Final = vars(torch._C.TensorBase)["data"]
 
 
 class OnGpu(torch.Tensor):
@@ -59,6 +62,30 @@ class OnGpu(torch.Tensor):
         made.held = values
         return made
 
+    @property
+    def data(self) -> Any:
+        """The tensor outside of autograd."""
+        return _DATA.__get__(self)
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        assert isinstance(other, OnGpu)
+        self.held = other.held
+        _DATA.__set__(self, other)
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Returns the memory, which the wrapper itself has not."""
+        return self.held.untyped_storage()
+
+    def data_ptr(self) -> int:
+        """Returns the address, which the wrapper itself has not."""
+        return self.held.data_ptr()
+
+    def set_(self, *arguments: Any) -> "OnGpu":
+        """Returns a tensor on a storage of the GPU."""
+        with unset_fake_temporarily():
+            return OnGpu(self.held.set_(*arguments))
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         """Reads a number from the values: torch would ask for the driver."""
@@ -71,6 +98,17 @@ class OnGpu(torch.Tensor):
     def __torch_dispatch__(cls, *arguments: Any, **keywords: Any) -> Any:
         """Refuses operations outside of `pretend_gpu`."""
         raise AssertionError(f"{arguments[0]} runs outside of pretend_gpu")
+
+
+class _Making(TorchFunctionMode):
+    """Gives tensors that Python's numbers make their values: torch makes them on the device "meta" without any."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        """Calls a function."""
+        keywords = keywords or {}
+        if function is torch.tensor and keywords.get("device") == GPU:
+            return torch.tensor(*arguments, **keywords | {"device": "cpu"}).to(GPU)
+        return function(*arguments, **keywords)
 
 
 class _Pretending(TorchDispatchMode):
@@ -119,10 +157,9 @@ class _Pretending(TorchDispatchMode):
             fake_arguments, fake_keywords = tree_map(self._fake, (arguments, keywords))
             found = operation(*fake_arguments, **fake_keywords)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            tensors = _tensors((arguments, keywords))
-            given = {each.device for each in tensors if each.dim()} or {tensors[0].device}
-            assert len(given) == 1, f"{operation} has tensors of {given}"
-            return [*given] * 9
+            return [_common_device(operation, arguments, keywords)] * 9
+        if operation._schema.is_mutable and operation not in _MOVES:  # torch looks for a mix where it makes a result
+            _common_device(operation, arguments, keywords)
         return [each.device for each in _tensors(found)]
 
     def _fake(self, each: Any) -> Any:
@@ -131,6 +168,14 @@ class _Pretending(TorchDispatchMode):
         with unset_fake_temporarily():
             shape = torch.empty_strided(each.size(), each.stride(), dtype=each.dtype, device="meta")
         return FakeTensor(self.fakes, shape, each.device)
+
+
+def _common_device(operation: Any, arguments: Any, keywords: Any) -> torch.device:
+    """Returns the device of an operation's tensors; a scalar may lie on the CPU."""
+    tensors = _tensors((arguments, keywords))
+    given = {each.device for each in tensors if each.dim()} or {tensors[0].device}
+    assert len(given) == 1, f"{operation} has tensors of {given}"
+    return given.pop()
 
 
 def _values(each: Any) -> Any:
@@ -152,6 +197,6 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 @contextmanager
 def pretend_gpu() -> Iterator[_Pretending]:
-    """A context in which the device GPU computes; it has no gradients."""
-    with torch.inference_mode(), FakeTensorMode() as fakes, _Pretending(fakes) as pretending:
+    """A context in which the device GPU computes."""
+    with FakeTensorMode() as fakes, _Pretending(fakes) as pretending, _Making():
         yield pretending

@@ -1,0 +1,69 @@
+"""Training on a GPU, as far as a machine without one can tell.
+
+No operation of a step has tensors of two devices, and the step gives the bits of the CPU where both compute alike.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tk.parallel import products, wide_sums
+from tk.tests.pretend_gpu import GPU, pretend_gpu
+from tk.tests.train.conftest import Configure
+from tk.tests.train.run_training import make_trainer
+
+EXPERTS = {"architecture": "qwen3_moe", "num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
+MODELS: dict[str, dict[str, Any]] = {"llama": {}, "qwen3_moe": EXPERTS}
+CHOICE = {("llama", 3, "bf16"), ("qwen3_moe", 0, "fp32")}
+
+
+def trained(config: dict[str, Any], device: torch.device) -> list[Any]:
+    """Returns losses and gradient norms of two steps, and then the masters and moments of every bucket."""
+    trainer = make_trainer(config, device=device)
+    found: list[Any] = []
+    with sdpa_kernel(SDPBackend.MATH):  # which torch takes for the other device
+        for _ in range(2):
+            result = trainer.step()
+            found += [result.loss, result.grad_norm, result.balance_loss]
+    for slot in ("exp_avg", "exp_avg_sq", "master"):
+        found += [values.tolist() for _, values in trainer.engine.optimizer.runs(slot)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "zero", "dtype"),
+    [
+        pytest.param(*each, marks=() if each in CHOICE else pytest.mark.matrix)
+        for each in ((model, zero, dtype) for model in MODELS for zero in range(4) for dtype in ("fp32", "bf16"))
+    ],
+)
+def test_every_operation_of_a_step_has_tensors_of_one_device(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, model: str, zero: int, dtype: str
+) -> None:
+    monkeypatch.setattr(products, "_WITHOUT_KERNELS", frozenset())  # both compute as a device with such kernels
+    monkeypatch.setattr(wide_sums, "_torch_sums_in_fp32", lambda weight: True)
+    config = configure(
+        model=MODELS[model],
+        zero={"stage": zero},
+        precision={"params": dtype},
+        optimizer={"grad_clip": 0.01},
+        train={"steps": 2},
+    )
+    expected = trained(config, torch.device("cpu"))
+    with pretend_gpu() as gpu:
+        found = trained(config, GPU)
+    assert gpu.num_operations > 1000
+    assert found == expected
+
+
+@pytest.mark.parametrize("add", [torch.Tensor.add_, lambda there, here: torch._foreach_add_([there], [here])])
+def test_a_mix_of_devices_is_an_error_also_in_an_operation_without_results(add: Callable[..., object]) -> None:
+    with pretend_gpu():
+        there = torch.ones(2, device=GPU)
+        add(there, torch.ones(2).to(GPU))
+        assert there.tolist() == [2.0, 2.0]
+        with pytest.raises((RuntimeError, AssertionError), match=r"device|tensors of"):
+            add(there, torch.ones(2))
