@@ -61,7 +61,7 @@ class WorkerGroup:
         self._connections = self._processes.connections()
         with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
             for rank, connection in enumerate(self._connections):
-                self._selector.register(connection, selectors.EVENT_READ, rank)
+                self._register(connection, rank)
                 frame = Frame("start", asdict(replace(job, rank=rank, store=f"{folder}/store")))
                 with suppress(WorkerDied):  # `_receive` below reports a dead rank by its number
                     send(connection, frame)
@@ -79,6 +79,12 @@ class WorkerGroup:
                         self._uninformed.append(self._connections[rank])
                     kernels = frame.values["kernels"] if rank == 0 else kernels
             return kernels
+
+    def _register(self, connection: socket.socket, rank: int) -> None:
+        try:
+            self._selector.register(connection, selectors.EVENT_READ, rank)
+        except ValueError as error:  # another thread has closed the processes, and with them their connections
+            raise Cancelled("The workers were closed while they were starting.") from error
 
     def restart(self, job: Job, timeout: float) -> float:
         """Ends the processes, starts others with the same job as `start` does, and returns the seconds that it took.

@@ -18,15 +18,17 @@ from safetensors.numpy import load_file, save_file
 
 import tk
 from tk.checkpoint import Checkpoint, reshard
-from tk.core.errors import InvalidRequest, ShapeMismatch, ShardCorrupt, TkError, WorkerDied
+from tk.core.errors import Cancelled, InvalidRequest, ShapeMismatch, ShardCorrupt, TkError, WorkerDied
 from tk.core.layout import Layout
 from tk.core.process import PARENT_VARIABLE
 from tk.infer import LLM, SamplingParams
 from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.engine import Engine
 from tk.infer.options import EngineOptions
+from tk.infer.planning.job import Job
 from tk.infer.requests.events import Failed, Request
 from tk.infer.workers.ipc import Frame, error_frame, error_from, receive, send
+from tk.infer.workers.processes import WorkerProcesses
 from tk.infer.workers.worker_group import WorkerGroup
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
@@ -341,3 +343,17 @@ def test_frames_and_errors_cross_a_socket() -> None:
         assert receive(theirs) is None
         with pytest.raises(WorkerDied):
             send(theirs, Frame("step"))
+
+
+def test_workers_that_a_signal_closed_before_their_start_are_no_defect() -> None:
+    """The main thread closes the processes while the engine's thread is about to give them their jobs."""
+    processes = WorkerProcesses(1, 1)
+    connections = processes.connections()
+    processes.close()
+    for connection in connections:
+        connection.close()
+    job = Job("model", "aten", "fp32", "fp32", num_blocks=3, kv_bytes=0, block_size=16, max_batched_tokens=16)
+    group = WorkerGroup(processes)
+    with pytest.raises(Cancelled, match="closed while they were starting"):
+        group.start(job, 60.0)
+    group.close(kill=True)
