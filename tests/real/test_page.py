@@ -42,6 +42,7 @@ def server(engine: FakeEngine) -> Iterator[HttpServerThread]:
 
 def visit(browser: Browser, server: HttpServerThread) -> None:
     """Opens the page, which then shows the model; nothing is in the console."""
+    browser.open("about:blank")  # the page of the test before asks its server again and again, which is gone
     browser.log()
     browser.open(f"http://localhost:{server.http_port}/")
     browser.wait_for(lambda: browser.text("#name") == "fake")
