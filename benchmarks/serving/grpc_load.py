@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import grpc
 import numpy as np
@@ -30,16 +30,22 @@ class ServedModel:
     Args:
         folder: the model.
         options: the options of `tk serve`.
+        log: the file of its log; None = that of this process.
+
+    Attributes:
+        target: HOST:PORT.
+        http_address: HOST:PORT of HTTP; "" without the option --http.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, log: IO[str] | None = None) -> None:
         command = [sys.executable, "-m", "tk", "serve", str(folder), "--port", "0", *options]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self._process.stdout is not None  # a pipe
         line = self._process.stdout.readline()
         if not line.startswith("ready "):
             raise SystemExit(f"`{' '.join(command)}` ended before it was ready.")
         self.target = line.split()[1]
+        self.http_address = self._process.stdout.readline().split()[1] if "--http" in options else ""
 
     @property
     def process_id(self) -> int:
