@@ -16,7 +16,6 @@ from typing import Final, Self
 from ..core.defects import known_or_defect
 from ..core.errors import Cancelled, InvalidRequest, TkError, WorkerDied
 from ..core.home_process import HomeProcess
-from .constraints.compiler import Grammars
 from .options import EngineOptions
 from .planning.job import threads_per_rank
 from .planning.memory_plan import MemoryPlan
@@ -59,21 +58,21 @@ class Engine:
         self.options = options
         self.info: ModelInfo = source.info
         self.tokenizer = source.tokenizer
-        self.grammars = Grammars(source.tokenizer, source.info.vocab_size, source.info.eos_token_ids)
+        self.grammars = source.grammars
         self.memory = memory = source.memory
         self.source = source
         self._served = Served.of(source.info, source.tokenizer, options.prefix_cache, options.speculate)
         self._workers = WorkerGroup(processes)
-        self._batch = BatchWriter(options.max_running, lambda sequence: self._live[sequence.key].stopping)
+        live = self._live = dict[tuple[str, str], LiveRequest]()  # by principal and id
+        self._batch = BatchWriter(options.max_running, lambda sequence: live[sequence.key].stopping)
         self._in_flight: StepInFlight | None = None
         self._begun = 0.0  # when the workers began to compute it
         self._taken: float | None = None  # when they had computed the one before; None: they had nothing to do
         self._arrivals = itertools.count()
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all below, and the live requests
         limits = Limits.of(options, memory.max_model_len)
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_copies)
         self.books = EngineBooks(self._scheduler, self._lock)
-        self._live: dict[tuple[str, str], LiveRequest] = {}  # by principal and id
         self._cancelled: list[LiveRequest] = []
         self._after_events: list[Callable[[], object]] = []
         self._availability = Availability()

@@ -15,6 +15,7 @@ from ...model.config import ModelConfig
 from ...model.stored_config import stored_config
 from ...text.tokenizer import Tokenizer
 from ...text.tokenizer_files import read_eos_token_ids
+from ..constraints.compiler import Grammars
 from ..options import EngineOptions
 from ..requests.events import ModelInfo
 from ..requests.sampling_params import MAX_TOP_LOGPROBS
@@ -38,6 +39,7 @@ class ModelSource:
         config: its model.
         memory: the bytes of each rank.
         tokenizer: its tokenizer; None if it has no tokenizer.json.
+        grammars: the grammars of constraints over its vocabulary.
         text_sha256: the SHA-256 of the files that decide how texts become tokens, and which tokens end them.
         info: the description of the model.
     """
@@ -47,6 +49,7 @@ class ModelSource:
     config: ModelConfig
     memory: MemoryPlan
     tokenizer: Tokenizer | None
+    grammars: Grammars
     text_sha256: str
     info: ModelInfo
 
@@ -92,7 +95,9 @@ class ModelSource:
             eos_token_ids=tuple(sorted(eos_token_ids)),
             kv_bytes_per_token=memory.kv_bytes_per_token,
         )
-        return ModelSource(options, checkpoint, config, memory, tokenizer, _text_sha256(checkpoint.path), info)
+        grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids)
+        text_sha256 = _text_sha256(checkpoint.path)
+        return ModelSource(options, checkpoint, config, memory, tokenizer, grammars, text_sha256, info)
 
     def job(self) -> Job:
         """Returns the job that every worker receives, as that of rank 0."""

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
@@ -54,7 +55,7 @@ class ModelSwitch(Generic[E]):
         self._death: WorkerDied | None = None  # of the current engine
         self.books = SwitchedBooks(self._engines, self._changed)
         self._attach(first)
-        first.watch(lambda error: self._report(first, error))
+        self._watch(first)
 
     @property
     def info(self) -> ModelInfo:
@@ -200,7 +201,7 @@ class ModelSwitch(Generic[E]):
                 self._current, self._retiring = engine, old
                 if self._death is not None:
                     self._report(engine, None)
-                engine.watch(lambda error: self._report(engine, error))
+                self._watch(engine)
         if is_ending:
             engine.close()
             raise _draining()
@@ -217,17 +218,24 @@ class ModelSwitch(Generic[E]):
             self.books.add_ended(old.books.totals())
         self._end_turn()
 
-    def _attach(self, engine: E) -> None:
-        engine.after_events(lambda: self._events_sent(engine))
+    # An engine has the callbacks below, so these have no engine: one that has ended goes without a search for garbage.
 
-    def _events_sent(self, engine: E) -> None:
+    def _attach(self, engine: E) -> None:
+        weak = weakref.ref(engine)
+        engine.after_events(lambda: self._events_sent(weak()))
+
+    def _watch(self, engine: E) -> None:
+        weak = weakref.ref(engine)
+        engine.watch(lambda error: self._report(weak(), error))
+
+    def _events_sent(self, engine: E | None) -> None:
         for callback in self._after_events:
             callback()
-        if engine is self._retiring:
+        if engine is not None and engine is self._retiring:
             with self._changed:
                 self._changed.notify_all()
 
-    def _report(self, engine: E, error: WorkerDied | None) -> None:
+    def _report(self, engine: E | None, error: WorkerDied | None) -> None:
         with self._changed:
             if engine is not self._current:
                 return
