@@ -2,13 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from ..observability.request_record import trace_of
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import Delta, Finished, PromptLogprobs, Started, Usage
 from ..server.access.tokens import Caller
+from ..server.request.deadline import deadline_of, ended_by
 from ..server.request.request_ids import METADATA_KEY
 from ..server.service import INLINE_LOGPROBS
 from .asked import AskedCompletion, Read
@@ -19,6 +21,7 @@ from .transport.messages import EVENTS, JSON, LAST_EVENT, HttpRequest, Reply, du
 from .transport.problems import HttpProblem
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
+Finish = Callable[[], Awaitable[None]]
 
 
 class Completions:
@@ -37,13 +40,15 @@ class Completions:
         model, request_id = self._model, request.header(METADATA_KEY)
         trace = trace_of(request.headers)
         with model.log.request(method_of(request), caller.principal, request_id, trace) as record:
-            deadline = _deadline(request)
-            asked = await parsed(request.body, lambda body: self._read(body, request_id))
-            model.log.describe(record, *asked.requests)
-            at_once = not asked.is_streamed
-            async with running_all(model, asked.requests, caller, deadline, at_once, record) as events:
-                answer = _Answer(self._dialect, asked, model, await anext(events))
-                await (answer.whole if at_once else answer.stream)(events, reply)
+            deadline = record.deadline = _deadline(request)
+            async with ended_by(deadline):
+                asked = await parsed(request.body, lambda body: self._read(body, request_id))
+                model.log.describe(record, *asked.requests)
+                at_once = not asked.is_streamed
+                async with running_all(model, asked.requests, caller, deadline, at_once, record) as events:
+                    answer = _Answer(self._dialect, asked, model, await anext(events))
+                    finish = await (answer.whole if at_once else answer.stream)(events, reply)
+            await finish()  # a client that takes its time is not late
 
 
 class _Answer:
@@ -63,8 +68,8 @@ class _Answer:
         }
         self._usages: dict[int, Usage] = {}
 
-    async def whole(self, events: AsyncIterator[Numbered], reply: Reply) -> None:
-        """Sends the complete answer."""
+    async def whole(self, events: AsyncIterator[Numbered], reply: Reply) -> Finish:
+        """Makes the complete answer; returns what sends it."""
         builders = [CompletionBuilder() for _ in self._asked.requests]
         builders[self._first[0]].add(self._first[1])
         async for number, event in events:
@@ -75,7 +80,7 @@ class _Answer:
             body = self._body(completions)
         else:
             body = await asyncio.to_thread(self._body, completions)
-        await reply.whole(200, JSON, body, self._headers)
+        return partial(reply.whole, 200, JSON, body, self._headers)
 
     def _body(self, completions: Sequence[Completion]) -> bytes:
         """Returns the complete answer in JSON."""
@@ -88,12 +93,15 @@ class _Answer:
         answer = {**self._common, "object": self._dialect.whole_object, "choices": choices, "usage": usage}
         return dumped(answer)
 
-    async def stream(self, events: AsyncIterator[Numbered], reply: Reply) -> None:
-        """Sends the answer in chunks."""
+    async def stream(self, events: AsyncIterator[Numbered], reply: Reply) -> Finish:
+        """Sends the answer in chunks; returns what sends its end."""
         await reply.begin(200, EVENTS, [("cache-control", "no-cache"), *self._headers])
         await self._send(self._first, reply)
         async for numbered in events:
             await self._send(numbered, reply)
+        return partial(self._end, reply)
+
+    async def _end(self, reply: Reply) -> None:
         if self._asked.has_usage:
             usages = list(self._usages.values())
             await reply.send(event_of(self._chunk([]) | {"usage": usage_of(usages)}))
@@ -145,4 +153,4 @@ def _deadline(request: HttpRequest) -> float | None:
         seconds = -1.0
     if not 0 < seconds < 1e6:
         raise HttpProblem(f"The header {TIMEOUT_HEADER} is {given[:40]!r}; it must be a number of seconds.", 400)
-    return time.monotonic() + seconds
+    return deadline_of(seconds)

@@ -11,6 +11,8 @@ from ..requests.sampling_params import SamplingParams
 
 TRACE_HEADERS: Final = ("traceparent", "tracestate")  # https://www.w3.org/TR/trace-context/
 _MAX_TRACE_LETTERS: Final = 512
+# Seconds by which a client, or gRPC itself, may end a call before our own clock says that its deadline has passed.
+_CLOCKS_DIFFER: Final = 0.05
 
 
 def trace_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
@@ -42,6 +44,7 @@ class RequestRecord:
         timings: the times of the samples that completed.
         reasons: the reasons for the ends of samples.
         step: the training step of the weights.
+        deadline: the value of time.monotonic() at which the caller stops waiting; None = it does not.
         begun_ns: the time of the begin in nanoseconds since 1970.
     """
 
@@ -60,12 +63,18 @@ class RequestRecord:
     timings: list[Timing] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     step: int | None = None
+    deadline: float | None = None
     begun_ns: int = field(default_factory=time.time_ns)
     _begun: float = field(default_factory=time.monotonic)
 
     def seconds(self) -> float:
         """Returns the seconds since the begin."""
         return time.monotonic() - self._begun
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the caller's deadline has passed, by its clock or ours."""
+        return self.deadline is not None and time.monotonic() >= self.deadline - _CLOCKS_DIFFER
 
     def admit(self, request_id: str) -> None:
         """Records that the engine has taken the request, and its id."""

@@ -1,7 +1,6 @@
 """The service tk.v1.Generation: it converts messages, and lets the runner carry the requests out."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from ..requests.score import score_request
 from ..requests.streams import EventStream
 from .access.callers import Callers
 from .access.tokens import Caller
+from .request.deadline import deadline_of, ended_by
 from .request.request_ids import METADATA_KEY
 from .request.request_log import RequestLog
 from .request.requests import check_request, check_score
@@ -121,15 +121,16 @@ class GenerationService(pb_grpc.GenerationServicer):
         self, method: str, request: pb.GenerateRequest | pb.ScoreRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[_ServedCall]:
         """Answers a call that runs a request in the body, whose errors become statuses and lines of the log."""
-        remaining = context.time_remaining()
-        deadline = None if remaining is None else time.monotonic() + remaining
+        deadline = deadline_of(context.time_remaining())
         async with answered(context):
             caller = self._callers.identify(context.invocation_metadata())
             request_id = request.request_id if isinstance(request, pb.GenerateRequest) else ""
             trace = trace_of(context.invocation_metadata())
             with self._log.request(method, caller.principal, request_id, trace) as record:
                 self._log.describe(record, request)
-                yield _ServedCall(context, caller, deadline, record)
+                record.deadline = deadline
+                async with ended_by(deadline):
+                    yield _ServedCall(context, caller, deadline, record)
 
     @asynccontextmanager
     async def _plain_call(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
@@ -137,7 +138,8 @@ class GenerationService(pb_grpc.GenerationServicer):
         async with answered(context):
             caller = self._callers.identify(context.invocation_metadata())
             with self._log.refusals(method, caller.principal):
-                yield
+                async with ended_by(deadline_of(context.time_remaining())):
+                    yield
 
     def _running(
         self, request: pb.GenerateRequest, call: _ServedCall, at_once: bool = False

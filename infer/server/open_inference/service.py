@@ -1,7 +1,6 @@
 """The service inference.GRPCInferenceService: requests come as tensors, and take the same way as those of tk.v1."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ...requests.streams import EventStream
 from ..access.callers import Callers
 from ..errors import UnknownModel
 from ..lifecycle.lifecycle import ServerState
+from ..request.deadline import deadline_of, ended_by
 from ..request.messages import INLINE_BYTES
 from ..request.request_ids import METADATA_KEY
 from ..request.request_log import RequestLog
@@ -168,6 +168,7 @@ class OpenInferenceService:
             inference, info = await _read(message), self._runner.engine.info
             self._log.describe(record, inference.request)
             check_version(inference.version, info.step)
+            deadline = record.deadline = deadline_of(context.time_remaining(), inference.timeout)
 
             async def admit(request_id: str) -> None:
                 record.admit(request_id)
@@ -176,9 +177,9 @@ class OpenInferenceService:
 
             with named_as_given(inference.names):
                 at_once = on_admitted is not None
-                asked = asked_request(inference.request, caller, info, _deadline(context, inference), at_once)
+                asked = asked_request(inference.request, caller, info, deadline, at_once)
                 record.params = asked.params
-                async with self._runner.run(asked, admit) as stream:
+                async with ended_by(deadline), self._runner.run(asked, admit) as stream:
                     yield _RunningInference(inference, stream, record)
 
     @asynccontextmanager
@@ -202,9 +203,3 @@ async def _read(message: oip.ModelInferRequest) -> Inference:
     """Reads a request, beside the event loop if it is long: its text is converted more than once."""
     inline = message.ByteSize() <= INLINE_BYTES
     return read_inference(message) if inline else await asyncio.to_thread(read_inference, message)
-
-
-def _deadline(context: grpc.aio.ServicerContext, inference: Inference) -> float | None:
-    """Returns the time on time.monotonic() after which the caller no longer waits: the call's or the request's."""
-    limits = [seconds for seconds in (context.time_remaining(), inference.timeout) if seconds is not None]
-    return time.monotonic() + min(limits) if limits else None

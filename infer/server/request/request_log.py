@@ -96,8 +96,10 @@ class RequestLog:
         if isinstance(error, TkError):
             record.status = error.grpc_status
             record.values["error"] = text_for_client(error)
+        elif isinstance(error, _GONE):  # at the deadline gRPC and the client cancel, too
+            record.status = "DEADLINE_EXCEEDED" if record.is_late else "CANCELLED"
         else:
-            record.status = "CANCELLED" if isinstance(error, _GONE) else "INTERNAL"
+            record.status = "INTERNAL"
         if record.is_refused and isinstance(error, TkError):
             self._observer.refuse(error)
 

@@ -1,5 +1,7 @@
 """The record of a call: tokens of several prompts, the first sample's times, and whether the engine took a request."""
 
+import time
+
 from tk.core.errors import Overloaded
 from tk.infer.observability.request_record import RequestRecord
 from tk.infer.requests.events import Delta, Finished, FinishReason, Started, Timing, Usage
@@ -30,3 +32,9 @@ def test_a_call_is_refused_until_the_engine_takes_its_request() -> None:
     record.admit("x")
     assert (record.request_id, record.is_refused) == ("x", False)
     assert not RequestRecord("Generate", error=KeyError("a defect")).is_refused
+
+
+def test_a_call_is_late_from_its_deadline_on() -> None:
+    assert RequestRecord("Generate", deadline=time.monotonic()).is_late
+    assert not RequestRecord("Generate", deadline=time.monotonic() + 1e6).is_late
+    assert not RequestRecord("Generate").is_late
