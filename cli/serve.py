@@ -154,12 +154,13 @@ def serve(
     with.
     """
     from ..core.background_log import background_log
-    from ..core.process import exit_within
+    from ..core.process import exit_within, share_one_memory_area
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank
     from ..infer.server.options import check_address
     from ..infer.workers.processes import WorkerProcesses
 
+    share_one_memory_area()
     click.get_current_context().with_resource(background_log(as_json=log_json or log_format == "json"))
     server_options = _server_options(values)
     server_options.validate()

@@ -94,6 +94,18 @@ def lasting_imports() -> Iterator[None]:
         gc.enable()
 
 
+def share_one_memory_area() -> None:
+    """Lets all threads of this process share one area of glibc's malloc; to be called before any thread starts.
+
+    By default each thread gets an area of its own, up to eight per core, and keeps the end of it. What one thread frees
+    another cannot use, so a process whose threads come and go grows with what each of them once took. With another
+    malloc this function does nothing.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 1)
+
+
 @contextmanager
 def freed_memory_returned() -> Iterator[None]:
     """A context for work with large buffers, after which glibc's malloc returns all freed memory to the system.
@@ -101,10 +113,9 @@ def freed_memory_returned() -> Iterator[None]:
     Otherwise buffers of tens of MiB stay resident. The process should not have started threads before: they would have
     areas of their own, of which malloc keeps the end. With another malloc this context does nothing.
     """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_ARENA_MAX, 1)
+    share_one_memory_area()
     yield
+    libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 

@@ -1,5 +1,6 @@
 """Processes that tk starts."""
 
+import ctypes
 import gc
 import json
 import os
@@ -32,6 +33,23 @@ from tk.core.process import exit_within
 threading.Thread(target=sys.stdin.read).start()
 exit_within(float(sys.argv[1]), 7)
 print("ready", flush=True)
+"""
+AREAS = """
+import ctypes, os, sys, threading
+from tk.core.process import share_one_memory_area
+libc = ctypes.CDLL(None)
+if sys.argv[1] == "shared":
+    share_one_memory_area()
+barrier = threading.Barrier(4)
+def allocate():
+    libc.malloc(10_000)
+    barrier.wait()
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+libc.fdopen.restype, libc.malloc_info.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+libc.malloc_info(0, libc.fdopen(1, b"w"))
+libc.fflush(None)
 """
 WAITING = """
 import sys
@@ -116,3 +134,10 @@ def test_a_failed_import_leaves_the_search_for_garbage_on() -> None:
     with pytest.raises(ImportError), lasting_imports():
         raise ImportError
     assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="not glibc")
+@pytest.mark.parametrize("kind", ["own", "shared"])
+def test_threads_can_share_one_memory_area(kind: str) -> None:
+    found = subprocess.run([sys.executable, "-c", AREAS, kind], check=True, capture_output=True, text=True).stdout
+    assert (found.count("<heap ") == 1) == (kind == "shared"), found
