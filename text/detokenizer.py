@@ -8,7 +8,7 @@ tokens of the prompt and new ones are no UTF-8 together, the complete characters
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Final, Self
 
 from .tokenizer import Tokenizer
@@ -89,53 +89,74 @@ class DetokenizerStream:
         self._unfinished = end.unfinished  # until a text is taken
         self._pending: list[int] = []
         self._num_characters = 0
+        self._offsets: list[int] = []  # which nobody has taken yet
+        self._later: list[int] = []  # of each token after these, the number of pending ones before it
 
     @property
     def is_first(self) -> bool:
         """Whether no token so far, of prompt or stream, has a text."""
         return not (self._context or self._pending)
 
-    def offset_of(self, token: int) -> int:
-        """Returns the place in the text where the next token begins: in a character, if the token goes on with one.
-
-        Byte tokens that could be UTF-8 so far count as such; what follows may still make each of them U+FFFD.
-        """
-        if not self._pending:
-            return self._num_characters
-        tokenizer = self._tokenizer
-        is_hidden = not tokenizer.is_visible(token, self._keep_special_tokens)
-        held = b"".join(map(tokenizer.token_bytes, [*self._unfinished, *self._pending]))
-        if tokenizer.is_byte_level:
-            text = self._added(self._pending)  # ends with U+FFFD for a character that is not complete
-            goes_on = is_hidden or _begins_utf8(_tail(held) + tokenizer.token_bytes(token)[:1])
-            return self._num_characters + max(0, len(text) - goes_on)
-        byte = b"" if is_hidden else tokenizer.fallback_byte(token)
-        if byte is None:  # which ends the run of byte tokens
-            return self._num_characters + len(self._added(self._pending))
-        is_text = _begins_utf8(held + byte)
-        return self._num_characters + (len(held.decode(errors="ignore")) if is_text else len(self._pending))
-
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next tokens and returns the text that they complete, perhaps none; it is valid UTF-8."""
-        known_incomplete = len(self._pending)
-        self._pending += [each for each in ids if self._tokenizer.is_visible(each, self._keep_special_tokens)]
-        for end in range(len(self._pending), known_incomplete, -1):
-            if self._tokenizer.ends_complete([*self._context, *self._pending[:end]]):
-                return self._take(end)
-        return ""
+        return "".join(map(self._push, ids))
 
     def flush(self) -> str:
         """Ends the stream and returns the text that was held back, with incomplete bytes as U+FFFD."""
-        return self._take(len(self._pending))
+        return self._take()
 
-    def _take(self, count: int) -> str:
-        ids, self._pending = self._pending[:count], self._pending[count:]
+    def take_offsets(self) -> list[int]:
+        """Returns, of the next tokens whose places are certain, those of the characters in the text that they begin in.
+
+        That is the text's end for a token that adds nothing to it.
+        """
+        self._settle()
+        taken, self._offsets = self._offsets, []
+        return taken
+
+    def _push(self, token: int) -> str:
+        self._later.append(len(self._pending))
+        if not self._tokenizer.is_visible(token, self._keep_special_tokens):
+            return ""
+        self._pending.append(token)
+        is_complete = self._tokenizer.ends_complete([*self._context, *self._pending])
+        return self._take() if is_complete else ""
+
+    def _take(self) -> str:
+        ids, self._pending = self._pending, []
         if not ids:
             return ""
         added = self._added(ids)
+        self._settle()
+        if self._later and self._later[0] < len(ids):
+            starts = self._starts(ids, len(added))
+            self._offsets += [self._num_characters + starts[place] for place in self._later if place < len(ids)]
+        self._later = [0 for place in self._later if place == len(ids)]
         self._context, self._unfinished = ids[-1:], ()
         self._num_characters += len(added)
         return added
+
+    def _settle(self) -> None:
+        """Moves the tokens that begin where the text ends, or will go on, to those whose places are certain."""
+        while self._later and not self._later[0]:
+            self._offsets.append(self._num_characters)
+            del self._later[0]
+
+    def _starts(self, ids: list[int], num_added: int) -> list[int]:
+        """Returns the places in the text of pending tokens, the last of which completes it or ends the stream."""
+        tokenizer = self._tokenizer
+        if tokenizer.is_byte_level:
+            return _begun_characters(*self._bytes_of(ids), num_added)
+        run = ids if tokenizer.fallback_byte(ids[-1]) is not None else ids[:-1]
+        num_run = len(self._added(run)) if run else 0
+        before, pieces = self._bytes_of(run)
+        is_text = _is_utf8(before + b"".join(pieces))
+        starts = _begun_characters(before, pieces, num_run) if is_text else list(range(len(run)))
+        return [*starts, num_run][: len(ids)]
+
+    def _bytes_of(self, ids: list[int]) -> tuple[bytes, list[bytes]]:
+        """Returns the bytes of the prompt's unfinished character, and those of each token."""
+        return b"".join(map(self._tokenizer.token_bytes, self._unfinished)), list(map(self._tokenizer.token_bytes, ids))
 
     def _added(self, ids: list[int]) -> str:
         """Returns what tokens add to the text of those before them."""
@@ -145,6 +166,27 @@ class DetokenizerStream:
             before = self._tokenizer.decode(self._context, skip_special_tokens=False)
         text = self._tokenizer.decode(self._context + ids, skip_special_tokens=False)
         return text[_num_shared(before, text) :]  # more than what follows `before`: an unfinished character is new
+
+
+def _begun_characters(before: bytes, pieces: list[bytes], num_added: int) -> list[int]:
+    """Returns the characters in which pieces of bytes begin, as numbers among the last `num_added` ones of the text.
+
+    Args:
+        before: the bytes before the pieces.
+        pieces: the pieces, none of them empty.
+        num_added: the number of characters that are counted; those before them are the prompt's.
+    """
+    decoder, num_ended, found = codecs.getincrementaldecoder("utf-8")("replace"), 0, list[int]()
+    for byte in before + b"".join(pieces):
+        num_ended += len(decoder.decode(bytes((byte,))))
+        found.append(num_ended - (not decoder.getstate()[0]))
+    num_prompt = found[-1] + 1 - num_added
+    places = accumulate(map(len, pieces[:-1]), initial=len(before))
+    return [max(0, found[place] - num_prompt) for place in places]
+
+
+def _is_utf8(text: bytes) -> bool:
+    return _begins_utf8(text) and not _tail(text)
 
 
 def _num_pending(text: bytes) -> int:

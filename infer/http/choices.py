@@ -1,6 +1,6 @@
 """The choices of answers in OpenAI's two dialects: texts and messages, whole or in chunks, and log-probabilities."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..requests.completion import Choice
@@ -43,10 +43,14 @@ class TextDialect:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
     def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        names = [_names(entry) for entry in entries]
         return {
-            "tokens": [_shown(entry.token) for entry in entries],
+            "tokens": [known[entry.token_id] for entry, known in zip(entries, names, strict=True)],
             "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [{_shown(top.token): top.logprob for top in entry.top} for entry in entries],
+            "top_logprobs": [
+                {known[top.token_id]: top.logprob for top in entry.top}
+                for entry, known in zip(entries, names, strict=True)
+            ],
             "text_offset": [entry.text_offset for entry in entries],
         }
 
@@ -101,8 +105,31 @@ def usage_of(usages: Sequence[Usage]) -> dict[str, Any]:
 
 
 def _token(token: bytes, logprob: float | None) -> dict[str, Any]:
-    return {"token": _shown(token), "logprob": logprob, "bytes": list(token)}
+    return {"token": _name(token), "logprob": logprob, "bytes": list(token)}
 
 
-def _shown(token: bytes) -> str:
-    return token.decode("utf-8", errors="replace")
+def _names(entry: TokenLogprob) -> dict[int, str]:
+    """Returns the names of the tokens of an entry by their ids: no two have one name, even if their bytes are equal."""
+    found = dict[int, str]()
+    for token_id, token in ((top.token_id, top.token) for top in entry.top):
+        found[token_id] = _free_name(token_id, token, found)
+    if entry.token_id not in found:
+        found[entry.token_id] = _free_name(entry.token_id, entry.token, found)
+    return found
+
+
+def _free_name(token_id: int, token: bytes, named: Mapping[int, str]) -> str:
+    names = (_name(token), _bytes_name(token), f"token_id:{token_id}")
+    return next((name for name in names if name not in named.values()), f"token_id:{token_id} of the vocabulary")
+
+
+def _name(token: bytes) -> str:
+    """Returns the text of a token; of one that is no whole characters, OpenAI's name for its bytes."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return _bytes_name(token)
+
+
+def _bytes_name(token: bytes) -> str:
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)

@@ -97,7 +97,8 @@ class TopLogprob:
 class TokenLogprob:
     """A token's log-probability (None for the first token of a prompt), its rank (1 = most probable), alternatives.
 
-    `text_offset` is the number of characters of the sample's text before the token; 0 for a token of the prompt.
+    `text_offset` is the place of the character in the sample's text in which the token begins; the text's length if the
+    token adds nothing that is left in it; 0 for a token of the prompt.
     """
 
     token_id: int
@@ -154,7 +155,10 @@ class PromptLogprobs:
 
 @dataclass(frozen=True)
 class Delta:
-    """New tokens of sample `index`. `text` may lag its tokens and is flushed before Finished."""
+    """New tokens of sample `index`, perhaps none. `text` may lag its tokens and is flushed before Finished.
+
+    With log-probabilities, a token waits until its place in the text is certain.
+    """
 
     index: int
     text: str

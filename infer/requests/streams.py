@@ -177,11 +177,12 @@ class EventStream:
         if not isinstance(event, Delta):
             self._queue.append(event)
             return
-        delta = self._open.get(event.index)
-        if delta is None or len(delta.token_ids) + len(event.token_ids) > MAX_TOKENS_PER_DELTA:
-            delta = self._open[event.index] = _OpenDelta(event.index)
-            self._queue.append(delta)
-        delta.join(event)
+        for part in _parts_of(event):
+            delta = self._open.get(part.index)
+            if delta is None or len(delta.token_ids) + len(part.token_ids) > MAX_TOKENS_PER_DELTA:
+                delta = self._open[part.index] = _OpenDelta(part.index)
+                self._queue.append(delta)
+            delta.join(part)
 
     def wake(self, at_once: int = 1) -> int | None:
         """Wakes the reader, unless there are only tokens for it, fewer than `at_once`; on the loop's thread only.
@@ -211,6 +212,18 @@ class EventStream:
                 return
             self._closed = True
         self._on_close()
+
+
+def _parts_of(delta: Delta) -> Iterable[Delta]:
+    """Returns a delta as deltas that fit messages; many tokens come at once if they have waited for their places."""
+    if len(delta.token_ids) <= MAX_TOKENS_PER_DELTA:
+        return (delta,)
+    starts = range(0, len(delta.token_ids), MAX_TOKENS_PER_DELTA)
+    ranges = [slice(start, start + MAX_TOKENS_PER_DELTA) for start in starts]
+    return [
+        Delta(delta.index, "" if part.start else delta.text, delta.token_ids[part], delta.logprobs[part])
+        for part in ranges
+    ]
 
 
 def _wake_all(streams: Sequence[EventStream], at_once: int) -> None:

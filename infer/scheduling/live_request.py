@@ -204,11 +204,10 @@ class LiveRequest:
             self._first_token[sequence.index] = time.monotonic()
         num_top = self.request.params.logprobs
         output = self._outputs[sequence.index]
-        logprobs: tuple[TokenLogprob, ...] = ()
-        if num_top is not None:
-            logprobs = (self._logprob(num_top, result, index, output.is_first, output.offset_of(token)),)
-        delta, ending = output.push(token, logprobs)
-        self._due.append(delta)
+        logprob = None if num_top is None else self._logprob(num_top, result, index, output.is_first)
+        delta, ending = output.push(token, logprob)
+        if delta.text or delta.token_ids:
+            self._due.append(delta)
         if ending is not None:
             self._finish(sequence, ending)
         return ending is not None
@@ -293,9 +292,7 @@ class LiveRequest:
         places = (place for place, token in enumerate(prompt) if tokenizer.is_visible(token, keep))
         return next(places, len(prompt) - 1)
 
-    def _logprob(
-        self, num_top: int, result: SamplerOutput, index: int, is_first: bool, text_offset: int = 0
-    ) -> TokenLogprob:
+    def _logprob(self, num_top: int, result: SamplerOutput, index: int, is_first: bool) -> TokenLogprob:
         token = int(result.token_ids[index])
         top = tuple(
             TopLogprob(int(other), float(logprob), self._bytes(int(other), is_first))
@@ -304,7 +301,7 @@ class LiveRequest:
             )
         )
         return TokenLogprob(
-            token, float(result.logprob[index]), int(result.rank[index]), self._bytes(token, is_first), top, text_offset
+            token, float(result.logprob[index]), int(result.rank[index]), self._bytes(token, is_first), top
         )
 
     def _bytes(self, token: int, is_first: bool) -> bytes:

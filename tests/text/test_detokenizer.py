@@ -44,12 +44,19 @@ def added(theirs: tokenizers.Tokenizer, prompt: Sequence[int], new: Sequence[int
 
 
 def streamed(ours: Tokenizer, prompt: Sequence[int], new: Sequence[int], keep: bool, cuts: Sequence[int]) -> str:
-    stream = DetokenizerStream(ours, keep, PromptEnd.of(ours, prompt, keep))
-    ends = sorted({0, len(new), *cuts})
-    pieces = [stream.push(new[start:stop]) for start, stop in itertools.pairwise(ends)]
-    whole = "".join([*pieces, stream.flush()])
-    assert stream.offset_of(new[-1] if new else 0) == len(whole)
-    return whole
+    return streamed_with_offsets(ours, prompt, new, keep, cuts)[0]
+
+
+def streamed_with_offsets(
+    ours: Tokenizer, prompt: Sequence[int], new: Sequence[int], keep: bool, cuts: Sequence[int]
+) -> tuple[str, list[int]]:
+    stream, text, offsets = DetokenizerStream(ours, keep, PromptEnd.of(ours, prompt, keep)), "", list[int]()
+    for start, stop in itertools.pairwise(sorted({0, len(new), *cuts})):
+        text += stream.push(new[start:stop])
+        offsets += stream.take_offsets()
+        assert all(offset <= len(text) for offset in offsets)
+    text += stream.flush()
+    return text, [*offsets, *stream.take_offsets()]
 
 
 def test_pieces_are_what_the_new_tokens_add_to_the_text_of_the_prompt(
@@ -69,23 +76,49 @@ def test_pieces_are_what_the_new_tokens_add_to_the_text_of_the_prompt(
                 assert found == expected or is_broken(theirs, prompt, new, keep), (prompt, new, keep)
 
 
-def test_a_token_begins_in_the_text_where_the_text_before_it_ends(
+def test_a_token_begins_in_the_character_of_its_first_byte(
     pair: tuple[Tokenizer, tokenizers.Tokenizer],
 ) -> None:
     ours, theirs = pair
     chance = random.Random(11)
-    [letter] = theirs.encode("a", add_special_tokens=False).ids[-1:]
-    halves = theirs.encode("☃😀", add_special_tokens=False).ids[-7:]
+    letters = [token for letter in "ab" for token in theirs.encode(letter, add_special_tokens=False).ids[-1:]]
+    halves = theirs.encode("☃😀é", add_special_tokens=False).ids[-9:]
     for prompt in prompts(theirs, chance):
-        for _ in range(6):
-            new = [chance.choice([*halves, chance.randrange(theirs.get_vocab_size())]) for _ in range(5)]
-            stream = DetokenizerStream(ours, False, PromptEnd.of(ours, prompt, False))
-            for place, token in enumerate(new):
-                before = new[:place]
-                text = streamed(ours, prompt, [*before, letter], False, ())
-                assert text[stream.offset_of(letter) :].strip() == "a", (prompt, new, place)
-                assert stream.offset_of(token) <= len(streamed(ours, prompt, [*before, token], False, ()))
-                stream.push([token])
+        for _ in range(4):
+            some = [*halves, *letters, 2, chance.randrange(theirs.get_vocab_size())]
+            new = chance.choices(some, k=6) if chance.random() < 0.7 else [*halves, *letters]
+            keep = chance.random() < 0.3
+            text, offsets = streamed_with_offsets(ours, prompt, new, keep, range(len(new)))
+            assert offsets == streamed_with_offsets(ours, prompt, new, keep, ())[1]
+            assert len(offsets) == len(new)
+            for place, offset in enumerate(offsets):
+                assert offset == begun(ours, prompt, new, place, keep), (prompt, new, place, keep, text)
+
+
+def begun(ours: Tokenizer, prompt: Sequence[int], new: Sequence[int], place: int, keep: bool) -> int:
+    """The number of the character in which a token begins, by whole decodings of what comes before it."""
+    text = streamed(ours, prompt, new, keep, ())
+    unfinished = PromptEnd.of(ours, prompt, keep).unfinished
+    shown = [*unfinished, *(token for token in new if ours.is_visible(token, keep))]
+    stop = len(unfinished) + sum(ours.is_visible(token, keep) for token in new[:place])
+    if stop == len(shown):
+        return len(text)
+    run = 0 if ours.is_byte_level else stop  # the beginning of the bytes that are decoded together
+    while run and ours.fallback_byte(shown[run - 1]) is not None:
+        run -= 1
+    rest = shown[run:] if ours.is_byte_level else list(itertools.takewhile(ours.fallback_byte, shown[run:]))
+    before, at = (b"".join(map(ours.token_bytes, ids)) for ids in (shown[run:stop], shown[stop : stop + 1]))
+    if ours.is_byte_level:
+        whole = b"".join(map(ours.token_bytes, rest)).decode(errors="replace")
+        return max(0, len((before + at[:1]).decode(errors="replace")) - 1 - len(whole) + len(text))
+    begin = len(streamed(ours, prompt, shown[len(unfinished) : run], keep, ())) if run else 0
+    if ours.fallback_byte(shown[stop]) is None:
+        return len(streamed(ours, prompt, shown[len(unfinished) : stop], keep, ()))
+    try:
+        b"".join(map(ours.token_bytes, rest)).decode()
+    except UnicodeDecodeError:
+        return begin + stop - max(run, len(unfinished))  # each byte is a U+FFFD
+    return begin + len(before.decode(errors="ignore"))
 
 
 def is_broken(theirs: tokenizers.Tokenizer, prompt: Sequence[int], new: Sequence[int], keep: bool) -> bool:

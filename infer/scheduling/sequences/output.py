@@ -9,6 +9,7 @@ from ....text.tokenizer import Tokenizer
 from ...constraints.grammar import Matcher
 from ...requests.events import Delta, FinishReason, TokenLogprob
 from ...requests.sampling_params import SamplingParams
+from .placed_tokens import PlacedTokens
 
 
 class StopStrings:
@@ -101,7 +102,8 @@ class SampleOutput:
         self._eos_token_ids = eos_token_ids
         self._max_new_tokens = max_new_tokens
         self._matcher = matcher
-        self._stream = DetokenizerStream(tokenizer, params.keep_special_tokens, end) if tokenizer else _NO_TEXT
+        self._stream = DetokenizerStream(tokenizer, params.keep_special_tokens, end) if tokenizer else _NoText()
+        self._placed = PlacedTokens()
         self._stop = StopStrings(params.stop, params.include_stop)
 
     @property
@@ -109,14 +111,11 @@ class SampleOutput:
         """Whether no token so far, of the prompt or of the sample, has a text."""
         return self._stream.is_first
 
-    def offset_of(self, token: int) -> int:
-        """Returns the place in the text where the next token begins."""
-        return self._stream.offset_of(token)
+    def push(self, token: int, logprob: TokenLogprob | None) -> tuple[Delta, Ending | None]:
+        """Adds the next token, with its log-probability if requested; returns what to send, and the ending, if any.
 
-    def push(self, token: int, logprobs: tuple[TokenLogprob, ...]) -> tuple[Delta, Ending | None]:
-        """Adds the next token, with its log-probability if requested; returns its delta and the ending, if any.
-
-        After an ending no call may follow.
+        The delta may be empty, and has several tokens if those before have waited: see `PlacedTokens`. After an ending
+        no call may follow.
         """
         self.num_tokens += 1
         armed = self.num_tokens >= self._params.min_new_tokens
@@ -127,7 +126,15 @@ class SampleOutput:
             text += rest + ("" if stop else self._stop.flush())
         if stop is not None:
             ending = Ending(FinishReason.STOP_STRING, stop)
-        return Delta(self.index, text, (token,), logprobs), ending
+        return self._delta(text, token, logprob, ending is not None), ending
+
+    def _delta(self, text: str, token: int, logprob: TokenLogprob | None, is_end: bool) -> Delta:
+        offsets = self._stream.take_offsets()
+        if logprob is None:
+            return Delta(self.index, text, (token,))
+        self._placed.add(logprob, offsets)
+        settled = self._placed.settled(text, is_end)
+        return Delta(self.index, text, tuple(each.token_id for each in settled), settled)
 
     def _ending(self, token: int) -> Ending | None:
         if token in self._eos_token_ids:
@@ -148,17 +155,19 @@ class _NoText:
 
     is_first: Final = True
 
-    def offset_of(self, token: int) -> int:
-        return 0
+    def __init__(self) -> None:
+        self._num_new = 0  # tokens since the last call of `take_offsets`
 
     def push(self, ids: Sequence[int]) -> str:
+        self._num_new += len(ids)
         return ""
 
     def flush(self) -> str:
         return ""
 
-
-_NO_TEXT: Final = _NoText()
+    def take_offsets(self) -> list[int]:
+        taken, self._num_new = [0] * self._num_new, 0
+        return taken
 
 
 def _overlap(text: str, string: str) -> int:

@@ -91,7 +91,7 @@ def walk(
         if (whole := added(theirs, prompt, ids, keep)) is not None:
             yield whole, END in tokens
         ids.append(chance.choice(tokens))
-        delta, ending = output.push(ids[-1], ())
+        delta, ending = output.push(ids[-1], None)
         text += delta.text
         if ending is not None:
             if len(ids) < MOST:

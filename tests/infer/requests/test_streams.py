@@ -262,3 +262,13 @@ def test_no_token_waits_long_for_another_one(monkeypatch: pytest.MonkeyPatch) ->
         assert seen == [[1, 1], [1], [1]]
 
     asyncio.run(run())
+
+
+def test_many_tokens_that_come_at_once_are_deltas_of_a_bounded_size() -> None:
+    ids = tuple(range(2 * MAX_TOKENS_PER_DELTA + 1))
+    entries = tuple(TokenLogprob(token, -1.0, 1, b"x") for token in ids)
+    deltas = [event for event in read_all([Delta(0, "text", ids, entries), Done()]) if isinstance(event, Delta)]
+    assert all(len(delta.token_ids) <= MAX_TOKENS_PER_DELTA for delta in deltas)
+    assert [token for delta in deltas for token in delta.token_ids] == list(ids)
+    assert [entry for delta in deltas for entry in delta.logprobs] == list(entries)
+    assert "".join(delta.text for delta in deltas) == "text"

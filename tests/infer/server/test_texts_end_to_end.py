@@ -5,7 +5,7 @@ The tokenizer is one that strips a space from the beginning of a text, and the m
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -13,6 +13,7 @@ import pytest
 import tokenizers
 
 from tk.infer.api.client import Client
+from tk.infer.requests.completion import Completion
 from tk.infer.requests.prompts import Conversation
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.tests.infer.http.test_http_end_to_end import HttpServing
@@ -74,25 +75,34 @@ def test_every_way_out_has_the_same_text(
         shaped = {"type": "json_schema", "json_schema": {"name": "list", "schema": schema, "strict": True}}
         asked["extra_body"] = {"response_format": shaped}
     with serving.client() as openai:
-        whole = openai.completions.create(model="tiny-llama", **asked)
-        chunks = openai.completions.create(model="tiny-llama", **asked, stream=True)
-        assert whole.choices[0].text == expected
-        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == expected
-    shown = whole.choices[0].logprobs
-    if (
-        schema is not None
-    ):  # whose text is UTF-8; a run of bytes that is none is held back, and its places are too early
-        assert all(
-            expected[place:].startswith(token)
-            for token, place in zip(shown.tokens, shown.text_offset, strict=True)
-            if token != "</s>"
-        )
+        whole = openai.completions.create(model="tiny-llama", **asked).choices[0]
+        chunks = list(openai.completions.create(model="tiny-llama", **asked, stream=True))
+    assert whole.text == expected
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == expected
+    check_logprobs(completion, whole, [chunk.choices[0].logprobs for chunk in chunks if chunk.choices])
     if prompt and schema is None:
         request = asking(prompt, temperature=1.0, seed=5, max_tokens=24)
         request.model_name = "tiny-llama"
         with grpc.insecure_channel(serving.target) as channel:
             answer = Calls(channel).ModelInfer(request, timeout=WAIT_SECONDS)
         assert texts(answer) == [expected]
+
+
+def check_logprobs(completion: Completion, whole: Any, pieces: Sequence[Any]) -> None:
+    """Checks the log-probabilities of a whole answer and of a stream, over HTTP, against those over gRPC."""
+    shown, text = whole.logprobs, completion.text
+    assert shown.text_offset == [entry.text_offset for entry in completion.logprobs]
+    assert [len(others) for others in shown.top_logprobs] == [len(entry.top) for entry in completion.logprobs]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [each for piece in pieces if piece for each in getattr(piece, name)] == getattr(shown, name)
+    for entry, token, place in zip(completion.logprobs, shown.tokens, shown.text_offset, strict=True):
+        if token == "</s>":
+            assert place == len(text)
+        elif token.startswith("bytes:"):
+            assert bytes.fromhex(token[6:].replace("\\x", "")) == entry.token
+            assert text[place] == "\ufffd" or text[place].encode().find(entry.token[:1]) >= 0
+        else:
+            assert text[place:].startswith(token) or set(text[place : place + len(token)]) == {"\ufffd"}
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

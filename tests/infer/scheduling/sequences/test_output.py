@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tk.infer.requests.events import FinishReason
+from tk.infer.requests.events import FinishReason, TokenLogprob
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.sequences.output import Ending, SampleOutput, StopStrings
 from tk.text.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def run(tokenizer: Tokenizer, ids: list[int], **params: object) -> tuple[str, En
     output = SampleOutput(0, how, tokenizer, frozenset({263}), how.max_new_tokens or 100)
     texts: list[str] = []
     for token in ids:
-        delta, ending = output.push(token, ())
+        delta, ending = output.push(token, None)
         texts.append(delta.text)
         assert delta.token_ids == (token,)
         if ending:
@@ -95,6 +95,20 @@ def test_half_a_character_waits_and_is_replaced_at_the_end(tokenizer: Tokenizer)
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
     output = SampleOutput(0, SamplingParams(), None, frozenset(), 2)
-    assert output.push(5, ())[0].text == ""
-    delta, ending = output.push(6, ())
+    assert output.push(5, None)[0].text == ""
+    delta, ending = output.push(6, None)
     assert (delta.text, delta.token_ids, ending) == ("", (6,), Ending(FinishReason.LENGTH))
+
+
+def test_a_token_waits_until_its_place_is_certain_if_its_log_probability_is_asked_for(tokenizer: Tokenizer) -> None:
+    output = SampleOutput(0, SamplingParams(stop=("nd the",)), tokenizer, (263,), 100)
+    sent, text, ending = list[list[int]](), "", None
+    for token in tokenizer.encode("a€end then"):
+        delta, ending = output.push(token, TokenLogprob(token, -1.0, 1, b""))
+        text += delta.text
+        assert delta.token_ids == tuple(entry.token_id for entry in delta.logprobs)
+        sent.append([entry.text_offset for entry in delta.logprobs])
+        if ending is not None:
+            break
+    assert (text, ending) == ("a€e", Ending(FinishReason.STOP_STRING, "nd the"))
+    assert sent == [[0], [1], [], [1, 1], [2], [3], [], [], [], [3] * 4]
