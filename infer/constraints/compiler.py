@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,7 @@ from ...core.integers import ceil_div
 from ...text.library_errors import failing_as
 from ...text.tokenizer import Tokenizer
 from .grammar import NO_TOKEN, Constraint, FirstState, Grammar, first_line
+from .kept_grammars import KeptGrammars
 from .spelled_tokens import mask_of
 from .vocabulary import Place, Vocabulary, place_of
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_BYTES: Final = 1 << 18  # of a constraint's text
-_NUM_KEPT: Final = 32  # grammars; their states have some hundred KiB each
 _JSON: Final = {"whitespace_flexible": False, "lenient": False}  # wins over a schema's own "x-guidance"
 # The limits of a grammar: its symbols, the work of building it (about 20 ms), states of its lexer (1 to 2 KiB each).
 _GRAMMAR_SIZE: Final = 200_000
@@ -40,8 +39,6 @@ class MissingExtra(InvalidRequest):
 class Grammars:
     """The grammars of a model's vocabulary, built on demand and kept for a principal's requests with equal constraints.
 
-    Principals share none: the time that a grammar takes to build would show which ones others use.
-
     Args:
         tokenizer: the checkpoint's tokenizer; None if it has none.
         vocab_size: the number of tokens of the model's vocabulary.
@@ -52,8 +49,7 @@ class Grammars:
         self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, eos_token_ids
         self._vocabulary: Vocabulary | None = None
         self._building = threading.Lock()  # guards the vocabulary
-        self._kept: OrderedDict[tuple[str, Constraint, Place], Grammar] = OrderedDict()
-        self._lock = threading.Lock()  # guards the kept grammars
+        self._kept = KeptGrammars()
 
     def compile(
         self,
@@ -79,11 +75,9 @@ class Grammars:
         if self._tokenizer is None:
             raise _wrong(constraint, "it needs text, and the checkpoint has no tokenizer.json")
         place = place_of(self._tokenizer, prompt, keep_special_tokens)
-        kept_as = principal, constraint, place
-        with self._lock:
-            if kept_as in self._kept:
-                self._kept.move_to_end(kept_as)
-                return self._kept[kept_as]
+        name = constraint, place
+        if (kept := self._kept.find(principal, name)) is not None:
+            return kept
         try:
             num_bytes = len(constraint.text.encode())
         except UnicodeEncodeError as error:
@@ -94,10 +88,7 @@ class Grammars:
             )
         with failing_as(lambda reason: _wrong(constraint, reason)):  # a panic, which handlers of calls let pass
             grammar = self._build(constraint, self._tokenizer, place)
-        with self._lock:
-            self._kept[kept_as] = grammar
-            if len(self._kept) > _NUM_KEPT:
-                self._kept.popitem(last=False)
+        self._kept.add(principal, name, grammar)
         return grammar
 
     def _build(self, constraint: Constraint, tokenizer: Tokenizer, place: Place) -> Grammar:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 Kind = Literal["json_schema", "regex", "grammar"]
 NO_TOKEN: Final = "NoExtension"  # the library's word for a text that must go on and that no token continues
+# A token makes a state or two of a grammar whose texts differ much, of which 50,000 are allowed (see compiler.py).
+_WORN_TOKENS: Final = 8192
+# The library counts the work of steps from one mask to the next, of all samples together. Samples mostly need no mask.
+_TOKENS_OF_MASK: Final = 64
+_TOKENS_OF_START: Final = 256  # of a sample that begins, which may have many
 ALL_TOKENS: Final = np.uint32(2**32 - 1)  # a word of a mask that allows its 32 tokens
 
 
@@ -51,6 +56,22 @@ class FirstState:
     special_ids: frozenset[int]
 
 
+@dataclass
+class Wear:
+    """The use of a grammar's states, which all samples share: they are made as texts need them, up to a limit.
+
+    Attributes:
+        tokens: the tokens of all samples so far, with some for each sample that has begun.
+    """
+
+    tokens: int = 0
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether later samples need states of their own, so that none fails for those that others made."""
+        return self.tokens >= _WORN_TOKENS
+
+
 class Matcher:
     """The state of a grammar along one sample. Only the engine's thread uses it.
 
@@ -60,6 +81,7 @@ class Matcher:
         vocab_size: the number of tokens of the model's vocabulary.
         first: the state until a token has a text, which this object owns too; None if it is `state`.
         keep_special_tokens: whether texts show special tokens.
+        wear: counts the tokens; None = a count of this sample alone.
     """
 
     def __init__(
@@ -69,8 +91,9 @@ class Matcher:
         vocab_size: int,
         first: FirstState | None = None,
         keep_special_tokens: bool = False,
+        wear: Wear | None = None,
     ) -> None:
-        self._constraint = constraint
+        self._constraint, self._wear = constraint, wear or Wear()
         self._first, self._inside, self._keep = first, state, keep_special_tokens
         self._state = state if first is None else first.state  # the one for the next token
         self._has_none = False  # whether a mask allowed no token
@@ -104,6 +127,9 @@ class Matcher:
         """Takes the next token of the sample; `error` is set if the grammar does not allow it."""
         self._forced = None
         self._state.consume_token(token)
+        self._count()
+        if self._wear.tokens % _TOKENS_OF_MASK == 0 and not self._state.is_error():
+            mask_of(self._state, self.num_words)
         if self._first is None or self._state.is_error():
             return
         self._inside.consume_tokens(self._first.spelled.get(token, [token]))
@@ -142,6 +168,10 @@ class Matcher:
         """
         mask_W[:] = mask_of(self._state, len(mask_W))
         self._has_none = not mask_W.any()
+        self._count()
+
+    def _count(self) -> None:
+        self._wear.tokens += _WORN_TOKENS if self._state.is_error() else 1
 
 
 class Grammar:
@@ -158,11 +188,19 @@ class Grammar:
         self, constraint: Constraint, start: "LLMatcher", vocab_size: int, first: FirstState | None = None
     ) -> None:
         self._constraint, self._start, self._vocab_size, self._first = constraint, start, vocab_size, first
+        self._wear = Wear()
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether the states of the grammar have been used so much that the next sample should have another one's."""
+        return self._wear.is_worn
 
     def start(self, keep_special_tokens: bool = False) -> Matcher:
         """Returns the state before the first token, of a sample of its own."""
         first = None if self._first is None else replace(self._first, state=self._first.state.deep_copy())
-        return Matcher(self._constraint, self._start.deep_copy(), self._vocab_size, first, keep_special_tokens)
+        self._wear.tokens += _TOKENS_OF_START
+        state = self._start.deep_copy()
+        return Matcher(self._constraint, state, self._vocab_size, first, keep_special_tokens, self._wear)
 
 
 def first_line(message: str) -> str:

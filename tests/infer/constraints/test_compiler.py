@@ -215,9 +215,21 @@ def test_grammars_are_kept_for_equal_constraints(grammars: Grammars) -> None:
     others = grammars.compile(Constraint("regex", "a"), "bob")
     assert others is not made, "how long it takes would show what another principal uses"
     assert grammars.compile(Constraint("regex", "a"), "bob") is others
-    for number in range(compiler._NUM_KEPT):
-        grammars.compile(Constraint("regex", f"a{number}"))
-    assert grammars.compile(Constraint("regex", "a")) is not made
+
+
+@pytest.mark.parametrize(("samples", "length"), [(40, 1000), pytest.param(4, 10_000, marks=pytest.mark.matrix)])
+def test_a_sample_fails_for_nothing_that_others_have_used(grammars: Grammars, samples: int, length: int) -> None:
+    """A text of these letters makes a state or two per token, of which a grammar may have 50,000, and much work."""
+    constraint, draw = Constraint("regex", "(a|b)*a(a|b){40}c"), random.Random(0)
+    letters = [grammars._tokenizer.encode(letter)[0] for letter in "ab"]  # type: ignore[union-attr]
+    for _ in range(samples):
+        matcher = grammars.compile(constraint).start()
+        for _ in range(length):
+            token = draw.choice(letters)
+            matcher.look_ahead()
+            assert matcher.first_allowed([token]) == token
+            matcher.take(token)
+        assert matcher.error is None
 
 
 def test_a_panic_of_the_library_is_a_constraint_that_cannot_be_used(
