@@ -3,9 +3,10 @@
 As in vLLM's V1 scheduler, prefill and decode are not separate phases: every sequence has known tokens, of which some
 are computed, and a step computes more of them. A long prompt is computed in chunks that fit the rest of the budget.
 `WaitQueue` says who is served next. A sequence is admitted when all of its known tokens fit beside those that run, and
-begins after the tokens that `BlockTables` finds computed. If blocks run out later, the running sequence of the lowest
-priority, the newest of them, is preempted: it waits again, and others take its blocks from the tail as they need them.
-The oldest of the highest priority always runs on, so everyone ends. One sample of a request computes the prompt.
+begins after the tokens that `BlockTables` finds computed. If places or blocks are held by principals above their share,
+or blocks run out later, `FairPlaces` says which running sequences are preempted: they wait again, and others take their
+blocks from the tail as they need them. Of one principal the oldest of the highest priority always runs on, so everyone
+ends. One sample of a request computes the prompt.
 """
 
 import bisect
@@ -23,6 +24,7 @@ from .costs.planning_cost import PlanningCost
 from .costs.row_cost import RowCost
 from .costs.step_budget import StepBudget
 from .costs.step_margin import StepMargin
+from .fair_places import FairPlaces
 from .proposals import choose_proposals
 from .sequences.sample_groups import SampleGroups
 from .sequences.scheduled_chunk import ScheduledChunk
@@ -62,6 +64,7 @@ class Scheduler:
         self._groups = SampleGroups()
         self._deadlines: LazyHeap[Sequence] = LazyHeap()
         self.activity = Activity()
+        self._places = FairPlaces(limits, self._tables, self._shares, self.running)
         self._admission = Admission(
             limits, self.cost, self._tables, self._shares, self._groups, self.running, self.waiting
         )
@@ -115,15 +118,16 @@ class Scheduler:
         caller must call `advance` for each chunk after the step.
         """
         self._tables.drop_copies(self.running)
+        self._yield_places()
         decoding, chunks = self._decode_chunks(), list[ScheduledChunk]()
+        decoding = self._places.leave_room(decoding)
         taken = {chunk.sequence for chunk in decoding}
         bound = self.limits.max_step_seconds
         planned = None if bound is None else bound / self._margin.factor
         budget = StepBudget(self.limits.max_batched_tokens, planned, self.cost)
         for chunk in decoding:
             budget.take(chunk.start, chunk.length)
-        prompts = [sequence for sequence in self.running if sequence not in taken]
-        for sequence in prompts:
+        for sequence in self._places.in_turn(s for s in self.running if s not in taken and s.num_uncomputed > 1):
             if length := budget.take_prompt(sequence.num_computed, sequence.num_uncomputed):
                 chunks.append(ScheduledChunk(sequence, sequence.num_computed, length))
         while (first := self.waiting.first()) and budget.room(0, 1) and self._admit(first):
@@ -137,7 +141,7 @@ class Scheduler:
         chunks = [self._with_proposals(each, proposals.get(each.sequence, []), budget) for each in decoding] + chunks
         for chunk in chunks:
             self._tables.copy(chunk.sequence, chunk.start, chunk.start + chunk.length)
-            self._shares.charge(chunk.sequence.principal, chunk.sequence.weight, chunk.length)
+        self._places.charge(chunks)
         return tuple(chunks)
 
     def advance(self, chunk: ScheduledChunk) -> bool:
@@ -196,6 +200,7 @@ class Scheduler:
             proposals += len(chunk.proposals)
             is_decoding = is_decoding and chunk.start >= chunk.sequence.num_prompt
         self.activity.step(num_prompt)
+        self._places.pass_time(seconds)
         if self.limits.slow_step_seconds is not None and seconds > self.limits.slow_step_seconds:
             words = "slow step: %.0f ms for %d tokens, %d of them of prompts; %d sequences run, %d wait"
             num_running = len(self.running)
@@ -240,16 +245,25 @@ class Scheduler:
     def _live(self) -> list[Sequence]:
         return [*self.running, *self.waiting, *self._groups]
 
+    def _yield_places(self) -> None:
+        """Preempts sequences of principals above their shares, for waiting ones of others, which are admitted."""
+        for find in (self.waiting.first, self.waiting.first_new):
+            while (first := find()) and (victims := self._places.victims(first)):
+                for victim in victims:
+                    self._preempt(victim)
+                if not self._admit(first):
+                    return
+
     def _decode_chunks(self) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
         for sequence in [s for s in self.running if s.num_uncomputed == 1]:
             missing = self._tables.missing(sequence)
             while missing > self.allocator.num_available and sequence.status is Status.RUNNING:
-                self._preempt(self.running[-1])
+                self._preempt(self._places.last())
             if sequence.status is Status.RUNNING:
                 self._tables.grow(sequence)
                 chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1))
-        return chunks
+        return [chunk for chunk in chunks if chunk.sequence.status is Status.RUNNING]
 
     def _with_proposals(self, chunk: ScheduledChunk, proposals: list[int], budget: StepBudget) -> ScheduledChunk:
         """Returns a decoding sequence's chunk with proposals, as many as there are blocks and budget left for.
@@ -278,6 +292,7 @@ class Scheduler:
         if not sequence.index and not sequence.preemptions:
             self.activity.admit(sequence.num_prompt, sequence.num_computed)
         sequence.status = Status.RUNNING
+        self._places.admit(sequence)
         bisect.insort(self.running, sequence, key=lambda s: s.order)
         return True
 

@@ -75,6 +75,7 @@ class History:
             samples = [Sample(str(i), n, i, SamplingParams(), 0, self.prompts[i], longest) for n in every_sample]
             for sample in samples:
                 sample.speculation = self.speculation(i)
+                sample.principal = f"p{i % 2}"
             self.policy.add(samples)
         flights: list[tuple[bytes, list[tuple[Sample, int, int | None]]]] = []
         while (chunks := self.policy.schedule()) or flights:
@@ -89,6 +90,7 @@ class History:
                 flights.append((self.writer.write(chunks).encode(), rows))
                 for chunk in chunks:
                     self.policy.advance(chunk)
+                self.policy.observe(chunks, 0.2)  # long enough for the quanta of principals to pass
                 for sample, _, proposal in rows:
                     sample.output += [UNKNOWN] if proposal is None else []
             ahead = self.ahead if chunks and not any(chunk.proposals for chunk in chunks) else 0

@@ -70,6 +70,11 @@ class BlockAllocator:
         """Returns whether a block has holders."""
         return block in self._holders
 
+    def num_freed(self, tables: Iterable[Iterable[int]]) -> int:
+        """Returns how many blocks would be available in addition if these tables, of one holder each, were freed."""
+        held = Counter(block for table in tables for block in table)
+        return sum(count == self._holders[block] for block, count in held.items())
+
     def hold(self, blocks: Iterable[int]) -> None:
         """Gives used or cached blocks one more holder each."""
         for block in blocks:

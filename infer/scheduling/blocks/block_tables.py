@@ -64,6 +64,10 @@ class BlockTables:
             for other in running
         )
 
+    def num_lacking(self, sequence: Sequence) -> int:
+        """Returns how many blocks more than are available a waiting sequence needs; negative: so many are left."""
+        return self._num_lacking(sequence, self._find(sequence))
+
     def admit(self, sequence: Sequence, spare: int) -> bool:
         """Gives a sequence without blocks all that its known tokens need, shared ones first.
 
@@ -75,8 +79,7 @@ class BlockTables:
             Whether there were enough blocks; if not, nothing has changed.
         """
         shared, needed = self._find(sequence), self.missing(sequence)
-        num_used = sum(map(self.allocator.is_used, shared))
-        if needed - num_used + spare > self.allocator.num_available:
+        if self._num_lacking(sequence, shared) + spare > 0:
             return False
         self.allocator.hold(shared)
         sequence.blocks = shared + self.allocator.allocate(needed - len(shared))
@@ -187,6 +190,9 @@ class BlockTables:
             if last is not None and sequence.max_reused >= sequence.num_prompt - 1:
                 found.append(last)
         return found
+
+    def _num_lacking(self, sequence: Sequence, shared: Iterable[int]) -> int:
+        return self.missing(sequence) - sum(map(self.allocator.is_used, shared)) - self.allocator.num_available
 
     def _num_found(self, sequence: Sequence, num_blocks: int) -> int:
         """Returns how many leading tokens are in so many blocks that were found; the last token is always computed."""

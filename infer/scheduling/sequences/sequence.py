@@ -54,6 +54,9 @@ class Sequence:
         shares_last: whether others hold or may find the block of the prompt's last token, which is not full.
         fork: the place of a block that it shared, that block, and its own instead, until workers know of it; or None.
         output_keys: the keys of the full blocks that end in the output.
+        num_charged: the number of leading tokens that its principal was charged for: once each, however often computed.
+        admitted: the seconds of steps after which it was admitted last.
+        caught_up: the seconds of steps after which it had again all tokens of before; None: it has yet to.
         preemptions: the number of times that the scheduler took its blocks away.
         matcher: the state of its constraint after its known tokens; None without one.
         is_asked: whether its constraint may choose among candidates, so that most of its rows need no mask.
@@ -88,6 +91,9 @@ class Sequence:
     shares_last: bool = False
     fork: tuple[int, int, int] | None = None
     output_keys: list[BlockKey] = field(default_factory=list)
+    num_charged: int = 0
+    admitted: float = 0.0
+    caught_up: float | None = None
     preemptions: int = 0
     matcher: Matcher | None = None
     is_asked: bool = False
@@ -107,6 +113,11 @@ class Sequence:
     def order(self) -> tuple[int, int, int]:
         """The sort key: lower sequences are served first and preempted last."""
         return (-self.priority, self.arrival, self.index)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has run, or begins with a prompt that another sample of its request has computed."""
+        return self.index > 0 or self.preemptions > 0
 
     @property
     def num_new(self) -> int:

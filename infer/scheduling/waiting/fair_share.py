@@ -61,6 +61,15 @@ class FairShare:
         self._accounts[principal].time += num_tokens / weight
         self._time += num_tokens / self._weight
 
+    @property
+    def num_busy(self) -> int:
+        """The number of principals with live sequences."""
+        return len(self._busy)
+
+    def part(self, principal: str) -> float:
+        """Returns the part of the engine that is a busy principal's: its weight among those of all busy ones."""
+        return self._accounts[principal].weight / self._weight
+
     def time(self, principal: str) -> float:
         """Returns the virtual time of a principal with live sequences, in tokens per unit of weight."""
         return self._accounts[principal].time

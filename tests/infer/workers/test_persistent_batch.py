@@ -141,6 +141,7 @@ class Traffic:
             chunks = [chunk for chunk in scheduled if self.writer.can_write(chunk)]
             self.seen["left out"] += len(scheduled) - len(chunks)
             if chunks:
+                self.scheduler.observe(chunks, 0.2)  # long enough for the quanta of principals to pass
                 scored = self.scored(chunks)
                 flights.append(
                     (self.writer.write(chunks, scored, asks=True).encode(), list(map(Planned.of, chunks)), scored)
