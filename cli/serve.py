@@ -80,6 +80,14 @@ _SERVER_VALUES: Final = (
 )
 @max_model_len_option
 @speculate_option
+@click.option(
+    "--served-model-name",
+    "served_model_names",
+    metavar="NAME",
+    multiple=True,
+    help="Name by which requests may ask for the model; repeat it for more, the first is reported. Default: the "
+    "name of the run or folder.",
+)
 @click.option("--max-running", type=click.IntRange(1), help="Most sequences that are computed at the same time.")
 @click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
 @click.option("--max-queued-tokens", type=click.IntRange(1), help="Most prompt tokens that wait; more are refused.")

@@ -1,11 +1,12 @@
 """The options of an engine: the checkpoint, the number of ranks, the size of the cache, the limits on requests."""
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ..core.argument_types import FLAG, INTEGER, NUMBER, TEXT, wrong_type
+from ..core.argument_types import FLAG, INTEGER, NUMBER, TEXT, TEXTS, wrong_type
 from ..core.dtypes import COMPUTE_NAMES
 from ..core.errors import ConfigError
 from .kv_formats import KV_DTYPES
@@ -23,12 +24,14 @@ _TYPES: Final = MappingProxyType(
         **dict.fromkeys(("max_step_ms", "slow_step_ms"), NUMBER | None),
         **dict.fromkeys(("start_timeout", "step_timeout"), NUMBER),
         "max_restarts": INTEGER,
+        "served_model_names": TEXTS,
     }
 )
 _POSITIVE: Final = (
     *("tp", "kv_blocks", "kv_memory", "threads", "max_model_len", "max_running", "max_batched_tokens"),
     *("max_queued_tokens", "quota_sequences", "quota_tokens"),
 )
+MAX_NAME: Final = 200  # characters
 MAX_HEAD_ROWS: Final = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
 
 
@@ -69,6 +72,8 @@ class EngineOptions:
         start_timeout: the time, in seconds, for the workers to load the model.
         step_timeout: the time, in seconds, after which a worker that does not answer counts as dead.
         max_restarts: how often the engine starts its workers again after one has died; the requests of that time fail.
+        served_model_names: the names by which requests may ask for the model, the first of which answers have; none =
+            the name of the run or folder.
     """
 
     checkpoint: Path
@@ -96,6 +101,7 @@ class EngineOptions:
     start_timeout: float = 600.0
     step_timeout: float = 300.0
     max_restarts: int = 0
+    served_model_names: Sequence[str] = ()
 
     def validate(self) -> None:
         """Checks the options as far as possible without a model.
@@ -122,6 +128,7 @@ class EngineOptions:
             value = getattr(self, name)
             if value not in ("auto", *known):
                 raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")
+        _check_names(self.served_model_names)
         if self.kernels not in KERNELS:
             raise ConfigError(f"kernels = {self.kernels!r}; use one of {', '.join(KERNELS)}.")
         if self.block_size < 1 or ATTENTION_TILE % self.block_size:
@@ -133,3 +140,14 @@ class EngineOptions:
             )
         if self.kv_blocks is not None and self.kv_memory is not None:
             raise ConfigError("kv_blocks and kv_memory both set the size of the KV cache; give only one of them.")
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if not name.isprintable() or name != name.strip() or not 1 <= len(name) <= MAX_NAME:
+            raise ConfigError(
+                f"served_model_names has {name[:40]!r}; a name has 1 to {MAX_NAME} characters that can be printed, and "
+                "no space at its ends."
+            )
+    if len(set(names)) < len(names):
+        raise ConfigError(f"served_model_names = {', '.join(names)[:200]} has a name twice; give each once.")

@@ -225,7 +225,8 @@ def model_info_to_wire(info: ModelInfo) -> pb.ModelInfo:
 
 def model_info_from_wire(message: pb.ModelInfo) -> ModelInfo:
     """Converts the message about the model back."""
-    return ModelInfo(**_values_of(ModelInfo, message) | {"eos_token_ids": tuple(message.eos_token_ids)})
+    lists = {"eos_token_ids": tuple(message.eos_token_ids), "aliases": tuple(message.aliases)}
+    return ModelInfo(**_values_of(ModelInfo, message) | lists)
 
 
 def _started_to_wire(event: Started) -> pb.Started:

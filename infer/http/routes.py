@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
+from urllib.parse import unquote
 
 from ..observability.exposition import MetricsCollector, exposed
 from ..server.access.tokens import ADMIN, Caller
@@ -16,6 +17,7 @@ from .page.files import page_routes
 from .router import Handler, HttpRoute
 from .served import ServedModel
 from .transport.messages import HttpRequest, Reply, method_of, send_json
+from .transport.problems import retry_headers
 
 _MODELS: Final = "/v1/models/"  # followed by the name of one
 
@@ -25,15 +27,18 @@ def routes_of(model: ServedModel, metrics: MetricsCollector) -> Mapping[str, Htt
 
     async def health(request: HttpRequest, caller: Caller, reply: Reply) -> None:
         state = model.state
-        await send_json(reply, {"status": state.value}, 200 if state is ServerState.SERVING else 503)
+        is_serving = state is ServerState.SERVING
+        headers = () if is_serving else retry_headers(503, model.retry_after)
+        await send_json(reply, {"status": state.value}, 200 if is_serving else 503, headers)
 
     async def models(request: HttpRequest, caller: Caller, reply: Reply) -> None:
-        await send_json(reply, {"object": "list", "data": [_described(model)]})
+        await send_json(reply, {"object": "list", "data": [_described(model, name) for name in model.info.names]})
 
     async def one_model(request: HttpRequest, caller: Caller, reply: Reply) -> None:
-        if request.path != f"{_MODELS}{model.info.name}":
-            raise UnknownModel(f"The model {request.path[len(_MODELS) :][:200]!r} is not served here.")
-        await send_json(reply, _described(model))
+        name = unquote(request.path.removeprefix(_MODELS))
+        if name not in model.info.names:
+            raise UnknownModel(f"The model {name[:200]!r} is not served here.")
+        await send_json(reply, _described(model, name))
 
     async def load(request: HttpRequest, caller: Caller, reply: Reply) -> None:
         await send_json(reply, {"state": model.state.value, **asdict(model.load)})
@@ -64,12 +69,12 @@ def routes_of(model: ServedModel, metrics: MetricsCollector) -> Mapping[str, Htt
     }
 
 
-def _described(model: ServedModel) -> dict[str, object]:
+def _described(model: ServedModel, name: str) -> dict[str, object]:
     info = model.info
     return {
-        "id": info.name,
+        "id": name,
         "object": "model",
-        "created": 0,
+        "created": info.created,
         "owned_by": "tk",
         "max_model_len": info.max_model_len,
         "step": info.step,

@@ -55,6 +55,11 @@ class ServedModel:
         """The state of the server."""
         return self._runner.lifecycle.state
 
+    @property
+    def retry_after(self) -> float | None:
+        """The seconds until a server that takes no requests may take some again, if it knows."""
+        return self._runner.lifecycle.retry_after
+
     def running(
         self, request: pb.GenerateRequest, caller: Caller, deadline: float | None, at_once: bool, record: RequestRecord
     ) -> AbstractAsyncContextManager[EventStream]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from ... import __version__
 from ...checkpoint import Checkpoint
+from ...checkpoint.format.manifest import MANIFEST
 from ...core import dtypes
 from ...core.console_log import shown_format
 from ...core.errors import ConfigError
@@ -22,7 +23,7 @@ from ..requests.sampling_params import MAX_TOP_LOGPROBS
 from .job import Job, threads_per_rank
 from .memory_plan import MemoryPlan, on_gpus, plan_memory
 
-API_REVISION: Final = 5  # the revision of tk.v1, raised with every addition to the wire
+API_REVISION: Final = 6  # the revision of tk.v1, raised with every addition to the wire
 _TEXT_FILES: Final = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
     *("chat_template.jinja", "chat_template.json"),
@@ -75,8 +76,9 @@ class ModelSource:
         has_tokenizer = (checkpoint.path / "tokenizer.json").exists()
         tokenizer = Tokenizer.from_folder(checkpoint.path) if has_tokenizer else None
         eos_token_ids = tokenizer.eos_token_ids if tokenizer else read_eos_token_ids(checkpoint.path)
+        names = tuple(options.served_model_names) or (_name(checkpoint),)
         info = ModelInfo(
-            name=_name(checkpoint),
+            name=names[0],
             architecture=config.architecture,
             step=checkpoint.step,
             manifest_sha256=checkpoint.manifest_sha256,
@@ -94,6 +96,8 @@ class ModelSource:
             vocab_size=config.vocab_size,
             eos_token_ids=tuple(sorted(eos_token_ids)),
             kv_bytes_per_token=memory.kv_bytes_per_token,
+            aliases=names[1:],
+            created=_created(checkpoint),
         )
         grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids)
         text_sha256 = _text_sha256(checkpoint.path)
@@ -140,6 +144,13 @@ def _text_sha256(folder: Path) -> str:
         content = file.read_bytes() if file.exists() else b""
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+def _created(checkpoint: Checkpoint) -> int:
+    """Returns the time at which a checkpoint was committed, in seconds since 1970; see `ModelInfo`."""
+    folder = checkpoint.folder
+    names = (MANIFEST,) if folder.kind == "tk" else tuple(folder.file_sizes())
+    return int(max((folder.data_path(name).stat().st_mtime for name in names), default=0.0))
 
 
 def _name(checkpoint: Checkpoint) -> str:

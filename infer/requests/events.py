@@ -197,7 +197,9 @@ Event = SentEvent | Done | Failed
 class ModelInfo:
     """The served model; `manifest_sha256` identifies the checkpoint that training wrote.
 
-    `kernels` is the backend and its instruction set (see `Backend`); "" before the workers have started.
+    `kernels` is the backend and its instruction set (see `Backend`); "" before the workers have started. `aliases` are
+    the other names by which requests may ask for it. `created` is when the checkpoint was committed, in seconds since
+    1970: the time of its manifest, or of a Hugging Face folder's newest weight file; restarts change none of these.
     """
 
     name: str
@@ -219,3 +221,10 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     kv_bytes_per_token: int
     kernels: str = ""
+    aliases: tuple[str, ...] = ()
+    created: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model; answers have the first one."""
+        return self.name, *self.aliases

@@ -60,9 +60,17 @@ class NoChatTemplate(RequestError):
 
 
 class Loading(TkError):
-    """A request to a server that loads the model."""
+    """A request to a server that loads the model.
+
+    Attributes:
+        retry_after: the number of seconds after which it is worth another try.
+    """
 
     grpc_status = "UNAVAILABLE"
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class CannotReload(RequestError):

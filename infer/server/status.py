@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from ...core.errors import InvalidRequest, Overloaded, TkError, WorkerDied
-from .errors import Draining
+from .errors import Draining, Loading
 
 ERROR_DOMAIN: Final = "tk.v1"
 # The headers carry the text three times (percent-encoded, and in the details), and peers accept 8 KiB of headers.
@@ -26,7 +26,7 @@ def _field_violation(error: InvalidRequest) -> list[Any]:
     return [error_details_pb2.BadRequest(field_violations=[violation])]
 
 
-def _retry_info(error: Overloaded | Draining | WorkerDied) -> list[Any]:
+def _retry_info(error: Overloaded | Loading | Draining | WorkerDied) -> list[Any]:
     if error.retry_after is None:
         return []
     delay = duration_pb2.Duration()
@@ -40,7 +40,11 @@ def _full_queue(error: Overloaded) -> list[Any]:
 
 
 _DETAILS: Final[Mapping[type[TkError], Callable[[Any], list[Any]]]] = MappingProxyType(
-    {InvalidRequest: _field_violation, Overloaded: _full_queue, Draining: _retry_info, WorkerDied: _retry_info}
+    {
+        InvalidRequest: _field_violation,
+        Overloaded: _full_queue,
+        **dict.fromkeys((Loading, Draining, WorkerDied), _retry_info),
+    }
 )
 
 

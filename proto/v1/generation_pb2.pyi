@@ -349,7 +349,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "step", "manifest_sha256", "version", "api_revision", "tp", "dtype", "weight_dtype", "kv_dtype", "block_size", "num_blocks", "max_model_len", "max_running", "max_top_logprobs", "vocab_size", "eos_token_ids", "kv_bytes_per_token", "kernels")
+    __slots__ = ("name", "architecture", "step", "manifest_sha256", "version", "api_revision", "tp", "dtype", "weight_dtype", "kv_dtype", "block_size", "num_blocks", "max_model_len", "max_running", "max_top_logprobs", "vocab_size", "eos_token_ids", "kv_bytes_per_token", "kernels", "aliases", "created")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +369,8 @@ class ModelInfo(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     step: int
@@ -388,7 +390,9 @@ class ModelInfo(_message.Message):
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     kv_bytes_per_token: int
     kernels: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., step: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., version: _Optional[str] = ..., api_revision: _Optional[int] = ..., tp: _Optional[int] = ..., dtype: _Optional[str] = ..., weight_dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_running: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_bytes_per_token: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    created: int
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., step: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., version: _Optional[str] = ..., api_revision: _Optional[int] = ..., tp: _Optional[int] = ..., dtype: _Optional[str] = ..., weight_dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_running: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_bytes_per_token: _Optional[int] = ..., kernels: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., created: _Optional[int] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

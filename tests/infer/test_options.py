@@ -32,6 +32,9 @@ FOLDER = Path("model")
         ({"block_size": 0}, "block_size = 0"),
         ({"max_running": 9, "max_batched_tokens": 8}, "max_running = 9 is more than max_batched_tokens = 8"),
         ({"kv_blocks": 8, "kv_memory": 1 << 20}, "kv_blocks and kv_memory both set"),
+        ({"served_model_names": ("a", "")}, "served_model_names has ''; a name has 1 to 200 characters"),
+        ({"served_model_names": ("a\n",)}, r"served_model_names has 'a\n'; a name"),
+        ({"served_model_names": ("a", "b", "a")}, "served_model_names = a, b, a has a name twice"),
     ],
 )
 def test_wrong_options_are_named(given: dict[str, Any], words: str) -> None:
@@ -74,6 +77,7 @@ def test_only_the_checkpoint_has_a_place() -> None:
         ("speculate", None),
         ("max_step_ms", "20"),
         ("step_timeout", None),
+        ("served_model_names", "name"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_refused_with_its_name(name: str, value: Any) -> None:

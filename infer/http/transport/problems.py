@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ....core.errors import InvalidRequest, TkError
+from ...server.errors import UnknownModel
 from ...server.status import text_for_client
 from .messages import Headers
 
@@ -26,6 +27,7 @@ _STATUSES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
         "DEADLINE_EXCEEDED": (504, "timeout_error"),
     }
 )
+RETRY_SECONDS: Final = 5  # where nothing is known: a server that a supervisor starts again needs some
 # The names of the wire's fields in OpenAI's dialect, where they differ.
 _PARAMS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -75,19 +77,31 @@ def body_of(error: Exception) -> dict[str, Any]:
         if "." in error.field or "_" in error.field:  # it is no word of the sentence too
             message = message.replace(error.field, param)
     code = f"http_{error.status}" if isinstance(error, HttpProblem) else name.lower()
+    if isinstance(error, UnknownModel):
+        code = "model_not_found"  # OpenAI's, by which clients choose another model
     return {"error": {"message": message, "type": _row(error)[1], "param": param, "code": code}}
 
 
 def headers_of(error: Exception) -> Headers:
     """Returns the headers that an error adds to its reply."""
-    if isinstance(error, HttpProblem):
-        return error.headers
-    found = []
-    if (seconds := getattr(error, "retry_after", None)) is not None:
-        found.append(("retry-after", str(max(1, math.ceil(seconds)))))
-    if status_of(error) == 401:
+    status = status_of(error)
+    found = list(error.headers) if isinstance(error, HttpProblem) else []
+    found += retry_headers(status, getattr(error, "retry_after", None))
+    if status == 401:
         found.append(("www-authenticate", "Bearer"))
     return found
+
+
+def retry_headers(status: int, seconds: float | None = None) -> Headers:
+    """Returns the header that says when to try again; each 429 and each 503 has one.
+
+    Args:
+        status: the status of the reply.
+        seconds: the time that is known; None = none is.
+    """
+    if status not in (429, 503):
+        return []
+    return [("retry-after", str(RETRY_SECONDS if seconds is None else max(1, math.ceil(seconds))))]
 
 
 def _row(error: Exception) -> tuple[int, str]:

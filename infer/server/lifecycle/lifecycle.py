@@ -45,6 +45,11 @@ class Lifecycle:
         """The error of the worker that died, if none starts again; else None."""
         return None if self._death is None or self._death.retry_after is not None else self._death
 
+    @property
+    def retry_after(self) -> float | None:
+        """The seconds after which dead workers have started again; None if none are starting."""
+        return None if self._death is None else self._death.retry_after
+
     def check_loaded(self) -> None:
         """Raises Loading before the model is loaded."""
         if not self._is_loaded:

@@ -15,12 +15,12 @@ from ...observability.request_record import RequestRecord, trace_of
 from ...requests.completion import CompletionBuilder
 from ...requests.streams import EventStream
 from ..access.callers import Callers
-from ..errors import UnknownModel
 from ..lifecycle.lifecycle import ServerState
 from ..request.deadline import deadline_of, ended_by
 from ..request.messages import INLINE_BYTES
 from ..request.request_ids import METADATA_KEY
 from ..request.request_log import RequestLog
+from ..request.requests import check_model
 from ..request.runner import RequestRunner
 from ..service import asked_request
 from ..status import answered, text_for_client
@@ -192,10 +192,7 @@ class OpenInferenceService:
 
     def _check_model(self, request: oip.ModelReadyRequest | oip.ModelMetadataRequest) -> None:
         info = self._runner.engine.info
-        if request.name not in ("", info.name):
-            raise UnknownModel(
-                f"Model {request.name[:100]!r} is not served here; leave it empty or ask for {info.name!r}."
-            )
+        check_model(request.name, info)
         check_version(request.version, info.step)
 
 

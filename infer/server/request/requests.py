@@ -21,14 +21,18 @@ def check_request(request: pb.GenerateRequest, info: ModelInfo, caller: Caller) 
         RoleMissing: the priority needs another role.
     """
     _check_counts(request)
-    if request.model and request.model != info.name:
-        raise UnknownModel(
-            f"Model {request.model[:100]!r} is not served here; leave it empty or ask for {info.name!r}."
-        )
+    check_model(request.model, info)
     if request.priority > 0 and ADMIN not in caller.roles:
         raise RoleMissing(f"priority is {request.priority}; above 0 it needs the role admin. Use 0 or less.")
     if request.WhichOneof("prompt") is None:
         raise InvalidRequest("The request has no prompt; set text, tokens or chat.", field="prompt")
+
+
+def check_model(name: str, info: ModelInfo) -> None:
+    """Checks that the served model has a name, or that there is none; raises UnknownModel otherwise."""
+    if name and name not in info.names:
+        known = " or ".join(map(repr, info.names))
+        raise UnknownModel(f"Model {name[:100]!r} is not served here; leave it empty or ask for {known}.")
 
 
 def check_score(request: pb.ScoreRequest) -> None:

@@ -10,12 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 import pytest
 
 from tk.infer.api.client import Client
 from tk.infer.requests.prompts import Conversation
 from tk.infer.requests.sampling_params import SamplingParams
+from tk.proto.open_inference import open_inference_pb2 as oip
+from tk.proto.v1 import generation_pb2 as pb
+from tk.proto.v1.generation_pb2_grpc import GenerationStub
+from tk.tests.infer.server.open_inference.conftest import Calls, asking
 from tk.tests.infer.server.serving import WAIT_SECONDS, Serving, stopped
 from tk.tests.infer.server.tiny_model import write_tiny_model
 
@@ -36,8 +41,9 @@ class HttpServing(Serving):
         worker: the process id of its worker; a conversation starts a process for its template, too.
     """
 
-    def __init__(self, model: Path) -> None:
-        super().__init__(str(model), "--kv-blocks", "64", "--max-running", "4", "--max-queued", "0", "--http", "0")
+    def __init__(self, model: Path, *more: str) -> None:
+        limits = "--kv-blocks", "64", "--max-running", "4", "--max-queued", "0"
+        super().__init__(str(model), *limits, "--http", "0", *more)
         self.wait_ready()
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().removeprefix("http ").strip()
@@ -67,7 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shared(model: Path) -> Iterator[HttpServing]:
     """A server that tests leave as they find it."""
-    serving = HttpServing(model)
+    serving = HttpServing(model, "--served-model-name", "tiny-llama", "--served-model-name", "org/other name")
     yield serving
     serving.close()
 
@@ -124,8 +130,8 @@ def test_answers_keep_a_schema_whole_and_in_events(client: openai.OpenAI) -> Non
 
 
 def test_what_the_port_says_of_itself(shared: HttpServing, client: openai.OpenAI) -> None:
-    [model] = client.models.list()
-    assert (model.id, model.max_model_len, model.has_chat_template) == ("tiny-llama", 512, True)
+    for model, name in zip(client.models.list(), ("tiny-llama", "org/other name"), strict=True):
+        assert (model.id, model.max_model_len, model.has_chat_template) == (name, 512, True)
     assert shared.get("/health") == (200, b'{"status":"serving"}')
     status, load = shared.get("/load")
     assert (status, json.loads(load)["blocks_total"]) == (200, 64)
@@ -135,6 +141,29 @@ def test_what_the_port_says_of_itself(shared: HttpServing, client: openai.OpenAI
     [tokens] = [line for line in metrics.decode().splitlines() if line.startswith("tk_generation_tokens_total{")]
     assert float(tokens.split()[1]) >= 2
     assert shared.get("/")[1].startswith(b"<!doctype html>")
+
+
+def test_the_model_has_its_names_in_every_protocol(model: Path, shared: HttpServing, client: openai.OpenAI) -> None:
+    created = int((model / "model.safetensors").stat().st_mtime)
+    with grpc.insecure_channel(shared.target) as channel, Client(shared.target) as ours:
+        info = ours.model_info()
+        assert (info.names, info.created) == (("tiny-llama", "org/other name"), created)
+        stub: Any = GenerationStub(channel)
+        for name in info.names:
+            assert client.models.retrieve(name).created == created
+            assert client.completions.create(model=name, prompt="a", max_tokens=2).model == "tiny-llama"
+            request = pb.GenerateRequest(text="a", model=name, stopping={"max_new_tokens": 2})
+            assert len(stub.GenerateOnce(request, timeout=WAIT_SECONDS).choices[0].token_ids) == 2
+            asked = asking("a", max_tokens=2)
+            asked.model_name = name
+            assert Calls(channel).ModelInfer(asked, timeout=WAIT_SECONDS).model_name == "tiny-llama"
+            assert Calls(channel).ModelReady(oip.ModelReadyRequest(name=name), timeout=WAIT_SECONDS).ready
+        with pytest.raises(grpc.RpcError) as unknown:
+            stub.GenerateOnce(pb.GenerateRequest(text="a", model=model.name + "2"), timeout=WAIT_SECONDS)
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="other name", prompt="a")
+    assert missing.value.code == "model_not_found"
 
 
 def test_a_full_server_and_a_short_time_are_refused(shared: HttpServing, client: openai.OpenAI) -> None:

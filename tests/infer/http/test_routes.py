@@ -1,6 +1,8 @@
 """What the port says of the model, its state and its load, and who may ask for it."""
 
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from tk.core.errors import Overloaded
 from tk.infer.scheduling.books import EngineLoad
@@ -58,3 +60,21 @@ def test_the_model_says_whether_it_takes_conversations(
     [model] = other.ask("/v1/models").json["data"]
     assert model["has_chat_template"] is True
     other.close()
+
+
+def test_each_name_of_the_model_is_listed_and_may_be_asked_for(server: HttpServerThread, engine: FakeEngine) -> None:
+    names = ("first", "org/second: é", "third")
+    engine.info = replace(engine.info, name=names[0], aliases=names[1:], created=1_700_000_000)
+    listed = server.ask("/v1/models").json["data"]
+    assert [(model["id"], model["created"], model["step"]) for model in listed] == [
+        (name, 1_700_000_000, 7) for name in names
+    ]
+    for name in names:
+        assert server.ask(f"/v1/models/{quote(name)}").json["id"] == name
+        answer = server.ask("/v1/completions", BODY | {"model": name})
+        assert (answer.status, answer.json["model"]) == (200, "first"), "answers have the first one"
+    for path in ("/v1/models/", "/v1/models/fake"):
+        assert (server.ask(path).status, server.ask(path).error["code"]) == (404, "model_not_found")
+    refused = server.ask("/v1/completions", BODY)
+    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+    assert "'first' or 'org/second" in refused.error["message"]

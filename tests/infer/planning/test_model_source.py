@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -123,3 +124,19 @@ def test_the_served_weights_are_checked_and_the_rest_is_not_read(
         with LLM(step, dtype=served_as, kv_blocks=4) as llm:
             assert llm.model_info().step == 1
     assert is_found_by_verify(step), "`tk verify` finds it"
+
+
+def test_a_model_has_the_names_that_it_is_given_and_the_time_of_its_commit(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = model_folder("grouped")
+    names = ("first", "second")
+    info = ModelSource.open(EngineOptions(folder, kv_blocks=8, served_model_names=names)).info
+    assert (info.name, info.aliases, info.names) == ("first", ("second",), names)
+    [weights] = folder.glob("*.safetensors")
+    assert info.created == int(weights.stat().st_mtime)
+    side_files = {"config.json": json.dumps({**LLAMA_CONFIG, "max_position_embeddings": 64}).encode()}
+    step = save_step(tmp_path / "run", LLAMA, Layout(), MIXED, side_files=side_files)
+    os.utime(step / "manifest.json", (1_700_000_000.75, 1_700_000_000.75))
+    infos = [ModelSource.open(EngineOptions(path, kv_blocks=16)).info for path in (step, tmp_path / "run")]
+    assert [(info.name, info.aliases, info.created) for info in infos] == [("run", (), 1_700_000_000)] * 2

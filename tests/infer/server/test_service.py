@@ -347,7 +347,8 @@ def test_without_a_tokenizer_ids_still_work(stub: Any, engine: FakeEngine) -> No
 def test_model_info_has_every_field(stub: Any) -> None:
     info = stub.GetModelInfo(pb.GetModelInfoRequest())
     seen = {field.name: getattr(info, field.name) for field in info.DESCRIPTOR.fields}
-    assert replace(INFO, **seen | {"eos_token_ids": tuple(seen["eos_token_ids"])}) == INFO
+    lists = {name: tuple(seen[name]) for name in ("eos_token_ids", "aliases")}
+    assert replace(INFO, **seen | lists) == INFO
     assert set(seen) == set(INFO.__dataclass_fields__)
 
 

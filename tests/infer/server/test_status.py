@@ -45,6 +45,7 @@ def details(error: Exception) -> dict[str, Any]:
         (core.WorkerDied("x"), "UNAVAILABLE", set()),
         (core.WorkerDied("x", 2.0), "UNAVAILABLE", {"google.rpc.RetryInfo"}),
         (ours.Draining("x"), "UNAVAILABLE", {"google.rpc.RetryInfo"}),
+        (ours.Loading("x"), "UNAVAILABLE", {"google.rpc.RetryInfo"}),
         (core.DeadlinePassed("x"), "DEADLINE_EXCEEDED", set()),
         (core.Cancelled("x"), "CANCELLED", set()),
         (ours.DuplicateRequest("x"), "ALREADY_EXISTS", set()),

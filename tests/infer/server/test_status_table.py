@@ -132,7 +132,9 @@ def test_a_full_queue_and_a_full_quota(serving: Table, subject: str) -> None:
 
 
 def test_loading(table: Table) -> None:
-    assert both(table, HI) == ("UNAVAILABLE", {})
+    code, details = both(table, HI)
+    assert (code, list(details)) == ("UNAVAILABLE", ["RetryInfo"])
+    assert details["RetryInfo"].retry_delay.ToMilliseconds() == 1000
 
 
 def test_a_dead_worker_for_good_and_for_now(serving: Table) -> None:

@@ -51,7 +51,7 @@ def test_dead_workers(server: HttpServerThread, engine: FakeEngine) -> None:
     assert row(answer) == (503, "server_error", "unavailable")
     assert answer.headers["retry-after"] == "4"
     engine.refusal = WorkerDied("worker 0 is gone")
-    assert "retry-after" not in asked(server).headers
+    assert asked(server).headers["retry-after"] == "5", "a supervisor starts the server again"
 
 
 def test_loading(engine: FakeEngine) -> None:
@@ -59,6 +59,7 @@ def test_loading(engine: FakeEngine) -> None:
     assert row(asked(server)) == (503, "server_error", "unavailable")
     assert server.ask("/v1/models").status == 503
     assert (server.ask("/health").status, server.ask("/health").json) == (503, {"status": "loading"})
+    assert (server.ask("/v1/models").headers["retry-after"], server.ask("/health").headers["retry-after"]) == ("1", "5")
     server.run(server.server.set_ready())
     assert (server.ask("/health").status, asked(server).status) == (200, 200)
     server.close()
@@ -70,7 +71,8 @@ def test_draining(server: HttpServerThread) -> None:
     assert row(answer) == (503, "server_error", "unavailable")
     assert answer.headers["retry-after"] == "1"
     assert answer.headers["connection"] == "close"
-    assert server.ask("/health").status == 503
+    health = server.ask("/health")
+    assert (health.status, health.headers["retry-after"]) == (503, "5")
 
 
 @pytest.mark.parametrize(
@@ -103,8 +105,8 @@ def test_a_duplicate_id(server: HttpServerThread, engine: FakeEngine) -> None:
 
 def test_an_unknown_model(server: HttpServerThread) -> None:
     answer = server.ask("/v1/completions", BODY | {"model": "other"})
-    assert row(answer) == (404, "invalid_request_error", "not_found")
-    assert row(server.ask("/v1/models/other")) == (404, "invalid_request_error", "not_found")
+    assert row(answer) == (404, "invalid_request_error", "model_not_found")
+    assert row(server.ask("/v1/models/other")) == (404, "invalid_request_error", "model_not_found")
     assert server.ask("/v1/models/fake").json["max_model_len"] == 128
 
 
@@ -166,3 +168,10 @@ def test_what_is_no_http_is_answered_in_the_same_shape_and_closed(
     assert b"\r\nconnection: close" in head.lower()
     error = json.loads(body)["error"]
     assert (set(error), error["code"]) == ({"message", "type", "param", "code"}, f"http_{status}")
+
+
+def test_every_503_says_when_to_try_again(server: HttpServerThread, engine: FakeEngine) -> None:
+    engine.die(retry_after=2.5)
+    engine.settle()
+    for answer in (asked(server), server.ask("/health")):
+        assert (answer.status, answer.headers["retry-after"]) == (503, "3")
