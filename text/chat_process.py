@@ -1,7 +1,9 @@
 """The process of a `ChatRenderer`. A chat template is a program: its time and memory are limited here.
 
-Each line of stdin is a request, {"messages": [...], "most_characters": N}, and each line of stdout its answer,
-{"text": ...} or {"error": ...} as `errors.pack` describes it. SIGPROF ends the process if a request takes too long.
+The first line of stdin is the template, the fields of `TemplateSources` as JSON, which is answered by an empty line.
+Each other line is a request, {"messages": [...], "most_characters": N}, and each line of stdout its answer,
+{"text": ...} or {"error": ...} as `errors.pack` describes it. SIGPROF ends the process if a request takes too long. It
+opens no file of the model: what it renders is what the server has held since its start.
 """
 
 import json
@@ -9,12 +11,12 @@ import resource
 import signal
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 from ..core.errors import TkError, pack
 from ..core.process import die_with_parent
 from .chat_template import ChatTemplate
+from .template_files import TemplateSources
 
 MOST_BYTES: Final = 512 << 20  # of address space for the whole process
 
@@ -24,14 +26,19 @@ def main() -> None:
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
-    template = cache(lambda: ChatTemplate.from_folder(folder))
+    seconds, sources = float(sys.argv[1]), TemplateSources(**json.loads(sys.stdin.buffer.readline()))
+    template = cache(lambda: ChatTemplate(sources))  # its compilation, too, is a part of a request
+    _write(b"")
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         answer = _answer(template, json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-        sys.stdout.buffer.flush()
+        _write(json.dumps(answer).encode())
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def _answer(template: Any, request: dict[str, Any]) -> dict[str, Any]:

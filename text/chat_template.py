@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -21,14 +20,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..core.errors import CheckpointError, ConfigError
 from .chat_context import MARK, NO_CONTEXT, Context
-from .template_files import TemplateSources, read_template_sources
-from .tokenizer_files import CONFIG_FILE, read_json
+from .template_files import TemplateSources
 
 Message = Mapping[str, Any]
 _HAS_MARKS: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 # The names of a message's reasoning, any of which a template may read, as `transformers` gives them.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
-_SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,43 +57,21 @@ class ChatTemplate:
     """A chat template, with the special tokens that it may name.
 
     Args:
-        source: the template, in Jinja.
-        variables: the special tokens by the name that the template may use, `bos_token` for example.
+        sources: the templates, and the special tokens that they may name.
         ends: the special tokens; white space that follows one of them is not part of the assistant's turn.
-        tool_use: the template of conversations with tools; "" takes `source`.
 
     Raises:
-        CheckpointError: `source` is not valid Jinja.
+        CheckpointError: a template is not valid Jinja.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, str], ends: Sequence[str] = (), tool_use: str = "") -> None:
-        environment = _environment()
-        self._sources = TemplateSources(source, tool_use or source)
+    def __init__(self, sources: TemplateSources, ends: Sequence[str] = ()) -> None:
+        environment, self._sources = _environment(), sources
         try:
-            self._template = environment.from_string(source)
-            self._tool_template = environment.from_string(tool_use) if tool_use else self._template
+            self._template = environment.from_string(sources.default)
+            self._tool_template = environment.from_string(sources.tool_use) if sources.tool_use else self._template
         except jinja2.TemplateError as error:
             raise CheckpointError(f"The chat template is not valid Jinja: {error}.") from error
-        self._variables = dict(variables)
         self._ends = tuple(ends)
-
-    @classmethod
-    def from_folder(cls, folder: Path, ends: Sequence[str] = ()) -> Self:
-        """Reads the template of a tokenizer's folder; see `read_template_sources`.
-
-        Args:
-            folder: the tokenizer's folder.
-            ends: the special tokens; see `ChatTemplate`.
-
-        Raises:
-            CheckpointError: the folder has none, or the template is not valid Jinja.
-        """
-        config = read_json(folder / CONFIG_FILE)
-        sources = read_template_sources(folder, config)
-        found = {name: config.get(name) for name in _SPECIAL}
-        variables = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
-        strings = {name: token for name, token in variables.items() if isinstance(token, str)}
-        return cls(sources.default, strings, ends, sources.tool_use)
 
     def render(
         self, messages: Sequence[Message], context: Context = NO_CONTEXT, unlearned: Collection[int] = ()
@@ -132,7 +107,7 @@ class ChatTemplate:
         return self._run(messages, True, NO_CONTEXT, most_characters)[0]
 
     def _source(self, context: Context) -> str:
-        return self._sources.default if context.tools is None else self._sources.tool_use
+        return self._sources.default if context.tools is None else self._sources.tool_use or self._sources.default
 
     def _check_used(self, messages: Sequence[Message], context: Context, text: str) -> None:
         """Raises ConfigError if the template ignores tools, documents, variables, calls of tools or reasoning."""
@@ -181,7 +156,7 @@ class ChatTemplate:
             return said
 
         variables = {
-            **self._variables,
+            **self._sources.variables,
             **context.given(),
             "messages": [_given(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,

@@ -1,59 +1,58 @@
-"""The files of a chat template in a tokenizer's folder."""
+"""The chat template among a tokenizer's files."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from ..core.errors import CheckpointError
-from .tokenizer_files import CONFIG_FILE, TEMPLATE_FILE
+from .tokenizer_files import CONFIG_FILE, TEMPLATE_FILE, TOOL_TEMPLATE_FILE, TextFiles
 
 _TOOL_USE: Final = "tool_use"  # the name of the template of conversations with tools, as in `transformers`
-_TOOL_FILE: Final = f"additional_chat_templates/{_TOOL_USE}.jinja"
+_SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TemplateSources(NamedTuple):
-    """The sources of a folder's templates, in Jinja.
+    """The sources of a tokenizer's templates, in Jinja.
 
     Attributes:
         default: the template.
         tool_use: the template of conversations with tools; "" if it is the default one.
+        variables: the special tokens by the name that the templates may use, `bos_token` for example.
     """
 
     default: str
-    tool_use: str
+    tool_use: str = ""
+    variables: Mapping[str, str] = MappingProxyType({})
 
 
-def read_template_sources(folder: Path, config: Mapping[str, Any]) -> TemplateSources:
-    """Reads chat_template.jinja, or if it does not exist, `chat_template` of tokenizer_config.json.
-
-    Args:
-        folder: the tokenizer's folder.
-        config: its tokenizer_config.json.
+def template_sources(files: TextFiles) -> TemplateSources:
+    """Finds chat_template.jinja, or if it does not exist, `chat_template` of tokenizer_config.json.
 
     Raises:
-        CheckpointError: neither exists.
+        CheckpointError: neither exists, or a file is damaged.
     """
-    if (folder / TEMPLATE_FILE).is_file():
-        tool_use = _read(folder / _TOOL_FILE) if (folder / _TOOL_FILE).is_file() else ""
-        return TemplateSources(_read(folder / TEMPLATE_FILE), tool_use)
+    config = files.json(CONFIG_FILE)
+    variables = _special_tokens(config)
+    default = files.text(TEMPLATE_FILE)
+    if default is not None:
+        return TemplateSources(default, files.text(TOOL_TEMPLATE_FILE) or "", variables)
     found = config.get("chat_template")
     named = found if isinstance(found, list) else [{"name": "default", "template": found}]
     default = _named(named, "default")
     if default is None:
         raise CheckpointError(
-            f"{folder} has no chat template, neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}: add one, "
-            "which conversations need."
+            f"{files.folder} has no chat template, neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}: add "
+            "one, which conversations need."
         )
-    return TemplateSources(default, _named(named, _TOOL_USE) or "")
+    return TemplateSources(default, _named(named, _TOOL_USE) or "", variables)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: config.get(name) for name in _SPECIAL}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
+    return {name: token for name, token in texts.items() if isinstance(token, str)}
 
 
 def _named(entries: list[Any], name: str) -> str | None:
     found = [entry.get("template") for entry in entries if isinstance(entry, dict) and entry.get("name") == name]
     return found[-1] if found and isinstance(found[-1], str) else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"Cannot read {path}: {error}.") from error

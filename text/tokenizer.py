@@ -4,8 +4,10 @@ The module imports no torch, since clients, data preparation and the server's pr
 """
 
 import codecs
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,7 +19,8 @@ import tokenizers
 from ..core.errors import CheckpointError, ConfigError, InvalidRequest
 from .library_errors import failing_as
 from .spelling import Spelling
-from .tokenizer_files import CONFIG_FILE, TOKENIZER_FILE, read_eos_token_ids, read_json
+from .template_files import template_sources
+from .tokenizer_files import CONFIG_FILE, TOKENIZER_FILE, TextFiles, eos_token_ids_of
 
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate, Message
@@ -28,6 +31,7 @@ class Tokenizer:
 
     Attributes:
         folder: the folder that it was read from; `SIDE_FILES` are its files.
+        files: their content, but for tokenizer.json.
         sha256: the SHA-256 of tokenizer.json.
         vocab_size: the highest token id + 1.
         longest_token_bytes: the bytes of the longest token; no text has fewer tokens than its bytes divided by this.
@@ -36,8 +40,8 @@ class Tokenizer:
             `eos_token_id` alone if neither names any.
     """
 
-    def __init__(self, folder: Path, text: str) -> None:
-        self.folder = folder
+    def __init__(self, files: TextFiles, text: str) -> None:
+        self.folder, self.files = files.folder, files.without(TOKENIZER_FILE)
         self.sha256 = hashlib.sha256(text.encode()).hexdigest()
         self._backend = tokenizers.Tokenizer.from_str(text)
         self._backend.no_truncation()
@@ -54,7 +58,7 @@ class Tokenizer:
         self.longest_token_bytes = self._spelling.longest(vocab)
         self.eos_token_id = self._document_end()
         fallback = frozenset() if self.eos_token_id is None else frozenset({self.eos_token_id})
-        self.eos_token_ids = read_eos_token_ids(folder) or fallback
+        self.eos_token_ids = eos_token_ids_of(files) or fallback
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> Self:
@@ -63,12 +67,14 @@ class Tokenizer:
         Raises:
             CheckpointError: tokenizer.json does not exist, or one of the files is damaged.
         """
-        path = Path(folder) / TOKENIZER_FILE
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise CheckpointError(f"Cannot read the tokenizer {path}: {reason}.") from error
+        return cls.of(TextFiles.read(Path(folder)))
+
+    @classmethod
+    def of(cls, files: TextFiles) -> Self:
+        """Makes a tokenizer of files that were read; raises as `from_folder`."""
+        path, text = files.folder / TOKENIZER_FILE, files.text(TOKENIZER_FILE)
+        if text is None:
+            raise CheckpointError(f"Cannot read the tokenizer {path}: {os.strerror(errno.ENOENT)}.")
 
         def unreadable(reason: str) -> CheckpointError:
             return CheckpointError(
@@ -77,13 +83,13 @@ class Tokenizer:
 
         try:
             with failing_as(unreadable):
-                return cls(path.parent, text)
+                return cls(files, text)
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON of another shape
             raise unreadable(str(error)) from error
 
     def _document_end(self) -> int | None:
         path = self.folder / CONFIG_FILE
-        token = read_json(path).get("eos_token")
+        token = self.files.json(CONFIG_FILE).get("eos_token")
         if isinstance(token, dict):
             token = token.get("content")
         if token is None:
@@ -127,10 +133,10 @@ class Tokenizer:
 
     @cached_property
     def chat_template(self) -> "ChatTemplate":
-        """The chat template in the tokenizer's folder; raises CheckpointError if there is none."""
+        """The chat template among the tokenizer's files; raises CheckpointError if there is none."""
         from .chat_template import ChatTemplate  # few programs need it
 
-        return ChatTemplate.from_folder(self.folder, self.special_tokens)
+        return ChatTemplate(template_sources(self.files), self.special_tokens)
 
     def encode_chat(self, messages: "Sequence[Message]") -> list[int]:
         """Returns the token ids of a conversation up to the start of the assistant's next turn.

@@ -2,8 +2,8 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from ... import __version__
@@ -15,7 +15,7 @@ from ...core.errors import ConfigError
 from ...model.config import ModelConfig
 from ...model.stored_config import stored_config
 from ...text.tokenizer import Tokenizer
-from ...text.tokenizer_files import read_eos_token_ids
+from ...text.tokenizer_files import TOKENIZER_FILE, TextFiles, eos_token_ids_of
 from ..constraints.compiler import Grammars
 from ..options import EngineOptions
 from ..requests.events import ModelInfo
@@ -24,10 +24,6 @@ from .job import Job, threads_per_rank
 from .memory_plan import MemoryPlan, on_gpus, plan_memory
 
 API_REVISION: Final = 6  # the revision of tk.v1, raised with every addition to the wire
-_TEXT_FILES: Final = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
-    *("chat_template.jinja", "chat_template.json"),
-)
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class ModelSource:
         memory: the bytes of each rank.
         tokenizer: its tokenizer; None if it has no tokenizer.json.
         grammars: the grammars of constraints over its vocabulary.
-        text_sha256: the SHA-256 of the files that decide how texts become tokens, and which tokens end them.
+        text_digests: the SHA-256 of each file that decides how texts become tokens, and which tokens end them.
         info: the description of the model.
     """
 
@@ -51,15 +47,16 @@ class ModelSource:
     memory: MemoryPlan
     tokenizer: Tokenizer | None
     grammars: Grammars
-    text_sha256: str
+    text_digests: Mapping[str, str]
     info: ModelInfo
 
     @staticmethod
     def open(options: EngineOptions) -> "ModelSource":
         """Opens the checkpoint, of which it reads the metadata and checks the small files that were saved with it.
 
-        The workers check every byte of the weights as they load them. `tk verify` checks data that nothing serves, such
-        as optimizer states.
+        What texts depend on is read once and held: nothing that happens to the folder later changes an answer. The
+        workers check every byte of the weights as they load them. `tk verify` checks data that nothing serves, such as
+        optimizer states.
 
         Raises:
             CheckpointError, ConfigError, ParallelError: see `Engine.start`.
@@ -67,15 +64,14 @@ class ModelSource:
         path = options.checkpoint
         # Absolute, because workers may start after a change of the current folder; an address is named as it is.
         checkpoint = Checkpoint.open(path.absolute() if path.exists() else path)
-        if checkpoint.folder.has_checksums:
-            checkpoint.side_files()  # config and tokenizer, before they are used
+        files = _text_files(checkpoint)
         config = stored_config(checkpoint)
         dtype = _stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype
         kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
         memory = plan_memory(config, options, dtype, kv_dtype)
-        has_tokenizer = (checkpoint.path / "tokenizer.json").exists()
-        tokenizer = Tokenizer.from_folder(checkpoint.path) if has_tokenizer else None
-        eos_token_ids = tokenizer.eos_token_ids if tokenizer else read_eos_token_ids(checkpoint.path)
+        tokenizer = Tokenizer.of(files) if TOKENIZER_FILE in files.contents else None
+        eos_token_ids = tokenizer.eos_token_ids if tokenizer else eos_token_ids_of(files)
+        checkpoint.folder.require_unchanged()  # the end tokens are of the same config as the model
         names = tuple(options.served_model_names) or (_name(checkpoint),)
         info = ModelInfo(
             name=names[0],
@@ -100,8 +96,7 @@ class ModelSource:
             created=_created(checkpoint),
         )
         grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids)
-        text_sha256 = _text_sha256(checkpoint.path)
-        return ModelSource(options, checkpoint, config, memory, tokenizer, grammars, text_sha256, info)
+        return ModelSource(options, checkpoint, config, memory, tokenizer, grammars, _digests(files), info)
 
     def job(self) -> Job:
         """Returns the job that every worker receives, as that of rank 0."""
@@ -137,13 +132,23 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
     return names[code]
 
 
-def _text_sha256(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for name in _TEXT_FILES:
-        file = folder / name
-        content = file.read_bytes() if file.exists() else b""
-        digest.update(f"{name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
+def _text_files(checkpoint: Checkpoint) -> TextFiles:
+    """Reads the files that texts depend on, and checks those that the manifest lists, as all others that it lists.
+
+    Raises:
+        CheckpointError: one has changed since it was saved, or cannot be read.
+    """
+    files = TextFiles.read(checkpoint.path)
+    if not checkpoint.folder.has_checksums:
+        return files
+    checked = checkpoint.side_files()
+    return TextFiles(files.folder, {name: checked.get(name, content) for name, content in files.contents.items()})
+
+
+def _digests(files: TextFiles) -> dict[str, str]:
+    """Returns the digests of the files; config.json has more than texts depend on, and is compared by its values."""
+    contents = files.without("config.json").contents
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def _created(checkpoint: Checkpoint) -> int:

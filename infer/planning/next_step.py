@@ -52,10 +52,14 @@ def check_same_model(running: ModelSource, other: ModelSource) -> None:
             f"The model of {other.checkpoint.path} differs from the served one in {', '.join(differing)}. Start "
             "another server for it."
         )
-    if running.text_sha256 != other.text_sha256 or running.info.eos_token_ids != other.info.eos_token_ids:
+    here, there = running.text_digests, other.text_digests
+    differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    if running.info.eos_token_ids != other.info.eos_token_ids:
+        differing.append("eos_token_id of config.json")
+    if differing:
         raise ConfigError(
-            f"The tokenizer, its settings or the end tokens of {other.checkpoint.path} differ from the served ones. "
-            "Start another server for it."
+            f"{', '.join(differing)} of {other.checkpoint.path} differ from the served ones, so texts would become "
+            "other tokens or end elsewhere. Start another server for it."
         )
 
 

@@ -1,10 +1,10 @@
 """The interface of an engine that the server uses; infer/engine.py implements it, and so does a fake in the tests."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from ...core.errors import WorkerDied
+from ...text.tokenizer_files import TextFiles
 from ..constraints.compiler import Grammars
 from ..requests.events import Event, ModelInfo, Request
 from ..requests.prompts import Encoder
@@ -15,8 +15,8 @@ class ServedTokenizer(Encoder, Protocol):
     """The part of a tokenizer that the server uses."""
 
     @property
-    def folder(self) -> Path:
-        """The folder that it was read from, which may have a chat template."""
+    def files(self) -> TextFiles:
+        """The files that it was read from, which may have a chat template."""
 
     @property
     def longest_token_bytes(self) -> int:

@@ -20,6 +20,7 @@ from tk.data.token_file import TokenFile
 from tk.tests.example_counts import examples
 from tk.tests.text.test_chat_template import MESSAGES
 from tk.text.chat_template import ChatTemplate
+from tk.text.template_files import TemplateSources
 from tk.text.tokenizer import Tokenizer
 
 SPECIAL = ["<|start|>", "<|end|>"]
@@ -82,7 +83,7 @@ def _templates(name: str) -> tuple[str, str]:
 
 def _encode(tokenizer: Tokenizer, source: str, messages: list[dict[str, Any]]) -> tuple[list[int], list[bool]]:
     variables = {"bos_token": "<|start|>", "eos_token": "<|endoftext|>"}
-    rendered = ChatTemplate(source, variables, tokenizer.special_tokens).render(messages)
+    rendered = ChatTemplate(TemplateSources(source, variables=variables), tokenizer.special_tokens).render(messages)
     return tokenizer.encode_spans(rendered.text, rendered.spans)
 
 

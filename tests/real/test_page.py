@@ -16,6 +16,7 @@ from tk.tests.infer.server.fake_engine import FakeEngine, delta, finished, start
 from tk.tests.infer.server.serving import Serving
 from tk.tests.infer.server.tiny_model import write_tiny_model
 from tk.tests.real.browser import ENTER, ESCAPE, TAB, Browser
+from tk.text.tokenizer_files import TextFiles
 
 pytestmark = pytest.mark.real
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -23,12 +24,11 @@ HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[FakeEngine]:
+def engine() -> Iterator[FakeEngine]:
     """An engine whose model has a chat template."""
     engine = FakeEngine()
     assert engine.tokenizer is not None
-    engine.tokenizer.folder = tmp_path
-    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    engine.tokenizer.files = TextFiles(Path("a folder"), {"chat_template.jinja": TEMPLATE.encode()})
     yield engine
     engine.close()
 

@@ -8,6 +8,8 @@ import pytest
 
 from tk.core.errors import CheckpointError, ConfigError
 from tk.text.chat_template import ChatTemplate
+from tk.text.template_files import TemplateSources, template_sources
+from tk.text.tokenizer_files import TextFiles
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief. ☃", "name": None},
@@ -26,7 +28,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(special))
     with pytest.raises(CheckpointError, match=r"neither chat_template\.jinja nor chat_template in tokenizer_config"):
-        ChatTemplate.from_folder(tmp_path)
+        ChatTemplate(template_sources(TextFiles.read(tmp_path)))
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ bos_token }}listed"}]
     odd = [{"name": ["default"], "template": "unhashable"}, {"name": "default", "template": "{{ bos_token }}odd"}]
@@ -36,12 +38,12 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         (odd, "<|start|>odd"),
     ):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": value}))
-        assert ChatTemplate.from_folder(tmp_path).render(MESSAGES[:2]).text == expected
+        assert ChatTemplate(template_sources(TextFiles.read(tmp_path))).render(MESSAGES[:2]).text == expected
     (tmp_path / "chat_template.jinja").write_text("from its own file")
-    assert ChatTemplate.from_folder(tmp_path).render(MESSAGES[:2]).text == "from its own file"
+    assert ChatTemplate(template_sources(TextFiles.read(tmp_path))).render(MESSAGES[:2]).text == "from its own file"
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(CheckpointError, match="not valid Jinja"):
-        ChatTemplate.from_folder(tmp_path)
+        ChatTemplate(template_sources(TextFiles.read(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -60,12 +62,12 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
 )
 def test_a_refused_template_is_named(source: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        ChatTemplate(source, {}).render(MESSAGES)
+        ChatTemplate(TemplateSources(source)).render(MESSAGES)
 
 
 def _turns(source: str, messages: list[dict[str, Any]], ends: tuple[str, ...] = ()) -> list[str]:
     """Returns the text of each of the assistant's turns."""
-    rendered = ChatTemplate(source, {"eos_token": "</s>"}, ends).render(messages)
+    rendered = ChatTemplate(TemplateSources(source, variables={"eos_token": "</s>"}), ends).render(messages)
     return [rendered.text[start:stop] for start, stop in rendered.spans]
 
 
@@ -94,20 +96,20 @@ def test_marks_in_the_template_are_the_turns() -> None:
 def test_a_turn_that_later_messages_change_cannot_be_found() -> None:
     source = EACH + "{{ m.role }}: {{ m.content if loop.last or m.role == 'user' else '...' }}" + PROMPT
     with pytest.raises(ConfigError, match="message 2 differently once other messages follow"):
-        ChatTemplate(source, {}).render(CONVERSATION)
+        ChatTemplate(TemplateSources(source)).render(CONVERSATION)
     assert _turns(source, CONVERSATION[:2]) == ["b"]
 
 
 def test_values_that_are_none_are_absent_and_json_keeps_its_letters() -> None:
     source = "{{ messages[0] | tojson }}"
     message = {"role": "user", "content": "<ü>", "name": None}
-    assert ChatTemplate(source, {}).render([message]).text == '{"role": "user", "content": "<ü>"}'
+    assert ChatTemplate(TemplateSources(source)).render([message]).text == '{"role": "user", "content": "<ü>"}'
 
 
 def test_a_prompt_ends_where_the_answer_begins() -> None:
     source = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[>]{% endif %}"
     )
-    template = ChatTemplate(source, {})
+    template = ChatTemplate(TemplateSources(source))
     assert template.prompt([{"role": "user", "content": "hi"}]) == "[user]hi[>]"
     assert template.render([{"role": "user", "content": "hi"}]).text == "[user]hi"

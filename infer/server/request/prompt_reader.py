@@ -7,6 +7,7 @@ from typing import Any
 from ....core.errors import CheckpointError, ConfigError, InvalidRequest
 from ....proto.v1 import generation_pb2 as pb
 from ....text.chat_renderer import ChatRenderer
+from ....text.template_files import template_sources
 from ....text.tokenizer_files import has_chat_template
 from ...requests.prompts import check_length, check_num_messages
 from ...requests.score import split_tokens
@@ -38,7 +39,7 @@ class PromptReader:
     def has_chat_template(self) -> bool:
         """Whether the served checkpoint has a chat template, which may still be a wrong one; it must be loaded."""
         tokenizer = self._engine.tokenizer
-        return tokenizer is not None and has_chat_template(tokenizer.folder)
+        return tokenizer is not None and has_chat_template(tokenizer.files)
 
     @property
     def longest_token_bytes(self) -> int:
@@ -59,20 +60,27 @@ class PromptReader:
         check_text(text, tokenizer.longest_token_bytes, self._engine.info, field)
         return tokenizer.encode(text, special_tokens=special_tokens)
 
-    async def of_chat(self, chat: pb.Chat) -> list[int]:
+    async def of_chat(self, chat: pb.Chat, principal: str = "") -> list[int]:
         """Returns the tokens of a conversation up to the start of the answer, by the checkpoint's chat template.
+
+        If this is cancelled, because the caller's deadline has passed for example, the template is stopped.
+
+        Args:
+            chat: the conversation.
+            principal: the caller, who shares the template's processes with others.
 
         Raises:
             NoTokenizer: the checkpoint has no tokenizer.
             NoChatTemplate: it has no chat template, or a damaged one.
             InvalidRequest: there are no messages or too many, the template refuses them, or takes too long for them.
             PromptTooLong: the prompt has more text than tokens of the model's length can hold.
+            WorkerDied: the template's process died or hung, twice.
         """
         check_num_messages(len(chat.messages))
         messages: list[dict[str, Any]] = [{"role": each.role, "content": each.content} for each in chat.messages]
         longest = self._engine.info.max_model_len * self.tokenizer.longest_token_bytes
         try:
-            text = await asyncio.wrap_future(self._renderer.submit(messages, longest))
+            text = await asyncio.wrap_future(self._renderer.submit(messages, longest, principal))
         except CheckpointError as error:
             raise NoChatTemplate(
                 "The served checkpoint has no chat template that can be used; send text or token ids."
@@ -124,4 +132,4 @@ class PromptReader:
 
     @cached_property
     def _renderer(self) -> ChatRenderer:
-        return ChatRenderer(self.tokenizer.folder)
+        return ChatRenderer(template_sources(self.tokenizer.files))

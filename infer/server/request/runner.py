@@ -156,7 +156,7 @@ class RequestRunner:
             case str():
                 return await self.prompts.of_text(asked.prompt, asked.special_tokens)
             case pb.Chat():
-                return await self.prompts.of_chat(asked.prompt)
+                return await self.prompts.of_chat(asked.prompt, asked.caller.principal)
             case pb.TokenIds():
                 ids: Sequence[int] = asked.prompt.ids  # copied when their number is checked
                 return ids

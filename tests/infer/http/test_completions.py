@@ -45,8 +45,8 @@ def test_the_openai_package_streams(client: openai.OpenAI) -> None:
 def test_a_text_that_makes_the_tokenizer_panic_is_a_bad_request(
     server: HttpServerThread, engine: FakeEngine, tmp_path: Path, path: str
 ) -> None:
-    engine.tokenizer = Tokenizer.from_folder(impatient(tmp_path))
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (impatient(tmp_path) / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    engine.tokenizer = Tokenizer.from_folder(tmp_path)
     for content, status in ((TOO_MUCH, 400), ("ab", 200)):
         body = {"messages": [{"role": "user", "content": content}]} if "chat" in path else {"prompt": content}
         answer = server.ask(path, {"model": "fake", **body})

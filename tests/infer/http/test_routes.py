@@ -9,6 +9,7 @@ from tk.infer.scheduling.books import EngineLoad
 from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.tests.infer.http.http_server import HttpServerThread
 from tk.tests.infer.server.fake_engine import FakeEngine
+from tk.text.tokenizer_files import TextFiles
 
 BODY = {"model": "fake", "prompt": "hi"}
 
@@ -49,14 +50,11 @@ def test_load_and_metrics_are_for_operators(engine: FakeEngine, tmp_path: Path) 
     server.close()
 
 
-def test_the_model_says_whether_it_takes_conversations(
-    server: HttpServerThread, engine: FakeEngine, tmp_path: Path
-) -> None:
+def test_the_model_says_whether_it_takes_conversations(server: HttpServerThread, engine: FakeEngine) -> None:
     assert server.ask("/v1/models/fake").json["has_chat_template"] is False
     other = HttpServerThread(engine, http_port=0)
     assert engine.tokenizer is not None
-    engine.tokenizer.folder = tmp_path
-    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    engine.tokenizer.files = TextFiles(Path("a folder"), {"chat_template.jinja": b"{{ messages }}"})
     [model] = other.ask("/v1/models").json["data"]
     assert model["has_chat_template"] is True
     other.close()

@@ -39,7 +39,8 @@ def test_the_next_step_is_planned_like_the_running_one(running: ModelSource, tmp
     [
         ("config.json", {"rms_norm_eps": 0.5}, "rms_norm_eps"),
         ("config.json", {"eos_token_id": 1}, "eos_token_id"),
-        ("tokenizer_config.json", {"eos_token": "a"}, "tokenizer"),
+        ("tokenizer_config.json", {"eos_token": "a"}, "tokenizer_config.json of .* differ"),
+        ("tokenizer.json", {"padding": None}, "tokenizer.json of .* differ"),
     ],
 )
 def test_another_model_is_refused_by_name(
@@ -47,6 +48,19 @@ def test_another_model_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         open_beside(running, copy(running, tmp_path / "next", file, **changes), [])
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja", "generation_config.json"]
+)
+def test_a_file_of_texts_that_only_one_step_has_is_refused_by_name(
+    running: ModelSource, tmp_path: Path, name: str
+) -> None:
+    folder = copy(running, tmp_path / "next", "config.json")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("{}")
+    with pytest.raises(ConfigError, match=f"{name} of {folder} differ"):
+        open_beside(running, folder, [])
 
 
 def test_memory_must_hold_both_with_the_running_cache_full(running: ModelSource) -> None:

@@ -27,6 +27,7 @@ from tk.infer.server.app import Server
 from tk.infer.server.engine_protocol import ServedEngine
 from tk.infer.server.options import ServerOptions
 from tk.text.tokenizer import Tokenizer
+from tk.text.tokenizer_files import TextFiles
 
 WAIT_SECONDS = 20.0
 
@@ -57,7 +58,7 @@ class ByteTokenizer:
     """One token per byte; id 1 is the special token that begins a text."""
 
     longest_token_bytes = 1
-    folder = Path("a folder without a chat template")
+    files = TextFiles(Path("a folder without a chat template"), {})
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         return [1] * special_tokens + list(text.encode())

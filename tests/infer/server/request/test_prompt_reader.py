@@ -10,6 +10,7 @@ from grpc_status import rpc_status
 
 from tk.proto.v1 import generation_pb2 as pb
 from tk.tests.infer.server.fake_engine import INFO, WAIT_SECONDS, ByteTokenizer, FakeEngine
+from tk.text.tokenizer_files import TextFiles
 
 TEMPLATE = """{%- if messages[0].content == 'loop' %}
 {%- for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}
@@ -20,14 +21,12 @@ TEMPLATE = """{%- if messages[0].content == 'loop' %}
 class ChatTokenizer(ByteTokenizer):
     """A byte tokenizer with a chat template."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    files = TextFiles(Path("a folder"), {"chat_template.jinja": TEMPLATE.encode()})
 
 
 @pytest.fixture
-def engine(engine: FakeEngine, tmp_path: Path) -> FakeEngine:
-    engine.tokenizer = ChatTokenizer(tmp_path)
+def engine(engine: FakeEngine) -> FakeEngine:
+    engine.tokenizer = ChatTokenizer()
     return engine
 
 

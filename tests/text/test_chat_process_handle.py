@@ -1,0 +1,96 @@
+"""A process that renders: its answers, and the ways in which it ends."""
+
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tk.text.chat_process_handle import ChatProcess, ChatProcessEnded
+from tk.text.template_files import TemplateSources
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+SOURCE = (
+    "{% if messages[0].content == 'loop' %}" + LOOP + "{% else %}{{ eos_token }}{{ messages[0].content }}{% endif %}"
+)
+Open = Callable[..., ChatProcess]
+
+
+def request(content: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], "most_characters": 4 << 20}
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    processes: list[ChatProcess] = []
+
+    def make(cpu_seconds: float = 1000.0, wall_seconds: float = 60.0) -> ChatProcess:
+        processes.append(
+            ChatProcess(TemplateSources(SOURCE, variables={"eos_token": "</s>"}), cpu_seconds, wall_seconds)
+        )
+        processes[-1].get_ready()
+        return processes[-1]
+
+    yield make
+    for process in processes:
+        process.end()
+
+
+def child() -> int:
+    """The process id of the only child of this process that renders."""
+    own = [
+        int(entry.parent.name)
+        for entry in Path("/proc").glob("[0-9]*/stat")
+        if entry.read_text().rpartition(")")[2].split()[1] == str(os.getpid())
+        and b"chat_process" in (entry.parent / "cmdline").read_bytes()
+    ]
+    [process] = own
+    return process
+
+
+def test_questions_are_answered_one_after_the_other(opened: Open) -> None:
+    process, slow = opened(), []
+    assert process.ask(request("a"), 60.0, lambda: slow.append("a")) == {"text": "</s>a"}
+    large = "ü" * (1 << 20)
+    assert process.ask(request(large), 60.0, lambda: slow.append("b")) == {"text": f"</s>{large}"}
+    assert "error" in process.ask(request("a") | {"most_characters": 1}, 60.0, lambda: slow.append("c"))
+    assert slow == []
+
+
+def test_one_that_takes_too_much_time_of_the_cpu_says_so(opened: Open) -> None:
+    process, slow = opened(cpu_seconds=0.2), []
+    with pytest.raises(ChatProcessEnded, match=f"signal {signal.SIGPROF.value}") as end:
+        process.ask(request("loop"), 0.01, lambda: slow.append("loop"))
+    assert end.value.took_too_long
+    assert slow == ["loop"]
+
+
+@pytest.mark.parametrize("content", ["a", "a" * (1 << 20)])
+def test_one_that_is_stopped_is_ended(opened: Open, content: str) -> None:
+    process = opened(wall_seconds=1.5)
+    os.kill(stopped := child(), signal.SIGSTOP)
+    with pytest.raises(ChatProcessEnded, match=r"did not answer within 1\.5 s") as end:
+        process.ask(request(content))
+    assert not end.value.took_too_long
+    assert not Path(f"/proc/{stopped}").exists()
+
+
+def test_one_that_is_killed_while_it_answers_ends_the_question(opened: Open) -> None:
+    process = opened()
+    with pytest.raises(ChatProcessEnded, match="killed by signal 9"):
+        process.ask(request("loop"), 0.01, threading.Thread(target=process.kill).start)
+    assert process.is_killed
+
+
+def test_one_that_the_system_cannot_start_has_ended() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(ChatProcessEnded, match="could not be started"):
+            ChatProcess(TemplateSources(""), 1.0, 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
