@@ -23,6 +23,7 @@ from .engine_options import (
 
 if TYPE_CHECKING:
     from ..infer.http.http_port import HttpPort
+    from ..infer.http.metrics_port import MetricsPort
     from ..infer.planning.memory_plan import MemoryPlan
     from ..infer.requests.events import ModelInfo
     from ..infer.server.options import ServerOptions
@@ -54,7 +55,11 @@ _SERVER_VALUES: Final = (
     type=click.IntRange(0, 65535),
     help="Port of health alone, never encrypted, for probes that know no TLS; 0: a free one.",
 )
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port of metrics for Prometheus; 0: a free one.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Port of metrics for Prometheus; 0: a free one. Needs the extra http.",
+)
 @click.option(
     "--metrics-host", default="127.0.0.1", show_default=True, help="Address of --metrics-port; it asks for no token."
 )
@@ -169,7 +174,8 @@ def serve(
     from ..infer.workers.processes import WorkerProcesses
 
     share_one_memory_area()
-    click.get_current_context().with_resource(background_log(as_json=log_json or log_format == "json"))
+    log = background_log(log_json or log_format == "json", is_private=not values["log_prompts"])
+    click.get_current_context().with_resource(log)
     server_options = _server_options(values)
     server_options.validate()
     check_address(server_options)
@@ -193,7 +199,7 @@ def serve(
                 kernels = f"{'kernels':<10}{engine.info.kernels}"
                 click.echo(f"{kernels}\n{'threads':<10}{threads} on each of {options.tp} ranks", err=True)
                 click.echo(f"ready {address}")
-                for door in doors:
+                for door in (each for each in doors if each.name == "HTTP"):
                     click.echo(f"http {door.address}")
                 if run is not None:
                     stack.enter_context(following(StepFollower(run, engine.info.step, switch.reload)))
@@ -219,21 +225,26 @@ def _server_options(values: dict[str, Any]) -> "ServerOptions":
     return ServerOptions(**own, certificates=certificates, otlp_endpoint=endpoint)
 
 
-def _doors(options: "ServerOptions") -> "list[HttpPort]":
+def _doors(options: "ServerOptions") -> "list[HttpPort | MetricsPort]":
     """Returns the ports beside that of gRPC.
 
     Raises:
         ConfigError: the extra http is not installed.
     """
-    if options.http_port is None:
+    if options.http_port is None and options.metrics_port is None:
         return []
     try:
         from ..infer.http.http_port import HttpPort
+        from ..infer.http.metrics_port import MetricsPort
     except ModuleNotFoundError as error:
         if error.name != "h11":
             raise
-        raise ConfigError(f"--http needs h11: {install_line('http')}.") from error
-    return [HttpPort(options)]
+        name = "--metrics-port" if options.http_port is None else "--http"
+        raise ConfigError(f"{name} needs h11: {install_line('http')}.") from error
+    doors: list[HttpPort | MetricsPort] = [] if options.http_port is None else [HttpPort(options)]
+    if options.metrics_port is not None:
+        doors.append(MetricsPort(options))
+    return doors
 
 
 def _show(info: "ModelInfo", memory: "MemoryPlan") -> None:

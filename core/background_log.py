@@ -6,20 +6,25 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 from .console_log import console_handlers, show_log
+from .repeats import Repeats
 
 MOST_WAITING: Final = 8 << 20  # characters of lines that are not written yet; later lines are dropped and counted
 PATIENCE: Final = 0.5  # seconds in which the file must take something, for the rest to be written at the end
 _PIECE: Final = 4096  # bytes that a pipe takes at once, without those of other processes between them
+_DROPPED: Final = "%d lines of the log are missing here: standard error was not read."
+_HELD: Final = "This error came %d more times since it was last shown."
 _ROOT: Final = __package__.split(".")[0]  # the logger above those of all modules
 
 
 class BackgroundLines(logging.Handler):
     """Writes each record as a line to a file that may block; the threads that log never wait for it.
+
+    An error that repeats is written once a minute, with the number of those before it that were not.
 
     Args:
         descriptor: the file, which stays open.
@@ -33,11 +38,17 @@ class BackgroundLines(logging.Handler):
         self._waiting = self._dropped = 0
         self._progress = time.monotonic()
         self._is_over = False
+        self._repeats = Repeats[logging.LogRecord]()
         self._thread = threading.Thread(target=self._run, name="tk-log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record) + "\n"
+        held = self._repeats.see(_kind_of(record), record) if record.levelno >= logging.ERROR else 0
+        if held is not None:
+            self._add(record, held)
+
+    def _add(self, record: logging.LogRecord, held: int = 0) -> None:
+        line = self.format(record) + "\n" + (self._line(_HELD, held) if held else "")
         with self._changed:
             if self._waiting > MOST_WAITING:
                 self._dropped += 1
@@ -48,6 +59,8 @@ class BackgroundLines(logging.Handler):
 
     def finish(self) -> bool:
         """Returns when all lines are written (True), or when the file has taken nothing for a while."""
+        for record, held in self._repeats.due(at_end=True):
+            self._add(record, held)
         with self._changed:
             self._is_over = True
             self._progress = time.monotonic()
@@ -72,12 +85,11 @@ class BackgroundLines(logging.Handler):
             self._changed.wait_for(lambda: self._lines or self._is_over)
             lines, self._lines = self._lines, []
             if self._dropped:
-                lines.append(self._report(self._dropped))
+                lines.append(self._line(_DROPPED, self._dropped))
                 self._dropped = 0
             return lines or None
 
-    def _report(self, count: int) -> str:
-        text = "%d lines of the log are missing here: standard error was not read."
+    def _line(self, text: str, count: int) -> str:
         return self.format(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (count,), None)) + "\n"
 
     def _write(self, data: bytes) -> None:
@@ -92,8 +104,15 @@ class BackgroundLines(logging.Handler):
                 self._progress = time.monotonic()
 
 
+def _kind_of(record: logging.LogRecord) -> Hashable:
+    """Returns what errors have in common that are the same one: their place and exception, or all of their text."""
+    if record.exc_info is None:
+        return record.name, record.lineno, record.getMessage()
+    return record.name, record.lineno, record.exc_info[0]
+
+
 @contextmanager
-def background_log(as_json: bool = False) -> Iterator[None]:
+def background_log(as_json: bool = False, is_private: bool = False) -> Iterator[None]:
     """A context in which the log of `show_log`, and warnings of other libraries, are written by a thread of their own.
 
     At its end all lines are written. If nothing reads them, what the process prints there afterwards goes nowhere, so
@@ -101,8 +120,9 @@ def background_log(as_json: bool = False) -> Iterator[None]:
 
     Args:
         as_json: whether a message is a line of JSON, now and afterwards.
+        is_private: whether nothing in the log may quote a caller, now and afterwards; see `private_log`.
     """
-    show_log(as_json)
+    show_log(as_json, is_private=is_private)
     shown = console_handlers()
     try:
         descriptor = sys.stderr.fileno()

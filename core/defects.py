@@ -9,7 +9,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def known_or_defect(error: Exception, where: str, kind: type[TkError] = TkError) -> TkError:
-    """Returns an error of tk as it is; logs any other one with its traceback, and returns an error that names it.
+    """Returns an error of tk as it is; logs any other one with its traceback, and returns one that names its class.
+
+    That error goes to callers of a server, and the text of the exception may hold what another one has sent.
 
     Args:
         error: the exception, while it is handled or later.
@@ -18,8 +20,8 @@ def known_or_defect(error: Exception, where: str, kind: type[TkError] = TkError)
     """
     if isinstance(error, TkError):
         return error
-    name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     _LOG.error("%s failed, by a defect of tk.", where, exc_info=error)
-    found = kind(f"{where} (process {os.getpid()}) failed by a defect of tk: {name}. The log has its traceback.")
+    name = type(error).__name__
+    found = kind(f"{where} (process {os.getpid()}) failed by a defect of tk ({name}). The log has its traceback.")
     found.__cause__ = error
     return found

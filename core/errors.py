@@ -19,11 +19,12 @@
     |- Overloaded               exit 1   RESOURCE_EXHAUSTED    a full queue; try again later
     `- WorkerDied               exit 1   UNAVAILABLE           a rank or worker process that ended or hangs
 
-A message says what is wrong, where, and what would be right. gRPC statuses are plain names here, so that this module
-does not import grpc. `pack` and `unpack` carry an error from one process to another as JSON.
+A message says what is wrong, where, and what would be right. It is for the caller, and may quote what he sent; so a
+server's log has `log_form` instead. gRPC statuses are plain names here, so that this module does not import grpc.
+`pack` and `unpack` carry an error from one process to another as JSON.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any, ClassVar
 
 
@@ -37,6 +38,11 @@ class TkError(Exception):
 
     exit_code: ClassVar[int] = 1
     grpc_status: ClassVar[str] = "INTERNAL"
+
+    @property
+    def log_form(self) -> str:
+        """The error in the log of a server, without its message, which may quote a caller."""
+        return type(self).__name__
 
 
 class ConfigError(TkError):
@@ -121,12 +127,18 @@ class InvalidRequest(RequestError):
     """A request field with a value that can never be served.
 
     Attributes:
-        field: the wrong field, as spelled on the wire ("sampling.top_p"); "" if several fields conflict.
+        field: the wrong field, as spelled on the wire ("sampling.top_p"); "" if several fields conflict. It may be a
+            name that the caller made up.
+        kind: the type and length of its value ("str of 12"); "" if they say nothing.
+
+    Args:
+        given: the value, of which the error keeps `kind` alone.
     """
 
-    def __init__(self, message: str, field: str = "") -> None:
+    def __init__(self, message: str, field: str = "", given: object = None) -> None:
         super().__init__(message)
         self.field = field
+        self.kind = "" if given is None else kind_of(given)
 
 
 class PromptTooLong(InvalidRequest):
@@ -175,6 +187,12 @@ class WorkerDied(TkError):
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+def kind_of(value: object) -> str:
+    """Returns the type of a value, and its length if it has one, as a log may name them: "str of 12", "int"."""
+    name = type(value).__name__
+    return f"{name} of {len(value)}" if isinstance(value, Sized) else name
 
 
 def pack(error: TkError) -> dict[str, Any]:

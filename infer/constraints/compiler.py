@@ -165,4 +165,4 @@ def _library_text(constraint: Constraint) -> str:
 
 
 def _wrong(constraint: Constraint, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{constraint.field} cannot be used: {why}.", field=constraint.field)
+    return InvalidRequest(f"{constraint.field} cannot be used: {why}.", field=constraint.field, given=constraint.text)

@@ -17,7 +17,7 @@ from .asked import AskedCompletion, Read
 from .choices import Dialect, reason_of, usage_of
 from .served import Numbered, ServedModel, running_all
 from .transport.json_body import parsed
-from .transport.messages import EVENTS, JSON, LAST_EVENT, HttpRequest, Reply, dumped, event_of, method_of
+from .transport.messages import EVENTS, JSON, LAST_EVENT, HttpRequest, Reply, dumped, event_of
 from .transport.problems import HttpProblem
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
@@ -37,16 +37,16 @@ class Completions:
         self._model, self._read, self._dialect = model, read, dialect
 
     async def __call__(self, request: HttpRequest, caller: Caller, reply: Reply) -> None:
-        model, request_id = self._model, request.header(METADATA_KEY)
+        model, request_id = self._model, request.header(METADATA_KEY) or request.id
         trace = trace_of(request.headers)
-        with model.log.request(method_of(request), caller.principal, request_id, trace) as record:
+        with model.log.request(request.call, caller.principal, request.id, trace, request.client) as record:
             deadline = record.deadline = _deadline(request)
             async with ended_by(deadline):
                 asked = await parsed(request.body, lambda body: self._read(body, request_id))
                 model.log.describe(record, *asked.requests)
                 at_once = not asked.is_streamed
                 async with running_all(model, asked.requests, caller, deadline, at_once, record) as events:
-                    answer = _Answer(self._dialect, asked, model, await anext(events))
+                    answer = _Answer(self._dialect, asked, model, request.id, await anext(events))
                     finish = await (answer.whole if at_once else answer.stream)(events, reply)
             await finish()  # a client that takes its time is not late
 
@@ -54,12 +54,12 @@ class Completions:
 class _Answer:
     """The answer to one call, from its first event on."""
 
-    def __init__(self, dialect: Dialect, asked: AskedCompletion, model: ServedModel, first: Numbered) -> None:
+    def __init__(
+        self, dialect: Dialect, asked: AskedCompletion, model: ServedModel, name: str, first: Numbered
+    ) -> None:
         self._dialect, self._asked, self._first = dialect, asked, first
         event = first[1]
         assert isinstance(event, Started), "the first event of a request"
-        name = event.request_id
-        self._headers = [(METADATA_KEY, name)]
         self._common = {
             "id": dialect.id_prefix + name,
             "created": int(time.time()),
@@ -80,7 +80,7 @@ class _Answer:
             body = self._body(completions)
         else:
             body = await asyncio.to_thread(self._body, completions)
-        return partial(reply.whole, 200, JSON, body, self._headers)
+        return partial(reply.whole, 200, JSON, body)
 
     def _body(self, completions: Sequence[Completion]) -> bytes:
         """Returns the complete answer in JSON."""
@@ -95,7 +95,7 @@ class _Answer:
 
     async def stream(self, events: AsyncIterator[Numbered], reply: Reply) -> Finish:
         """Sends the answer in chunks; returns what sends its end."""
-        await reply.begin(200, EVENTS, [("cache-control", "no-cache"), *self._headers])
+        await reply.begin(200, EVENTS, [("cache-control", "no-cache")])
         await self._send(self._first, reply)
         async for numbered in events:
             await self._send(numbered, reply)

@@ -116,7 +116,8 @@ class Fields:
         """Returns the error of a field with a wrong value."""
         shown = "unset" if value is None else repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return InvalidRequest(f"{self.path}{name} is {shown}; it must be {right}.", field=self.path + name)
+        message = f"{self.path}{name} is {shown}; it must be {right}."
+        return InvalidRequest(message, field=self.path + name, given=value)
 
     def _take(self, name: str) -> Any:
         return self._left.pop(name, None)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...core.errors import TkError
@@ -10,11 +10,13 @@ from ..observability.request_record import RequestRecord
 from ..server.access.callers import Callers
 from ..server.access.tokens import GENERATE, Caller
 from ..server.request.request_log import RequestLog
-from .transport.messages import JSON, HttpRequest, Reply, dumped, event_of, method_of
+from .transport.messages import JSON, HttpRequest, Reply, dumped, event_of
 from .transport.origins import OriginRules
 from .transport.problems import HttpProblem, body_of, headers_of, status_of
 
 Handler = Callable[[HttpRequest, Caller, Reply], Awaitable[None]]
+UNKNOWN: Final = "(unknown)"  # the path of a call without a route, in the log
+_METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -49,9 +51,13 @@ class HttpRouter:
         self._routes, self._callers, self._origins, self._log = dict(routes), callers, origins, log
 
     async def __call__(self, request: HttpRequest, reply: Reply) -> None:
+        name = self._name_of(request.path)
+        request = replace(
+            request, call=f"{request.method if request.method in _METHODS else 'OTHER'} {name or UNKNOWN}"
+        )
         try:
-            with self._log.refusals(method_of(request)) as record:
-                handler, caller = self._admitted(request, record)
+            with self._log.refusals(request.call, client=request.client, request_id=request.id) as record:
+                handler, caller = self._admitted(request, self._routes.get(name), record)
             await handler(request, caller, reply)
         except (ConnectionError, TimeoutError):  # of the connection: no one reads an answer
             raise
@@ -60,10 +66,9 @@ class HttpRouter:
                 _LOG.exception("a request failed by a fault of the server")
             await _send_problem(error, reply)
 
-    def _admitted(self, request: HttpRequest, record: RequestRecord) -> tuple[Handler, Caller]:
+    def _admitted(self, request: HttpRequest, route: HttpRoute | None, record: RequestRecord) -> tuple[Handler, Caller]:
         """Returns the handler of a request, which may have it, and the caller, whose name the record gets."""
         self._origins.check(request)
-        route = self._route_of(request.path)
         caller = Caller()
         if route is None or route.role is not None:
             caller = self._callers.identify(request.headers)
@@ -82,9 +87,12 @@ class HttpRouter:
             raise HttpProblem(f"The content-type must be {JSON}.", 415)
         return route.handler, caller
 
-    def _route_of(self, path: str) -> HttpRoute | None:
+    def _name_of(self, path: str) -> str:
+        """Returns the name of a path's route; "" if there is none."""
+        if path in self._routes:
+            return path
         folders = (name for name in self._routes if name != "/" and name.endswith("/") and path.startswith(name))
-        return self._routes.get(path) or self._routes.get(next(folders, ""))
+        return next(folders, "")
 
 
 async def _send_problem(error: Exception, reply: Reply) -> None:

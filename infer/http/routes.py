@@ -1,22 +1,22 @@
 """The paths of the HTTP port."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 from urllib.parse import unquote
 
-from ..observability.exposition import MetricsCollector, exposed
+from ..observability.exposition import MetricsCollector
 from ..server.access.tokens import ADMIN, Caller
 from ..server.errors import UnknownModel
 from ..server.lifecycle.lifecycle import ServerState
 from .asked import read_chat, read_completion
 from .choices import ChatDialect, TextDialect
 from .completions import Completions
+from .metrics_port import PATH, metrics_route
 from .page.files import page_routes
 from .router import Handler, HttpRoute
 from .served import ServedModel
-from .transport.messages import HttpRequest, Reply, method_of, send_json
+from .transport.messages import HttpRequest, Reply, send_json
 from .transport.problems import retry_headers
 
 _MODELS: Final = "/v1/models/"  # followed by the name of one
@@ -43,15 +43,11 @@ def routes_of(model: ServedModel, metrics: MetricsCollector) -> Mapping[str, Htt
     async def load(request: HttpRequest, caller: Caller, reply: Reply) -> None:
         await send_json(reply, {"state": model.state.value, **asdict(model.load)})
 
-    async def numbers(request: HttpRequest, caller: Caller, reply: Reply) -> None:
-        body, media_type = await asyncio.to_thread(exposed, metrics, request.header("accept"))
-        await reply.whole(200, media_type, body)
-
     def counted(handler: Handler) -> Handler:
         """Returns the handler of a call that runs no request, so that the log has its refusals."""
 
         async def answer(request: HttpRequest, caller: Caller, reply: Reply) -> None:
-            with model.log.refusals(method_of(request), caller.principal):
+            with model.log.refusals(request.call, caller.principal, request.client, request.id):
                 await handler(request, caller, reply)
 
         return answer
@@ -61,7 +57,7 @@ def routes_of(model: ServedModel, metrics: MetricsCollector) -> Mapping[str, Htt
         "/health": HttpRoute(health, role=None),
         # What other callers do is for operators only, here as on the wire.
         "/load": HttpRoute(counted(load), role=ADMIN),
-        "/metrics": HttpRoute(numbers, role=ADMIN),
+        PATH: metrics_route(metrics, ADMIN),
         "/v1/models": HttpRoute(counted(models)),
         _MODELS: HttpRoute(counted(one_model)),
         "/v1/completions": HttpRoute(Completions(model, read_completion, TextDialect()), "POST"),

@@ -87,6 +87,12 @@ GENERATION_TOKENS: Final = _counter("generation_tokens", "New tokens.")
 SUCCESS: Final = _counter("request_success", "Completed samples, by the reason for their end.", "finished_reason")
 FAILURES: Final = _counter("request_failures", "Requests that failed after the engine took them.", "status")
 REJECTIONS: Final = _counter("request_rejections", "Calls that were refused before the engine took them.", "status")
+PRINCIPAL_REQUESTS: Final = _counter("principal_requests", "Requests that were taken and have ended.", "principal")
+PRINCIPAL_PROMPT_TOKENS: Final = _counter("principal_prompt_tokens", "Tokens of the prompts of these.", "principal")
+PRINCIPAL_NEW_TOKENS: Final = _counter(
+    "principal_generation_tokens", "New tokens that were sent of these.", "principal"
+)
+PRINCIPAL_REJECTIONS: Final = _counter("principal_rejections", "Calls that were refused before.", "principal")
 FIRST_TOKEN: Final = _histogram(
     "time_to_first_token_seconds", "Time from the submission of a request to its first token.", _FIRST_TOKEN_BOUNDS
 )
@@ -103,5 +109,6 @@ QUEUE_TIME: Final = _histogram(
 CATALOG: Final = (
     *(RUNNING, WAITING, WAITING_TOKENS, KV_USAGE, LEAKED_BLOCKS, STEP),
     *(PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS, PROMPT_TOKENS, GENERATION_TOKENS, SUCCESS, FAILURES, REJECTIONS),
+    *(PRINCIPAL_REQUESTS, PRINCIPAL_PROMPT_TOKENS, PRINCIPAL_NEW_TOKENS, PRINCIPAL_REJECTIONS),
     *(FIRST_TOKEN, BETWEEN_TOKENS, END_TO_END, QUEUE_TIME),
 )

@@ -1,21 +1,17 @@
-"""The metrics of a server as Prometheus reads them, and the port on which it does."""
+"""The metrics of a server as Prometheus reads them."""
 
-import logging
 from collections.abc import Iterator, Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from ...core.errors import ConfigError
 from ..requests.events import ModelInfo
 from ..scheduling.books import EngineLoad, EngineTotals
 from . import catalog
 from .catalog import MODEL_LABEL, MetricEntry
 from .tally import LatencyCounts, RequestTally
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 class CountedBooks(Protocol):
@@ -86,6 +82,10 @@ class MetricsCollector:
             catalog.SUCCESS: tally.successes,
             catalog.FAILURES: tally.failures,
             catalog.REJECTIONS: tally.rejections,
+            catalog.PRINCIPAL_REQUESTS: tally.principals.requests,
+            catalog.PRINCIPAL_PROMPT_TOKENS: tally.principals.prompt_tokens,
+            catalog.PRINCIPAL_NEW_TOKENS: tally.principals.new_tokens,
+            catalog.PRINCIPAL_REJECTIONS: tally.principals.refused,
         }
 
 
@@ -101,39 +101,6 @@ def exposed(collector: MetricsCollector, accept: str) -> tuple[bytes, str]:
     encode, media_type = choose_encoder(accept)
     text: bytes = encode(registry)
     return text, media_type
-
-
-class MetricsPort:
-    """A port that answers every GET with the metrics, from a thread of its own.
-
-    Attributes:
-        url: the address of the metrics.
-
-    Args:
-        collector: the metrics.
-        host: the address to listen on.
-        port: the port to listen on; 0 = any free port.
-
-    Raises:
-        ConfigError: the address is in use or not available.
-    """
-
-    def __init__(self, collector: MetricsCollector, host: str, port: int) -> None:
-        registry = CollectorRegistry()
-        registry.register(collector)
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as error:
-            raise ConfigError(f"Cannot serve metrics on {host}, port {port}: {error}. Is it in use?") from error
-        place = f"[{host}]" if ":" in host else host
-        self.url = f"http://{place}:{self._server.server_port}/metrics"
-        _LOG.info("metrics on %s", self.url)
-
-    def close(self) -> None:
-        """Closes the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def _number(entry: MetricEntry, model: str, value: float) -> Metric:

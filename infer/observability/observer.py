@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from ...core.errors import TkError
 from ..requests.events import Event, Request
 from .request_record import RequestRecord
 
@@ -21,8 +20,8 @@ class Observer:
         """
         return on_event
 
-    def refuse(self, error: TkError) -> None:
-        """Observes a call that is refused before the engine takes its request."""
+    def refuse(self, record: RequestRecord) -> None:
+        """Observes a call that an error for its caller ends before the engine takes its request."""
 
     def end(self, record: RequestRecord) -> None:
         """Observes the end of a call that was to run a request, whatever that end is; on the event loop's thread."""
@@ -39,9 +38,9 @@ class Observers(Observer):
             on_event = observer.begin(request, on_event)
         return on_event
 
-    def refuse(self, error: TkError) -> None:
+    def refuse(self, record: RequestRecord) -> None:
         for observer in self._observers:
-            observer.refuse(error)
+            observer.refuse(record)
 
     def end(self, record: RequestRecord) -> None:
         for observer in self._observers:

@@ -32,6 +32,7 @@ class RequestRecord:
         method: the call.
         principal: the caller's name.
         request_id: the request's name; a request that is refused before it has one has the caller's.
+        client: the address of the connection's other end.
         trace: the caller's trace context, by the names of its headers; empty if it sent none.
         operation: the kind of the request: text_completion, chat or score.
         params: the sampling options, once they are read.
@@ -51,6 +52,7 @@ class RequestRecord:
     method: str
     principal: str = ""
     request_id: str = ""
+    client: str = ""
     trace: Mapping[str, str] = field(default_factory=dict)
     operation: str = "text_completion"
     params: SamplingParams | None = None
@@ -79,6 +81,16 @@ class RequestRecord:
     def admit(self, request_id: str) -> None:
         """Records that the engine has taken the request, and its id."""
         self.request_id, self.admitted = request_id, self.seconds()
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that the caller asked for, by name."""
+        found: dict[str, float | None] = {}
+        if self.deadline is not None:
+            found["deadline_seconds"] = round(self.deadline - self._begun, 3)
+        if self.params is not None:
+            found |= {"max_new_tokens": self.params.max_new_tokens, "n": self.params.n}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def is_refused(self) -> bool:

@@ -99,7 +99,7 @@ def _attributes(record: RequestRecord, model: str) -> dict[str, Any]:
         found |= {f"gen_ai.request.{name}": getattr(params, key) for key, name in _PARAMS.items()}
     http_method, _, path = record.method.partition(" ")
     if path:
-        found |= {"http.request.method": http_method, "url.path": path}
+        found |= {"http.request.method": http_method, "http.route": path}
     else:
         found |= {
             "rpc.system.name": "grpc",

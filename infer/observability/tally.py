@@ -9,12 +9,16 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Final
 
-from ...core.errors import TkError
 from ..requests.events import Delta, Done, Event, Failed, Finished, Request, Timing
 from . import catalog
 from .observer import Observer, OnEvent
+from .request_record import RequestRecord
 
+MOST_PRINCIPALS: Final = 100  # that have series of their own
+OTHER_PRINCIPALS: Final = "(other)"
+NO_PRINCIPAL: Final = "(none)"  # without --tokens, or without a valid token
 Clock = Callable[[], float]
 
 
@@ -40,6 +44,39 @@ class LatencyCounts:
         return list(accumulate(self._counts)), self._sum
 
 
+class PrincipalCounts:
+    """The counts of a bounded number of principals: the first that call. Later ones are counted as one.
+
+    Attributes:
+        requests: the requests that the engine took and that have ended, by principal.
+        prompt_tokens: the tokens of their prompts.
+        new_tokens: the tokens of their answers that were sent.
+        refused: the calls that were refused before.
+    """
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self.requests: Counter[str] = Counter()
+        self.prompt_tokens: Counter[str] = Counter()
+        self.new_tokens: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+
+    def label_of(self, principal: str) -> str:
+        """Returns the label of a principal; those in parentheses are no principal's name."""
+        if not principal:
+            return NO_PRINCIPAL
+        if len(self._names) < MOST_PRINCIPALS:
+            self._names.add(principal)
+        return principal if principal in self._names else OTHER_PRINCIPALS
+
+    def count(self, record: RequestRecord) -> None:
+        """Counts a request that has ended."""
+        label = self.label_of(record.principal)
+        self.requests[label] += 1
+        self.prompt_tokens[label] += record.values.get("prompt_tokens", 0)
+        self.new_tokens[label] += record.values.get("completion_tokens", 0)
+
+
 class RequestTally(Observer):
     """Counts the requests of one server.
 
@@ -48,6 +85,7 @@ class RequestTally(Observer):
         successes: the completed samples by finish reason.
         failures: the requests that failed in the engine, by the name of their status.
         rejections: the calls refused before, by the name of their status.
+        principals: the counts of each caller.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -57,12 +95,18 @@ class RequestTally(Observer):
         self.successes: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.rejections: Counter[str] = Counter()
+        self.principals = PrincipalCounts()
 
     def begin(self, request: Request, on_event: OnEvent) -> OnEvent:
         return _Watched(self, on_event).on_event
 
-    def refuse(self, error: TkError) -> None:
-        self.rejections[error.grpc_status] += 1
+    def refuse(self, record: RequestRecord) -> None:
+        self.rejections[record.status] += 1
+        self.principals.refused[self.principals.label_of(record.principal)] += 1
+
+    def end(self, record: RequestRecord) -> None:
+        if record.admitted is not None:
+            self.principals.count(record)
 
 
 class _Watched:

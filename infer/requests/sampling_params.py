@@ -185,7 +185,7 @@ class SamplingParams:
             raise _bad("stopping.stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         for text in self.stop:
             if not text or len(text.encode()) > MAX_STOP_BYTES:
-                raise _bad("stopping.stop", repr(text[:100]), f"1 to {MAX_STOP_BYTES} bytes each")
+                raise _bad("stopping.stop", repr(text[:100]), f"1 to {MAX_STOP_BYTES} bytes each", text)
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise _bad("stopping.stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
         for token in self.stop_token_ids:
@@ -193,5 +193,5 @@ class SamplingParams:
                 raise _bad("stopping.stop_token_ids", token, f"ids below the vocabulary's {vocab_size}")
 
 
-def _bad(name: str, value: object, right: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} is {value}; it must be {right}.", field=name)
+def _bad(name: str, shown: object, right: str, given: object = None) -> InvalidRequest:
+    return InvalidRequest(f"{name} is {shown}; it must be {right}.", field=name, given=given)

@@ -15,8 +15,8 @@ from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from .errors import NotBuilt
 from .lifecycle.lifecycle import ServerState
 from .reload.reloads import Reloads
+from .request.calls import PlainCalls
 from .request.runner import RequestRunner
-from .status import answered
 
 ADMIN_SERVICE: Final = "tk.v1.Admin"
 
@@ -28,28 +28,33 @@ class AdminService(pb_grpc.AdminServicer):
         runner: runs the requests of the server.
         drain: refuses new requests, and returns when the live ones have ended or so many seconds have passed.
         reloads: changes the weights of the engine; None = Reload answers UNIMPLEMENTED.
+        calls: answers calls that run no request.
     """
 
     def __init__(
-        self, runner: RequestRunner, drain: Callable[[float], Awaitable[None]], reloads: Reloads | None = None
+        self,
+        runner: RequestRunner,
+        drain: Callable[[float], Awaitable[None]],
+        reloads: Reloads | None,
+        calls: PlainCalls,
     ) -> None:
-        self._runner, self._drain, self._reloads = runner, drain, reloads
+        self._runner, self._drain, self._reloads, self._plain = runner, drain, reloads, calls
         self._books = runner.engine.books
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: grpc.aio.ServicerContext) -> pb.Load:
         """Describes the load; proto/v1/generation.proto documents this call and those below."""
-        async with answered(context):
+        async with self._plain.call("GetLoad", context):
             state: ServerState = self._runner.lifecycle.state
             return pb.Load(state=pb.State.Value(f"STATE_{state.name}"), **asdict(self._books.load()))
 
     async def Abort(self, request: pb.AbortRequest, context: grpc.aio.ServicerContext) -> pb.AbortResponse:
-        async with answered(context):
+        async with self._plain.call("Abort", context):
             if not request.request_id:
                 raise InvalidRequest("request_id is empty; name the request to end.", field="request_id")
             return pb.AbortResponse(found=self._runner.abort(request.request_id, request.principal))
 
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
-        async with answered(context):
+        async with self._plain.call("Drain", context):
             seconds = request.timeout_seconds
             if not 0 <= seconds < math.inf:
                 raise InvalidRequest(
@@ -61,15 +66,15 @@ class AdminService(pb_grpc.AdminServicer):
     async def FlushPrefixCache(
         self, request: pb.FlushPrefixCacheRequest, context: grpc.aio.ServicerContext
     ) -> pb.FlushPrefixCacheResponse:
-        async with answered(context):
+        async with self._plain.call("FlushPrefixCache", context):
             return pb.FlushPrefixCacheResponse(blocks=await asyncio.to_thread(self._books.flush_prefix_cache))
 
     async def CheckCache(self, request: pb.CheckCacheRequest, context: grpc.aio.ServicerContext) -> pb.CacheReport:
-        async with answered(context):
+        async with self._plain.call("CheckCache", context):
             return pb.CacheReport(**asdict(await asyncio.to_thread(self._books.check_cache)))
 
     async def Reload(self, request: pb.ReloadRequest, context: grpc.aio.ServicerContext) -> pb.ReloadResponse:
-        async with answered(context):
+        async with self._plain.call("Reload", context):
             if not request.checkpoint or "\0" in request.checkpoint:
                 raise InvalidRequest("checkpoint is not a path; name a step folder.", field="checkpoint")
             self._runner.lifecycle.check_admitting()

@@ -20,13 +20,13 @@ from .open_inference.service import OPEN_INFERENCE, OpenInferenceService
 from .options import ServerOptions
 from .ports import listen, make_health_port, make_port
 from .reload.reloads import Reloads
+from .request.calls import PlainCalls
 from .request.messages import add_service
 from .request.request_log import RequestLog
 from .request.runner import RequestRunner
 from .service import GenerationService
 
 if TYPE_CHECKING:
-    from ..observability.exposition import MetricsPort
     from ..observability.traces import RequestTraces
 
 # Seconds for calls other than requests (health watchers, reflection) to end by themselves when no request is live.
@@ -43,13 +43,12 @@ class Server:
 
     Attributes:
         health_address: HOST:PORT of the port for health alone, from `start` on; "" if the options have none.
-        metrics: the port of the metrics, from `start` on, if the options have one.
 
     Args:
         engine: the engine.
         options: the options of the server.
         reloads: changes the weights of the engine; None = the server answers Reload with UNIMPLEMENTED.
-        doors: the ports of other protocols.
+        doors: the ports beside those of gRPC.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Server:
         health = Health()
         callers = self._callers
         self._lifecycle = Lifecycle(health)
-        self.metrics: MetricsPort | None = None
         self._tally = RequestTally()
         self._traces = _traces(engine, options)
         observer = self._observer()
@@ -79,7 +77,7 @@ class Server:
         self._port = make_port(callers, health, names, log)
         self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), log)
         services = pb.DESCRIPTOR.services_by_name
-        admin = AdminService(self._runner, self.drain, reloads)
+        admin = AdminService(self._runner, self.drain, reloads, PlainCalls(callers, log))
         add_service(self._port, services["Generation"], GenerationService(self._runner, callers, log), callers, log)
         add_service(self._port, OPEN_INFERENCE, OpenInferenceService(self._runner, callers, log), callers, log)
         add_service(self._admin_port, services["Admin"], admin, callers, log)
@@ -87,7 +85,7 @@ class Server:
     def _observer(self) -> Observer:
         """Returns the observers of requests that the options ask for."""
         chosen: list[Observer] = []
-        if self._doors or self._options.metrics_port is not None:
+        if self._doors:
             chosen.append(self._tally)
         if self._traces is not None:
             chosen.append(self._traces)
@@ -107,7 +105,6 @@ class Server:
         if self._options.health_port is not None:
             self.health_address = await listen(self._health_port, self._options, self._options.health_port, False)
             _LOG.info("health, without encryption, on %s", self.health_address)
-        self._open_metrics()
         for door in self._doors:
             await door.open(self._runner, self._callers, self._log, self._tally)
         loop = asyncio.get_running_loop()
@@ -118,14 +115,6 @@ class Server:
 
         self._engine.watch(on_change)
         return address
-
-    def _open_metrics(self) -> None:
-        if self._options.metrics_port is None:
-            return
-        from ..observability.exposition import MetricsCollector, MetricsPort
-
-        collector = MetricsCollector(self._engine, self._tally)
-        self.metrics = MetricsPort(collector, self._options.metrics_host, self._options.metrics_port)
 
     async def set_ready(self) -> None:
         """Accepts requests from now on: the engine has loaded the model."""
@@ -179,13 +168,12 @@ class Server:
         self._runner.end_live_requests()
         stops = [port.stop(STOP_GRACE) for port in {self._port, self._admin_port, self._health_port}]
         stops += [door.stop() for door in self._doors]
-        if self.metrics is not None:
-            stops.append(asyncio.to_thread(self.metrics.close))
         await asyncio.gather(*stops)
         with suppress(TimeoutError):  # the engine hangs; closing it ends the remaining requests
             async with asyncio.timeout(ABORT_GRACE):
                 await self._runner.live.wait_empty()
         await self._runner.prompts.close()
+        self._log.close()
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
 

@@ -26,13 +26,14 @@ from ..requests.score import score_request
 from ..requests.streams import EventStream
 from .access.callers import Callers
 from .access.tokens import Caller
+from .request.calls import PlainCalls
 from .request.deadline import deadline_of, ended_by
 from .request.request_ids import METADATA_KEY
 from .request.request_log import RequestLog
 from .request.requests import check_request, check_score
 from .request.response_size import check_text_size
 from .request.runner import AskedRequest, RequestRunner
-from .status import answered
+from .status import answered, client_of
 
 # With 20 alternatives each, so many take a few milliseconds.
 INLINE_LOGPROBS: Final = 256
@@ -65,6 +66,7 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     def __init__(self, runner: RequestRunner, callers: Callers, log: RequestLog) -> None:
         self._runner, self._callers, self._log = runner, callers, log
+        self._plain = PlainCalls(callers, log)
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         """Streams the events of one request; proto/v1/generation.proto documents this call and those below."""
@@ -98,13 +100,13 @@ class GenerationService(pb_grpc.GenerationServicer):
                 return await _converted(partial(score_to_wire, top=request.top), await _completion(stream, call))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenIds:
-        async with self._plain_call("Tokenize", context):
+        async with self._plain.call("Tokenize", context):
             self._runner.lifecycle.check_loaded()
             ids = await self._runner.prompts.of_text(request.text, not request.no_special_tokens)
             return await asyncio.to_thread(pb.TokenIds, ids=ids)
 
     async def Detokenize(self, request: pb.TokenIds, context: grpc.aio.ServicerContext) -> pb.DetokenizeResponse:
-        async with self._plain_call("Detokenize", context):
+        async with self._plain.call("Detokenize", context):
             self._runner.lifecycle.check_loaded()
             tokenizer = self._runner.prompts.tokenizer
             check_text_size(len(request.ids), tokenizer.longest_token_bytes)
@@ -112,7 +114,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             return pb.DetokenizeResponse(text=text)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: grpc.aio.ServicerContext) -> pb.ModelInfo:
-        async with self._plain_call("GetModelInfo", context):
+        async with self._plain.call("GetModelInfo", context):
             self._runner.lifecycle.check_loaded()
             return model_info_to_wire(self._runner.engine.info)
 
@@ -126,20 +128,12 @@ class GenerationService(pb_grpc.GenerationServicer):
             caller = self._callers.identify(context.invocation_metadata())
             request_id = request.request_id if isinstance(request, pb.GenerateRequest) else ""
             trace = trace_of(context.invocation_metadata())
-            with self._log.request(method, caller.principal, request_id, trace) as record:
+            client = client_of(context)
+            with self._log.request(method, caller.principal, request_id, trace, client) as record:
                 self._log.describe(record, request)
                 record.deadline = deadline
                 async with ended_by(deadline):
                     yield _ServedCall(context, caller, deadline, record)
-
-    @asynccontextmanager
-    async def _plain_call(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-        """Answers a call that runs no request in the body; its errors become statuses, and lines of the log."""
-        async with answered(context):
-            caller = self._callers.identify(context.invocation_metadata())
-            with self._log.refusals(method, caller.principal):
-                async with ended_by(deadline_of(context.time_remaining())):
-                    yield
 
     def _running(
         self, request: pb.GenerateRequest, call: _ServedCall, at_once: bool = False

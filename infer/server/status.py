@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -81,6 +82,12 @@ async def answered(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
             await abort_with(context, error)
     except grpc.aio.InternalError as error:  # the client's deadline passed, or it left, just now: no fault to log
         raise asyncio.CancelledError("the call has ended") from error
+
+
+def client_of(context: grpc.aio.ServicerContext) -> str:
+    """Returns the address of a call's client, HOST:PORT, as the log has it."""
+    kind, _, address = unquote(context.peer()).partition(":")
+    return address if kind in ("ipv4", "ipv6") else kind
 
 
 async def abort_with(context: grpc.aio.ServicerContext, error: Exception) -> None:

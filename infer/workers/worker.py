@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from ...checkpoint import Checkpoint
-from ...core.console_log import show_log
+from ...core.console_log import show_log_as
 from ...core.defects import known_or_defect
 from ...core.dtypes import by_name
 from ...core.errors import CheckpointError, TkError, WorkerDied
@@ -81,7 +81,7 @@ def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend])
         return
     job = Job(**start.values)
     if job.log:  # of what every rank does alike, one shows the progress
-        show_log(job.log == "json", logging.WARNING if job.rank else logging.INFO)
+        show_log_as(job.log, logging.WARNING if job.rank else logging.INFO)
     backend = prepare_backend(job)
     ready = {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes, "samples": backend.samples}
     send(connection, Frame("ready", ready))

@@ -45,6 +45,30 @@ def record(text: str) -> logging.LogRecord:
     return logging.LogRecord("tk", logging.INFO, __file__, 1, text, None, None)
 
 
+def failure(number: int) -> logging.LogRecord:
+    try:
+        raise KeyError(number)
+    except KeyError:
+        return logging.LogRecord("tk", logging.ERROR, __file__, 1, "a fault", None, sys.exc_info())
+
+
+def test_an_error_that_repeats_is_written_once_with_the_number_of_the_others(
+    pipe: tuple[int, BackgroundLines],
+) -> None:
+    reader, handler = pipe
+    for number in range(5):
+        handler.emit(failure(number))
+    handler.emit(logging.LogRecord("tk", logging.ERROR, __file__, 1, "another %s", ("fault",), None))
+    handler.emit(record("the end"))
+    read = read_until(reader, b"the end\n")
+    assert [line for line in read if "fault" in line] == ["a fault", "another fault"]
+    assert "KeyError: 0" in read
+    handler.finish()
+    read = read_until(reader, b"last shown.\n")
+    assert (read[0], read[-1]) == ("a fault", "This error came 3 more times since it was last shown.")
+    assert "KeyError: 4" in read
+
+
 def read_until(reader: int, last: bytes) -> list[str]:
     read = b""
     while not read.endswith(last):

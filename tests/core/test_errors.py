@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.core.errors import RequestError, TkError, pack, unpack
+from tk.core.errors import InvalidRequest, RequestError, TkError, pack, unpack
 from tk.tests.house.conftest import ROOT, package_files
 
 SAMPLES = {
@@ -18,6 +18,7 @@ SAMPLES = {
     "number": 28,
     "subject": "queue",
     "headers": [["allow", "GET"]],
+    "given": "twelve words",
 }  # by parameter
 
 
@@ -63,6 +64,20 @@ def test_a_traceback_that_hangs_on_an_error_is_not_its_attribute() -> None:
     error = TkError("no")
     error.add_note("where it came from")
     assert pack(error)["attributes"] == {}
+
+
+@pytest.mark.parametrize("kind", classes(), ids=lambda kind: kind.__name__)
+def test_the_log_has_no_word_of_a_message(kind: type[TkError]) -> None:
+    parameters = list(inspect.signature(kind).parameters)[1:] if "__init__" in _defined(kind) else []
+    error = kind("a secret", **{name: SAMPLES[name] for name in parameters})
+    assert error.log_form.startswith(kind.__name__)
+    assert "secret" not in error.log_form
+
+
+def test_an_error_keeps_type_and_length_of_a_value_alone() -> None:
+    kinds = [InvalidRequest("wrong", "n", given).kind for given in ("secret", ["a", "b"], {"secret": 1}, 7, True, None)]
+    assert kinds == ["str of 6", "list of 2", "dict of 1", "int", "bool", ""]
+    assert "secret" not in repr(vars(InvalidRequest("wrong", "n", "secret")))
 
 
 def _defined(kind: type[TkError]) -> set[str]:

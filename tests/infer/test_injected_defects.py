@@ -54,11 +54,9 @@ def test_a_defect_in_the_engines_thread_is_logged_and_named(
         raise ZeroDivisionError("injected")
 
     monkeypatch.setattr(*PLACES[place], broken)
-    with pytest.raises(
-        WorkerDied, match=r"The engine's thread .* failed by a defect of tk: ZeroDivisionError: injected"
-    ):
+    with pytest.raises(WorkerDied, match=r"The engine's thread .* failed by a defect of tk \(ZeroDivisionError\)"):
         loaded.generate([[1, 2, 3]], SHORT)
-    with pytest.raises(WorkerDied, match="ZeroDivisionError: injected"):
+    with pytest.raises(WorkerDied, match="ZeroDivisionError"):
         loaded.generate([[1, 2, 3]], SHORT)
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.exc_info is not None
@@ -74,7 +72,7 @@ def test_a_defect_in_the_thread_of_the_processes_is_no_hang(
         raise ZeroDivisionError("injected")
 
     monkeypatch.setattr(processes, "start_module", broken)
-    with pytest.raises(WorkerDied, match="ZeroDivisionError: injected"):
+    with pytest.raises(WorkerDied, match="ZeroDivisionError"):
         LLM(model_folder("grouped"), kv_blocks=8)
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
@@ -92,5 +90,5 @@ def test_a_defect_of_a_worker_is_named_and_its_traceback_is_in_the_log(
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, WorkerDied)
     assert str(failed.error).startswith("An inference worker (process ")
-    assert "failed by a defect of tk: ZeroDivisionError: injected" in str(failed.error)
+    assert "failed by a defect of tk (ZeroDivisionError)" in str(failed.error)
     assert "Traceback" in capfd.readouterr().err

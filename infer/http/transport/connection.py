@@ -9,6 +9,8 @@ from typing import Final
 
 import h11
 
+from ...server.options import address_of
+from ...server.request.request_ids import METADATA_KEY, is_id, made_id
 from .framing import MAX_HEADER_BYTES, RequestFraming
 from .messages import JSON, Headers, HttpRequest, dumped
 from .problems import HttpProblem, body_of, headers_of, status_of
@@ -40,7 +42,8 @@ class HttpConnection:
         reader: the bytes of the client.
         writer: the way to the client.
         answer: answers a request, and its own errors, by the calls of `Reply`.
-        on_refusal: is called with the problem of what could not be read as a request.
+        on_refusal: is called with the problem of what could not be read as a request, the client's address, and the id
+            of the reply.
         is_last: whether the connection closes after one request.
     """
 
@@ -49,13 +52,15 @@ class HttpConnection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         answer: Answer,
-        on_refusal: Callable[[HttpProblem], None],
+        on_refusal: Callable[[HttpProblem, str, str], None],
         is_last: bool = False,
     ) -> None:
         self._reader, self._writer, self._answer, self._on_refusal = reader, writer, answer, on_refusal
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._framing = RequestFraming()
         self._is_last = is_last
+        self._client = client_of(writer)
+        self._id = ""  # of the request that is read or answered
         self._idle: asyncio.Task[bool] | None = None
         self._is_new = True
         self._is_head = False  # the request's reply has headers alone
@@ -143,6 +148,7 @@ class HttpConnection:
     async def _serve_one(self) -> bool:
         """Reads and answers one request; returns whether another may follow."""
         self._is_new = self._is_head = False
+        self._id = made_id()
         try:
             request = await self._read_request()
         except (HttpProblem, h11.RemoteProtocolError) as error:
@@ -167,6 +173,9 @@ class HttpConnection:
             version = head.http_version.decode("ascii")
             raise HttpProblem(f"This is HTTP/{version}; this port takes HTTP/1.1 only.", 505)
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers]
+        given = [value for name, value in headers if name == METADATA_KEY]
+        if len(given) == 1 and is_id(given[0]):
+            self._id = given[0]
         length = next((value for name, value in headers if name == "content-length"), "0")
         if int(length) > MAX_BODY_BYTES:
             raise _too_large()
@@ -179,9 +188,8 @@ class HttpConnection:
             raise HttpProblem(f"The body took longer than {BODY_SECONDS:g} s.", 408) from None
         if body is None:
             return None
-        return HttpRequest(
-            head.method.decode("latin-1"), _path_of(head.target.decode("latin-1"), headers), headers, body
-        )
+        path = _path_of(head.target.decode("latin-1"), headers)
+        return HttpRequest(head.method.decode("latin-1"), path, headers, body, self._id, self._client)
 
     async def _read_body(self) -> bytes | None:
         parts, size = [], 0
@@ -237,7 +245,7 @@ class HttpConnection:
         else:  # the bytes, which h11 adds after a colon, may be of a prompt, and the problem is logged
             problem = HttpProblem(f"This is not HTTP/1.1: {str(error).partition(':')[0]}.", error.error_status_hint)
         self._is_last = True
-        self._on_refusal(problem)
+        self._on_refusal(problem, self._client, self._id)
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             await self.whole(status_of(problem), JSON, dumped(body_of(problem)), headers_of(problem))
 
@@ -246,6 +254,7 @@ class HttpConnection:
             ("date", formatdate(usegmt=True)),
             ("content-type", content_type),
             ("x-content-type-options", "nosniff"),
+            (METADATA_KEY, self._id),
             *headers,
         ]
         if self._is_last:
@@ -259,6 +268,12 @@ class HttpConnection:
             await self._writer.drain()
         if len(data) > _LARGE_BYTES:
             await asyncio.sleep(0)  # while the client takes them at once, `drain` lets nothing else run
+
+
+def client_of(writer: asyncio.StreamWriter) -> str:
+    """Returns the address of a connection's other end, HOST:PORT."""
+    peer = writer.get_extra_info("peername")
+    return address_of(*peer[:2]) if peer else ""
 
 
 def _path_of(target: str, headers: Headers) -> str:

@@ -19,22 +19,23 @@ class HttpRequest:
         path: the path, without the query.
         headers: names in small letters, and values, in the order of their arrival.
         body: the body, of a bounded size.
+        id: the call's id, the client's or one that was made here: the reply and the log have it.
+        client: the address of the client, HOST:PORT.
+        call: the name of the call in the log, which has the route in place of the path; "" before that is found.
     """
 
     method: str
     path: str
     headers: Sequence[tuple[str, str]]
     body: bytes = b""
+    id: str = ""
+    client: str = ""
+    call: str = ""
 
     def header(self, name: str) -> str:
         """Returns the value of a header that comes once; "" if it is absent or comes again."""
         values = [value for key, value in self.headers if key == name]
         return values[0] if len(values) == 1 else ""
-
-
-def method_of(request: HttpRequest) -> str:
-    """Returns the name of a call in the log: its method and its path, of a bounded length."""
-    return f"{request.method[:20]} {request.path[:200]}"
 
 
 class Reply(Protocol):

@@ -56,6 +56,10 @@ class HttpProblem(TkError):
         super().__init__(message)
         self.status, self.headers = status, list(headers)
 
+    @property
+    def log_form(self) -> str:
+        return f"{super().log_form} {self.status}"
+
 
 class NoConnectionLeft(HttpProblem):
     """A connection above the number that the port takes."""

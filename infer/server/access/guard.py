@@ -7,8 +7,9 @@ import grpc
 
 from ....core.errors import TkError
 from ..lifecycle.health import HEALTH_SERVICE
+from ..request.known_names import known_name
 from ..request.request_log import RequestLog
-from ..status import abort_with
+from ..status import answered, client_of
 from .callers import Callers
 from .tokens import ADMIN, GENERATE
 
@@ -31,22 +32,23 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no an
         """Returns the handler of a call: its own, or one that refuses it."""
         if details.method.startswith(f"/{HEALTH_SERVICE}/"):
             return await continuation(details)
+        principal = ""
         try:
-            with self._log.refusals(details.method.rpartition("/")[2]) as record:
-                caller = self._callers.identify(details.invocation_metadata)
-                record.principal = caller.principal
-                for service, role in _ROLES_BY_SERVICE:
-                    if details.method.startswith(service):
-                        caller.require(role)
+            caller = self._callers.identify(details.invocation_metadata)
+            principal = caller.principal
+            for service, role in _ROLES_BY_SERVICE:
+                if details.method.startswith(service):
+                    caller.require(role)
         except TkError as error:
-            return _refusal(error)
+            return self._refusal(details.method, principal, error)
         return await continuation(details)
 
+    def _refusal(self, method: str, principal: str, error: TkError) -> Any:
+        """Returns a handler that ends a call of any kind with an error; as one of streams it reads no message first."""
 
-def _refusal(error: TkError) -> Any:
-    """Returns a handler that ends a call of any kind with an error; as one of streams it reads no message first."""
+        async def refuse(messages: object, context: grpc.aio.ServicerContext) -> None:
+            async with answered(context):
+                with self._log.refusals(known_name(method.rpartition("/")[2]), principal, client_of(context)):
+                    raise error
 
-    async def refuse(messages: object, context: grpc.aio.ServicerContext) -> None:
-        await abort_with(context, error)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(refuse)

@@ -106,9 +106,9 @@ def _text(message: oip.ModelInferRequest) -> str:
         raise _wrong("inputs", f"{len(message.inputs)} tensors", f"one, {TEXT_INPUT}")
     tensor = message.inputs[0]
     if tensor.name != TEXT_INPUT:
-        raise _wrong("inputs[0].name", repr(tensor.name[:60]), TEXT_INPUT)
+        raise _wrong("inputs[0].name", repr(tensor.name[:60]), TEXT_INPUT, tensor.name)
     if tensor.datatype != BYTES:
-        raise _wrong("inputs[0].datatype", repr(tensor.datatype[:60]), BYTES)
+        raise _wrong("inputs[0].datatype", repr(tensor.datatype[:60]), BYTES, tensor.datatype)
     if len(tensor.shape) != 1 or tensor.shape[0] != 1:
         raise _wrong("inputs[0].shape", str(list(tensor.shape[:9])), "[1]: one text in each request")
     for name in tensor.parameters:
@@ -149,12 +149,14 @@ def _outputs(message: oip.ModelInferRequest) -> tuple[str, ...]:
     names: list[str] = []
     for number, output in enumerate(message.outputs):
         if output.name not in OUTPUTS or output.name in names:
-            raise _wrong(f"outputs[{number}].name", repr(output.name[:60]), f"{' or '.join(OUTPUTS)}, each once")
+            raise _wrong(
+                f"outputs[{number}].name", repr(output.name[:60]), f"{' or '.join(OUTPUTS)}, each once", output.name
+            )
         for name in output.parameters:
             raise unknown_parameter(f"outputs[{number}].parameters.{name}")
         names.append(output.name)
     return tuple(names) or OUTPUTS
 
 
-def _wrong(field: str, shown: str, right: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} is {shown}; it must be {right}.", field=field)
+def _wrong(field: str, shown: str, right: str, given: object = None) -> InvalidRequest:
+    return InvalidRequest(f"{field} is {shown}; it must be {right}.", field=field, given=given)

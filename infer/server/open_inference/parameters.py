@@ -85,7 +85,7 @@ def read_timeout(given: Mapping[str, oip.InferParameter]) -> float | None:
     value = _value(given[TIMEOUT])
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_TIMEOUT:
-        raise _wrong(TIMEOUT, _shown(value), f"0 (no limit) to {MAX_TIMEOUT} microseconds")
+        raise _wrong(TIMEOUT, _shown(value), f"0 (no limit) to {MAX_TIMEOUT} microseconds", value)
     return number / 1e6 if number else None
 
 
@@ -114,7 +114,7 @@ def _set(part: Any, field: FieldDescriptor, name: str, parameter: oip.InferParam
             raise ParseError("JSON's rules take true for 1, and null for unset")
         ParseDict({field.name: value}, part)
     except ParseError as error:
-        raise _wrong(name, _shown(given), right) from error
+        raise _wrong(name, _shown(given), right, given) from error
 
 
 def _value(parameter: oip.InferParameter) -> bool | int | float | str | None:
@@ -155,5 +155,6 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
-def _wrong(name: str, shown: str, right: str) -> InvalidRequest:
-    return InvalidRequest(f"parameters.{name} is {shown}; it must be {right}.", field=f"parameters.{name}")
+def _wrong(name: str, shown: str, right: str, given: object = None) -> InvalidRequest:
+    field = f"parameters.{name}"
+    return InvalidRequest(f"{field} is {shown}; it must be {right}.", field=field, given=given)

@@ -16,6 +16,7 @@ from ...requests.completion import CompletionBuilder
 from ...requests.streams import EventStream
 from ..access.callers import Callers
 from ..lifecycle.lifecycle import ServerState
+from ..request.calls import PlainCalls
 from ..request.deadline import deadline_of, ended_by
 from ..request.messages import INLINE_BYTES
 from ..request.request_ids import METADATA_KEY
@@ -23,7 +24,7 @@ from ..request.request_log import RequestLog
 from ..request.requests import check_model
 from ..request.runner import RequestRunner
 from ..service import asked_request
-from ..status import answered, text_for_client
+from ..status import answered, client_of, text_for_client
 from .answers import StreamedAnswer, metadata_of, whole_answer
 from .inference import Inference, check_version, named_as_given, read_inference
 
@@ -52,6 +53,7 @@ class OpenInferenceService:
 
     def __init__(self, runner: RequestRunner, callers: Callers, log: RequestLog) -> None:
         self._runner, self._callers, self._log = runner, callers, log
+        self._plain = PlainCalls(callers, log)
 
     @property
     def _is_ready(self) -> bool:
@@ -70,7 +72,7 @@ class OpenInferenceService:
     async def ModelReady(
         self, request: oip.ModelReadyRequest, context: grpc.aio.ServicerContext
     ) -> oip.ModelReadyResponse:
-        async with self._plain_call("ModelReady", context):
+        async with self._plain.call("ModelReady", context):
             if self._is_ready:
                 self._check_model(request)
             return oip.ModelReadyResponse(ready=self._is_ready)
@@ -83,7 +85,7 @@ class OpenInferenceService:
     async def ModelMetadata(
         self, request: oip.ModelMetadataRequest, context: grpc.aio.ServicerContext
     ) -> oip.ModelMetadataResponse:
-        async with self._plain_call("ModelMetadata", context):
+        async with self._plain.call("ModelMetadata", context):
             self._runner.lifecycle.check_loaded()
             self._check_model(request)
             return metadata_of(self._runner.engine.info)
@@ -163,7 +165,8 @@ class OpenInferenceService:
         """
         metadata = context.invocation_metadata()
         caller = self._callers.identify(metadata)
-        with self._log.request(method, caller.principal, message.id, trace_of(metadata)) as record:
+        client = client_of(context)
+        with self._log.request(method, caller.principal, message.id, trace_of(metadata), client) as record:
             self._runner.lifecycle.check_loaded()
             inference, info = await _read(message), self._runner.engine.info
             self._log.describe(record, inference.request)
@@ -181,14 +184,6 @@ class OpenInferenceService:
                 record.params = asked.params
                 async with ended_by(deadline), self._runner.run(asked, admit) as stream:
                     yield _RunningInference(inference, stream, record)
-
-    @asynccontextmanager
-    async def _plain_call(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-        """Answers a call that runs no request in the body; its errors become statuses, and lines of the log."""
-        async with answered(context):
-            caller = self._callers.identify(context.invocation_metadata())
-            with self._log.refusals(method, caller.principal):
-                yield
 
     def _check_model(self, request: oip.ModelReadyRequest | oip.ModelMetadataRequest) -> None:
         info = self._runner.engine.info

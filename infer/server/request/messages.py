@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from ....core.errors import InvalidRequest
 from ..access.callers import Callers
 from ..grpc_server import add_methods
-from ..status import answered
+from ..status import answered, client_of
 from .request_log import RequestLog
 
 MAX_FIELDS: Final = 20_000  # of one message, at any depth; a packed list, like a text, is one
@@ -53,7 +53,7 @@ def add_service(
     kinds = {method.name: GetMessageClass(method.input_type) for method in service.methods}
 
     async def read(name: str, raw: bytes, context: grpc.aio.ServicerContext) -> Message:
-        with log.refusals(name) as record:
+        with log.refusals(name, client=client_of(context)) as record:
             record.principal = callers.identify(context.invocation_metadata()).principal
             inline = len(raw) <= INLINE_BYTES
             return read_message(kinds[name], raw) if inline else await asyncio.to_thread(read_message, kinds[name], raw)

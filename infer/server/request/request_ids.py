@@ -13,6 +13,16 @@ METADATA_KEY: Final = "x-request-id"
 _VALID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
+def is_id(text: str) -> bool:
+    """Returns whether a text can be the id of a request, which the log shows."""
+    return _VALID.fullmatch(text) is not None
+
+
+def made_id() -> str:
+    """Returns a new id."""
+    return uuid.uuid4().hex
+
+
 def chosen_id(requested: str) -> str:
     """Returns the client's id if it gave one, else a new id.
 
@@ -20,11 +30,12 @@ def chosen_id(requested: str) -> str:
         InvalidRequest: the client's id is too long or has wrong characters.
     """
     if not requested:
-        return uuid.uuid4().hex
-    if not _VALID.fullmatch(requested):
+        return made_id()
+    if not is_id(requested):
         raise InvalidRequest(
             f"request_id is {requested[:140]!r}; it must be at most 128 of the characters A-Z a-z 0-9 . _ : -",
             field="request_id",
+            given=requested,
         )
     return requested
 

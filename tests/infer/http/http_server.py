@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tk.infer.http.http_port import HttpPort
-from tk.infer.server.app import Server
-from tk.infer.server.engine_protocol import ServedEngine
 from tk.infer.server.options import ServerOptions
 from tk.tests.infer.server.fake_engine import WAIT_SECONDS, ServerThread
 
@@ -18,9 +16,9 @@ class HttpServerThread(ServerThread):
 
     door: HttpPort
 
-    async def _make(self, engine: ServedEngine, options: ServerOptions) -> Server:
+    def _doors(self, options: ServerOptions) -> list[Any]:
         self.door = HttpPort(options)
-        return Server(engine, options, doors=[self.door])
+        return [self.door, *super()._doors(options)]
 
     @property
     def http_port(self) -> int:

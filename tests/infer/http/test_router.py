@@ -10,7 +10,6 @@ from typing import cast
 
 import pytest
 
-from tk.infer.http import http_port as port_module
 from tk.infer.http.transport.connection import MAX_BODY_BYTES
 from tk.infer.requests.events import Event, Request
 from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
@@ -64,6 +63,12 @@ def test_what_is_no_use_of_the_port(
     assert ("allow" in answer.headers) == (status == 405)
 
 
+def id_of(answer: bytes) -> str:
+    found = re.search(rb"\r\nx-request-id: (\w+)\r\n", answer)
+    assert found is not None, answer
+    return found[1].decode()
+
+
 def test_every_call_has_one_line_and_refusals_are_counted_once(
     engine: FakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,38 +77,38 @@ def test_every_call_has_one_line_and_refusals_are_counted_once(
     tokens.write_text(line_of(token_digest("one"), Caller("alice", frozenset({GENERATE}))))
     server = HttpServerThread(engine, http_port=0, metrics_port=0, tokens=tokens)
     known, path = {"authorization": "Bearer one", "x-request-id": "mine"}, "/v1/completions"
-    server.ask(path, BODY)
+    first = server.ask(path, BODY).headers["x-request-id"]
     server.ask("/load", headers=known)
     server.ask("/nothing", headers=known)
     server.ask(path, b"{", known)
     server.ask(path, {"prompt": "hi", "tools": []}, known)
     server.ask(path, {"prompt": ["hi", []]}, known)  # the first of two is admitted, the second is not
     server.ask("/v1/models/other", headers=known)
+    ids = list[str]()
     with server.connect(post(path, b" " * (MAX_BODY_BYTES + 1))) as large:
-        read_to_end(large)
+        ids.append(id_of(read_to_end(large)))
     with server.connect(b"secret words\r\n\r\n") as strange:
-        read_to_end(strange)
-    monkeypatch.setattr(port_module, "MAX_CONNECTIONS", 0)
+        ids.append(id_of(read_to_end(strange)))
+    monkeypatch.setattr(server.door, "most_connections", 0)
     with server.connect() as third:
-        read_to_end(third)
+        ids.append(id_of(read_to_end(third)))
     monkeypatch.undo()
+    statuses = ("INVALID_ARGUMENT", "INVALID_ARGUMENT", "UNAVAILABLE")
     refused = [
-        ("POST /v1/completions", "UNAUTHENTICATED", "", ""),
-        ("GET /load", "PERMISSION_DENIED", "alice", ""),
-        ("GET /nothing", "INVALID_ARGUMENT", "alice", ""),
+        ("POST /v1/completions", "UNAUTHENTICATED", "", first),
+        ("GET /load", "PERMISSION_DENIED", "alice", "mine"),
+        ("GET (unknown)", "INVALID_ARGUMENT", "alice", "mine"),
         ("POST /v1/completions", "INVALID_ARGUMENT", "alice", "mine"),
         ("POST /v1/completions", "INVALID_ARGUMENT", "alice", "mine"),
         ("POST /v1/completions", "INVALID_ARGUMENT", "alice", "mine"),
-        ("GET /v1/models/other", "NOT_FOUND", "alice", ""),
-        ("HTTP", "INVALID_ARGUMENT", "", ""),
-        ("HTTP", "INVALID_ARGUMENT", "", ""),
-        ("HTTP", "UNAVAILABLE", "", ""),
+        ("GET /v1/models/", "NOT_FOUND", "alice", "mine"),
+        *(("HTTP", status, "", name) for status, name in zip(statuses, ids, strict=True)),
     ]
     fields = [record.fields for record in caplog.records if hasattr(record, "fields")]
     rows = [(line["method"], line["status"], line["principal"], line["request_id"]) for line in fields]
     assert rows == refused
     assert "secret" not in caplog.text
-    with urllib.request.urlopen(server.server.metrics.url, timeout=WAIT_SECONDS) as response:
+    with urllib.request.urlopen(server.metrics_url, timeout=WAIT_SECONDS) as response:
         found = re.findall(r'tk_request_rejections_total{.*status="(\w+)"} (\d+)', response.read().decode())
     assert {status: int(count) for status, count in found} == Counter(status for _, status, _, _ in refused)
 
@@ -112,7 +117,9 @@ def test_every_call_has_one_line_and_refusals_are_counted_once(
         assert server.ask(path, {"prompt": ["hi", "ho"], "stream": stream}, known).status == 200
     server.run(server.server.drain())
     [whole, streamed] = [record.fields for record in caplog.records if hasattr(record, "fields")]
-    assert whole | {"total_seconds": 0} == streamed | {"total_seconds": 0}
+    differing = {"total_seconds": 0, "time": "", "client": ""}
+    assert whole | differing == streamed | differing
+    assert whole["client"].startswith("127.0.0.1:")
     assert (whole["status"], whole["request_id"], whole["prompt_tokens"]) == ("OK", "mine", 6)
     assert whole["completion_tokens"] == 6
     server.close()

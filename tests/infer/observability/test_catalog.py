@@ -32,7 +32,9 @@ VLLM_BOUNDS: dict[str, set[float]] = {
     "e2e_request_latency_seconds": _REQUEST,
     "request_queue_time_seconds": _REQUEST,
 }
-OURS = {"num_tokens_waiting", "kv_blocks_leaked", "checkpoint_step", "request_failures", "request_rejections"}
+OURS = {"num_tokens_waiting", "kv_blocks_leaked", "checkpoint_step", "request_failures", "request_rejections"} | {
+    f"principal_{name}" for name in ("requests", "prompt_tokens", "generation_tokens", "rejections")
+}
 
 
 def test_the_names_are_those_of_vllm_and_a_few_of_our_own() -> None:

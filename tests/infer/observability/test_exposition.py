@@ -1,14 +1,12 @@
 """The metrics of a server as Prometheus' own parser reads them."""
 
-import urllib.request
-
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tk.core.errors import Cancelled, ConfigError, Overloaded
+from tk.core.errors import Cancelled
 from tk.infer.observability.catalog import CATALOG
-from tk.infer.observability.exposition import MetricsCollector, MetricsPort
+from tk.infer.observability.exposition import MetricsCollector
+from tk.infer.observability.request_record import RequestRecord
 from tk.infer.observability.tally import RequestTally
 from tk.infer.requests.events import Done, Event, Failed, ModelInfo, Request
 from tk.infer.requests.sampling_params import SamplingParams
@@ -39,7 +37,10 @@ def counted() -> MetricsCollector:
         on_event = tally.begin(Request("r", (1,), SamplingParams()), lambda event: None)
         for each in events:
             on_event(each)
-    tally.refuse(Overloaded("full"))
+    tally.refuse(RequestRecord("Generate", "alice", status="RESOURCE_EXHAUSTED"))
+    ended = RequestRecord("Generate", "alice", values={"prompt_tokens": 5, "completion_tokens": 2})
+    ended.admit("r")
+    tally.end(ended)
     return MetricsCollector(CountedFake(), tally)
 
 
@@ -71,22 +72,9 @@ def test_every_metric_of_the_catalog_is_shown() -> None:
     assert found["tk_request_success_total", "length"] == 1
     assert found["tk_request_failures_total", "CANCELLED"] == 1
     assert found["tk_request_rejections_total", "RESOURCE_EXHAUSTED"] == 1
+    names = ("requests", "prompt_tokens", "generation_tokens", "rejections")
+    assert [found[f"tk_principal_{name}_total", "alice"] for name in names] == [1, 5, 2, 1]
     for entry in CATALOG:
         if entry.bounds:
             assert found[f"{entry.name}_bucket", "+Inf"] == found[f"{entry.name}_count", ""] == 1
             assert found[f"{entry.name}_bucket", str(entry.bounds[-1])] == 1
-
-
-def test_the_port_answers_and_closes() -> None:
-    port = MetricsPort(counted(), "127.0.0.1", 0)
-    try:
-        with urllib.request.urlopen(port.url, timeout=20) as response:
-            assert response.headers["Content-Type"].startswith("text/plain")
-            assert samples(response.read().decode())["tk_num_requests_running", ""] == 2
-        number = int(port.url.split(":")[2].split("/")[0])
-        with pytest.raises(ConfigError, match=rf"port {number}.*in use"):
-            MetricsPort(counted(), "127.0.0.1", number)
-    finally:
-        port.close()
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(port.url, timeout=20)

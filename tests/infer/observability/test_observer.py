@@ -1,6 +1,6 @@
 """Observers: the one that ignores requests, several at once, and refusals."""
 
-from tk.core.errors import InvalidRequest, TkError
+from tk.core.errors import InvalidRequest
 from tk.infer.observability.observer import Observer, Observers, OnEvent
 from tk.infer.observability.request_record import RequestRecord
 from tk.infer.requests.events import Done, Event, Request
@@ -22,8 +22,8 @@ class Recorder(Observer):
 
         return observe
 
-    def refuse(self, error: TkError) -> None:
-        self.lines.append(f"{self.name} refuses: {error}")
+    def refuse(self, record: RequestRecord) -> None:
+        self.lines.append(f"{self.name} refuses: {record.error}")
 
     def end(self, record: RequestRecord) -> None:
         self.lines.append(f"{self.name} sees the end of {record.method}: {record.status}")
@@ -39,7 +39,7 @@ def test_the_first_observer_is_nearest_to_the_reader() -> None:
 def test_refusals_and_ends_reach_all_observers() -> None:
     lines: list[str] = []
     observers = Observers([Recorder("one", lines), Recorder("two", lines)])
-    observers.refuse(InvalidRequest("no prompt", field="prompt"))
+    observers.refuse(RequestRecord("Generate", error=InvalidRequest("no prompt", field="prompt")))
     observers.end(RequestRecord("Generate", status="CANCELLED"))
     assert lines == [
         "one refuses: no prompt",

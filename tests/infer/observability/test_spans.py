@@ -86,7 +86,7 @@ def test_a_refused_request_has_no_phases() -> None:
     made = record(method="POST /v1/completions", status="RESOURCE_EXHAUSTED", error=Overloaded("full"))
     [call] = spans_of(made, "m")
     assert call.attributes["error.type"] == "RESOURCE_EXHAUSTED"
-    assert (call.attributes["http.request.method"], call.attributes["url.path"]) == ("POST", "/v1/completions")
+    assert (call.attributes["http.request.method"], call.attributes["http.route"]) == ("POST", "/v1/completions")
     assert not any(name.startswith(("rpc.", "gen_ai.usage", "gen_ai.response.id")) for name in call.attributes)
 
 

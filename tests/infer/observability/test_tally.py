@@ -1,9 +1,10 @@
 """The counts of requests, event by event, on a clock of the test."""
 
-from tk.core.errors import Cancelled, Overloaded
+from tk.core.errors import Cancelled
 from tk.infer.observability import catalog
 from tk.infer.observability.observer import Observer, OnEvent
-from tk.infer.observability.tally import LatencyCounts, RequestTally
+from tk.infer.observability.request_record import RequestRecord
+from tk.infer.observability.tally import MOST_PRINCIPALS, NO_PRINCIPAL, OTHER_PRINCIPALS, LatencyCounts, RequestTally
 from tk.infer.requests.events import Done, Event, Failed, FinishReason, Request, Started
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.tests.infer.server.fake_engine import delta, finished
@@ -66,9 +67,26 @@ def test_failures_and_refusals_are_counted_by_status() -> None:
     tally = RequestTally()
     on_event, events = begin(tally)
     on_event(Failed(Cancelled("aborted")))
-    tally.refuse(Overloaded("full"))
-    tally.refuse(Overloaded("full"))
+    for _ in range(2):
+        tally.refuse(RequestRecord("Generate", status="RESOURCE_EXHAUSTED"))
     assert len(events) == 1
     assert tally.failures == {"CANCELLED": 1}
     assert tally.rejections == {"RESOURCE_EXHAUSTED": 2}
     assert times(tally.latencies[catalog.END_TO_END]) == (0, 0.0)
+
+
+def test_principals_have_labels_of_a_bounded_number() -> None:
+    tally = RequestTally()
+    for number in range(MOST_PRINCIPALS + 50):
+        record = RequestRecord("Generate", f"p{number}", values={"prompt_tokens": 3, "completion_tokens": 2})
+        record.admit("x")
+        tally.end(record)
+    tally.end(RequestRecord("Generate", "p0"))  # the engine did not take it
+    tally.refuse(RequestRecord("Generate", "new"))
+    tally.refuse(RequestRecord("Generate", "p7"))
+    tally.refuse(RequestRecord("Generate"))
+    counts = tally.principals
+    assert len(counts.requests) == MOST_PRINCIPALS + 1
+    assert (counts.requests["p0"], counts.prompt_tokens["p0"], counts.new_tokens["p0"]) == (1, 3, 2)
+    assert (counts.requests[OTHER_PRINCIPALS], counts.prompt_tokens[OTHER_PRINCIPALS]) == (50, 150)
+    assert counts.refused == {OTHER_PRINCIPALS: 1, "p7": 1, NO_PRINCIPAL: 1}

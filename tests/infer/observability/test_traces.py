@@ -81,7 +81,7 @@ def test_http_and_conversations_and_refusals_have_spans_too(engine: FakeEngine, 
     calls = {span.trace_id.hex() == TRACE: span for span in collector.spans(5) if span.kind == 2}
     good, refused = attributes(calls[True]), attributes(calls[False])
     assert calls[True].parent_span_id.hex() == CALLER
-    assert (good["http.request.method"], good["url.path"], good["gen_ai.request.max_tokens"]) == (
+    assert (good["http.request.method"], good["http.route"], good["gen_ai.request.max_tokens"]) == (
         "POST",
         "/v1/completions",
         3,

@@ -9,6 +9,7 @@ from typing import Any
 
 from tk.core.errors import Cancelled, TkError, WorkerDied
 from tk.infer.constraints.compiler import Grammars
+from tk.infer.http.metrics_port import MetricsPort
 from tk.infer.requests.events import (
     Delta,
     Done,
@@ -253,4 +254,14 @@ class ServerThread:
         self._loop.close()
 
     async def _make(self, engine: ServedEngine, options: ServerOptions) -> Server:
-        return Server(engine, options)
+        return Server(engine, options, doors=self._doors(options))
+
+    def _doors(self, options: ServerOptions) -> list[Any]:
+        """The ports beside that of gRPC."""
+        self.metrics = None if options.metrics_port is None else MetricsPort(options)
+        return [] if self.metrics is None else [self.metrics]
+
+    @property
+    def metrics_url(self) -> str:
+        assert self.metrics is not None
+        return f"http://{self.metrics.address}/metrics"

@@ -114,7 +114,7 @@ def test_prometheus_reads_what_callers_did(engine: FakeEngine, tmp_path: Path) -
         for wrong, metadata in ((pb.GenerateRequest(text="hi"), ()), (pb.GenerateRequest(), known)):
             with pytest.raises(grpc.RpcError):
                 stub.GenerateOnce(wrong, timeout=WAIT_SECONDS, metadata=metadata)
-    with urllib.request.urlopen(server.server.metrics.url, timeout=WAIT_SECONDS) as response:
+    with urllib.request.urlopen(server.metrics_url, timeout=WAIT_SECONDS) as response:
         text = response.read().decode()
     assert 'tk_request_success_total{finished_reason="length",model_name="fake"} 1.0' in text
     assert 'tk_inter_token_latency_seconds_count{model_name="fake"} 1.0' in text
@@ -122,4 +122,4 @@ def test_prometheus_reads_what_callers_did(engine: FakeEngine, tmp_path: Path) -
         assert f'tk_request_rejections_total{{model_name="fake",status="{status}"}} 1.0' in text
     server.close()
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(server.server.metrics.url, timeout=WAIT_SECONDS)
+        urllib.request.urlopen(server.metrics_url, timeout=WAIT_SECONDS)

@@ -15,7 +15,7 @@ from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.server.serving import Serving
 from tk.tests.infer.server.tiny_model import write_tiny_model
 
-CALLS = 900  # whose lines are more than a pipe holds
+CALLS = 400  # whose lines are more than a pipe holds
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -25,11 +25,11 @@ def test_a_server_whose_log_is_not_read_serves_on(tmp_path: Path, form: str) -> 
     os.close(writer)
     try:
         serving.wait_ready()
+        request = pb.GenerateRequest(text="a", stopping={"max_new_tokens": 1})
         with grpc.insecure_channel(serving.target) as channel:
             stub: Any = GenerationStub(channel)
-            request = pb.GenerateRequest(text="a", model="another", request_id="x" * 100)
             calls = [stub.GenerateOnce.future(request, timeout=60) for _ in range(CALLS)]
-            assert {call.code() for call in calls} == {grpc.StatusCode.NOT_FOUND}
+            assert {call.code() for call in calls} == {grpc.StatusCode.OK}
         with Client(serving.target, timeout=60) as client:
             [answer] = client.generate("a", SamplingParams(max_new_tokens=5, ignore_eos=True))
         assert len(answer.token_ids) == 5
@@ -39,4 +39,4 @@ def test_a_server_whose_log_is_not_read_serves_on(tmp_path: Path, form: str) -> 
         os.set_blocking(reader, False)
         read = os.read(reader, 1 << 20)
         os.close(reader)
-    assert 40_000 < len(read) < CALLS * 130, "the pipe was full"
+    assert 40_000 < len(read) < CALLS * 250, "the pipe was full"

@@ -94,7 +94,7 @@ def test_a_bug_is_reported_as_a_failed_worker(connection: socket.socket, caplog:
     error = error_from(answer(connection))
     assert type(error) is TkError
     assert str(error).startswith("An inference worker (process ")
-    assert "failed by a defect of tk: TypeError: Job.__init__() missing 8 required" in str(error)
+    assert "failed by a defect of tk (TypeError)" in str(error)
     assert [record.exc_info is not None for record in caplog.records] == [True], "the log has its traceback"
 
 

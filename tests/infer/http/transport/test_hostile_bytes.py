@@ -16,7 +16,6 @@ from typing import Final
 
 import pytest
 
-from tk.infer.http import http_port as port_module
 from tk.tests.infer.http.http_server import HttpServerThread, post, read_to_end
 from tk.tests.infer.server.fake_engine import FakeEngine, delta, started
 
@@ -205,7 +204,7 @@ def test_slow_connections_fill_the_server_for_a_moment_only(
     engine: FakeEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(port_module, "MAX_CONNECTIONS", NUM_SLOW)
+    monkeypatch.setattr(still.door, "most_connections", NUM_SLOW)
     with still.connect() as one_more:
         assert read_to_end(one_more).startswith(b"HTTP/1.1 503")
     loop.run_clock(50.0)

@@ -120,7 +120,7 @@ def test_a_replaced_certificate_serves_new_connections(
 
 
 def test_a_handshake_that_stops_halfway_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tk.infer.http.http_port.TLS_SECONDS", 0.2)
+    monkeypatch.setattr("tk.infer.http.transport.listener.TLS_SECONDS", 0.2)
     server = start(Certificates(HERE / "server.pem", HERE / "server.key"))
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=WAIT_SECONDS) as silent:
         silent.sendall(b"\x16\x03\x01")

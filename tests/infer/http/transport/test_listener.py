@@ -2,7 +2,6 @@
 
 import pytest
 
-from tk.infer.http import http_port as port_module
 from tk.infer.http.transport import connection as connection_module
 from tk.infer.requests.events import Done
 from tk.tests.infer.http.http_server import HttpServerThread, post, read_to_end, read_until
@@ -12,7 +11,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 def test_the_number_of_connections_is_bounded(server: HttpServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_module, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(server.door, "most_connections", 2)
     held = [server.connect(HEALTH) for _ in range(2)]
     for connection in held:
         read_until(connection, b"}")
