@@ -77,7 +77,8 @@ def parse(data: Mapping[str, Any], schema: type[S], where: str) -> S:
     try:
         return schema.model_validate(dict(data))
     except ValidationError as error:
-        problems = [_describe(item, schema) for item in error.errors()]
+        found = error.errors()
+        problems = [_describe(item, schema) for item in found if not _is_consequence(item, found)]
         raise ConfigError(f"{where}: " + "; ".join(problems) + ".") from error
 
 
@@ -96,6 +97,13 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section.")
     table[parts[-1]] = value
+
+
+def _is_consequence(item: Any, found: Iterable[Any]) -> bool:
+    """Returns whether an array is too short only because an entry with a problem of its own is not counted."""
+    place = item["loc"]
+    inside = (other["loc"] for other in found if len(other["loc"]) > len(place))
+    return item["type"] == "too_short" and any(each[: len(place)] == place for each in inside)
 
 
 def _describe(item: Any, schema: type[BaseModel]) -> str:

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -12,6 +12,7 @@ from ...core.errors import StorageError
 
 _AT_FAULT: Final = "The disk or the network file system is at fault: see the system's log, then try again."
 _RIGHTS: Final = "This user needs the right to do that: change the permissions, or run as another user."
+_REMOVE: Final = "That disk has space, but takes no more files (df -i shows its inodes): remove some."
 _ADVICE: Final = MappingProxyType(
     {
         errno.EACCES: _RIGHTS,
@@ -47,8 +48,18 @@ def error_context(file: Path | int, action: str) -> Iterator[None]:
     except OSError as error:
         path = _path_of(file) if isinstance(file, int) else file
         reason = f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, error.errno)})"
-        advice = _ADVICE.get(error.errno or 0, "")
+        lacks_inodes = error.errno == errno.ENOSPC and _lacks_inodes(Path(path))
+        advice = _REMOVE if lacks_inodes else _ADVICE.get(error.errno or 0, "")
         raise StorageError(f"{path} cannot be {action}: {reason}. {advice}".rstrip(), error.errno) from error
+
+
+def _lacks_inodes(path: Path) -> bool:
+    """Returns whether the file system of a path, which need not exist, takes no more files whatever their size."""
+    for folder in (path, *path.parents):
+        with suppress(OSError):
+            system = os.statvfs(folder)
+            return system.f_files > 0 and system.f_favail == 0
+    return False
 
 
 def _path_of(fd: int) -> str:

@@ -24,6 +24,7 @@ GOOD: dict[str, Any] = {"checkpoint": {"dir": "runs/x"}}
         ("data", {"sources": "foo"}, r"^test: 'data.sources' = 'foo': input should be 'stdlib'\.$"),
         ("data", {"sources": [{"pathh": "/x"}]}, r"unknown key 'data.sources.0.pathh'; did you mean 'path'\?"),
         ("data", {"sources": []}, r"'data.sources' = .*at least 1 item"),
+        ("data", {"sources": [{"path": "a", "weight": 0}]}, r"^test: 'data.sources.0.weight' = 0: [^;]* than 0\.$"),
         ("checkpoint", {"dir": ""}, r"'checkpoint.dir' = '': the path is empty"),
         ("data", {"tokenizer": ""}, r"'data.tokenizer' = '': the path is empty; leave the key out"),
         ("data", {"cache": ""}, r"'data.cache' = '': the path is empty"),

@@ -170,12 +170,24 @@ def test_mount_points_are_refused(place: Path, name: str) -> None:
     for folder in ("new", "empty"):
         (place / folder).mkdir()
     before = tree(place)
-    script = f'{mount} && exec "$0" -P -m tk reshard run "{target}" --tp 1 --force'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, sys.executable], cwd=place, capture_output=True, text=True, check=False
-    )
+    done = reshard_in_mounts(place, mount, target)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
     assert tree(place) == before
+
+
+@pytest.mark.usefixtures("private_mounts")
+def test_a_disk_without_inodes_is_not_said_to_lack_space(place: Path) -> None:
+    (place / "new").mkdir()
+    done = reshard_in_mounts(place, "mount -t tmpfs -o nr_inodes=1 none new", "new/made")
+    assert (done.returncode, "takes no more files" in done.stderr) == (1, True), done.stderr
+
+
+def reshard_in_mounts(place: Path, mount: str, target: str) -> "subprocess.CompletedProcess[str]":
+    """Reshards the run to a target while something is mounted, which only the child sees."""
+    script = f'{mount} && exec "$0" -P -m tk reshard run "{target}" --tp 1 --force'
+    return subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, sys.executable], cwd=place, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture

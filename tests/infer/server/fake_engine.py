@@ -168,9 +168,10 @@ class FakeEngine:
         with self._changed:
             self.aborted.append(request_id)
             self._changed.notify_all()
-            live = (principal, request_id) in self._sinks
-        self.emit((principal, request_id), Failed(Cancelled("aborted")))
-        return live
+            sink = self._sinks.get((principal, request_id))
+        if sink is not None:
+            self._thread.submit(self._cancel, (principal, request_id), sink)
+        return sink is not None
 
     def after_events(self, callback: Callable[[], object]) -> None:
         self._after_events.append(callback)
@@ -205,6 +206,11 @@ class FakeEngine:
 
     def close(self) -> None:
         self._thread.shutdown()
+
+    def _cancel(self, key: tuple[str, str], sink: Callable[[Event], None]) -> None:
+        """Ends the request that was live when it was aborted, and no later one under its id."""
+        if self._sinks.get(key) is sink:
+            self._emit(key, [Failed(Cancelled("aborted"))])
 
     def _emit(self, key: tuple[str, str], events: Sequence[Event]) -> None:
         self._send(key, events)
