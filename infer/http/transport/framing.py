@@ -13,7 +13,10 @@ from .problems import HttpProblem
 
 MAX_HEADER_BYTES: Final = 32 << 10  # of the request line and all header lines, and of all trailers
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_REQUEST_LINE: Final = re.compile(_TOKEN + rb" (?:\*|/[\x21-\x7e]*|[Hh][Tt][Tt][Pp][Ss]?://[\x21-\x7e]+) HTTP/\d\.\d")
+_REQUEST_LINE: Final = re.compile(
+    _TOKEN
+    + rb" (?:\*|/[!\x22$-~]*|[Hh][Tt][Tt][Pp][Ss]?://[!\x22$-~]+) HTTP/\d\.\d"  # no fragment: no client sends one
+)
 _FIELD: Final = re.compile(rb"(" + _TOKEN + rb"):([\t\x20-\x7e\x80-\xff]*)")
 _BARE: Final = re.compile(rb"(?<!\r)\n|\r(?=[^\n])")  # one half of a line's end
 _LENGTH: Final = re.compile(rb"[0-9]{1,19}")

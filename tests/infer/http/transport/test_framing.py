@@ -65,6 +65,8 @@ AMBIGUOUS: Final = {
     "a space after the version": (HEAD.replace(b"/1.1\r", b"/1.1 \r") + b"\r\n", 400),
     "no version": (b"GET /health\r\n\r\n", 400),
     "a space in the path": (b"GET /health x HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "a fragment in the target": (b"GET /health#a HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "a fragment in a whole target": (b"GET http://localhost/health#/a HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "an authority as target": (b"GET localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "an empty line before the request": (b"\r\n" + SMUGGLED, 400),
     "a space before the method": (b" " + SMUGGLED, 400),
