@@ -60,7 +60,8 @@ class EngineOptions:
         max_model_len: the largest number of tokens of a sequence, prompt included; None = the limit of the model and
             the cache.
         max_running: the largest number of sequences that are computed at the same time.
-        max_queued: the largest number of sequences that wait; the engine refuses more with Overloaded.
+        max_queued: the largest number of sequences that wait; the engine refuses more with Overloaded, but no principal
+            with less than its share.
         max_queued_tokens: the largest number of prompt tokens that wait to be computed; the engine refuses more with
             Overloaded. None = no limit, here and in the two below.
         quota_sequences: the largest number of sequences of one principal, running and waiting.

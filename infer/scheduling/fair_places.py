@@ -107,6 +107,18 @@ class FairPlaces:
             self._denied[first] = self._seconds + PAUSE_SECONDS
         return chosen
 
+    def comes_first(self, first: Sequence) -> bool:
+        """Returns whether a waiting sequence would get tokens of the next step before a prompt that is computed."""
+        if self._shares.num_busy < 2 or len(self._running) >= self._limits.max_running:
+            return False
+        time, num_own, is_behind = self._shares.time(first.principal), 0, False
+        for sequence in self._running:
+            if sequence.principal == first.principal:
+                num_own += sequence.num_uncomputed
+            elif sequence.num_uncomputed > 1 and sequence.priority <= first.priority:
+                is_behind = is_behind or self._shares.time(sequence.principal) > time
+        return is_behind and num_own < self._limits.max_batched_tokens
+
     def last(self) -> Sequence:
         """Returns the running sequence that loses its blocks when they run out.
 
@@ -132,9 +144,10 @@ class FairPlaces:
         if self._shares.num_busy < 2 or sum(sequence.num_uncomputed for sequence in self._running) <= most:
             return decoding
         wanted, decoded = Counter[str](), Counter(chunk.sequence.principal for chunk in decoding)
+        weights = {sequence.principal: sequence.weight for sequence in self._running}
         for sequence in self._running:
             wanted[sequence.principal] += sequence.num_uncomputed
-        due = {p: int(most * self._shares.part(p)) for p in wanted}
+        due = {p: int(most * self._shares.part(p, weight)) for p, weight in weights.items()}
         missing = sum(max(0, min(wanted[p], due[p]) - decoded[p]) for p in wanted) - (most - len(decoding))
         kept: list[ScheduledChunk] = []
         for chunk in reversed(decoding):
@@ -198,7 +211,8 @@ class FairPlaces:
         """Returns whether a principal has more than its share, and a sequence that may yield."""
         if not occupant.may_yield:
             return False
-        return occupant.load > self._limits.max_running * self._shares.part(occupant.may_yield[-1].principal)
+        sequence = occupant.may_yield[-1]
+        return occupant.load > self._limits.max_running * self._shares.part(sequence.principal, sequence.weight)
 
     def _claim_without(self, occupant: _Occupant) -> float:
         """Returns the claim of a principal after its next sequence has yielded."""

@@ -118,7 +118,7 @@ class Scheduler:
         caller must call `advance` for each chunk after the step.
         """
         self._tables.drop_copies(self.running)
-        self._yield_places()
+        self._admit_by_shares()
         decoding, chunks = self._decode_chunks(), list[ScheduledChunk]()
         decoding = self._places.leave_room(decoding)
         taken = {chunk.sequence for chunk in decoding}
@@ -245,14 +245,17 @@ class Scheduler:
     def _live(self) -> list[Sequence]:
         return [*self.running, *self.waiting, *self._groups]
 
-    def _yield_places(self) -> None:
-        """Preempts sequences of principals above their shares, for waiting ones of others, which are admitted."""
+    def _admit_by_shares(self) -> None:
+        """Admits sequences that come before what runs, and preempts those of principals above their shares for them."""
         for find in (self.waiting.first, self.waiting.first_new):
-            while (first := find()) and (victims := self._places.victims(first)):
+            while first := find():
+                victims = self._places.victims(first)
+                if not victims and not self._places.comes_first(first):
+                    break
                 for victim in victims:
                     self._preempt(victim)
                 if not self._admit(first):
-                    return
+                    break
 
     def _decode_chunks(self) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []

@@ -3,6 +3,11 @@
 The limits on live sequences and queued tokens hold for all callers together, the quotas for each principal. While
 nothing is live, a request of any size is accepted, or a large one would be refused for ever.
 
+One principal alone may take all that the limits allow. Others are accepted all the same until they have their shares by
+weight, and each with one request: the limits are passed rather than requests refused that were accepted before, or a
+principal kept out. With k principals of one weight, that is at most the limit times 1 + 1/2 + ... + 1/k, and a request
+of each. One that has its share and more waits for its own requests to end.
+
 Refusals name limits and the request's own numbers, never those of other principals: how a count of queued tokens moves
 would show how much of another's prompt the prefix cache had.
 """
@@ -107,22 +112,27 @@ class Admission:
             )
 
     def _check_limits(self, sequence: Sample, num_samples: int) -> None:
-        limits, num_running = self._limits, len(self._running)
-        num_waiting = len(self._waiting) + len(self._groups)
-        if not num_running + num_waiting:
+        limits, principal = self._limits, sequence.principal
+        num_live = len(self._running) + len(self._waiting) + len(self._groups)
+        if not num_live:
             return
-        if num_running + num_waiting + num_samples > limits.max_running + limits.max_queued:
+        own, part = self._shares.num_live_of(principal), self._shares.part(principal, sequence.weight)
+        total = limits.max_running + limits.max_queued
+        if num_live + num_samples > total and own + num_samples > (part * total if own else total):
             raise Overloaded(
                 f"There is no room for {num_samples} sequences more; the limits are {limits.max_running} that run and "
                 f"{limits.max_queued} that wait. Try again later.",
-                retry_after=self._seconds_until_a_place(self._running),
+                retry_after=self._seconds_until_a_place(self._running_of(principal) or self._running),
             )
-        queued, most = self.num_queued_tokens(), limits.max_queued_tokens
-        if most is not None and queued + sequence.num_prompt > most:
+        most, new = limits.max_queued_tokens, sequence.num_prompt
+        if most is None or (queued := self.num_queued_tokens()) + new <= most:
+            return
+        own = self.num_queued_tokens(principal)
+        if own + new > (part * most if own else most):
             raise Overloaded(
-                f"The queue has no room for the {sequence.num_prompt} prompt tokens of this request; it takes {most} "
-                "of all callers together. Try again later.",
-                retry_after=self._seconds_of(queued + sequence.num_prompt - most),
+                f"The queue has no room for the {new} prompt tokens of this request; it takes {most} of all callers "
+                "together. Try again later.",
+                retry_after=self._seconds_of(min(queued + new - most, math.ceil((own + new) / part - most))),
             )
 
     def _check_quota(self, sequence: Sample, num_samples: int) -> None:
@@ -135,7 +145,7 @@ class Admission:
             raise Overloaded(
                 f"{num_live} sequences {whose} are live, and this request has {num_samples}; the quota is "
                 f"{limits.quota_sequences}. Try again later.",
-                retry_after=self._seconds_until_a_place(s for s in self._running if s.principal == principal),
+                retry_after=self._seconds_until_a_place(self._running_of(principal)),
                 subject=subject,
             )
         if limits.quota_tokens is None:
@@ -152,7 +162,7 @@ class Admission:
     def _check_deadline(self, sequence: Sample, now: float) -> None:
         if sequence.deadline is None:
             return
-        backlog = sum(s.num_uncomputed for s in self._running) + self._waiting.backlog(sequence)
+        backlog = self._waiting.backlog(sequence, self._running)
         if not self.is_in_time(sequence, backlog, now):
             num_own = sequence.num_uncomputed - self._tables.num_cached(sequence)
             raise DeadlinePassed(
@@ -160,6 +170,9 @@ class Admission:
                 f"{max(0.0, sequence.deadline - now):.2f} s: the queue before it, and then {num_own} tokens of its "
                 "prompt, are computed first. Allow more time or try again later."
             )
+
+    def _running_of(self, principal: str) -> list[Sample]:
+        return [sequence for sequence in self._running if sequence.principal == principal]
 
     def _seconds_per_token(self) -> float:
         """Returns the predicted seconds per token of the largest step; 0 before any step was observed."""

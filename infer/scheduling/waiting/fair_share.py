@@ -66,9 +66,11 @@ class FairShare:
         """The number of principals with live sequences."""
         return len(self._busy)
 
-    def part(self, principal: str) -> float:
-        """Returns the part of the engine that is a busy principal's: its weight among those of all busy ones."""
-        return self._accounts[principal].weight / self._weight
+    def part(self, principal: str, weight: float) -> float:
+        """Returns the part of the engine that is a principal's: its weight among those of the busy ones and its own."""
+        account = self._accounts.get(principal)
+        is_busy = account is not None and account.num_live > 0
+        return weight / (self._weight if is_busy else self._weight + weight)
 
     def time(self, principal: str) -> float:
         """Returns the virtual time of a principal with live sequences, in tokens per unit of weight."""

@@ -3,7 +3,7 @@
 No operation but iteration looks at every waiting sequence.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..sequences.sequence import Sequence
 from .fair_share import FairShare
@@ -16,7 +16,6 @@ class _Line:
     def __init__(self) -> None:
         self.sequences: LazyHeap[Sequence] = LazyHeap()
         self.num_tokens = 0
-        self.weight = 1.0
 
 
 class _Level:
@@ -27,7 +26,6 @@ class _Level:
         self.turns: LazyHeap[str] = LazyHeap()  # principals; a key may be before the true one, never after it
         self.new_turns: LazyHeap[str] = LazyHeap()  # those of them whose first sequence has not begun
         self.num_tokens = 0
-        self.weight = 0.0
 
 
 class WaitQueue:
@@ -59,8 +57,6 @@ class WaitQueue:
         line = level.lines.get(sequence.principal)
         if line is None:
             line = level.lines[sequence.principal] = _Line()
-        level.weight += sequence.weight - (line.weight if line.sequences else 0.0)
-        line.weight = sequence.weight
         line.sequences.push(sequence, sequence.order)
         self._count(sequence, sequence.num_uncomputed)
         if line.sequences.first() is sequence:
@@ -76,7 +72,6 @@ class WaitQueue:
         del self._num_tokens[sequence]
         line.sequences.discard(sequence)
         if (head := line.sequences.first()) is None:
-            level.weight -= line.weight
             level.turns.discard(sequence.principal)
             level.new_turns.discard(sequence.principal)
             del level.lines[sequence.principal]
@@ -112,21 +107,29 @@ class WaitQueue:
         lines = (level.lines.get(principal) for level in self._levels.values())
         return sum(line.num_tokens for line in lines if line is not None)
 
-    def backlog(self, sequence: Sequence) -> int:
+    def backlog(self, sequence: Sequence, running: Iterable[Sequence] = ()) -> int:
         """Returns an estimate of the tokens that are computed before those of a sequence that is about to be queued.
 
         They are those of higher priorities, and of its own priority no more than the principal's fair share leaves: if
         the principal owns a fraction f of the weights, its queued tokens take 1 / f of their number.
+
+        Args:
+            sequence: the sequence.
+            running: the running ones, whose prompts count as if they waited.
         """
-        total = sum(level.num_tokens for priority, level in self._levels.items() if priority > sequence.priority)
-        level = self._levels.get(sequence.priority)
-        if level is None:
-            return total
-        line = level.lines.get(sequence.principal)
-        weights = level.weight + (0.0 if line else sequence.weight)
-        own = (line.num_tokens if line else 0) + sequence.num_uncomputed
-        shared = own * weights / sequence.weight - sequence.num_uncomputed
-        return total + min(level.num_tokens, round(shared))
+        first = sum(level.num_tokens for priority, level in self._levels.items() if priority > sequence.priority)
+        level, same, own = self._levels.get(sequence.priority), 0, sequence.num_uncomputed
+        if level is not None:
+            line = level.lines.get(sequence.principal)
+            same, own = level.num_tokens, own + (line.num_tokens if line else 0)
+        for other in running:
+            count, is_own = other.num_uncomputed, other.principal == sequence.principal
+            if count == 1 or other.priority > sequence.priority or (is_own and other.priority < sequence.priority):
+                first += count
+            elif other.priority == sequence.priority:
+                same, own = same + count, own + (count if is_own else 0)
+        shared = own / self._shares.part(sequence.principal, sequence.weight) - sequence.num_uncomputed
+        return first + min(same, round(shared))
 
     def check_integrity(self) -> None:
         """Checks that the parts of the queue agree; raises AssertionError otherwise."""

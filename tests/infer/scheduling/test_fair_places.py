@@ -43,17 +43,22 @@ def test_long_requests_in_all_places_yield_one_to_another_principal() -> None:
 @pytest.mark.parametrize("seed", [pytest.param(s, marks=pytest.mark.matrix if s > 2 else ()) for s in range(12)])
 def test_first_tokens_come_in_time_beside_one_who_takes_all(seed: int) -> None:
     choose = random.Random(seed)
+    count = choose.choice((1, 2, 5, 20, 50))
+    pause = max(2.0, count / 8)  # they ask for less than their shares
     others = [
-        Caller(f"p{i}", weight=choose.choice((0.5, 1.0, 1.0, 2.0)), prompt=(5, 60), new=(1, 8), pause=3.0)
-        for i in range(choose.choice((1, 2, 5, 20, 50)))
+        Caller(f"p{i}", weight=choose.choice((0.5, 1.0, 1.0, 2.0)), prompt=(5, 60), new=(1, 8), pause=pause)
+        for i in range(count)
     ]
-    limits = Limits(choose.choice((4, 8, 64)), 1000, choose.choice((64, 256)), 4096)
+    most, tokens = choose.choice((4, 8, 64)), choose.choice((64, 256))
+    limits = Limits(most, choose.choice((0, 20, 200)), tokens, 4096, max_queued_tokens=choose.choice((None, 2000)))
     server = Server(limits, choose.choice((600, 4000)), [greedy := hog()], seed)
     server.run(10)
     server.callers = [greedy, *others]
     server.run(20)
     bound = SECONDS + alone(server, 60)
     assert max(max(caller.waits) for caller in others) < bound
+    assert greedy.num_refused > 0, "it fills the queue"
+    assert sum(caller.num_refused for caller in others) == 0
     assert greedy.num_tokens > 0
     server.policy.check_integrity()
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tk.core.errors import Overloaded
+from tk.core.errors import DeadlinePassed, Overloaded
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.scheduling.costs.cost import StepSize
 from tk.infer.scheduling.scheduler import Scheduler
@@ -101,3 +101,73 @@ def test_a_principal_has_a_quota_of_queued_tokens_of_its_own() -> None:
     policy.add(samples(2, 10, "alice"))
     step(policy)
     policy.add(samples(3, 16, "alice"))
+
+
+def test_a_queue_that_one_principal_has_filled_takes_others_up_to_their_shares() -> None:
+    policy = Scheduler(replace(LIMITS, max_queued=8, max_queued_tokens=120), 64, 16)
+    for arrival in range(12):
+        policy.add(samples(arrival, 10, "many"))
+    assert refusal(policy, samples(12, 10, "many")).subject == "queue"
+    for arrival in range(20, 26):  # half of 12 sequences, and of 120 tokens
+        policy.add(samples(arrival, 10, "few"))
+    refusal(policy, samples(26, 1, "few"))
+    policy.add(samples(30, 100, "third"))
+    refusal(policy, samples(31, 1, "third"))
+    refusal(policy, samples(40, 121, "fourth"))
+    policy.add(samples(41, 1, "fourth", n=12))
+    refusal(policy, samples(42, 1, "fifth", n=13))
+    refusal(policy, samples(43, 1, "many"))
+
+
+def test_shares_of_the_queue_follow_weights() -> None:
+    policy = Scheduler(replace(LIMITS, max_queued=6), 64, 16)
+
+    def weighted(arrival: int, principal: str, weight: float) -> list[Sequence]:
+        new = samples(arrival, 10, principal)
+        for sequence in new:
+            sequence.weight = weight
+        return new
+
+    for arrival in range(10):
+        policy.add(weighted(arrival, "many", 1.0))
+    for arrival in range(10, 18):
+        policy.add(weighted(arrival, "heavy", 4.0))
+    refusal(policy, weighted(18, "heavy", 4.0))
+    policy.add(weighted(19, "light", 0.01))
+    refusal(policy, weighted(20, "light", 0.01))
+
+
+def test_one_above_its_share_learns_when_its_own_requests_end() -> None:
+    policy = Scheduler(replace(LIMITS, max_running=2, max_queued=0), 64, 16)
+    policy.cost.calibrate([(StepSize().plus(0, 1), 0.5), (StepSize().plus(0, 16), 0.5)])
+    policy.add(samples(0, 10, "long"))
+    [short] = samples(1, 10, "short")
+    short.max_tokens = 15
+    policy.add([short])
+    for _ in range(3):
+        step(policy)
+    assert refusal(policy, samples(2, 1, "short")).retry_after == pytest.approx(0.5 * 3, rel=0.3)
+    assert refusal(policy, samples(2, 1, "long")).retry_after == pytest.approx(0.5 * 18, rel=0.3)
+
+
+def test_a_deadline_counts_prompts_of_others_up_to_the_share() -> None:
+    policy = Scheduler(replace(LIMITS, max_model_len=4000), 1000, 16)
+    policy.cost.calibrate([(StepSize().plus(0, 1), 0.01), (StepSize().plus(0, 16), 0.01)])
+    for arrival in range(3):
+        policy.add(samples(arrival, 3000, "many"), now=0.0)
+    step(policy)
+    needed = 1.5 * 2 * 32 * 0.01 / 16
+    [own] = samples(3, 32, "many")
+    own.deadline = 10 * needed
+    with pytest.raises(DeadlinePassed):
+        policy.add([own], now=0.0)
+    [late] = samples(4, 32, "few")
+    late.deadline = 0.8 * needed
+    with pytest.raises(DeadlinePassed):
+        policy.add([late], now=0.0)
+    [other] = samples(5, 32, "few")
+    other.deadline = 1.2 * needed
+    policy.add([other], now=0.0)
+    for _ in range(4):
+        step(policy)
+    assert other.num_new > 0
