@@ -170,18 +170,18 @@ def serve(
     from ..core.process import exit_within, share_one_memory_area
     from ..infer.options import EngineOptions
     from ..infer.planning.job import threads_per_rank
-    from ..infer.server.options import check_address
+    from ..infer.server.options import check_address, within_open_files
     from ..infer.workers.processes import WorkerProcesses
 
     share_one_memory_area()
     log = background_log(log_json or log_format == "json", is_private=not values["log_prompts"])
     click.get_current_context().with_resource(log)
     server_options = _server_options(values)
-    server_options.validate()
     check_address(server_options)
-    doors = _doors(server_options)
     options = EngineOptions(checkpoint, **{name: value for name, value in values.items() if value is not None})
     options.validate()
+    server_options = within_open_files(server_options, options.max_running + options.max_queued, options.tp)
+    doors = _doors(server_options)
     threads = threads_per_rank(options.tp, options.threads)
     with closing(WorkerProcesses(options.tp, threads)) as processes:
         from ..infer.engine import Engine  # while the workers import their modules
@@ -214,7 +214,7 @@ def serve(
 
 
 def _server_options(values: dict[str, Any]) -> "ServerOptions":
-    """Takes the options of the server from the values of the command's options; leaves those of the engine."""
+    """Takes the options of the server, and checks them, from the values of the command's; leaves the engine's."""
     from ..infer.observability.traces import chosen_endpoint
     from ..infer.server.access.tls import certificates_of
     from ..infer.server.options import ServerOptions
@@ -222,7 +222,9 @@ def _server_options(values: dict[str, Any]) -> "ServerOptions":
     certificates = certificates_of(*(values.pop(name) for name in ("tls_cert", "tls_key", "tls_client_ca")))
     endpoint = chosen_endpoint(values.pop("otlp_endpoint"))
     own = {name: values.pop(name) for name in _SERVER_VALUES}
-    return ServerOptions(**own, certificates=certificates, otlp_endpoint=endpoint)
+    options = ServerOptions(**own, certificates=certificates, otlp_endpoint=endpoint)
+    options.validate()
+    return options
 
 
 def _doors(options: "ServerOptions") -> "list[HttpPort | MetricsPort]":

@@ -1,7 +1,5 @@
 """The HTTP port of a server, for OpenAI's dialect."""
 
-from typing import Final
-
 from ..observability.exposition import MetricsCollector
 from ..observability.tally import RequestTally
 from ..server.access.callers import Callers
@@ -14,8 +12,6 @@ from .served import ServedModel
 from .transport.listener import Listener
 from .transport.origins import rules_of
 
-MAX_CONNECTIONS: Final = 2048
-
 
 class HttpPort(Listener):
     """The HTTP port of a server.
@@ -25,7 +21,7 @@ class HttpPort(Listener):
     """
 
     def __init__(self, options: ServerOptions) -> None:
-        super().__init__("HTTP", options.host, options.http_port or 0, MAX_CONNECTIONS, options.certificates)
+        super().__init__("HTTP", options.host, options.http_port or 0, options.max_connections, options.certificates)
         self._origins = rules_of(options)
 
     async def open(self, runner: RequestRunner, callers: Callers, log: RequestLog, tally: RequestTally) -> None:

@@ -27,7 +27,8 @@ class MetricsPort(Listener):
     """
 
     def __init__(self, options: ServerOptions) -> None:
-        super().__init__("metrics", options.metrics_host, options.metrics_port or 0, MAX_CONNECTIONS)
+        most = min(MAX_CONNECTIONS, options.max_connections)
+        super().__init__("metrics", options.metrics_host, options.metrics_port or 0, most)
 
     async def open(self, runner: RequestRunner, callers: Callers, log: RequestLog, tally: RequestTally) -> None:
         """Starts to listen; see `Door.open`."""

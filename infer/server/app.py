@@ -70,12 +70,12 @@ class Server:
         log = self._log = RequestLog(options.log_prompts, observer)
         self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens, observer)
         self._dead = asyncio.Event()
-        self.health_address = ""
-        self._health_port = make_health_port(health)
+        self.health_address, most = "", options.max_connections
+        self._health_port = make_health_port(health, most)
         alone = options.admin_port is None
         names = (READINESS, OPEN_INFERENCE.full_name, *((ADMIN_SERVICE,) if alone else ()))
-        self._port = make_port(callers, health, names, log)
-        self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), log)
+        self._port = make_port(callers, health, names, log, most)
+        self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), log, most)
         services = pb.DESCRIPTOR.services_by_name
         admin = AdminService(self._runner, self.drain, reloads, PlainCalls(callers, log))
         add_service(self._port, services["Generation"], GenerationService(self._runner, callers, log), callers, log)

@@ -2,10 +2,11 @@
 
 import ipaddress
 import socket
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from ...core.errors import ConfigError
+from .access.descriptors import MAX_CONNECTIONS, Descriptors, raised_limit
 from .access.tls import Certificates
 from .access.tokens import parse_tokens, read_text
 
@@ -28,6 +29,7 @@ class ServerOptions:
         certificates: the certificates of TLS; None = connections are not encrypted.
         tokens: the file of the callers' tokens (see callers.py); None = every caller may make every call.
         log_prompts: whether the log, and spans, have the prompts of requests.
+        max_connections: the largest number of connections of a port at a time.
         otlp_endpoint: the address of an OpenTelemetry collector, to which spans go by OTLP; None = there are none.
     """
 
@@ -45,6 +47,7 @@ class ServerOptions:
     certificates: Certificates | None = None
     tokens: Path | None = None
     log_prompts: bool = False
+    max_connections: int = MAX_CONNECTIONS
     otlp_endpoint: str | None = None
 
     @property
@@ -99,6 +102,22 @@ class ServerOptions:
                 f"{'is' if missing == ['--tokens'] else 'are'} missing. Give both, listen on 127.0.0.1 behind a proxy, "
                 "or accept the risk with --insecure."
             )
+
+
+def within_open_files(options: ServerOptions, callers: int, tp: int) -> ServerOptions:
+    """Returns the options with as many connections as this process may have open files, whose limit it raises.
+
+    Args:
+        options: the options.
+        callers: the number of requests that the engine takes at a time.
+        tp: the number of workers.
+
+    Raises:
+        ConfigError: there is no room for a connection to each port.
+    """
+    others = options.admin_port, options.health_port, options.http_port, options.metrics_port
+    descriptors = Descriptors(1 + sum(port is not None for port in others), callers, tp)
+    return replace(options, max_connections=descriptors.connections(raised_limit(descriptors.wanted)))
 
 
 def check_address(options: ServerOptions) -> None:

@@ -17,7 +17,6 @@ from .request.response_size import MAX_RESPONSE_BYTES
 MAX_REQUEST_BYTES: Final = 4 << 20
 MAX_PINGS: Final = 1000  # of a connection, less than 10 seconds apart, while the server sends it nothing
 MAX_CALLS: Final = 1024  # of a connection at a time
-MAX_GRPC_CONNECTIONS: Final = 2048  # of a port
 HANDSHAKE_MS: Final = 20_000  # until a connection has encryption and the first frame of HTTP/2
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -34,25 +33,26 @@ _CHANNEL_OPTIONS: Final = (
     # Calls wait in one queue until Python takes them. If it is full, gRPC cancels calls of any connection: one that
     # begins and resets streams without a bound would end those of all other clients.
     ("grpc.max_concurrent_streams", MAX_CALLS),
-    # Connections that never get on are closed, and what they take of the process's open files is bounded meanwhile.
+    # Connections that never get on are closed; what they take of the open files meanwhile is bounded in `_options`.
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-    ("grpc.max_allowed_incoming_connections", MAX_GRPC_CONNECTIONS),
     # By default a connection reads up to some megabytes at once, and a fast flood of frames took the process to 1.9 GB.
     ("grpc.experimental.tcp_max_read_buffer_size", 1 << 18),
 )
 
 
-def make_port(callers: Callers, health: Health, services: Sequence[str], log: RequestLog) -> grpc.aio.Server:
+def make_port(
+    callers: Callers, health: Health, services: Sequence[str], log: RequestLog, max_connections: int
+) -> grpc.aio.Server:
     """Returns a server with health and reflection that does not listen yet; the caller adds `services`, full names."""
-    server = make_grpc_server([Guard(callers, log)], _CHANNEL_OPTIONS)
+    server = make_grpc_server([Guard(callers, log)], _options(max_connections))
     health.add_to(server)
     add_reflection(server, (*services, HEALTH_SERVICE))
     return server
 
 
-def make_health_port(health: Health) -> grpc.aio.Server:
+def make_health_port(health: Health, max_connections: int) -> grpc.aio.Server:
     """Returns a server with nothing but health, which does not listen yet."""
-    server = make_grpc_server([], _CHANNEL_OPTIONS)
+    server = make_grpc_server([], _options(max_connections))
     health.add_to(server)
     return server
 
@@ -79,3 +79,7 @@ async def listen(server: grpc.aio.Server, options: ServerOptions, port: int, enc
         raise not_ours(address, error) from error
     await server.start()
     return options.address_of(bound)
+
+
+def _options(max_connections: int) -> Sequence[tuple[str, int]]:
+    return (*_CHANNEL_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections))

@@ -9,6 +9,7 @@ from ...server.access.tls import Certificates
 from ...server.options import address_of, not_ours
 from ...server.request.request_ids import METADATA_KEY, made_id
 from ...server.request.request_log import RequestLog
+from .acceptor import Acceptor
 from .connection import Answer, HttpConnection, client_of
 from .messages import dumped
 from .problems import HttpProblem, NoConnectionLeft, body_of
@@ -40,7 +41,7 @@ class Listener:
         self.name, self._host, self._port, self._certificates = name, host, port, certificates
         self.most_connections = most_connections
         self._connections: dict[HttpConnection, asyncio.Task[None]] = {}
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._is_draining = False
         self.address = ""
 
@@ -61,10 +62,7 @@ class Listener:
             listening = socket.create_server((self._host, self._port), family=family, backlog=1024)
         except OSError as error:
             raise not_ours(address_of(self._host, self._port), error) from error
-        handshake = None if context is None else TLS_SECONDS
-        self._server = await asyncio.start_server(
-            self._accept, sock=listening, ssl=context, ssl_handshake_timeout=handshake
-        )
+        self._acceptor = Acceptor(listening, self._accept, context, TLS_SECONDS)
         self.address = address_of(self._host, listening.getsockname()[1])
         _LOG.info("%s on %s", self.name, self.address)
 
@@ -77,8 +75,8 @@ class Listener:
     async def stop(self) -> None:
         """Closes the port and ends all connections, when each that still answers has had a moment to end."""
         self.drain()
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         if tasks := list(self._connections.values()):
             await asyncio.wait(tasks, timeout=1.0)
             for task in tasks:

@@ -35,15 +35,19 @@ def stopped(worker: int) -> Iterator[None]:
 class Command:
     """A running `tk` command and the workers that it started."""
 
-    def __init__(self, *words: str, ignored: tuple[int, ...] = (), log: int | None = None) -> None:
+    def __init__(
+        self, *words: str, ignored: tuple[int, ...] = (), log: int | None = None, open_files: int | None = None
+    ) -> None:
         """Starts the command.
 
         Args:
+            open_files: the most open files of the command; None = as many as of this process.
             ignored: the signals that it inherits as ignored.
             log: the file of its standard error; None = one of its own, which `wait` reads.
         """
 
         trap = "".join(f"trap '' {number}; " for number in ignored)  # gRPC's threads here forbid a preexec_fn
+        trap += "" if open_files is None else f"ulimit -n {open_files}; "
         command = ["/bin/sh", "-c", f'{trap}exec "$@"', "sh", sys.executable, "-m", "tk", *words]
         # A file: nothing reads a pipe before the end, and a server whose log fills one would wait for a reader.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `close`
@@ -81,8 +85,10 @@ class Command:
 class Serving(Command):
     """A `tk serve` process and, once it said so, its address."""
 
-    def __init__(self, *arguments: str, ignored: tuple[int, ...] = (), log: int | None = None) -> None:
-        super().__init__("serve", *arguments, "--port", "0", ignored=ignored, log=log)
+    def __init__(
+        self, *arguments: str, ignored: tuple[int, ...] = (), log: int | None = None, open_files: int | None = None
+    ) -> None:
+        super().__init__("serve", *arguments, "--port", "0", ignored=ignored, log=log, open_files=open_files)
         self.target = ""
 
     def wait_ready(self) -> "Serving":

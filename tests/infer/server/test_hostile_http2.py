@@ -12,7 +12,8 @@ from typing import Final
 import grpc
 import pytest
 
-from tk.infer.server.ports import HANDSHAKE_MS, MAX_CALLS, MAX_GRPC_CONNECTIONS, MAX_PINGS
+from tk.infer.server.access.descriptors import MAX_CONNECTIONS
+from tk.infer.server.ports import HANDSHAKE_MS, MAX_CALLS, MAX_PINGS
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
 from tk.tests.infer.server.hostile import (
@@ -293,9 +294,9 @@ def test_connections_beyond_the_bound_are_closed_at_once(serving: Serving, stub:
     before = footprint(serving)
     with ExitStack() as stack:
         with suppress(ConnectionError):
-            for _ in range(MAX_GRPC_CONNECTIONS + 50):
+            for _ in range(MAX_CONNECTIONS + 50):
                 stack.enter_context(connection(serving.target, b""))
-        assert footprint(serving).files <= before.files + MAX_GRPC_CONNECTIONS
+        assert footprint(serving).files <= before.files + MAX_CONNECTIONS
         assert ask(stub) < 5
     wait_until(lambda: footprint(serving).files <= before.files)
     with grpc.insecure_channel(serving.target) as channel:
