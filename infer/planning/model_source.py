@@ -1,6 +1,7 @@
 """The engine's view of a checkpoint before a worker loads it: shape, tokenizer, dtypes, memory, identity."""
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class ModelSource:
         """
         path = options.checkpoint
         # Absolute, because workers may start after a change of the current folder; an address is named as it is.
-        checkpoint = Checkpoint.open(path.absolute() if path.exists() else path)
+        checkpoint = Checkpoint.open(path.absolute() if os.path.exists(path) else path)  # pathlib's raises OSError
         files = _text_files(checkpoint)
         config = stored_config(checkpoint)
         dtype = _stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype

@@ -124,6 +124,9 @@ class ModelSwitch(Generic[E]):
             if isinstance(error, StorageError | WorkerDied):
                 raise
             raise CannotReload(f"Step {running.info.step} serves on: {error}") from error
+        except BaseException:  # a defect: later reloads must not wait for this one
+            self._end_turn()
+            raise
         return engine.info
 
     def end_reloads(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tk.core.console_log import show_log
-from tk.core.errors import CheckpointError, ConfigError
+from tk.core.errors import CheckpointError, ConfigError, StorageError
 from tk.core.layout import Layout
 from tk.infer import LLM
 from tk.infer.options import EngineOptions
@@ -140,3 +140,10 @@ def test_a_model_has_the_names_that_it_is_given_and_the_time_of_its_commit(
     os.utime(step / "manifest.json", (1_700_000_000.75, 1_700_000_000.75))
     infos = [ModelSource.open(EngineOptions(path, kv_blocks=16)).info for path in (step, tmp_path / "run")]
     assert [(info.name, info.aliases, info.created) for info in infos] == [("run", (), 1_700_000_000)] * 2
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000])
+def test_a_path_that_no_system_takes_is_an_error_of_ours(name: str) -> None:
+    """The system's own error ended `Admin.Reload` as a defect."""
+    with pytest.raises(StorageError, match=r"(?i)name too long"):
+        ModelSource.open(EngineOptions(Path(name)))

@@ -52,7 +52,7 @@ class Bench:
     def __init__(self) -> None:
         self.engines = {1: StepEngine(1)}
         self.engines[1].loaded.set()
-        self.refusals: dict[int, TkError] = {}
+        self.refusals: dict[int, Exception] = {}
         self.most = 0
         self.switch = ModelSwitch(self.engines[1], self._begin)
         self.threads = ThreadPoolExecutor(8)
@@ -269,3 +269,14 @@ def test_close_ends_both_engines(bench: Bench) -> None:
     assert bench.engines[1].is_closed
     assert bench.engines[2].is_closed
     assert isinstance(old[-1], Failed)
+
+
+def test_a_defect_in_a_reload_is_passed_on_and_the_next_one_has_its_turn(bench: Bench) -> None:
+    """The next one waited for ever."""
+    bench.refusals[2] = ZeroDivisionError("a defect")
+    with pytest.raises(ZeroDivisionError):
+        bench.reload(2).result(WAIT_SECONDS)
+    reload = bench.reload(3)
+    wait_until(lambda: 3 in bench.engines)
+    bench.engines[3].loaded.set()
+    assert reload.result(WAIT_SECONDS).step == 3
