@@ -18,7 +18,7 @@ def engine() -> Iterator[FakeEngine]:
 
 @pytest.fixture
 def server(engine: FakeEngine) -> Iterator[HttpServerThread]:
-    server = HttpServerThread(engine, http_port=0)
+    server = HttpServerThread(engine, http_port=0, metrics_port=0)
     yield server
     server.close()
 

@@ -63,3 +63,12 @@ def test_half_requests_take_no_threads_and_a_bounded_number_of_connections(serve
         each.__exit__(None, None, None)
     wait_until(lambda: server.metrics is not None and not server.metrics._connections)
     urllib.request.urlopen(server.metrics_url, timeout=WAIT_SECONDS).close()
+
+
+def test_a_request_that_never_comes_to_an_end_has_a_moment_only(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tk.infer.http.transport.connection.HEADER_SECONDS", 0.1)
+    assert server.metrics is not None
+    with connection(server.metrics.address, GET[:-2]) as half:
+        assert read_to_end(half).startswith(b"HTTP/1.1 408")

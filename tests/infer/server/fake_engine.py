@@ -268,6 +268,10 @@ class ServerThread:
         return [] if self.metrics is None else [self.metrics]
 
     @property
-    def metrics_url(self) -> str:
+    def metrics_port(self) -> int:
         assert self.metrics is not None
-        return f"http://{self.metrics.address}/metrics"
+        return int(self.metrics.address.rpartition(":")[2])
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://127.0.0.1:{self.metrics_port}/metrics"

@@ -1,5 +1,6 @@
 """Bytes that are no HTTP/2, floods of frames and connections that never get on: other clients are served meanwhile."""
 
+import os
 import random
 import socket
 import struct
@@ -11,11 +12,13 @@ from typing import Final
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tk.infer.server.access.descriptors import MAX_CONNECTIONS
 from tk.infer.server.ports import HANDSHAKE_MS, MAX_CALLS, MAX_PINGS
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
+from tk.tests.infer.server.fake_engine import FakeEngine, ServerThread
 from tk.tests.infer.server.hostile import (
     CONTINUATION,
     DATA,
@@ -156,6 +159,22 @@ def test_random_bytes_and_mutated_frames_leave_nothing(serving: Serving, stub: G
     after = footprint(serving)
     assert after.threads <= before.threads + 4
     assert after.resident - before.resident < 16 * MIB
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(5_000, marks=pytest.mark.matrix)])
+def test_the_port_of_health_takes_the_same(engine: FakeEngine, count: int) -> None:
+    server, draw = ServerThread(engine, health_port=0), random.Random(count)
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(count):
+        with suppress(ConnectionError), connection(server.server.health_address, mutated_talk(draw)) as hostile:
+            if draw.random() < 0.5:
+                hostile.shutdown(socket.SHUT_WR)
+                drain(hostile)
+    with grpc.insecure_channel(server.server.health_address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert check(health_pb2.HealthCheckRequest(), timeout=20).status == health_pb2.HealthCheckResponse.SERVING
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files + 2)
+    server.close()
 
 
 def send_mutated(serving: Serving, stub: GenerationStub, draw: random.Random, count: int) -> None:

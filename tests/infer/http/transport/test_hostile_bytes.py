@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 from tk.tests.infer.http.http_server import HttpServerThread, post, read_to_end
-from tk.tests.infer.server.fake_engine import FakeEngine, delta, started
+from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, delta, started
 
 HEALTH: Final = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 BODY: Final = b'{"prompt":"hi","n":2,"stop":["x"],"logit_bias":{"5":1.5}}'
@@ -64,9 +64,9 @@ def mutated(draw: random.Random) -> bytes:
     return bytes(data[: draw.choice((len(data), len(data), draw.randrange(len(data) + 1)))])
 
 
-def exchange(server: HttpServerThread, data: bytes, draw: random.Random) -> bytes:
-    """What the server says to some bytes, in pieces or at once; the client ends in one of three ways."""
-    with server.connect() as connection:
+def exchange(port: int, data: bytes, draw: random.Random) -> bytes:
+    """What a port says to some bytes, in pieces or at once; the client ends in one of three ways."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS) as connection:
         try:
             for piece in (data,) if draw.random() < 0.7 else (data[: len(data) // 2], data[len(data) // 2 :]):
                 connection.sendall(piece)
@@ -105,20 +105,30 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("HTTP", 300),
+        ("metrics", 100),
+        pytest.param("HTTP", 10_000, marks=pytest.mark.matrix),
+        pytest.param("metrics", 10_000, marks=pytest.mark.matrix),
+    ],
+)
 def test_mutated_requests_are_answered_or_closed_and_leave_nothing(
     server: HttpServerThread,
     engine: FakeEngine,
     before: tuple[int, int],
     caplog: pytest.LogCaptureFixture,
+    name: str,
     count: int,
 ) -> None:
+    port = server.http_port if name == "HTTP" else server.metrics_port
     draw, resident, answered = random.Random(count), 0, 0
     for number in range(count):
         if number == count // 2:
             resident = resident_bytes()
         data = mutated(draw)
-        answer = exchange(server, data, draw)
+        answer = exchange(port, data, draw)
         assert answer == b"" or STATUSES.match(answer), (data, answer)
         answered += answer != b""
         engine.requests.clear()
