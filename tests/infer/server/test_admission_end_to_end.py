@@ -118,13 +118,15 @@ def test_queue_and_quota_are_full_and_empty_again(clients: Clients) -> None:
         load = clients.wait_live(5)
         assert load.state == pb.STATE_SERVING
         assert load.blocks_used + load.blocks_cached + load.blocks_free == load.blocks_total == 64
-        code, details = clients.refusal("ops", "o", num_prompt=301 - load.queued_tokens)
+        code, details = clients.refusal("bob", "b3", num_prompt=301 - load.queued_tokens)
         assert (code, details["QuotaFailure"].violations[0].subject) == ("RESOURCE_EXHAUSTED", "queue")
         assert "The queue has no room for the" in details["QuotaFailure"].violations[0].description
 
         calls.append(clients.stream("bob", "b2"))
         clients.wait_live(6)
-        code, details = clients.refusal("ops", "o")
+        calls.append(clients.stream("ops", "o1"))
+        clients.wait_live(7)
+        code, details = clients.refusal("ops", "o2")
         assert (code, details["QuotaFailure"].violations[0].subject) == ("RESOURCE_EXHAUSTED", "queue")
         assert isinstance(details["RetryInfo"], error_details_pb2.RetryInfo)
         assert clients.refusal("bob", "b1")[0] == "ALREADY_EXISTS"
