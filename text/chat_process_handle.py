@@ -1,12 +1,14 @@
 """The server's side of a process that renders conversations: its start, one question at a time, and its end."""
 
 import json
+import os
 import select
 import signal
 import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 
 from ..core.process import start_module
@@ -14,6 +16,8 @@ from .template_files import TemplateSources
 
 PROCESS: Final = f"{__package__}.chat_process"
 _READ_BYTES: Final = 1 << 20
+# The share of its CPU time that a process without an answer has used if it computes on a busy machine: it does not hang.
+_COMPUTING: Final = 0.25
 
 
 class ChatProcessEnded(Exception):
@@ -21,7 +25,7 @@ class ChatProcessEnded(Exception):
 
     Attributes:
         how: how it ended, in words.
-        took_too_long: whether it took more CPU time than it may.
+        took_too_long: whether it took more CPU time than it may, or so much that it did not hang but compute.
     """
 
     def __init__(self, how: str, took_too_long: bool = False) -> None:
@@ -47,7 +51,7 @@ class ChatProcess:
     """
 
     def __init__(self, sources: TemplateSources, cpu_seconds: float, wall_seconds: float) -> None:
-        self._sources, self._wall_seconds = sources, wall_seconds
+        self._sources, self._cpu_seconds, self._wall_seconds = sources, cpu_seconds, wall_seconds
         self._is_ready = self.is_killed = False
         with ExitStack() as stack:
             try:
@@ -79,15 +83,16 @@ class ChatProcess:
         """
         begun = time.monotonic()
         left, parts = memoryview(json.dumps(request).encode() + b"\n"), [b""]
-        poll, is_slow = select.poll(), False
+        poll, is_slow, used = select.poll(), False, 0.0
         while not parts[-1].endswith(b"\n"):
             seconds = time.monotonic() - begun
             if seconds >= slow_after and not is_slow:
-                is_slow = True
+                is_slow, used = True, self._cpu_time()
                 on_slow()
             if seconds >= self._wall_seconds:
+                computed = self._cpu_time() - used > _COMPUTING * self._cpu_seconds
                 self.end()
-                raise ChatProcessEnded(f"did not answer within {self._wall_seconds:g} s")
+                raise ChatProcessEnded(f"did not answer within {self._wall_seconds:g} s", computed)
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if left else 0))
             wait = (self._wall_seconds if is_slow else min(slow_after, self._wall_seconds)) - seconds
             for _, events in poll.poll(1000 * wait + 1):
@@ -100,6 +105,11 @@ class ChatProcess:
                     raise self._ended() from error
         answer = b"".join(parts)
         return json.loads(answer) if answer != b"\n" else None
+
+    def _cpu_time(self) -> float:
+        """Returns the CPU time that the process has used, in seconds."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _received(self) -> bytes:
         part = self._socket.recv(_READ_BYTES)

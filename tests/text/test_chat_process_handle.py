@@ -69,6 +69,13 @@ def test_one_that_takes_too_much_time_of_the_cpu_says_so(opened: Open) -> None:
     assert slow == ["loop"]
 
 
+def test_one_that_computes_on_a_busy_machine_does_not_hang(opened: Open) -> None:
+    process = opened(cpu_seconds=1.5, wall_seconds=1.0)  # as if others had most of the time
+    with pytest.raises(ChatProcessEnded, match="did not answer within 1 s") as end:
+        process.ask(request("loop"), 0.01)
+    assert end.value.took_too_long
+
+
 @pytest.mark.parametrize("content", ["a", "a" * (1 << 20)])
 def test_one_that_is_stopped_is_ended(opened: Open, content: str) -> None:
     process = opened(wall_seconds=1.5)
