@@ -16,8 +16,8 @@ from .template_files import TemplateSources
 
 PROCESS: Final = f"{__package__}.chat_process"
 _READ_BYTES: Final = 1 << 20
-# The share of its CPU time that a process without an answer has used if it computes on a busy machine: it does not hang.
-_COMPUTING: Final = 0.25
+# The share of its CPU time that a process without an answer has used if it computes on a busy machine: it is no hang.
+_COMPUTING: Final = 0.1
 
 
 class ChatProcessEnded(Exception):

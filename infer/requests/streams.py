@@ -7,8 +7,8 @@ per sample, for any number of tokens. A delta closes at a size that fits a messa
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -101,6 +101,7 @@ class EventStream:
         self._wakeups = wakeups
         self._on_close = on_close
         self._ready = asyncio.Event()
+        self._preparing: asyncio.Timeout | None = None
         self._lock = threading.Lock()  # guards all below
         self._queue: deque[_Queued] = deque()
         self._open: dict[int, _OpenDelta] = {}
@@ -133,6 +134,22 @@ class EventStream:
         with self._lock:
             self._queue.appendleft(Failed(error))
         self._ready.set()
+        if self._preparing is not None and self._preparing.when() is None:
+            self._preparing.reschedule(self.loop.time())
+
+    @asynccontextmanager
+    async def preparing(self) -> AsyncIterator[None]:
+        """A context for what comes before the first event: `interrupt` ends the body too, with its error."""
+        timer = self._preparing = asyncio.timeout(None)
+        try:
+            async with timer:
+                yield
+        except TimeoutError:
+            if not timer.expired():  # it is the body's own
+                raise
+            await anext(self)  # raises the error
+        finally:
+            self._preparing = None
 
     def leave(self) -> None:
         """Ends the reading: drops queued and later events, except the last; on the loop's thread only."""

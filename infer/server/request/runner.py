@@ -101,7 +101,8 @@ class RequestRunner:
         stream = self.live.open(request_id, principal)
         submitted = False
         try:
-            request = await self._engine_request(asked, request_id)
+            async with stream.preparing():
+                request = await self._engine_request(asked, request_id)
             self.engine.submit(request, self.observer.begin(request, stream.push))
             submitted = True
             await on_admitted(request_id)

@@ -11,7 +11,7 @@ import pytest
 from tk.infer.requests.events import Event, Request
 from tk.proto.open_inference import open_inference_pb2 as oip
 from tk.proto.v1 import generation_pb2 as pb
-from tk.proto.v1.generation_pb2_grpc import GenerationStub
+from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
 from tk.tests.infer.http.http_server import HttpServerThread
 from tk.tests.infer.server.fake_engine import WAIT_SECONDS, ByteTokenizer, FakeEngine, delta, started
 from tk.tests.infer.server.open_inference.conftest import Calls, asking
@@ -127,6 +127,20 @@ def test_the_timeout_of_an_inference_ends_it_alone(server: HttpServerThread, eng
         assert said.infer_response.id == "late"
         assert set(engine.aborted) == {"late"}
         answers.cancel()
+
+
+def test_an_operator_ends_a_request_whose_text_is_still_read(server: HttpServerThread, engine: FakeEngine) -> None:
+    gate = engine.tokenizer = Gate()
+    with grpc.insecure_channel(server.target) as channel:
+        stub: Any = GenerationStub(channel)
+        for _ in range(2):  # its id is free at once
+            call = stub.GenerateOnce.future(pb.GenerateRequest(text="hi", request_id="x"), timeout=WAIT_SECONDS)
+            while not AdminStub(channel).Abort(pb.AbortRequest(request_id="x")).found:
+                pass
+            assert call.code() == grpc.StatusCode.CANCELLED
+            assert "ended by an operator" in call.details()
+    gate.opened.set()
+    assert engine.requests == []
 
 
 def test_a_text_that_takes_longer_than_the_deadline_is_left(

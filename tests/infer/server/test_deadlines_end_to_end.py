@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -105,9 +106,13 @@ def test_every_deadline_is_kept_while_a_worker_is_stopped(serving: Serving) -> N
         books = admin.CheckCache(pb.CheckCacheRequest())
         assert (books.leaked, books.used, list(books.problems)) == (0, 0, [])
         assert [call(WAIT_SECONDS) for call in calls] == ["ok"] * len(calls), "their ids are free, and nothing hangs"
+        [template] = set(serving.worker_ids()) - {worker}
+        os.kill(template, signal.SIGSTOP)
+        assert calls[3](ALLOWED) == "DEADLINE_EXCEEDED"
+        assert [call(WAIT_SECONDS) for call in calls[3:5]] == ["ok"] * 2, "by another process"
     code, _, log = serving.end(signal.SIGTERM)
     assert code == 0
     seconds = re.findall(r"method=.* status=\"?DEADLINE_EXCEEDED.* total_seconds=([0-9.]+)", log)
-    assert len(seconds) == len(calls) + 1
+    assert len(seconds) == len(calls) + 2
     assert max(map(float, seconds)) < 3 * ALLOWED + MOST_LATE
     assert sorted(map(float, seconds))[-2] < ALLOWED + MOST_LATE
