@@ -18,6 +18,7 @@ from tk.tests.infer.server.fake_engine import ByteTokenizer, FakeEngine, finishe
 from tk.tests.text.families import FAMILIES, tokenizer_of
 from tk.text.detokenizer import PromptEnd
 from tk.text.tokenizer import Tokenizer
+from tk.text.tokenizer_files import TextFiles
 
 END: Final = 2  # the special token that ends a text, in all families
 TEXTS: Final = ("☃😀é the", "日本語, 12", "e\u0301a  abc", "\N{WOMAN}\u200d\N{GIRL}\U0001f3fd ab", "naïve\n\tthe")
@@ -69,15 +70,13 @@ class DrawnTokens:
 
 
 class TemplateTokenizer(ByteTokenizer):
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    files = TextFiles(Path("a folder"), {"chat_template.jinja": b"{{ messages[0].content }}"})
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeEngine]:
+def engine() -> Iterator[FakeEngine]:
     engine = FakeEngine()
-    engine.tokenizer = TemplateTokenizer(tmp_path_factory.mktemp("template"))
+    engine.tokenizer = TemplateTokenizer()
     yield engine
     engine.close()
 
