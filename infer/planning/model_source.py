@@ -52,7 +52,7 @@ class ModelSource:
     info: ModelInfo
 
     @staticmethod
-    def open(options: EngineOptions) -> "ModelSource":
+    def open(options: EngineOptions, beside: "ModelSource | None" = None) -> "ModelSource":
         """Opens the checkpoint, of which it reads the metadata and checks the small files that were saved with it.
 
         What texts depend on is read once and held: nothing that happens to the folder later changes an answer. The
@@ -70,8 +70,10 @@ class ModelSource:
         dtype = _stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype
         kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
         memory = plan_memory(config, options, dtype, kv_dtype)
-        tokenizer = Tokenizer.of(files) if TOKENIZER_FILE in files.contents else None
-        eos_token_ids = tokenizer.eos_token_ids if tokenizer else eos_token_ids_of(files)
+        digests = _digests(files)
+        alike = beside if beside is not None and beside.text_digests == digests else None
+        tokenizer = _tokenizer(files) if alike is None else alike.tokenizer
+        eos_token_ids = _end_ids(files, tokenizer)
         checkpoint.folder.require_unchanged()  # the end tokens are of the same config as the model
         names = tuple(options.served_model_names) or (_name(checkpoint),)
         info = ModelInfo(
@@ -96,8 +98,8 @@ class ModelSource:
             aliases=names[1:],
             created=_created(checkpoint),
         )
-        grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids)
-        return ModelSource(options, checkpoint, config, memory, tokenizer, grammars, _digests(files), info)
+        grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids) if alike is None else alike.grammars
+        return ModelSource(options, checkpoint, config, memory, tokenizer, grammars, digests, info)
 
     def job(self) -> Job:
         """Returns the job that every worker receives, as that of rank 0."""
@@ -144,6 +146,18 @@ def _text_files(checkpoint: Checkpoint) -> TextFiles:
         return files
     checked = checkpoint.side_files()
     return TextFiles(files.folder, {name: checked.get(name, content) for name, content in files.contents.items()})
+
+
+def _tokenizer(files: TextFiles) -> Tokenizer | None:
+    return Tokenizer.of(files) if TOKENIZER_FILE in files.contents else None
+
+
+def _end_ids(files: TextFiles, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Returns the tokens that end a sample: those of the configs, or the tokenizer's own if these name none."""
+    named = eos_token_ids_of(files)
+    if named or tokenizer is None or tokenizer.eos_token_id is None:
+        return named
+    return frozenset((tokenizer.eos_token_id,))
 
 
 def _digests(files: TextFiles) -> dict[str, str]:

@@ -15,8 +15,6 @@ from .model_source import ModelSource
 def open_beside(running: ModelSource, checkpoint: Path, process_ids: Iterable[int]) -> ModelSource:
     """Opens another checkpoint of the running model, with a cache of the same size.
 
-    It shares the tokenizer and the grammars of the running one: their files are equal, and they take tens of megabytes.
-
     Args:
         running: the source of the running model.
         checkpoint: a step folder, a run folder (its newest committed step) or a Hugging Face folder.
@@ -36,11 +34,11 @@ def open_beside(running: ModelSource, checkpoint: Path, process_ids: Iterable[in
         kv_memory=None,
         max_model_len=memory.max_model_len,
     )
-    source = ModelSource.open(options)
+    source = ModelSource.open(options, running)
     check_same_model(running, source)
     if not on_gpus(options):  # there a cache is committed as a whole, so the plan has counted it
         check_room(running.memory, source.memory, resident_bytes(process_ids), free_memory())
-    return replace(source, tokenizer=running.tokenizer, grammars=running.grammars)
+    return source
 
 
 def check_same_model(running: ModelSource, other: ModelSource) -> None:

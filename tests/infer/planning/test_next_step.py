@@ -14,6 +14,7 @@ from tk.core.errors import ConfigError
 from tk.infer.options import EngineOptions
 from tk.infer.planning.model_source import ModelSource
 from tk.infer.planning.next_step import check_room, open_beside, resident_bytes
+from tk.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -32,6 +33,18 @@ def test_the_next_step_is_planned_like_the_running_one(running: ModelSource, tmp
     source = open_beside(running, copy(running, tmp_path / "next", "config.json"), [])
     assert source.memory == running.memory
     assert replace(source.info, name="") == replace(running.info, name="", manifest_sha256=source.info.manifest_sha256)
+
+
+def test_the_next_step_shares_what_texts_depend_on(
+    running: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        pytest.fail("it takes megabytes, and the interpreter's lock")
+
+    monkeypatch.setattr(Tokenizer, "of", fail)
+    source = open_beside(running, copy(running, tmp_path / "next", "config.json"), [])
+    assert source.tokenizer is running.tokenizer is not None
+    assert source.grammars is running.grammars
 
 
 @pytest.mark.parametrize(
