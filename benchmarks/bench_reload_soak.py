@@ -110,6 +110,7 @@ async def _soak(
     async with grpc.aio.insecure_channel(served.target) as channel:
         with closing(ReloadSoak(served, steps, cases, expected, channel)) as soak:
             await soak.run(warm, warm / 2, times.concurrency, times.edits)
+            await soak.fill_pools()
             base = await soak.settle()
             await soak.run(times.seconds, times.every, times.concurrency, times.edits)
             last, report = await soak.settle(), await soak.blocks()

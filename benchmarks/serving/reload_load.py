@@ -175,6 +175,12 @@ class ReloadSoak:
                 if self._has_ended() or place >= len(files):
                     break
 
+    async def fill_pools(self) -> None:
+        """Makes calls at the same time, so that the server's pools have all threads that they may have."""
+        message = pb.TokenizeRequest(text="word " * 200)
+        calls = [self._stub.Tokenize(message, metadata=bearer(PRINCIPALS[0]), timeout=30.0) for _ in range(64)]
+        await asyncio.gather(*calls)
+
     async def settle(self) -> Figures:
         """Returns the figures when no request is live and the old workers have ended, or after some time."""
         end = time.monotonic() + IDLE_SECONDS
