@@ -17,6 +17,10 @@ _FIELD: Final = re.compile(
 _CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 _END: Final = b"\r\n\r\n"
 
+PATH: Final = b"/v1/completions"
+BODY: Final = b'{"prompt":"a","max_tokens":1}'
+ODDITIES: Final = ("name", "value", "twice", "both", "line", "chunks", "last", "target")
+
 LENGTH_NAMES: Final = (b"Content-Length", b"content-length", b"Content-Length ", b"Content_Length", b" Content-Length")
 CODING_NAMES: Final = (
     *(b"Transfer-Encoding", b"transfer-encoding", b"Transfer-Encoding ", b"Transfer-Encoding\t"),
@@ -46,10 +50,10 @@ LASTS: Final = (
 
 @dataclass(frozen=True)
 class Judged:
-    """A request that a stream of bytes has beyond doubt: its method and path, and the tokens that it names."""
+    """A request that a stream of bytes has beyond doubt: its method and path, and its name."""
 
     call: str
-    tokens: frozenset[str]
+    name: str
 
 
 def judged(data: bytes) -> list[Judged]:
@@ -65,8 +69,9 @@ def judged(data: bytes) -> list[Judged]:
         if rest is None or sum(name == b"host" for name, _ in values) != 1:
             break
         data = rest
-        tokens = frozenset(value.decode("latin-1").split()[-1] for name, value in values if name == b"authorization")
-        found.append(Judged(f"{line[1].decode()} {line[2].decode().partition('?')[0]}", tokens))
+        names = [value.decode("latin-1") for name, value in values if name == b"x-request-id"]
+        call = f"{line[1].decode()} {line[2].decode().partition('?')[0]}"
+        found.append(Judged(call, names[0] if len(names) == 1 else ""))
         if line[3] == b"0" or any(name == b"connection" for name, _ in values):
             break
     return found
@@ -99,7 +104,7 @@ def _after_chunks(data: bytes) -> bytes | None:
 
 
 class Framings:
-    """Random streams of one caller; the paths of their requests begin with a name of their own.
+    """Random streams of one caller, whose requests for completions have names of their own.
 
     Args:
         seed: the seed.
@@ -111,28 +116,28 @@ class Framings:
         self._chance, self._token, self._host = random.Random(seed), token.encode(), host.encode()
 
     def stream(self, name: str) -> bytes:
-        """Returns some bytes: a request with none to three oddities, a request hidden in its body or behind it."""
-        chance, path = self._chance, f"/v1/models/{name}".encode()
-        hidden = self._hidden(path)
-        oddities = chance.sample(
-            ("name", "value", "twice", "both", "line", "chunks", "last", "target"), chance.randint(0, 3)
-        )
+        """Returns some bytes: a request with none to three oddities, another in its body or behind it.
+
+        Args:
+            name: the name of the request, with which those of the others begin.
+        """
+        chance, hidden = self._chance, self._hidden(f"{name}-hidden")
+        oddities = chance.sample(ODDITIES, chance.randint(0, 3))
         body, headers = self._body(hidden, oddities)
-        head = [self._first_line(path, "target" in oddities), b"Host: " + self._host, self._authorization()]
         if "twice" in oddities:
-            headers += [chance.choice([*headers, b"Host: other", self._authorization(), b"Content-Length: 0"])]
-        head += headers
+            headers += [chance.choice([*headers, b"Host: other", self._common(name)[1], b"Content-Length: 0"])]
         chance.shuffle(headers)
-        ends = [b"\r\n"] * len(head)
+        lines = [self._first_line("target" in oddities), *self._common(name), *headers]
+        ends = [b"\r\n"] * len(lines)
         if "line" in oddities:
             ends[chance.randrange(len(ends))] = chance.choice(LINE_ENDS)
-        data = b"".join(line + end for line, end in zip(head, ends, strict=True)) + b"\r\n" + body
-        return data + chance.choice([b"", b"", hidden, self._request(path + b"-next"), b"\r\n" + hidden])
+        data = b"".join(line + end for line, end in zip(lines, ends, strict=True)) + b"\r\n" + body
+        return data + chance.choice([b"", b"", hidden, self._request(f"{name}-next"), b"\r\n" + hidden])
 
     def _body(self, hidden: bytes, oddities: Sequence[str]) -> tuple[bytes, list[bytes]]:
         """Returns a body, and the headers that say its length, perhaps wrongly."""
         chance = self._chance
-        payload = chance.choice([b"", b"x" * 9, hidden, b"0\r\n\r\n" + hidden])
+        payload = chance.choice([b"", BODY, BODY, hidden, b"0\r\n\r\n" + hidden])
         chunks = self._chunks(payload, oddities)
         lengths = [b"%d" % len(payload)]
         if "value" in oddities:
@@ -162,26 +167,33 @@ class Framings:
             made += form % len(part) + b"\r\n" + part + end
         return made + (chance.choice(LASTS) if "last" in oddities else LASTS[0])
 
-    def _first_line(self, path: bytes, is_odd: bool) -> bytes:
+    def _first_line(self, is_odd: bool) -> bytes:
         chance = self._chance
-        method = chance.choice((b"GET", b"POST", b"PUT", b"DELETE"))
+        method = chance.choice((b"POST", b"POST", b"POST", b"GET", b"PUT"))
         if not is_odd:
-            return method + b" " + path + b" HTTP/1.1"
+            return method + b" " + PATH + b" HTTP/1.1"
         forms = (
             *(b"%s http://%s%s HTTP/1.1", b"%s http://other%.0s%s HTTP/1.1", b"%s %.0s%s HTTP/1.0", b"%s %.0s%s"),
             *(b"%s  %.0s%s HTTP/1.1", b"%s %.0s%s HTTP/1.1 ", b"%s\t%.0s%s HTTP/1.1", b"%s %s%s HTTP/1.1"),
             *(b"%s %.0s%s HTTP/2.0", b"%s %.0s%s?a=b HTTP/1.1", b"%s %.0s%s#a HTTP/1.1", b"%s %.0s%s x HTTP/1.1"),
         )
-        return chance.choice(forms) % (method, self._host, path)
+        return chance.choice(forms) % (method, self._host, PATH)
 
-    def _hidden(self, path: bytes) -> bytes:
+    def _hidden(self, name: str) -> bytes:
         """Returns a request to hide: whole, or one that takes the next bytes of the connection for its header."""
-        line = b"GET " + path + b"-hidden HTTP/1.1\r\n"
-        parts = (self._request(path + b"-hidden"), line + b"Host: " + self._host + b"\r\nX-Rest: ", line + b"X-Rest: ")
+        line = b"POST " + PATH + b" HTTP/1.1\r\n"
+        parts = (self._request(name), line + b"Host: " + self._host + b"\r\nX-Rest: ", line + b"X-Rest: ")
         return self._chance.choice(parts)
 
-    def _request(self, path: bytes) -> bytes:
-        return b"GET " + path + b" HTTP/1.1\r\nHost: " + self._host + b"\r\n" + self._authorization() + b"\r\n\r\n"
+    def _request(self, name: str) -> bytes:
+        lines = [b"POST " + PATH + b" HTTP/1.1", *self._common(name), b"Content-Length: %d" % len(BODY), b"", BODY]
+        return b"\r\n".join(lines)
 
-    def _authorization(self) -> bytes:
-        return b"Authorization: Bearer " + self._token
+    def _common(self, name: str) -> list[bytes]:
+        """Returns the headers that all requests have."""
+        return [
+            b"Host: " + self._host,
+            b"Authorization: Bearer " + self._token,
+            b"X-Request-Id: " + name.encode(),
+            b"Content-Type: application/json",
+        ]
