@@ -5,6 +5,7 @@ place alone, on all ways on which Python prints one, and lines of other librarie
 """
 
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -50,7 +51,12 @@ def _lines_of(error: BaseException | None, seen: set[int]) -> Iterator[str]:
 
 
 def keep_private() -> None:
-    """Makes this process show exceptions that end a thread, or that nothing can catch, and warnings, by our log."""
+    """Makes this process show exceptions that end a thread, or that nothing can catch, and warnings, by our log.
+
+    gRPC, if it is not loaded yet, prints nothing itself: its lines have names that clients ask for in handshakes, one
+    line for each. GRPC_VERBOSITY brings them back.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.excepthook = _on_end
     threading.excepthook = lambda args: _report("A thread ended", args.exc_value)
     sys.unraisablehook = lambda args: _report("An exception was ignored", args.exc_value)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 FAILING = """
-import asyncio, gc, logging, sys, threading, warnings
+import asyncio, gc, logging, os, sys, threading, warnings
 from tk.core.background_log import background_log
 from tk.core.console_log import show_log, show_log_as, shown_format
 
@@ -45,7 +45,7 @@ def all_ways():
     thread.join()
     Finalized()
     asyncio.run(forget())
-    log.info("the format is %s", shown_format())
+    log.info("the format is %s, gRPC prints %s", shown_format(), os.environ["GRPC_VERBOSITY"])
 
 how = sys.argv[1:]
 if "background" in how:
@@ -68,4 +68,4 @@ def test_no_way_of_failing_shows_a_secret(how: tuple[str, ...]) -> None:
         assert name in shown, shown
     for words in ("a fault of ours", "A thread ended.", "An exception was ignored.", "The process ended.", "in fail"):
         assert words in shown, shown
-    assert f"the format is private {how[0]}" in shown
+    assert f"the format is private {how[0]}, gRPC prints NONE" in shown

@@ -4,8 +4,10 @@ import asyncio
 import json
 import random
 import re
+import select
 import signal
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,6 +26,7 @@ from tk.tests.infer.server.serving import Serving
 from tk.tests.infer.server.tiny_model import write_tiny_model
 
 TEMPLATE = "{% if messages[0].role != 'user' %}{{ raise_exception(messages[0].content) }}{% endif %}{{ messages }}"
+CERTIFICATES = Path(__file__).parents[1] / "server" / "certificates"
 # The ends of an answer that is no refusal.
 FINE = re.compile(rb"HTTP/1\.1 (100|200) ")
 
@@ -40,7 +43,8 @@ def asked(port: int, data: bytes) -> bytes:
     """The answer to some bytes, on a connection of its own."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, suppress(ConnectionError):
         connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
+        if not select.select((connection,), (), (), 1)[0]:  # it is half a request
+            connection.shutdown(socket.SHUT_WR)
         return read_to_end(connection)
     return b""
 
@@ -109,6 +113,27 @@ def test_no_word_of_a_caller_is_in_log_spans_or_metrics(
     spans = collector.spans(1)
     assert [span for span in spans if MARK in str(span).lower()] == []
     check_ids(lines, form, refused)
+
+
+@pytest.mark.matrix
+def test_no_word_of_a_handshake_is_printed(tmp_path: Path) -> None:
+    """gRPC printed the name that a client asked for, and a line for each handshake that failed."""
+    tls = ("--tls-cert", str(CERTIFICATES / "server.pem"), "--tls-key", str(CERTIFICATES / "server.key"))
+    folder = write_tiny_model(tmp_path / "model")
+    serving = Serving(str(folder), "--http", "0", "--kv-blocks", "16", *tls).wait_ready()
+    assert serving.process.stdout is not None
+    context = ssl.create_default_context(cafile=str(CERTIFICATES / "ca.pem"))
+    for address in (serving.target, serving.process.stdout.readline().split()[1]):
+        port = int(address.rpartition(":")[2])
+        for data in (MARK.encode() * 20, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + MARK.encode() * 80):
+            asked(port, data)
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, pytest.raises(ssl.SSLError):
+            context.wrap_socket(connection, server_hostname=f"{MARK}.example")
+    code, _, log = serving.end(signal.SIGTERM)
+    serving.close()
+    assert code == 0
+    assert MARK not in log
+    assert "ssl_transport_security" not in log
 
 
 def check_ids(lines: list[str], form: str, refused: list[str]) -> None:
