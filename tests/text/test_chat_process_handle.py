@@ -76,7 +76,7 @@ def test_one_that_computes_on_a_busy_machine_does_not_hang(opened: Open) -> None
     assert end.value.took_too_long
 
 
-@pytest.mark.parametrize("content", ["a", "a" * (1 << 20)])
+@pytest.mark.parametrize("content", ["a", pytest.param("a" * (1 << 20), marks=pytest.mark.matrix)])
 def test_one_that_is_stopped_is_ended(opened: Open, content: str) -> None:
     process = opened(wall_seconds=1.5)
     os.kill(stopped := child(), signal.SIGSTOP)

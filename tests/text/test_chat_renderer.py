@@ -136,7 +136,7 @@ def test_one_slow_conversation_holds_up_no_others_of_its_caller(opened: Open) ->
     assert not any(each.done() for each in slow)
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("kill", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.matrix)])
 def test_a_process_that_others_kill_is_replaced(opened: Open, kill: signal.Signals) -> None:
     renderer = opened(most_seconds=1000.0, most_wait=1000.0)
     assert renderer.submit(MESSAGES[1:], 1000).result(WAIT_SECONDS) == "</s>[system]"
@@ -153,7 +153,7 @@ def test_a_process_that_others_kill_is_replaced(opened: Open, kill: signal.Signa
 
 
 def test_a_process_that_is_stopped_is_replaced(opened: Open) -> None:
-    renderer = opened(most_wait=3.0)
+    renderer = opened(most_wait=2.0)
     assert renderer.submit(MESSAGES[1:], 1000).result(WAIT_SECONDS) == "</s>[system]"
     os.kill(stopped := rendering(), signal.SIGSTOP)
     large = [{"role": "user", "content": "a" * (1 << 20)}]  # more than it takes without reading
@@ -162,6 +162,7 @@ def test_a_process_that_is_stopped_is_replaced(opened: Open) -> None:
     assert not Path(f"/proc/{stopped}").exists()
 
 
+@pytest.mark.matrix
 def test_a_conversation_whose_processes_hang_is_unavailable(opened: Open) -> None:
     renderer = opened(most_seconds=1000.0, most_wait=1.0)
     with pytest.raises(WorkerDied, match="did not answer within 1 s, and another one did not answer"):

@@ -8,6 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from tk.infer.constraints.compiler import Grammars
+from tk.infer.constraints.grammar import Grammar
 from tk.infer.requests.events import Event, Request
 from tk.proto.open_inference import open_inference_pb2 as oip
 from tk.proto.v1 import generation_pb2 as pb
@@ -16,7 +18,7 @@ from tk.tests.infer.http.http_server import HttpServerThread
 from tk.tests.infer.server.fake_engine import WAIT_SECONDS, ByteTokenizer, FakeEngine, delta, started
 from tk.tests.infer.server.open_inference.conftest import Calls, asking
 
-SHORT = 0.2  # seconds
+SHORT = 0.1  # seconds
 HTTP_SHORT = {"x-request-timeout": str(SHORT)}
 
 
@@ -127,6 +129,27 @@ def test_the_timeout_of_an_inference_ends_it_alone(server: HttpServerThread, eng
         assert said.infer_response.id == "late"
         assert set(engine.aborted) == {"late"}
         answers.cancel()
+
+
+class HeldGrammars(Grammars):
+    """Grammars that take longer than any caller waits, until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(None, 256, ())
+        self.opened = threading.Event()
+
+    def compile(self, *given: Any, **named: Any) -> Grammar:
+        self.opened.wait(WAIT_SECONDS)
+        return super().compile(*given, **named)
+
+
+def test_a_grammar_that_takes_longer_than_the_deadline_is_left(server: HttpServerThread, engine: FakeEngine) -> None:
+    grammars = engine.grammars = HeldGrammars()
+    body = {"prompt": "hi", "response_format": {"type": "json_object"}}
+    assert server.ask("/v1/completions", body, HTTP_SHORT).status == 504
+    grammars.opened.set()
+    assert server.ask("/v1/completions", body).error["code"] == "invalid_argument", "its own error, where there is time"
+    assert engine.requests == []
 
 
 def test_an_operator_ends_a_request_whose_text_is_still_read(server: HttpServerThread, engine: FakeEngine) -> None:
