@@ -125,6 +125,6 @@ def test_sigterm_under_load_loses_no_admitted_request(
         code, _, stderr = serving.wait()
     assert (code, alive(workers)) == (0, []), stderr
     assert min(counts) > 0
-    admitted = [line for line in stderr.splitlines() if "method=Generate" in line and "is draining" not in line]
+    admitted = [line for line in stderr.splitlines() if "method=Generate" in line and "error=Draining" not in line]
     assert ["status=OK" in line for line in admitted] == [True] * sum(counts)
     assert (list(tmp_path.iterdir()), shared_memory() - before) == ([], set())
