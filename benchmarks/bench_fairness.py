@@ -101,6 +101,7 @@ async def _call(stub: Any, who: Principal, new_tokens: int) -> None:
         if event.WhichOneof("event") == "delta":
             who.tokens += len(event.delta.token_ids)
             if is_first:
+                who.tokens += PROMPT
                 who.waits.append(time.perf_counter() - begun)
                 is_first = False
 
