@@ -166,4 +166,6 @@ def check_chat(text: str, logprobs: dict[str, Any], top: int, tokenizer: Tokeniz
     if "\ufffd" not in text and tokenizer.is_byte_level:
         hidden = {token.encode() for token in tokenizer.special_tokens}
         spelled = b"".join(raw for entry in entries if (raw := bytes(entry["bytes"])) not in hidden)
-        assert spelled.decode(errors="replace").startswith(text)
+        # The prompt may have begun the first character, whole or as its own U+FFFD.
+        cuts = [(count, skip) for count in range(4) for skip in range(4)]
+        assert any(spelled[skip:].startswith(text.encode()[count:]) for count, skip in cuts), (text, spelled)
