@@ -5,9 +5,11 @@ another process answers those behind it. A process that dies or hangs is replace
 """
 
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ..core.defects import known_or_defect
@@ -80,7 +82,7 @@ class ChatRenderer:
         """
         request = {"messages": messages, "most_characters": most_characters}
         conversation = _Rendering(request, principal)
-        conversation.prompt.add_done_callback(lambda prompt: self._stop(conversation) if prompt.cancelled() else None)
+        conversation.prompt.add_done_callback(partial(self._end_if_cancelled, weakref.ref(conversation)))
         with self._changed:
             self._queue.add(principal, conversation)
             self._changed.notify()
@@ -101,8 +103,14 @@ class ChatRenderer:
         for thread in threads:
             thread.join()
 
-    def _stop(self, conversation: _Rendering) -> None:
-        """Ends the process that renders a conversation whose caller has left."""
+    def _end_if_cancelled(self, rendering: "weakref.ref[_Rendering]", prompt: "Future[str]") -> None:
+        """Ends the process that renders a conversation whose caller has left.
+
+        A prompt keeps its callbacks: one with the conversation, which has the prompt, would keep both for long.
+        """
+        conversation = rendering() if prompt.cancelled() else None
+        if conversation is None:
+            return
         with self._changed:
             if conversation.process is not None:
                 conversation.process.kill()

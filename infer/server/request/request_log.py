@@ -73,6 +73,7 @@ class RequestLog:
             else:
                 _write(record)
             self._observer.end(record)
+            record.error = None  # whose traceback has the record: they would stay until garbage is searched for
 
     @contextmanager
     def refusals(
@@ -88,6 +89,7 @@ class RequestLog:
         except TkError as error:
             self._fail(record, error)
             self._write_one_of_many(record)
+            record.error = None  # as above
             raise
 
     def refuse(self, method: str, error: TkError, client: str = "", request_id: str = "") -> None:
@@ -95,6 +97,7 @@ class RequestLog:
         record = RequestRecord(method, request_id=request_id, client=client)
         self._fail(record, error)
         self._write_one_of_many(record)
+        record.error = None  # as above
 
     def describe(self, record: RequestRecord, *requests: pb.GenerateRequest | pb.ScoreRequest) -> None:
         """Adds the kind of a call's prompts to its record and, if they are logged, the texts, token ids or messages."""

@@ -1,0 +1,109 @@
+"""Calls leave nothing of ours that only a search for garbage finds: a server's memory would grow until it comes.
+
+Refusals over gRPC are left out: its own call keeps the error that aborted it, and the frames of that.
+"""
+
+import gc
+import http.client
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import grpc
+import pytest
+
+from tk.infer.http.transport.connection import HttpConnection
+from tk.infer.http.transport.messages import HttpRequest
+from tk.infer.observability.request_record import RequestRecord
+from tk.infer.requests.events import Request
+from tk.infer.requests.streams import EventStream
+from tk.infer.server.request.runner import AskedRequest
+from tk.proto.v1 import generation_pb2 as pb
+from tk.proto.v1.generation_pb2_grpc import GenerationStub
+from tk.tests.infer.http.http_server import HttpServerThread
+from tk.tests.infer.server.fake_engine import WAIT_SECONDS, FakeEngine, delta, started
+
+TIMES = 3
+OF_A_CALL = (RequestRecord, EventStream, AskedRequest, Request, HttpRequest, HttpConnection)
+
+
+@pytest.fixture
+def saved_garbage() -> Iterator[list[Any]]:
+    """What only a search finds from now on."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    yield gc.garbage
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+
+
+def ours(garbage: list[Any]) -> Counter[str]:
+    """The frames of the server and the objects of a call, by name."""
+    gc.collect()
+    frames = (each.f_code for each in list(garbage) if isinstance(each, FrameType))
+    found = Counter(
+        f"{code.co_qualname} of {code.co_filename}"
+        for code in frames
+        if "/infer/" in code.co_filename and "/tests/" not in code.co_filename
+    )
+    found.update(type(each).__qualname__ for each in garbage if isinstance(each, OF_A_CALL))
+    return found
+
+
+def over_http(server: HttpServerThread, path: str, body: Any, **headers: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=WAIT_SECONDS)
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"} | headers)
+    connection.getresponse().read()
+    connection.close()
+
+
+def over_grpc(server: HttpServerThread, request: pb.GenerateRequest, cancels: bool = False) -> None:
+    with grpc.insecure_channel(server.target) as channel, suppress(grpc.RpcError):
+        call = GenerationStub(channel).Generate(request, timeout=WAIT_SECONDS)
+        for _ in call:
+            if cancels:
+                call.cancel()
+
+
+CALLS: dict[str, Callable[[HttpServerThread], None]] = {
+    "a whole answer": lambda server: over_http(server, "/v1/completions", {"prompt": "a"}),
+    "a stream": lambda server: over_http(server, "/v1/completions", {"prompt": "a", "stream": True}),
+    "no JSON": lambda server: over_http(server, "/v1/completions", {"prompt": 5}),
+    "an unknown field": lambda server: over_http(server, "/v1/chat/completions", {"massages": []}),
+    "no such page": lambda server: over_http(server, "/v2", {}),
+    "a stream over gRPC": lambda server: over_grpc(server, pb.GenerateRequest(text="a")),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_leaves_nothing(name: str, server: HttpServerThread, saved_garbage: list[Any]) -> None:
+    for _ in range(TIMES):
+        CALLS[name](server)
+    server.run(server.server.drain())
+    assert not ours(saved_garbage)
+
+
+def test_a_cancelled_call_leaves_nothing(
+    server: HttpServerThread, engine: FakeEngine, saved_garbage: list[Any]
+) -> None:
+    engine.script = lambda request: [started(request), delta("ab")]
+    for _ in range(TIMES):
+        over_grpc(server, pb.GenerateRequest(text="a"), cancels=True)
+    server.run(server.server.drain())
+    assert not ours(saved_garbage)
+
+
+def test_a_call_that_is_late_leaves_nothing(
+    server: HttpServerThread, engine: FakeEngine, saved_garbage: list[Any]
+) -> None:
+    engine.script = lambda request: []
+    for _ in range(TIMES):
+        over_http(server, "/v1/completions", {"prompt": "a"}, **{"x-request-timeout": "0.05"})
+    engine.settle()
+    server.run(server.server.drain())
+    assert not ours(saved_garbage)
