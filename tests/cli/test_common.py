@@ -76,6 +76,7 @@ TEXTS = frozenset(  # arguments and options of plain text that are no paths
         "generate --regex",
         "serve --host",
         "serve --metrics-host",
+        "serve --served-model-name",
         "serve --otlp-endpoint",
         "top address",
         "bench serve address",
