@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tk.core.errors import ConfigError
 from tk.infer.requests.events import Delta, Done, Event
+from tk.infer.requests.streams import MAX_TOKENS_PER_DELTA
 from tk.infer.server.access.tokens import Caller, line_of, token_digest
 from tk.infer.server.app import Server
 from tk.infer.server.options import ServerOptions, check_address
@@ -54,7 +55,7 @@ def test_draining_waits_for_readers_that_the_engine_has_outrun(
     server: ServerThread, stub: Any, engine: FakeEngine
 ) -> None:
     num_deltas, text = 20, "x" * 600_000
-    large: list[Event] = [Delta(0, text, (1,))] * num_deltas
+    large: list[Event] = [Delta(0, text, (1,) * MAX_TOKENS_PER_DELTA)] * num_deltas
     engine.script = lambda request: [started(request), *large, finished(), Done()]
     call = stub.Generate(pb.GenerateRequest(text="hi"), timeout=WAIT_SECONDS)
     next(call)
