@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ..infer.server.options import ServerOptions
 
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
-LAST_SECONDS: Final = 0.7  # after a second signal, for clean-up and for the callers to read that their requests ended
+LAST_SECONDS: Final = 1.7  # for clean-up after a signal while the model loads, and after the time of a drain
+HURRIED_SECONDS: Final = 0.7  # the same after a second signal: for the callers to read that their requests ended
 # The options that ServerOptions has by the same name; all others, but for TLS, are the engine's.
 _SERVER_VALUES: Final = (
     *("host", "port", "admin_port", "health_port", "http_port", "metrics_port", "metrics_host"),
@@ -114,6 +115,12 @@ _SERVER_VALUES: Final = (
     help="How often dead workers are started again before the server gives up; default: 0.",
 )
 @click.option(
+    "--step-timeout",
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds after which the workers of a step that is not answered are killed; default: 20 times its predicted "
+    "time, at least 120.",
+)
+@click.option(
     "--drain-timeout",
     type=click.FloatRange(0),
     default=30.0,
@@ -162,9 +169,9 @@ def serve(
 
     The port answers health while the model is loaded. Prints `ready HOST:PORT` on stdout once the server accepts
     requests. On SIGTERM or Ctrl-C it finishes the live requests and exits with 0; a second signal ends it within a
-    second. If a worker dies, all requests fail; the workers start again up to --max-restarts times, and then it exits
-    with 1. Admin.Reload, or --follow, changes to another step of the model; requests end on the weights they began
-    with.
+    second. If a worker dies, or hangs for --step-timeout, all requests fail; the workers start again up to --max-
+    restarts times, and then it exits with 1. Admin.Reload, or --follow, changes to another step of the model;
+    requests end on the weights they began with.
     """
     from ..core.background_log import background_log
     from ..core.process import exit_within, share_one_memory_area
@@ -196,21 +203,27 @@ def serve(
             switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
 
             def on_ready(address: str) -> None:
-                kernels = f"{'kernels':<10}{engine.info.kernels}"
-                click.echo(f"{kernels}\n{'threads':<10}{threads} on each of {options.tp} ranks", err=True)
+                _show_kernels(engine.info.kernels, threads, options.tp)
                 click.echo(f"ready {address}")
                 for door in (each for each in doors if each.name == "HTTP"):
                     click.echo(f"http {door.address}")
                 if run is not None:
                     stack.enter_context(following(StepFollower(run, engine.info.step, switch.reload)))
 
-            end = serve_until_signal(
-                switch, server_options, on_ready, switch, doors, lambda: exit_within(LAST_SECONDS, EXIT_INTERRUPTED)
-            )
+            codes = {End.DRAINED: 0, End.TERMINATED: EXIT_TERMINATED}
+            last = {End.DRAINED: server_options.drain_timeout + LAST_SECONDS, End.SECOND_SIGNAL: HURRIED_SECONDS}
+
+            def on_signal(end: End) -> None:
+                exit_within(last.get(end, LAST_SECONDS), codes.get(end, EXIT_INTERRUPTED))
+
+            end = serve_until_signal(switch, server_options, on_ready, switch, doors, on_signal)
     if end is End.INTERRUPTED:
         raise click.Abort
-    codes = {End.DRAINED: 0, End.SECOND_SIGNAL: EXIT_INTERRUPTED, End.TERMINATED: EXIT_TERMINATED}
-    click.get_current_context().exit(codes[end])
+    click.get_current_context().exit(codes.get(end, EXIT_INTERRUPTED))
+
+
+def _show_kernels(kernels: str, threads: int, tp: int) -> None:
+    click.echo(f"{'kernels':<10}{kernels}\n{'threads':<10}{threads} on each of {tp} ranks", err=True)
 
 
 def _server_options(values: dict[str, Any]) -> "ServerOptions":

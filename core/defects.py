@@ -8,7 +8,7 @@ from .errors import TkError
 _LOG = logging.getLogger(__name__)
 
 
-def known_or_defect(error: Exception, where: str, kind: type[TkError] = TkError) -> TkError:
+def known_or_defect(error: BaseException, where: str, kind: type[TkError] = TkError) -> TkError:
     """Returns an error of tk as it is; logs any other one with its traceback, and returns one that names its class.
 
     That error goes to callers of a server, and the text of the exception may hold what another one has sent.

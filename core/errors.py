@@ -18,6 +18,7 @@
     |  `- DeadlinePassed        exit 1   DEADLINE_EXCEEDED     a request that its deadline ended
     |- Overloaded               exit 1   RESOURCE_EXHAUSTED    a full queue; try again later
     `- WorkerDied               exit 1   UNAVAILABLE           a rank or worker process that ended or hangs
+       `- WorkerStalled                                       one that hangs, and may go on
 
 A message says what is wrong, where, and what would be right. It is for the caller, and may quote what he sent; so a
 server's log has `log_form` instead. gRPC statuses are plain names here, so that this module does not import grpc.
@@ -187,6 +188,10 @@ class WorkerDied(TkError):
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class WorkerStalled(WorkerDied):
+    """An inference worker that is late with its answer and does not compute, but may go on: requests wait for it."""
 
 
 def kind_of(value: object) -> str:

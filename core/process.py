@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -72,11 +73,20 @@ def die_with_parent() -> None:
 def exit_within(seconds: float, code: int) -> None:
     """Ends this process with an exit code, and without any clean-up, unless it ends by itself in so many seconds.
 
-    A thread that cannot be interrupted, in native code for example, would otherwise hold the process.
+    A thread that cannot be interrupted, in native code for example, would otherwise hold the process. The children of
+    `start_module` end with it. A line on stderr says that this happened, and names the threads that were left.
     """
-    timer = threading.Timer(seconds, os._exit, (code,))
-    timer.daemon = True
+    timer = threading.Timer(seconds, _exit_now, (seconds, code))
+    timer.name, timer.daemon = "tk-exit", True
     timer.start()
+
+
+def _exit_now(seconds: float, code: int) -> None:
+    names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.current_thread())
+    line = f"tk has not ended by itself in {seconds:g} s, and ends without clean-up; its threads: {names}.\n"
+    if select.select((), (2,), (), 0)[1]:  # nobody may read stderr; in a pipe that can be written to, a line has place
+        os.write(2, line.encode()[: select.PIPE_BUF])
+    os._exit(code)
 
 
 @contextmanager

@@ -8,13 +8,13 @@ submitting threads.
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final, Self
 
 from ..core.defects import known_or_defect
-from ..core.errors import Cancelled, InvalidRequest, TkError, WorkerDied
+from ..core.errors import Cancelled, TkError, WorkerDied
 from ..core.home_process import HomeProcess
 from .options import EngineOptions
 from .planning.job import threads_per_rank
@@ -24,14 +24,15 @@ from .requests.events import Event, ModelInfo, Request
 from .requests.servable import check_servable, with_grammar
 from .scheduling.books import EngineBooks
 from .scheduling.live_request import LiveRequest, Served, seed_of
+from .scheduling.live_table import LiveTable
 from .scheduling.scheduler import Scheduler
 from .scheduling.step_in_flight import StepInFlight, prepare_step, record_step, take_token
-from .scheduling.steps.batch_writer import BatchWriter
 from .scheduling.waiting.limits import Limits
 from .workers.masks import receive_tokens, send_masks
 from .workers.processes import WorkerProcesses
 from .workers.restarts import Availability, Watcher, turn_with_restarts
 from .workers.step_timing import measure_steps
+from .workers.step_watch import StepWatch
 from .workers.worker_group import WorkerGroup
 
 # A worker that computes reads nothing: a longer message would wait for it, and it for the reader of its result.
@@ -62,20 +63,18 @@ class Engine:
         self.memory = memory = source.memory
         self.source = source
         self._served = Served.of(source.info, source.tokenizer, options.prefix_cache, options.speculate)
-        self._workers = WorkerGroup(processes)
-        live = self._live = dict[tuple[str, str], LiveRequest]()  # by principal and id
-        self._batch = BatchWriter(options.max_running, lambda sequence: live[sequence.key].stopping)
         self._in_flight: StepInFlight | None = None
         self._begun = 0.0  # when the workers began to compute it
         self._taken: float | None = None  # when they had computed the one before; None: they had nothing to do
         self._arrivals = itertools.count()
-        self._lock = threading.Lock()  # guards all below, and the live requests
+        self._lock = threading.Lock()  # guards all below
         limits = Limits.of(options, memory.max_model_len)
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_copies)
         self.books = EngineBooks(self._scheduler, self._lock)
-        self._cancelled: list[LiveRequest] = []
-        self._after_events: list[Callable[[], object]] = []
+        self._live = LiveTable(self._scheduler, self._lock, options.max_running)
         self._availability = Availability()
+        self._watch = StepWatch(options.step_timeout, self._availability.report)
+        self._workers = WorkerGroup(processes, self._watch, self._live.end_unwanted)
         self._closing = False
         self._ready: Future[str] = Future()  # the kernels of the workers
         self._thread = threading.Thread(target=self._run, name="tk-engine", daemon=True)
@@ -130,7 +129,7 @@ class Engine:
     def num_live(self) -> int:
         """The number of requests that are waiting or running."""
         with self._lock:
-            return len(self._live)
+            return len(self._live.by_key)
 
     @property
     def worker_process_ids(self) -> tuple[int, ...]:
@@ -160,33 +159,25 @@ class Engine:
             self._availability.check()
             if self._closing:
                 raise Cancelled("The engine is closed.")
-            if request.key in self._live:
-                raise InvalidRequest(
-                    f"Request id {request.request_id!r} belongs to a live request; choose another.",
-                    field="request_id",
-                )
-            self._scheduler.add(live.sequences, time.monotonic())
-            self._live[request.key] = live
+            self._live.add(live)
         self._workers.wake()
 
     def abort(self, request_id: str, principal: str = "") -> bool:
         """Ends a principal's request, from any thread; its last event is Failed(Cancelled). False: it is not live."""
-        with self._lock:
-            request = self._live.get((principal, request_id))
-            if request is None:
-                return False
-            self._cancelled.append(request)
-        self._workers.wake()
+        if not self._live.cancel((principal, request_id)):
+            return False
+        self._workers.wake()  # also while the workers compute, or hang
         return True
 
     def watch(self, callback: Watcher) -> None:
         """Registers a callback, which the engine's thread calls with an error when a worker has died and all requests
-        have failed. If the error has `retry_after`, it calls it with None when the workers have started again."""
+        have failed. If the error has `retry_after`, it calls it with None when the workers have started again. It also
+        calls it with WorkerStalled when workers hang, while requests wait, and with None when they answer again."""
         self._availability.watch(callback)
 
     def after_events(self, callback: Callable[[], object]) -> None:
         """Registers a callback, which the engine's thread calls when it has sent all events that it has."""
-        self._after_events.append(callback)
+        self._live.after_events.append(callback)
 
     def close(self) -> None:
         """Ends live requests with Cancelled, and the workers, from any thread; a second call does nothing."""
@@ -208,11 +199,12 @@ class Engine:
         end: TkError = Cancelled("The engine was closed.")
         try:
             kernels = self._workers.start(self.source.job(), self.options.start_timeout)
-            measure_steps(self._workers, self._batch, self._scheduler, self.memory, self.options)
+            measure_steps(self._workers, self._live.batch, self._scheduler, self.memory, self.options)
             self._ready.set_result(kernels)
             turn_with_restarts(self._turn, self._start_again, self._fail_all, self.options.max_restarts)
-        except Exception as error:  # callers must get an error rather than wait for ever
+        except BaseException as error:  # a panic of a library in Rust is no Exception; callers must get an error
             end = known_or_defect(error, "The engine's thread", WorkerDied)
+            end = end.with_traceback(None)  # it has the frame of this function, which has the error and the engine
         finally:
             self._end(end)
 
@@ -242,10 +234,7 @@ class Engine:
         """Fails the live requests; if a worker has died, later ones are refused with the same error."""
         with self._lock:
             self._availability.set(error if isinstance(error, WorkerDied) else None)
-            live = list(self._live.values())
-        for request in live:
-            self._fail(request, error)
-        self._events_sent()
+        self._live.fail_all(error)
         if isinstance(error, WorkerDied):
             self._availability.report(error)
 
@@ -259,90 +248,66 @@ class Engine:
         if before is not None and before.has_proposals:
             self._take(before)
             before = None
-        self._end_unwanted()
+        self._live.end_unwanted()
         with self._lock:
             if self._closing:
                 return False
-            chunks = [chunk for chunk in self._scheduler.schedule() if self._batch.can_write(chunk)]
+            chunks = [chunk for chunk in self._scheduler.schedule() if self._live.batch.can_write(chunk)]
         if chunks:
-            step = prepare_step(chunks, self._live, self._batch)
+            step = prepare_step(chunks, self._live.by_key, self._live.batch)
             with self._lock:
                 record_step(step, self._scheduler)
             if before is not None and len(step.message) > MAX_BYTES_AHEAD:
                 self._take(before)
                 before = None
             if before is None:
-                self._begun = time.monotonic()
-            self._workers.send(step.message, self.options.step_timeout)
+                self._begin(step)
+            self._workers.send(step.message)
             self._in_flight = step
             if before is None:
-                self._fail_each(send_masks(self._in_flight, self._workers, self.options.step_timeout))
-        self._events_sent()
+                self._live.fail_each(send_masks(self._in_flight, self._workers))
+        self._live.events_sent()
         if before is not None:
             self._take(before)
         elif not chunks:
             self._taken = None
+            self._watch.rest()
             self._workers.sleep()
         return True
 
+    def _begin(self, step: StepInFlight) -> None:
+        """Records that the workers compute a step from now on."""
+        self._begun = time.monotonic()
+        scheduler = self._scheduler  # without the engine, which a watch must not hold
+        self._watch.begin(lambda: scheduler.predict(step.chunks))
+
     def _take(self, step: StepInFlight) -> None:
         """Waits for the results of a step and sends its events."""
-        result, failed = receive_tokens(step, self._workers, self.options.step_timeout)
+        result, failed = receive_tokens(step, self._workers)
         now = time.monotonic()
         with self._lock:
             self._scheduler.observe(step.chunks, now - self._begun, None if self._taken is None else now - self._taken)
-        self._begun = self._taken = now  # the workers know the next step already
-        self._fail_each(failed)
+        self._taken = now
+        if self._in_flight is not None:  # the workers know it already
+            self._begin(self._in_flight)
+        self._live.fail_each(failed)
         touched: dict[LiveRequest, None] = {}
         for index, row in enumerate(step.rows):
             if row.is_void:
                 continue
             touched[request := row.request] = None
             if not result.finite[index]:
-                self._fail(request, request.not_finite())
+                self._live.fail(request, request.not_finite())
             elif row.scored is not None:
                 request.score(row.scored, result, index)
             else:
                 with self._lock:
                     error = take_token(row, result, index, self._scheduler)
                 if error is not None:
-                    self._fail(request, error)
-        self._fail_each(send_masks(self._in_flight, self._workers, self.options.step_timeout))
+                    self._live.fail(request, error)
+        self._live.fail_each(send_masks(self._in_flight, self._workers))
         for request in touched:
             if request.is_over:
-                self._forget(request)
+                self._live.forget(request)
             request.deliver()
-        self._events_sent()
-
-    def _end_unwanted(self) -> None:
-        """Ends requests that were aborted or whose deadline has passed."""
-        with self._lock:
-            cancelled, self._cancelled = self._cancelled, []
-            expired = {sequence.key for sequence in self._scheduler.expire(time.monotonic())}
-            late = [self._live[key] for key in expired]
-        self._fail_each((each, Cancelled(f"Request {each.request.request_id} was aborted.")) for each in cancelled)
-        self._fail_each((each, each.too_late()) for each in late)
-
-    def _events_sent(self) -> None:
-        for callback in self._after_events:
-            callback()
-
-    def _fail_each(self, failed: Iterable[tuple[LiveRequest, TkError]]) -> None:
-        for request, error in failed:
-            self._fail(request, error)
-
-    def _fail(self, request: LiveRequest, error: TkError) -> None:
-        """Ends a request with an error, unless it has ended already."""
-        if request.is_over:
-            return
-        self._forget(request)
-        request.fail(error)
-        request.deliver()
-
-    def _forget(self, request: LiveRequest) -> None:
-        with self._lock:
-            for sequence in request.sequences:
-                self._scheduler.finish(sequence)
-                self._batch.release(sequence)
-            if self._live.get(request.request.key) is request:  # a later one may have its id
-                del self._live[request.request.key]
+        self._live.events_sent()

@@ -21,8 +21,8 @@ _TYPES: Final = MappingProxyType(
         **dict.fromkeys(("max_queued_tokens", "quota_sequences", "quota_tokens"), INTEGER | None),
         **dict.fromkeys(("dtype", "weight_dtype", "kv_dtype", "kernels"), TEXT),
         "prefix_cache": FLAG,
-        **dict.fromkeys(("max_step_ms", "slow_step_ms"), NUMBER | None),
-        **dict.fromkeys(("start_timeout", "step_timeout"), NUMBER),
+        **dict.fromkeys(("max_step_ms", "slow_step_ms", "step_timeout"), NUMBER | None),
+        "start_timeout": NUMBER,
         "max_restarts": INTEGER,
         "served_model_names": TEXTS,
     }
@@ -71,7 +71,8 @@ class EngineOptions:
             expected to keep it, and the engine measures a few at start. None = only `max_batched_tokens` cuts prompts.
         slow_step_ms: a step that takes longer, in milliseconds, is logged with its size; None = none is.
         start_timeout: the time, in seconds, for the workers to load the model.
-        step_timeout: the time, in seconds, after which a worker that does not answer counts as dead.
+        step_timeout: the time, in seconds, after which the workers of a step that is not answered count as dead; None =
+            20 times the step's predicted duration, at least 120.
         max_restarts: how often the engine starts its workers again after one has died; the requests of that time fail.
         served_model_names: the names by which requests may ask for the model, the first of which answers have; none =
             the name of the run or folder.
@@ -100,7 +101,7 @@ class EngineOptions:
     max_step_ms: float | None = None
     slow_step_ms: float | None = None
     start_timeout: float = 600.0
-    step_timeout: float = 300.0
+    step_timeout: float | None = None
     max_restarts: int = 0
     served_model_names: Sequence[str] = ()
 
@@ -130,6 +131,8 @@ class EngineOptions:
             if value not in ("auto", *known):
                 raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")
         _check_names(self.served_model_names)
+        if self.step_timeout is not None and not self.step_timeout > 0:
+            raise ConfigError(f"step_timeout = {self.step_timeout}; it must be more than 0 seconds.")
         if self.kernels not in KERNELS:
             raise ConfigError(f"kernels = {self.kernels!r}; use one of {', '.join(KERNELS)}.")
         if self.block_size < 1 or ATTENTION_TILE % self.block_size:

@@ -211,6 +211,13 @@ class Scheduler:
         if is_decoding and period is not None:
             self._planning.observe(self.row_cost.seconds(size.num_tokens), period, proposals > 0)
 
+    def predict(self, chunks: Iterable[ScheduledChunk]) -> float:
+        """Returns the expected duration of a step, in seconds; 0 if no step was observed yet."""
+        size = StepSize()
+        for chunk in chunks:
+            size = size.plus(chunk.start, chunk.length)
+        return self.cost.seconds(size)
+
     def expire(self, now: float) -> list[Sequence]:
         """Finishes the sequences that are too late, and returns them.
 

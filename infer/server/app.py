@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 # Seconds for calls other than requests (health watchers, reflection) to end by themselves when no request is live.
 STOP_GRACE: Final = 0.5
-# Seconds for the engine to drop aborted requests, which it does between two steps.
-ABORT_GRACE: Final = 5.0
+# Seconds for the engine to drop aborted requests, which it does at once unless it is late itself.
+ABORT_GRACE: Final = 1.0
+# Seconds for callers to read that their requests failed.
+ANSWER_GRACE: Final = 5.0
 # Seconds in which a server without workers still answers UNAVAILABLE: gRPC cancels calls that reach a stopping server.
 DEATH_NOTICE: Final = 1.0
 _LOG: Final = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class Server:
 
     Attributes:
         health_address: HOST:PORT of the port for health alone, from `start` on; "" if the options have none.
+        is_late: whether the time of a drain has passed while requests were live.
 
     Args:
         engine: the engine.
@@ -70,6 +73,7 @@ class Server:
         log = self._log = RequestLog(options.log_prompts, observer)
         self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens, observer)
         self._dead = asyncio.Event()
+        self.is_late = False
         self.health_address, most = "", options.max_connections
         self._health_port = make_health_port(health, most)
         alone = options.admin_port is None
@@ -121,12 +125,12 @@ class Server:
         self._lifecycle.set_loaded()
 
     async def _follow(self, error: WorkerDied | None) -> None:
-        """Reports the state of the workers: dead for good, starting again (`retry_after`), or started again (None)."""
+        """Reports the state of the workers: dead for good, starting again (`retry_after`), stalled, or well (None)."""
         self._lifecycle.set_death(error)
         if self._lifecycle.death is None:
             return
         with suppress(TimeoutError):  # the engine has failed all requests; their callers still read that
-            async with asyncio.timeout(ABORT_GRACE):  # wait_for may forget that this task is cancelled, and go on
+            async with asyncio.timeout(ANSWER_GRACE):  # wait_for may forget that this task is cancelled, and go on
                 await self._runner.live.wait_empty()
         await asyncio.sleep(DEATH_NOTICE)
         self._dead.set()
@@ -147,29 +151,30 @@ class Server:
             seconds: the longest time; None = the drain timeout of the options.
         """
         seconds, live = self._options.drain_timeout if seconds is None else seconds, self._runner.live
-        await self._refuse_new()
+        self._refuse_new()
         _LOG.info("draining: %d live requests, %g s at most", len(live), seconds)
         try:
             async with asyncio.timeout(seconds):
                 await live.wait_empty()
         except TimeoutError:
+            self.is_late = True
             _LOG.warning("drain timeout: %d live requests are left", len(live))
 
-    async def _refuse_new(self) -> None:
+    def _refuse_new(self) -> None:
         self._lifecycle.set_draining()
         for door in self._doors:
             door.drain()
         if self._reloads is not None:
-            await asyncio.to_thread(self._reloads.end_reloads)
+            self._reloads.end_reloads()
 
     async def stop(self) -> None:
         """Ends the live requests, then all other calls, and closes the ports."""
-        await self._refuse_new()
+        self._refuse_new()
         self._runner.end_live_requests()
         stops = [port.stop(STOP_GRACE) for port in {self._port, self._admin_port, self._health_port}]
         stops += [door.stop() for door in self._doors]
         await asyncio.gather(*stops)
-        with suppress(TimeoutError):  # the engine hangs; closing it ends the remaining requests
+        with suppress(TimeoutError):  # closing the engine ends the remaining requests
             async with asyncio.timeout(ABORT_GRACE):
                 await self._runner.live.wait_empty()
         await self._runner.prompts.close()

@@ -75,7 +75,8 @@ class ServedEngine(Protocol):
 
     def watch(self, callback: Callable[[WorkerDied | None], None]) -> None:
         """Registers a callback, which the engine's thread calls with an error when a worker has died and all requests
-        have failed, and, if the error has `retry_after`, with None when the workers have started again."""
+        have failed, and, if the error has `retry_after`, with None when the workers have started again; also with
+        WorkerStalled when workers hang, while requests wait, and with None when they answer again."""
 
     def kill(self) -> None:
         """Ends the workers at once, from any thread, whatever they compute: live requests fail with WorkerDied."""

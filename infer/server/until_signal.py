@@ -29,7 +29,7 @@ def serve_until_signal(
     on_ready: Callable[[str], None],
     reloads: Reloads | None = None,
     doors: Sequence[Door] = (),
-    on_second: Callable[[], object] = lambda: None,
+    on_signal: Callable[[End], object] = lambda end: None,
 ) -> End:
     """Serves until SIGTERM or Ctrl-C; a second signal ends the draining that the first began, whatever is computed.
 
@@ -41,7 +41,8 @@ def serve_until_signal(
         on_ready: is called with HOST:PORT when the server accepts requests.
         reloads: see `Server`.
         doors: the ports of other protocols.
-        on_second: is called at the second signal, before anything ends; what is under way can still take a moment.
+        on_signal: is called at the first signal and at the second one with the end that it leads to, before anything
+            ends: what is under way may hang, as a thread that waits for a disk does, and the process must end in time.
 
     Raises:
         WorkerDied: a worker has died; all requests have failed.
@@ -49,34 +50,41 @@ def serve_until_signal(
     """
 
     async def serve() -> End:  # gRPC's server belongs to the running loop
-        return await _serve(Server(engine, options, reloads, doors), engine, on_ready, on_second)
+        return await _serve(Server(engine, options, reloads, doors), engine, on_ready, on_signal)
 
     return asyncio.run(serve())
 
 
 async def _serve(
-    server: Server, engine: LoadingEngine, on_ready: Callable[[str], None], on_second: Callable[[], object]
+    server: Server, engine: LoadingEngine, on_ready: Callable[[str], None], on_signal: Callable[[End], object]
 ) -> End:
-    received = list[int]()
-    first, second = asyncio.Event(), asyncio.Event()
+    received = list[End]()
+    first, second, is_ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def on_signal(number: int) -> None:
-        received.append(number)
-        if len(received) == 2:
-            on_second()
+    def on_number(number: int) -> None:
+        if received:
+            end = End.SECOND_SIGNAL
+        elif is_ready.is_set():
+            end = End.DRAINED
+        else:
+            end = End.INTERRUPTED if number == signal.SIGINT else End.TERMINATED
+        received.append(end)
+        if len(received) <= 2:
+            on_signal(end)
         (second if first.is_set() else first).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, on_signal, number)
+            loop.add_signal_handler(number, on_number, number)
     try:
         address = await server.start()
         await _first_of(_make_ready(engine, server), first.wait())
         if first.is_set():
             engine.kill()
             await asyncio.to_thread(engine.close)  # it ends the wait for the model
-            return End.INTERRUPTED if received[0] == signal.SIGINT else End.TERMINATED
+            return received[0]
+        is_ready.set()
         on_ready(address)
         await _first_of(first.wait(), server.wait_dead())
         await _first_of(server.drain(), second.wait(), server.wait_dead())
@@ -84,6 +92,8 @@ async def _serve(
         if second.is_set():
             engine.kill()
         await server.stop()
+        if server.is_late:
+            engine.kill()  # a worker may hang, and the callers have their answers
     if server.death is not None and not second.is_set():
         raise server.death
     return End.SECOND_SIGNAL if second.is_set() else End.DRAINED

@@ -7,7 +7,7 @@ The values are UTF-8 JSON, absent if there are none; the body is binary (`StepMe
 import json
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,13 +42,22 @@ def send(connection: socket.socket, frame: Frame | bytes) -> None:
         raise WorkerDied(f"An inference process cannot be reached: {error.strerror or error}.") from error
 
 
-def receive(connection: socket.socket) -> Frame | None:
-    """Waits for the next whole frame; returns None if the other process has ended."""
-    header = _read(connection, _HEADER.size)
+def no_wait() -> None:
+    """Does nothing: a socket that blocks waits by itself."""
+
+
+def receive(connection: socket.socket, wait: Callable[[], object] = no_wait) -> Frame | None:
+    """Waits for the next whole frame; returns None if the other process has ended.
+
+    Args:
+        connection: the socket.
+        wait: waits for more bytes, if the socket does not block.
+    """
+    header = _read(connection, _HEADER.size, wait)
     if header is None:
         return None
     op, num_values, num_body = _HEADER.unpack(header)
-    rest = _read(connection, num_values + num_body)
+    rest = _read(connection, num_values + num_body, wait)
     if rest is None:
         return None
     values = json.loads(rest[:num_values]) if num_values else {}
@@ -65,13 +74,16 @@ def error_from(frame: Frame) -> TkError:
     return unpack(frame.values["error"])
 
 
-def _read(connection: socket.socket, count: int) -> bytearray | None:
+def _read(connection: socket.socket, count: int, wait: Callable[[], object]) -> bytearray | None:
     data = bytearray(count)
     view = memoryview(data)
     while len(view):
         try:
             got = connection.recv_into(view)
-        except (ConnectionError, TimeoutError):
+        except BlockingIOError:
+            wait()
+            continue
+        except ConnectionError:
             return None
         if not got:
             return None

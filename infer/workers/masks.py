@@ -16,13 +16,12 @@ from .worker_group import WorkerGroup
 Failures = Sequence[tuple[LiveRequest, TkError]]  # requests whose constraints cannot go on, with the reasons
 
 
-def send_masks(step: StepInFlight | None, workers: WorkerGroup, timeout: float) -> Failures:
+def send_masks(step: StepInFlight | None, workers: WorkerGroup) -> Failures:
     """Makes the masks that the step that was sent last needs before its rows are sampled, and sends them.
 
     Args:
         step: the step, all tokens before which are known; None = no step is in flight.
         workers: the workers, which wait for the masks.
-        timeout: the time to read them, in seconds, after which a worker counts as dead.
 
     Returns:
         The requests whose constraints cannot go on, with the reasons.
@@ -30,17 +29,16 @@ def send_masks(step: StepInFlight | None, workers: WorkerGroup, timeout: float) 
     made = None if step is None else step.masks()
     if made is None:
         return []
-    workers.send_masks(made.words, timeout)
+    workers.send_masks(made.words)
     return made.failed
 
 
-def receive_tokens(step: StepInFlight, workers: WorkerGroup, timeout: float) -> tuple[SamplerOutput, Failures]:
+def receive_tokens(step: StepInFlight, workers: WorkerGroup) -> tuple[SamplerOutput, Failures]:
     """Waits for the results of the oldest step without them, and chooses tokens among candidates.
 
     Args:
         step: the step.
         workers: the workers, which wait for the tokens if there are candidates.
-        timeout: see `WorkerGroup.receive`.
 
     Returns:
         The results, and the requests whose constraints cannot go on, with the reasons.
@@ -48,16 +46,16 @@ def receive_tokens(step: StepInFlight, workers: WorkerGroup, timeout: float) -> 
     Raises:
         WorkerDied: see `WorkerGroup.receive`.
     """
-    result = workers.receive(timeout)
+    result = workers.receive()
     if not result.candidates.size:
-        workers.send_tokens(result.token_ids, timeout)
+        workers.send_tokens(result.token_ids)
         return result, []
     failed: Failures = []
     tokens, refused = step.choose(result)
     if refused:
         made = step.masks_of(refused)
-        workers.sample_again(made.rows, made.words, timeout)
-        tokens[refused] = workers.receive(timeout).token_ids[refused]
+        workers.sample_again(made.rows, made.words)
+        tokens[refused] = workers.receive().token_ids[refused]
         failed = made.failed
-    workers.send_tokens(tokens, timeout, are_chosen=True)
+    workers.send_tokens(tokens, are_chosen=True)
     return replace(result, token_ids=tokens), failed

@@ -3,6 +3,7 @@
 This module imports little: a command starts its workers first, and imports the engine while they import theirs.
 """
 
+import logging
 import os
 import socket
 import subprocess
@@ -14,9 +15,12 @@ from contextlib import suppress
 from typing import Final
 
 from ...core.process import start_module
+from .process_state import ProcessState
 
 WORKER: Final = f"{__package__}.worker_entry"
-EXIT_TIMEOUT: Final = 5.0  # seconds for a worker to end by itself
+EXIT_TIMEOUT: Final = 2.0  # seconds for a worker to end by itself
+KILL_TIMEOUT: Final = 2.0  # seconds for the kernel to end a worker, which it cannot while that waits for a dead disk
+_LOG: Final = logging.getLogger(__name__)
 
 
 class WorkerProcesses:
@@ -84,8 +88,13 @@ class WorkerProcesses:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
+        deadline = time.monotonic() + KILL_TIMEOUT
         for process in self._processes:
-            process.wait()
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                state = ProcessState.of(process.pid).words
+                _LOG.warning("Worker process %d is killed but has not ended; it is %s.", process.pid, state)
         self._over.set()
         self._thread.join()
 

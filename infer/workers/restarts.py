@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from ...core.errors import Cancelled, TkError, WorkerDied
+from ...core.errors import Cancelled, TkError, WorkerDied, WorkerStalled
 
 LEAST_SECONDS: Final = 1.0  # before a client should try again
 Watcher = Callable[[WorkerDied | None], None]
@@ -22,7 +22,7 @@ class Availability:
         self._reported: WorkerDied | None = None
 
     def watch(self, callback: Watcher) -> None:
-        """Registers a callback for later calls of `report`; calls it at once if the last one reported a death."""
+        """Registers a callback for later calls of `report`; calls it at once if the last one had an error."""
         with self._lock:
             self._watchers.append(callback)
             reported = self._reported
@@ -42,9 +42,13 @@ class Availability:
             self._refusal = refusal
 
     def report(self, refusal: WorkerDied | None) -> None:
-        """Calls all callbacks with the error that `check` raises from now on; None if the workers compute."""
+        """Calls all callbacks with the error that `check` raises from now on; None if the workers compute.
+
+        While workers are stalled, `check` raises nothing: requests wait for them.
+        """
         with self._lock:
-            self._refusal = self._reported = refusal
+            self._refusal = None if isinstance(refusal, WorkerStalled) else refusal
+            self._reported = refusal
             watchers = tuple(self._watchers)
         for callback in watchers:
             callback(refusal)

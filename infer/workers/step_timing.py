@@ -36,7 +36,7 @@ def measure_steps(
     Raises:
         WorkerDied: see `WorkerGroup.receive`.
     """
-    measure = partial(_seconds, workers, batch, options.step_timeout)
+    measure = partial(_seconds, workers, batch)
     cache = (scheduler.limits, memory.num_blocks, memory.block_size, memory.num_copies)
     if options.max_step_ms is not None:
         chunks = warm_up_chunks(*cache)
@@ -58,12 +58,13 @@ def _measure_rows(chunks: list[ScheduledChunk], measure: Measure) -> RowCost:
     return RowCost(measured)
 
 
-def _seconds(workers: WorkerGroup, batch: BatchWriter, timeout: float, chunk: ScheduledChunk) -> float:
+def _seconds(workers: WorkerGroup, batch: BatchWriter, chunk: ScheduledChunk) -> float:
     """Returns the duration of a step of one chunk."""
     message = batch.write([chunk]).encode()
     begun = time.monotonic()
-    workers.send(message, timeout)
-    workers.send_tokens(workers.receive(timeout).token_ids, timeout)
+    workers.watch.begin(lambda: 0.0)
+    workers.send(message)
+    workers.send_tokens(workers.receive().token_ids)
     seconds = time.monotonic() - begun
     batch.release(chunk.sequence)
     return seconds

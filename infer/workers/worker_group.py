@@ -1,10 +1,11 @@
 """The engine's side of its workers: their jobs, messages, deaths and end."""
 
+import select
 import selectors
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final
@@ -14,8 +15,10 @@ import numpy as np
 from ...core.errors import Cancelled, WorkerDied
 from ..planning.job import Job
 from ..scheduling.steps.step_plan import Array, SamplerOutput
-from .ipc import Frame, error_from, receive, send
+from .ipc import Frame, error_from, receive
+from .process_state import describe_ranks
 from .processes import WorkerProcesses
+from .step_watch import LOOK_SECONDS, StepWatch
 
 REPORT_TIMEOUT: Final = 0.2  # seconds for the kernel to report how a process ended whose connection is closed
 
@@ -25,12 +28,19 @@ class WorkerGroup:
 
     Only the thread that calls `start` may call the other methods, except `wake` and `kill`.
 
+    Attributes:
+        watch: the watch over their steps, which the sender of one begins.
+
     Args:
         processes: their processes, which the group ends.
+        watch: the watch.
+        on_wake: is called after `wake`, also while the thread waits for an answer of workers that may hang.
     """
 
-    def __init__(self, processes: WorkerProcesses) -> None:
-        self._processes = processes
+    def __init__(
+        self, processes: WorkerProcesses, watch: StepWatch, on_wake: Callable[[], object] = lambda: None
+    ) -> None:
+        self._processes, self.watch, self._on_wake = processes, watch, on_wake
         self._connections: Sequence[socket.socket] = ()
         self._uninformed: list[socket.socket] = []  # of ranks that do not sample the tokens that they need
         self._is_closing = self._is_killed = False
@@ -58,19 +68,19 @@ class WorkerGroup:
             Cancelled: `wake` was called to close the group.
         """
         deadline = time.monotonic() + timeout
+        self.watch.rest()
         self._connections = self._processes.connections()
         with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
             for rank, connection in enumerate(self._connections):
                 self._register(connection, rank)
                 frame = Frame("start", asdict(replace(job, rank=rank, store=f"{folder}/store")))
-                with suppress(WorkerDied):  # `_receive` below reports a dead rank by its number
-                    send(connection, frame)
+                self._send(frame, [connection])
             loading, kernels = set(range(job.tp)), ""
             while loading:
-                spoken = self._wait_for_ranks(deadline)
-                if self._is_closing:
-                    raise Cancelled("The engine was closed while it was starting.")
-                for rank in spoken or ():
+                if time.monotonic() >= deadline:
+                    ranks = describe_ranks(self.process_ids)
+                    raise WorkerDied(f"The inference workers did not load the model in {timeout:g} s: {ranks}.")
+                for rank in self._wait_for_ranks(LOOK_SECONDS):
                     frame = self._receive(rank)
                     if frame.op == "error":
                         raise error_from(frame)
@@ -82,8 +92,9 @@ class WorkerGroup:
 
     def _register(self, connection: socket.socket, rank: int) -> None:
         try:
+            connection.setblocking(False)
             self._selector.register(connection, selectors.EVENT_READ, rank)
-        except ValueError as error:  # another thread has closed the processes, and with them their connections
+        except (ValueError, OSError) as error:  # another thread has closed the processes and their connections
             raise Cancelled("The workers were closed while they were starting.") from error
 
     def restart(self, job: Job, timeout: float) -> float:
@@ -97,27 +108,27 @@ class WorkerGroup:
             self._selector.unregister(connection)
         self._connections, self._uninformed = (), []
         self._processes.close()
+        self._check_wanted()
         self._processes = self._processes.again()
-        if self._is_killed:  # perhaps too early for these processes
-            raise WorkerDied("The inference workers were killed.")
+        self._check_wanted()  # `kill` was perhaps too early for these processes
         self.start(job, timeout)
         return time.monotonic() - begun
 
-    def send(self, message: bytes, timeout: float) -> None:
+    def send(self, message: bytes) -> None:
         """Sends the message of a step to every rank, which computes it after those before it.
 
         A rank that cannot be reached is reported by `receive`.
         """
-        self._send(Frame("step", body=message), self._connections, timeout)
+        self._send(Frame("step", body=message), self._connections)
 
-    def send_masks(self, masks: Array, timeout: float) -> None:
+    def send_masks(self, masks: Array) -> None:
         """Sends the masks of the last step, uint32 [M, W], to the ranks that sample; they wait for them.
 
         All steps before it must be answered already.
         """
-        self._send(Frame("masks", body=_array(masks)), self._sampling, timeout)
+        self._send(Frame("masks", body=_array(masks)), self._sampling)
 
-    def sample_again(self, rows: Array, masks: Array, timeout: float) -> None:
+    def sample_again(self, rows: Array, masks: Array) -> None:
         """Lets the ranks that sample do that again for the last step that was answered, which has candidates.
 
         Args:
@@ -125,9 +136,9 @@ class WorkerGroup:
             masks: uint32 [M, W].
         """
         body = _array(masks) + rows.tobytes()
-        self._send(Frame("again", body=body), self._sampling, timeout)
+        self._send(Frame("again", body=body), self._sampling)
 
-    def send_tokens(self, tokens: Array, timeout: float, are_chosen: bool = False) -> None:
+    def send_tokens(self, tokens: Array, are_chosen: bool = False) -> None:
         """Sends the tokens of the last step that was answered to the ranks that wait for them.
 
         Args:
@@ -136,21 +147,23 @@ class WorkerGroup:
         """
         waiting = self._connections if are_chosen else self._uninformed
         if waiting:
-            self._send(Frame("tokens", body=tokens.tobytes()), waiting, timeout)
+            self._send(Frame("tokens", body=tokens.tobytes()), waiting)
 
-    def receive(self, timeout: float) -> SamplerOutput:
+    def receive(self) -> SamplerOutput:
         """Returns the answer of rank 0 to the oldest step without one. `send_tokens` must follow.
 
         Raises:
-            WorkerDied: a rank ended, reported an error, or did not answer within `timeout` seconds.
+            WorkerDied: a rank ended, reported an error, or did not answer in time.
+            Cancelled: `wake` was called to close the group, here and wherever the thread waits.
         """
-        deadline = time.monotonic() + timeout
         while True:
-            for rank in self._wait_for_ranks(deadline) or ():
+            for rank in self._wait_for_ranks(LOOK_SECONDS):
                 answer = self._receive(rank)
                 if answer.op == "error":
                     raise WorkerDied(str(error_from(answer)))
+                self.watch.answered()
                 return SamplerOutput.decode(answer.body)
+            self.watch.look(self.process_ids)
 
     def sleep(self) -> None:
         """Returns when `wake` is called.
@@ -158,19 +171,20 @@ class WorkerGroup:
         Raises:
             WorkerDied: a worker has ended.
         """
-        for rank in self._wait_for_ranks(None) or ():
+        for rank in self._wait_for_ranks(None):
             raise WorkerDied(f"Inference rank {rank} sent an unexpected message ({self._receive(rank).op}).")
 
     def wake(self, closing: bool = False) -> None:
-        """Ends a `sleep`, from any thread; if the group is to be closed, a `start` too."""
+        """Ends a `sleep`, from any thread; if the group is to be closed, whatever its thread waits for."""
         self._is_closing |= closing
         with suppress(OSError):  # the socket is full of wake-ups already, or closed
             self._wake_up.send(b"w")
 
     def kill(self) -> None:
-        """Kills all processes, from any thread; `step` and `sleep` then raise WorkerDied."""
+        """Kills all processes, from any thread; what waits for them raises WorkerDied, even if they cannot end."""
         self._is_killed = True
         self._processes.kill()
+        self.wake()
 
     def close(self, kill: bool = False) -> None:
         """Ends all processes: at once if `kill`, else after a time to end by themselves; a second call does nothing."""
@@ -184,31 +198,50 @@ class WorkerGroup:
         """The connections to the ranks that sample."""
         return [connection for connection in self._connections if connection not in self._uninformed]
 
-    def _send(self, frame: Frame, connections: Sequence[socket.socket], timeout: float) -> None:
+    def _send(self, frame: Frame, connections: Sequence[socket.socket]) -> None:
         data = frame.encode()
         for connection in connections:
-            if connection.gettimeout() != timeout:
-                connection.settimeout(timeout)
-            with suppress(WorkerDied):  # `_receive` reports a dead rank by its number
-                send(connection, data)
+            rest = memoryview(data)
+            while rest:
+                try:
+                    rest = rest[connection.send(rest) :]
+                except BlockingIOError:  # a rank that hangs reads nothing
+                    self._wait_for(connection, select.POLLOUT)
+                except OSError:  # `_receive` reports a dead rank by its number
+                    break
 
-    def _wait_for_ranks(self, deadline: float | None) -> list[int] | None:
-        """Waits for messages and returns the ranks that sent one, or None after `wake`.
-
-        Raises:
-            WorkerDied: the deadline has passed.
-        """
-        ready = self._selector.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise WorkerDied("The inference workers did not answer in time; see their messages on stderr.")
+    def _wait_for_ranks(self, seconds: float | None) -> list[int]:
+        """Waits for messages, or at most so long, or until `wake`; returns the ranks that sent one."""
+        ready = self._selector.select(seconds)
         ranks = [key.data for key, _ in ready if key.data is not None]
-        if not ranks:
-            with suppress(BlockingIOError):
-                self._woken.recv(4096)
-        return ranks or None
+        if ready and not ranks:
+            self._awake()
+        return ranks
+
+    def _wait_for(self, connection: socket.socket, event: int) -> None:
+        """Waits until a rank reads or writes on, at most a short time, and watches over its step."""
+        poll = select.poll()
+        poll.register(connection, event)
+        poll.register(self._woken, select.POLLIN)
+        if any(descriptor == self._woken.fileno() for descriptor, _ in poll.poll(1000 * LOOK_SECONDS)):
+            self._awake()
+        self.watch.look(self.process_ids)
+
+    def _awake(self) -> None:
+        with suppress(BlockingIOError):
+            self._woken.recv(4096)
+        self._check_wanted()
+        self._on_wake()
+
+    def _check_wanted(self) -> None:
+        if self._is_killed:
+            raise WorkerDied("The inference workers were killed.")
+        if self._is_closing:
+            raise Cancelled("The engine was closed.")
 
     def _receive(self, rank: int) -> Frame:
-        frame = receive(self._connections[rank])
+        connection = self._connections[rank]
+        frame = receive(connection, lambda: self._wait_for(connection, select.POLLIN))
         if frame is not None:
             return frame
         code = self._processes.exit_code(rank, REPORT_TIMEOUT)

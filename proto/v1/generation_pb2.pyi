@@ -23,6 +23,7 @@ class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STATE_DRAINING: _ClassVar[State]
     STATE_RECOVERING: _ClassVar[State]
     STATE_FAILED: _ClassVar[State]
+    STATE_STALLED: _ClassVar[State]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
@@ -34,6 +35,7 @@ STATE_SERVING: State
 STATE_DRAINING: State
 STATE_RECOVERING: State
 STATE_FAILED: State
+STATE_STALLED: State
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "text", "tokens", "chat", "no_special_tokens", "sampling", "stopping", "output", "cache", "priority")

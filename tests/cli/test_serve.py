@@ -109,10 +109,10 @@ def test_options_reach_the_server_and_the_engine(
         ready: Callable[[str], Any],
         reloads: Any,
         doors: Sequence[Any],
-        on_second: Callable[[], object],
+        on_signal: Callable[[End], object],
     ) -> End:
         assert engine is reloads
-        assert (list(doors), callable(on_second)) == ([], True)
+        assert (list(doors), callable(on_signal)) == ([], True)
         assert not engines[0].is_closed
         served.append(options)
         ready("127.0.0.1:7")

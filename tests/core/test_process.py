@@ -4,6 +4,7 @@ import ctypes
 import gc
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -33,6 +34,14 @@ from tk.core.process import exit_within
 threading.Thread(target=sys.stdin.read).start()
 exit_within(float(sys.argv[1]), 7)
 print("ready", flush=True)
+"""
+FULL = """
+import os
+os.set_blocking(2, False)
+try:
+    while os.write(2, b"x" * 4096): pass
+except BlockingIOError:
+    os.set_blocking(2, True)
 """
 AREAS = """
 import ctypes, os, sys, threading
@@ -82,12 +91,30 @@ def test_a_child_finds_the_modules_of_its_starter(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(("seconds", "code"), [("0.1", 7), ("60", 0)])
 def test_a_process_ends_in_time_with_a_thread_that_does_not_and_earlier_if_it_can(seconds: str, code: int) -> None:
-    process = subprocess.Popen([sys.executable, "-c", BUSY, seconds], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    piped = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", BUSY, seconds], stdin=piped, stdout=piped, stderr=piped)
     assert process.stdin is not None
+    assert process.stderr is not None
     with process:
         if code == 0:
             process.stdin.close()  # ends the thread
         assert process.wait(30) == code
+        said = process.stderr.read().decode()
+    assert (said == "") is (code == 0)
+    if code:
+        assert re.fullmatch(
+            r"tk has not ended by itself in 0\.1 s, and .* its threads: MainThread, Thread-1.*\.\n", said
+        )
+
+
+def test_a_process_ends_in_time_whose_stderr_nobody_reads() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FULL + BUSY, "0.1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.wait(30) == 7
 
 
 def test_a_child_ends_with_its_starter(tmp_path: Path) -> None:

@@ -63,6 +63,28 @@ def test_a_defect_in_the_engines_thread_is_logged_and_named(
     assert isinstance(record.exc_info[1], ZeroDivisionError)
 
 
+def test_a_panic_of_a_library_in_rust_is_a_defect_like_any_other(
+    loaded: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no Exception: requests were told that the engine was closed, and the log had not a word."""
+
+    class PanicException(BaseException):
+        pass
+
+    def broken(*arguments: Any, **keywords: Any) -> None:
+        monkeypatch.undo()  # once
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr(*PLACES[CHOICE[0]], broken)
+    with pytest.raises(WorkerDied, match=r"failed by a defect of tk \(PanicException\)"):
+        loaded.generate([[1, 2, 3]], SHORT)
+    with pytest.raises(WorkerDied, match="PanicException"):
+        loaded.generate([[1, 2, 3]], SHORT)
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], PanicException)
+
+
 def test_a_defect_in_the_thread_of_the_processes_is_no_hang(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

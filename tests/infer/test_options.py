@@ -76,7 +76,7 @@ def test_only_the_checkpoint_has_a_place() -> None:
         ("speculate", 2.5),
         ("speculate", None),
         ("max_step_ms", "20"),
-        ("step_timeout", None),
+        ("start_timeout", None),
         ("served_model_names", "name"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import enum
 
-from ....core.errors import WorkerDied
+from ....core.errors import WorkerDied, WorkerStalled
 from ..errors import Draining, Loading
 from .health import Health
 
@@ -15,6 +15,7 @@ class ServerState(enum.Enum):
     DRAINING = "draining"
     RECOVERING = "recovering"
     FAILED = "failed"
+    STALLED = "stalled"
 
 
 class Lifecycle:
@@ -38,12 +39,16 @@ class Lifecycle:
             return ServerState.DRAINING
         if not self._is_loaded:
             return ServerState.LOADING
-        return ServerState.SERVING if self._death is None else ServerState.RECOVERING
+        if self._death is None:
+            return ServerState.SERVING
+        return ServerState.STALLED if isinstance(self._death, WorkerStalled) else ServerState.RECOVERING
 
     @property
     def death(self) -> WorkerDied | None:
         """The error of the worker that died, if none starts again; else None."""
-        return None if self._death is None or self._death.retry_after is not None else self._death
+        error = self._death
+        may_go_on = error is None or error.retry_after is not None or isinstance(error, WorkerStalled)
+        return None if may_go_on else error
 
     @property
     def retry_after(self) -> float | None:
@@ -77,7 +82,11 @@ class Lifecycle:
         self.report()
 
     def set_death(self, error: WorkerDied | None) -> None:
-        """Records that workers are dead: for good, or, with `retry_after`, until they have started; None: they have."""
+        """Records that workers are dead, for good or, with `retry_after`, until they have started; or that they stall.
+
+        Args:
+            error: the reason; None = they compute.
+        """
         self._death = error
         self.report()
 

@@ -130,14 +130,13 @@ class ModelSwitch(Generic[E]):
         return engine.info
 
     def end_reloads(self) -> None:
-        """Ends an engine that loads, and refuses later reloads; the current and an old one go on."""
+        """Ends an engine that loads, and refuses later reloads; the current and an old one go on. Waits for nothing."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
             loading = self._loading
         if loading is not None:
             loading.kill()
-            loading.close()
 
     def kill(self) -> None:
         """Ends the workers of all engines at once; see `ServedEngine`."""
@@ -148,7 +147,9 @@ class ModelSwitch(Generic[E]):
     def close(self) -> None:
         """Ends all engines, from any thread; their live requests fail with Cancelled."""
         self.end_reloads()
-        for engine in self._engines():
+        with self._changed:  # a later engine that loads is closed by its own thread, which sees that all ends
+            loading = () if self._loading is None else (self._loading,)
+        for engine in (*loading, *self._engines()):
             engine.close()
 
     def _engines(self) -> tuple[E, ...]:

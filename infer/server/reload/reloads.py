@@ -16,4 +16,4 @@ class Reloads(Protocol):
         """
 
     def end_reloads(self) -> None:
-        """Ends a reload that is under way, and refuses later ones."""
+        """Ends a reload that is under way, and refuses later ones; waits for neither."""

@@ -14,6 +14,7 @@ from ...requests.events import ModelInfo
 from ..errors import CannotReload, Draining
 
 LOOK_SECONDS: Final = 1.0  # between two looks at the run folder
+LAST_SECONDS: Final = 1.0  # for a look that ends with the server; one that waits for a dead disk is left alone
 RETRY_SECONDS: Final = 30.0  # after a failure of the machine, such as a file that cannot be read now
 _LOG: Final = logging.getLogger(__name__)
 
@@ -91,4 +92,4 @@ def following(follower: StepFollower) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join()
+        thread.join(LAST_SECONDS)

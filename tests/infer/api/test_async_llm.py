@@ -56,9 +56,9 @@ def test_an_event_loop_is_woken_once_per_step(async_llm: AsyncLLM, monkeypatch: 
     workers = async_llm.engine._workers
     receive = workers.receive
 
-    def received(timeout: float) -> object:
+    def received() -> object:
         steps.append(None)
-        return receive(timeout)
+        return receive()
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

@@ -29,6 +29,7 @@ from tk.infer.planning.job import Job
 from tk.infer.requests.events import Failed, Request
 from tk.infer.workers.ipc import Frame, error_frame, error_from, receive, send
 from tk.infer.workers.processes import WorkerProcesses
+from tk.infer.workers.step_watch import StepWatch
 from tk.infer.workers.worker_group import WorkerGroup
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
@@ -353,7 +354,7 @@ def test_workers_that_a_signal_closed_before_their_start_are_no_defect() -> None
     for connection in connections:
         connection.close()
     job = Job("model", "aten", "fp32", "fp32", num_blocks=3, kv_bytes=0, block_size=16, max_batched_tokens=16)
-    group = WorkerGroup(processes)
+    group = WorkerGroup(processes, StepWatch(None, lambda error: None))
     with pytest.raises(Cancelled, match="closed while they were starting"):
         group.start(job, 60.0)
     group.close(kill=True)

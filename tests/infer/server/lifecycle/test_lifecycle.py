@@ -3,14 +3,14 @@
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tk.core.errors import TkError, WorkerDied
+from tk.core.errors import TkError, WorkerDied, WorkerStalled
 from tk.infer.server.errors import Draining, Loading
 from tk.infer.server.lifecycle.health import LIVENESS, READINESS, Health
 from tk.infer.server.lifecycle.lifecycle import Lifecycle, ServerState
 from tk.proto.v1 import generation_pb2 as pb
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
-FOR_GOOD, FOR_NOW = WorkerDied("gone"), WorkerDied("gone", 2.0)
+FOR_GOOD, FOR_NOW, STALLED = WorkerDied("gone"), WorkerDied("gone", 2.0), WorkerStalled("late")
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,11 @@ FOR_GOOD, FOR_NOW = WorkerDied("gone"), WorkerDied("gone", 2.0)
         (["loaded"], ServerState.SERVING, True, None),
         (["loaded", FOR_NOW], ServerState.RECOVERING, False, None),
         (["loaded", FOR_NOW, None], ServerState.SERVING, True, None),
+        (["loaded", STALLED], ServerState.STALLED, False, None),
+        (["loaded", STALLED, None], ServerState.SERVING, True, None),
+        (["loaded", STALLED, "draining"], ServerState.DRAINING, False, Draining),
+        (["loaded", STALLED, FOR_NOW], ServerState.RECOVERING, False, None),
+        (["loaded", STALLED, FOR_GOOD], ServerState.FAILED, False, None),
         (["loaded", "draining"], ServerState.DRAINING, False, Draining),
         (["draining"], ServerState.DRAINING, False, Draining),
         (["draining", "loaded"], ServerState.DRAINING, False, Draining),

@@ -42,6 +42,11 @@ class StepEngine(FakeEngine):
             self.emit((principal, request_id), Failed(Cancelled("closed")))
         self.settle()
 
+    def kill(self) -> None:
+        super().kill()
+        self.error = WorkerDied("killed")
+        self.loaded.set()
+
     def finish(self, request_id: str) -> None:
         self.emit(request_id, delta("x"), Done())
 
