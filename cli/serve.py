@@ -169,8 +169,8 @@ def serve(
 
     The port answers health while the model is loaded. Prints `ready HOST:PORT` on stdout once the server accepts
     requests. On SIGTERM or Ctrl-C it finishes the live requests and exits with 0; a second signal ends it within a
-    second. If a worker dies, or hangs for --step-timeout, all requests fail; the workers start again up to --max-
-    restarts times, and then it exits with 1. Admin.Reload, or --follow, changes to another step of the model;
+    second. If a worker dies, or hangs for --step-timeout, all requests fail; the workers start again up to
+    --max-restarts times, and then it exits with 1. Admin.Reload, or --follow, changes to another step of the model;
     requests end on the weights they began with.
     """
     from ..core.background_log import background_log
@@ -203,10 +203,7 @@ def serve(
             switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
 
             def on_ready(address: str) -> None:
-                _show_kernels(engine.info.kernels, threads, options.tp)
-                click.echo(f"ready {address}")
-                for door in (each for each in doors if each.name == "HTTP"):
-                    click.echo(f"http {door.address}")
+                _show_ready(engine.info.kernels, f"{threads} on each of {options.tp} ranks", address, doors)
                 if run is not None:
                     stack.enter_context(following(StepFollower(run, engine.info.step, switch.reload)))
 
@@ -222,8 +219,11 @@ def serve(
     click.get_current_context().exit(codes.get(end, EXIT_INTERRUPTED))
 
 
-def _show_kernels(kernels: str, threads: int, tp: int) -> None:
-    click.echo(f"{'kernels':<10}{kernels}\n{'threads':<10}{threads} on each of {tp} ranks", err=True)
+def _show_ready(kernels: str, threads: str, address: str, doors: "list[HttpPort | MetricsPort]") -> None:
+    click.echo(f"{'kernels':<10}{kernels}\n{'threads':<10}{threads}", err=True)
+    click.echo(f"ready {address}")
+    for door in (each for each in doors if each.name == "HTTP"):
+        click.echo(f"http {door.address}")
 
 
 def _server_options(values: dict[str, Any]) -> "ServerOptions":

@@ -19,7 +19,8 @@ _WORDS: Final = MappingProxyType(
         "?": "in an unknown state",
     }
 )
-_HANGING: Final = "DTtZX?"
+_STOPPED: Final = "Tt"
+_HANGING: Final = f"{_STOPPED}DZX?"
 _LEAST_SHARE: Final = 0.1  # of a core, that a process has which computes
 
 
@@ -49,6 +50,11 @@ class ProcessState:
     def words(self) -> str:
         """The state for a reader."""
         return _WORDS.get(self.letter, f"in state {self.letter}")
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it."""
+        return self.letter in _STOPPED
 
     @property
     def hangs(self) -> bool:

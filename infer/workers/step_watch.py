@@ -1,7 +1,8 @@
-"""The watch over the steps of an engine: workers that hang are reported soon, and count as dead in the end.
+"""The watch over the workers of an engine: those that hang are reported soon, and count as dead in the end.
 
 A prediction alone does not part a worker that hangs from a slow one: the first long prompt can take many times as
 long as it was expected to. So a step that is late is reported only if the kernel says that a worker does not compute.
+Workers without a step hang if the kernel has stopped one: the next step would wait for it.
 """
 
 import logging
@@ -12,7 +13,8 @@ from typing import Final
 from ...core.errors import WorkerDied, WorkerStalled
 from .process_state import ProcessState, describe_ranks
 
-LOOK_SECONDS: Final = 0.25  # between two looks
+LOOK_SECONDS: Final = 0.25  # between two looks at a step
+IDLE_SECONDS: Final = 0.75  # between two looks at workers that have nothing to do
 TIMES_LATE: Final = 2.0  # a step is late after so many times its predicted duration,
 SECONDS_LATE: Final = 1.0  # and so many seconds more
 TIMES_DEAD: Final = 20.0  # without a timeout: its workers are dead after so many times its predicted duration,
@@ -39,7 +41,8 @@ class StepWatch:
     ) -> None:
         self._timeout, self._report, self._clock, self._state_of = timeout, report, clock, state_of
         self._seen: tuple[ProcessState, ...] = ()
-        self.rest()
+        self._reported_at: float | None = None  # None: they do not hang, as far as is known
+        self._begun, self._looked_at = -1.0, 0.0  # no step
 
     def begin(self, predict: Callable[[], float]) -> None:
         """Begins to watch a step, which the workers compute from now on.
@@ -48,19 +51,34 @@ class StepWatch:
             predict: returns its expected duration in seconds, if that is needed; 0 = not known.
         """
         self._begun, self._predict, self._expected = self._clock(), predict, -1.0
-        self._is_stalled, self._looked_at, self._seen = False, 0.0, ()
+        self._looked_at, self._seen = 0.0, ()
 
     def rest(self) -> None:
-        """Ends the watch: the workers compute nothing."""
-        self.begin(lambda: 0.0)
-        self._begun = -1.0
+        """Records that the workers compute nothing."""
+        if self._begun >= 0:
+            self.begin(lambda: 0.0)
+            self._begun = -1.0
+
+    def forget(self) -> None:
+        """Begins anew, for other workers."""
+        self._reported_at = None
+        self.rest()
 
     def answered(self) -> None:
         """Records that the workers have answered, if only a part of what they owe."""
-        if self._is_stalled:
-            self._is_stalled, self._seen = False, ()
-            _LOG.warning("The inference workers answer again, %.1f s after their step began.", self._seconds)
+        if self._reported_at is not None:
+            seconds, self._reported_at, self._seen = self._clock() - self._reported_at, None, ()
+            _LOG.warning("The inference workers answer again, %.1f s after it was reported that they do not.", seconds)
             self._report(None)
+
+    def look_at_idle(self, process_ids: tuple[int, ...]) -> None:
+        """Reports workers that are stopped while they have nothing to compute, and their return."""
+        before, self._seen = self._seen, tuple(map(self._state_of, process_ids))
+        if not any(state.is_stopped for state in self._seen):
+            self.answered()
+        elif self._reported_at is None and any(state.is_stopped for state in before):
+            ranks = describe_ranks(process_ids)
+            self._stalled(WorkerStalled(f"The inference workers cannot compute the next step: {ranks}."))
 
     def look(self, process_ids: tuple[int, ...]) -> None:
         """Reports workers that hang; a call costs little before their step is late.
@@ -82,14 +100,18 @@ class StepWatch:
                 f"{describe_ranks(process_ids)}."
             )
         late = TIMES_LATE * self._expected + SECONDS_LATE
-        if not self._is_stalled and self._seconds >= late and self._hang(process_ids):
-            self._is_stalled = True
-            error = WorkerStalled(
-                f"The inference workers do not answer for {self._seconds:.1f} s ({self._expectation}): "
-                f"{describe_ranks(process_ids)}. After {limit:g} s they are killed."
+        if self._reported_at is None and self._seconds >= late and self._hang(process_ids):
+            self._stalled(
+                WorkerStalled(
+                    f"The inference workers do not answer for {self._seconds:.1f} s ({self._expectation}): "
+                    f"{describe_ranks(process_ids)}. After {limit:g} s they are killed."
+                )
             )
-            _LOG.warning("%s", error)
-            self._report(error)
+
+    def _stalled(self, error: WorkerStalled) -> None:
+        self._reported_at = self._clock()
+        _LOG.warning("%s", error)
+        self._report(error)
 
     @property
     def _seconds(self) -> float:

@@ -18,7 +18,7 @@ from ..scheduling.steps.step_plan import Array, SamplerOutput
 from .ipc import Frame, error_from, receive
 from .process_state import describe_ranks
 from .processes import WorkerProcesses
-from .step_watch import LOOK_SECONDS, StepWatch
+from .step_watch import IDLE_SECONDS, LOOK_SECONDS, StepWatch
 
 REPORT_TIMEOUT: Final = 0.2  # seconds for the kernel to report how a process ended whose connection is closed
 
@@ -68,7 +68,7 @@ class WorkerGroup:
             Cancelled: `wake` was called to close the group.
         """
         deadline = time.monotonic() + timeout
-        self.watch.rest()
+        self.watch.forget()
         self._connections = self._processes.connections()
         with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
             for rank, connection in enumerate(self._connections):
@@ -166,13 +166,14 @@ class WorkerGroup:
             self.watch.look(self.process_ids)
 
     def sleep(self) -> None:
-        """Returns when `wake` is called.
+        """Returns when `wake` is called, or after a look at the workers, which have nothing to compute.
 
         Raises:
             WorkerDied: a worker has ended.
         """
-        for rank in self._wait_for_ranks(None):
+        for rank in self._wait_for_ranks(IDLE_SECONDS):
             raise WorkerDied(f"Inference rank {rank} sent an unexpected message ({self._receive(rank).op}).")
+        self.watch.look_at_idle(self.process_ids)
 
     def wake(self, closing: bool = False) -> None:
         """Ends a `sleep`, from any thread; if the group is to be closed, whatever its thread waits for."""
@@ -210,7 +211,7 @@ class WorkerGroup:
                 except OSError:  # `_receive` reports a dead rank by its number
                     break
 
-    def _wait_for_ranks(self, seconds: float | None) -> list[int]:
+    def _wait_for_ranks(self, seconds: float) -> list[int]:
         """Waits for messages, or at most so long, or until `wake`; returns the ranks that sent one."""
         ready = self._selector.select(seconds)
         ranks = [key.data for key, _ in ready if key.data is not None]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tk.core.errors import Cancelled, TkError, WorkerDied
+from tk.core.errors import Cancelled, TkError, WorkerDied, WorkerStalled
 from tk.infer.constraints.compiler import Grammars
 from tk.infer.http.metrics_port import MetricsPort
 from tk.infer.requests.events import (
@@ -184,6 +184,9 @@ class FakeEngine:
         for key in list(self._sinks):
             self.emit(key, Failed(error))
         self._tell(error)
+
+    def stall(self) -> None:
+        self._tell(WorkerStalled("worker 0 is late"))
 
     def recover(self) -> None:
         self.refusal = None

@@ -51,6 +51,11 @@ def test_every_state_has_its_name(engine: FakeEngine) -> None:
             health_pb2.HealthCheckRequest(service="tk.v1.Generation"), timeout=WAIT_SECONDS
         )
         next(watch)
+        engine.stall()
+        next(watch)
+        assert state() == "STATE_STALLED"
+        engine.recover()
+        next(watch)
         engine.die(retry_after=2.0)
         next(watch)
         assert state() == "STATE_RECOVERING"

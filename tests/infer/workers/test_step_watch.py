@@ -100,6 +100,38 @@ def test_workers_that_have_nothing_to_do_are_not_late() -> None:
     assert watched.reported == []
 
 
+@pytest.mark.parametrize(
+    ("letters", "hangs"), [("SS", False), ("SR", False), ("DS", False), ("??", False), ("ST", True)]
+)
+def test_workers_without_a_step_hang_if_one_is_stopped(letters: str, hangs: bool) -> None:
+    watched = Watched()
+
+    def look(letters: str) -> None:
+        watched.states = {7 + rank: ProcessState(letter) for rank, letter in enumerate(letters)}
+        watched.watch.look_at_idle((7, 8))
+
+    look(letters)
+    assert watched.reported == [], "a debugger stops a process for a moment"
+    for _ in range(3):
+        look(letters)
+    assert [type(error) for error in watched.reported] == [WorkerStalled] * hangs
+    for _ in range(2):
+        look("SS")
+    assert watched.reported[1:] == [None] * hangs
+
+
+def test_workers_that_were_stopped_before_a_step_answer_it_again() -> None:
+    watched = Watched()
+    watched.states = {7: ProcessState("T"), 8: ProcessState("S")}
+    for _ in range(2):
+        watched.watch.look_at_idle((7, 8))
+    watched.watch.begin(lambda: 0.0)
+    watched.compute(3.0, letters="TS")
+    assert [error is None for error in watched.reported] == [False], "once"
+    watched.watch.answered()
+    assert [error is None for error in watched.reported] == [False, True]
+
+
 def test_a_look_soon_after_another_compares_nothing() -> None:
     """A wake-up ends a wait early; in a moment no process need compute."""
     watched = Watched()
