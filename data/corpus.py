@@ -1,7 +1,7 @@
 """A corpus: files of text and of rows, read as documents one after another."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -79,7 +79,7 @@ class Corpus:
         reader: makes documents of rows, and counts the fields that had no effect.
         skipped: the files of folders that hold no text or rows, files of rows that have none, and folders below them
             that cannot be listed; `documents` fills it.
-        counts: what became of the rows; `documents` fills it.
+        counts: the rows, and those that were left out; `documents` fills it.
     """
 
     files: tuple[SourceFile, ...]
@@ -111,7 +111,7 @@ class Corpus:
         self.reader.without_effect.clear()
         for file in self.files:
             if not refusal(file.path) and kind_of(file.path) is not FileKind.TEXT:
-                yield from self._rows(file.path, advance)
+                yield from self._rows(file, advance)
                 continue
             text = self._text(file)
             advance(file.num_bytes)
@@ -123,9 +123,27 @@ class Corpus:
         self.counts.unlearned += 1
         self.counts.why = self.counts.why or f"{chat.where}: {chat.why_unlearned()}"
 
-    def _rows(self, path: Path, advance: Advance) -> Iterator[Document]:
-        before = replace(self.counts, why="")
-        self.counts.why = ""
+    def _rows(self, file: SourceFile, advance: Advance) -> Iterator[Document]:
+        before, self.counts = self.counts, RowCounts()  # those of this file alone, until its end
+        try:
+            yield from self._read_rows(file.path, advance)
+        except ConfigError as error:
+            if file.named or self.counts.rows > 1:
+                raise
+            raise ConfigError(
+                f"{error} If {file.path.name} is no data, move it out of the folder, or name the files to read."
+            ) from error
+        found = self.counts
+        if not found.rows:
+            self.skipped.append(Skipped(file.path, f"{file.path} has no rows."))
+        self.counts = RowCounts(
+            before.rows + found.rows,
+            before.empty + found.empty,
+            before.unlearned + found.unlearned,
+            before.why or found.why,
+        )
+
+    def _read_rows(self, path: Path, advance: Advance) -> Iterator[Document]:
         for where, value in _ROW_READERS[kind_of(path)](path, advance):
             self.counts.rows += 1
             document = self.reader.read(value, where)
@@ -133,14 +151,11 @@ class Corpus:
                 self.counts.empty += 1
             else:
                 yield document
-        if self.counts.rows == before.rows:
-            self.skipped.append(Skipped(path, f"{path} has no rows."))
-        rows, empty = self.counts.rows - before.rows, self.counts.empty - before.empty
-        unlearned = self.counts.unlearned - before.unlearned
-        if rows and rows == empty + unlearned:
+        found = self.counts
+        if found.rows and found.rows == found.empty + found.unlearned:
             raise ConfigError(
-                f"{path}: there is nothing to learn in any of its {rows} rows: {empty} are empty, and {unlearned} have "
-                f"no token to learn{f' ({self.counts.why})' if unlearned else ''}."
+                f"{path}: there is nothing to learn in any of its {found.rows} rows: {found.empty} are empty, and "
+                f"{found.unlearned} have no token to learn{f' ({found.why})' if found.unlearned else ''}."
             )
 
     def _text(self, file: SourceFile) -> str:

@@ -25,7 +25,8 @@ def parquet_rows(path: Path, advance: Advance) -> Iterator[RawRow]:
     """Yields the rows. A null in a nested value is an absent field: Parquet gives all values of a column all fields.
 
     Raises:
-        ConfigError: the file cannot be read or is damaged, two of its columns have one name, or the extra is missing.
+        ConfigError: the file cannot be read or is damaged, two of its columns have one name, a value is none that
+            Python has (a date after the year 9999), or the extra is missing.
     """
     require_parquet(path)
     import pyarrow
@@ -43,7 +44,7 @@ def parquet_rows(path: Path, advance: Advance) -> Iterator[RawRow]:
                     yield RawRow(f"{path}: row {number}", {name: _present(each) for name, each in value.items()})
                 advance(size * number // file.metadata.num_rows - reported)
                 reported = size * number // file.metadata.num_rows
-    except (OSError, UnicodeDecodeError, pyarrow.ArrowException, KeyError) as error:
+    except (OSError, ValueError, OverflowError, KeyError, pyarrow.ArrowException) as error:
         raise ConfigError(f"Cannot read {path} after row {number} as Parquet: {error}.") from error
     advance(size - reported)
 

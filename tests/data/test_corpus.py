@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from tk.core.errors import ConfigError
@@ -120,3 +122,42 @@ def test_nulls_of_parquet_are_absent_fields(tmp_path: Path) -> None:
     found = [each[0].messages for each in (first, *others) if isinstance(each[0], Chat)]
     assert found[0] == found[1] == found[2]
     assert json.dumps(found[0][1]) == json.dumps({"role": "assistant", "tool_calls": calls})
+
+
+def test_the_first_conversation_without_a_token_to_learn_is_named_whatever_file_follows(tmp_path: Path) -> None:
+    user = [{"role": "user", "content": "q"}]
+    both = [*user, {"role": "assistant", "content": "a"}]
+    first = write(tmp_path, "rows.jsonl", [{"messages": both}, {"messages": user}])
+    second = write(tmp_path, "rows.json", [{"messages": both}, {"messages": user}])
+    third = write(tmp_path, "rows.ndjson.xz", [{"text": "x"}])
+    corpus = find_corpus([first, second, third])
+    for document in corpus.documents():
+        if isinstance(document, Chat) and len(document.messages) == 1:
+            corpus.leave_out(document)
+    assert corpus.counts.unlearned == 2
+    assert corpus.counts.why == f'{first}:2: no message has the role "assistant" (roles: user)'
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pyarrow.StructArray.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["x", "x"]),
+        pyarrow.array([2**52], pyarrow.timestamp("ms")),
+        pyarrow.array([2**30], pyarrow.date32()),
+    ],
+)
+def test_values_of_parquet_that_python_does_not_have_are_an_error_with_the_file(tmp_path: Path, other: Any) -> None:
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"], "meta": other}), path)
+    with pytest.raises(ConfigError, match=r"Cannot read .*rows\.parquet after row 0 as Parquet: "):
+        list(find_corpus([path]).documents())
+
+
+@pytest.mark.parametrize(("name", "content"), [("package.json", '{"name": "x"}'), ("a.csv", "a,b\n"), ("b.json", "{")])
+def test_a_file_of_a_folder_that_may_be_no_data_can_be_left_out(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(ConfigError, match=rf"{name}.* move it out of the folder, or name the files"):
+        list(find_corpus([tmp_path]).documents())
+    with pytest.raises(ConfigError, match=rf"{name}(?!.* move it)"):
+        list(find_corpus([tmp_path / name]).documents())
