@@ -11,12 +11,13 @@ from ..data.sources import find_corpus
 from ..data.token_file import TokenFile
 from ..infer.api.perplexity import EvalText
 from ..text.tokenizer import Tokenizer
+from .corpus_report import echo_left_out
 
 
 def read_texts(
     data: Path, tokenizer: Tokenizer | None, limit: int | None, ignored: Collection[str] = ()
 ) -> list[EvalText]:
-    """Reads texts and tokenizes them, if they are not tokens already.
+    """Reads texts and tokenizes them, if they are not tokens already; prints what it left out on stderr.
 
     Args:
         data: a UTF-8 text file, which is one text; a file of rows with a "text" each, of any kind that
@@ -49,14 +50,15 @@ def _token_folder(folder: Path, tokenizer: Tokenizer | None) -> list[EvalText]:
 def _text_file(path: Path, tokenizer: Tokenizer | None, ignored: Collection[str]) -> list[EvalText]:
     if tokenizer is None:
         raise ConfigError("The checkpoint has no tokenizer.json, so text cannot be measured; give a token folder.")
-    texts = []
-    for document in find_corpus([path], ignored).documents():
+    texts, corpus = [], find_corpus([path], ignored)
+    for document in corpus.documents():
         if not isinstance(document, str):
             raise ConfigError(
                 f'{path} has fine-tuning examples, not {{"text": ...}}. Prepare it with `tk data prepare` and give the '
                 "folder: only the answers then count."
             )
         texts.append(EvalText(np.array(tokenizer.encode(document), np.int64)))
+    echo_left_out(corpus)
     return texts
 
 

@@ -29,6 +29,7 @@ _EXTRAS: Final = (
     ("h11", "tk serve --http", "http"),
     ("opentelemetry-sdk", "tk serve --otlp-endpoint", "otel"),
     ("tensorboard", "[metrics] tensorboard = true", "tensorboard"),
+    ("pyarrow", "data in .parquet files", "parquet"),
     ("llguidance", "constrained output", "structured"),
     ("resvg-py", "tk plot -o FILE.png", "plot"),
 )

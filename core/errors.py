@@ -20,7 +20,7 @@
     `- WorkerDied               exit 1   UNAVAILABLE           a rank or worker process that ended or hangs
        `- WorkerStalled                                       one that hangs, and may go on
 
-A message says what is wrong, where, and what would be right. It is for the caller, and may quote what he sent; so a
+A message says what is wrong, where, and what would be right. It is for the caller, and may quote the request; so a
 server's log has `log_form` instead. gRPC statuses are plain names here, so that this module does not import grpc.
 `pack` and `unpack` carry an error from one process to another as JSON.
 """

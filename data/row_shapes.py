@@ -95,11 +95,11 @@ def holds_rows(text: str) -> bool:
     return isinstance(value, dict) and bool(_shapes(value))
 
 
-def check_columns(columns: Sequence[str], where: str, ignored: Collection[str] = ()) -> None:
+def check_columns(columns: Sequence[str], where: str) -> None:
     """Raises ConfigError if columns of these names are not those of a shape of rows, or not all of them."""
     if len(set(columns)) < len(columns):
         raise ConfigError(f"{where}: two columns have the same name, among {', '.join(columns)}.")
-    if not _shapes(set(columns) - set(ignored)):
+    if not _shapes(columns):
         raise ConfigError(f"{where}: the first line names {_listed(columns)} as columns, but {KNOWN}.")
 
 
@@ -121,7 +121,7 @@ def _shape(fields: Mapping[str, Any], where: str) -> _Shape | None:
 
 def _listed(names: Iterable[str]) -> str:
     quoted = [f'"{name}"' for name in names][:20]
-    return f"{', '.join(quoted)}" if quoted else "no fields"
+    return ", ".join(quoted) or "no fields"
 
 
 def _make(name: str, marks: str, others: Iterable[str], read: Any) -> _Shape:

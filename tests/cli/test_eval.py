@@ -62,8 +62,10 @@ def test_a_text_file_json_lines_and_a_token_folder(
 
     table = tmp_path / "texts.csv"
     with table.open("w", newline="") as file:
-        csv.writer(file).writerows([("text", "chosen"), *((text, "no") for text in TEXTS)])
+        csv.writer(file).writerows([("text", "chosen"), *((text, "no") for text in ("", *TEXTS))])
     assert results(capsys, folder, "--data", str(table), "--ignore", "chosen")["num_tokens"] == document["num_tokens"]
+    assert main(["eval", folder, "--data", str(table), "--ignore", "chosen", "--threads", "1"]) == 0
+    assert "left out 1 empty row of 3\n" in capsys.readouterr().err
     assert main(["eval", folder, "--data", str(table)]) == 2
     assert 'row 1: "chosen" is preference data' in capsys.readouterr().err
 

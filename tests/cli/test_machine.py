@@ -2,6 +2,7 @@
 
 import os
 import resource
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,15 @@ def test_an_optional_package_that_is_missing_is_noted_with_its_command(monkeypat
     missing = fact("no_such_package")
     assert (missing.value, missing.state) == ("not installed", "note")
     assert missing.hint == "needed only for [metrics] nothing: pip install 'h11>=0.14'"
+
+
+def test_every_extra_of_the_installation_is_listed() -> None:
+    project = tomllib.loads((Path(machine.__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    listed = {extra for _, _, extra in machine._EXTRAS} | {
+        "compiler",
+        "dev",
+    }  # one has its own line, one is for tk's authors
+    assert listed == project["optional-dependencies"].keys()
 
 
 def test_a_gloo_that_cannot_start_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

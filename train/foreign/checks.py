@@ -161,7 +161,7 @@ def _of_parameter(name: str, parameter: nn.Parameter, dtype: torch.dtype) -> Ite
         yield f"the parameter {name} is computed from others (it has a grad_fn); parameters are leaves."
     hooks = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
     if any(hooks):
-        yield (f"the parameter {name} has hooks for its gradient. Register hooks after initialize.")
+        yield f"the parameter {name} has hooks for its gradient. Register hooks after initialize."
     narrows = dtype == torch.float16 and parameter.dtype in (torch.float32, torch.bfloat16)
     if narrows and parameter.numel() and parameter.detach().abs().max() > torch.finfo(dtype).max:
         yield f"the parameter {name} has values beyond fp16's largest, {torch.finfo(dtype).max:g}; take bf16."

@@ -1,5 +1,7 @@
 """The model of a planned run: its inputs are opened as ranks open them, or noted where they are on another machine."""
 
+from pathlib import Path
+
 from ...model.config import ModelConfig
 from ...text.tokenizer import Tokenizer
 from ..config.initial_model import GivenModel
@@ -26,9 +28,15 @@ def planned_model(config: TrainConfig, given: GivenModel, here: bool) -> tuple[M
     prepared_at_start = config.data.sources == "stdlib" and not stdlib_of(config).tokens.exists()
     if not missing and not prepared_at_start:
         return read_inputs(config, given).model, []
-    folder = given.tokenizer or stdlib_of(config).tokenizer
+    folder = given.tokenizer or _own_tokenizer(config)
     size = Tokenizer.from_folder(folder).vocab_size if folder.is_dir() else config.data.vocab_size
     model = given.complete(size, (), config.precision.params)
     if folder.is_dir() or prepared_at_start:
         check_vocabulary(config, model, folder, size)
     return model, [f"{error} It was not checked." for error in missing]
+
+
+def _own_tokenizer(config: TrainConfig) -> Path:
+    """Returns the folder of the tokenizer that comes with the data, which may not exist."""
+    sources = config.data.sources
+    return stdlib_of(config).tokenizer if sources == "stdlib" else Path(sources[0].path)

@@ -7,6 +7,7 @@ from ...core.errors import ParallelError
 from ...core.integers import ceil_div, round_up
 from ...core.layout import Layout
 from ...core.tensors import Table, num_layers, split_boxes
+from ...model.registry import architectures
 from ...model.shape import ModelKeys
 from ..config.train_config import TrainConfig
 
@@ -55,7 +56,7 @@ def size_problems(config: TrainConfig, keys: ModelKeys, num_ranks: int | None) -
 
 def _num_experts(keys: ModelKeys) -> int:
     """Returns the number of experts of a layer, 0 if the architecture has none."""
-    return keys.num_local_experts if keys.architecture in ("mixtral", "qwen3_moe") else 0
+    return keys.num_local_experts if "num_local_experts" in architectures()[keys.architecture].options else 0
 
 
 def refuse(found: list[str]) -> None:

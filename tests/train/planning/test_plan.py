@@ -1,6 +1,7 @@
 """`tk plan`: ZeRO's formulas, the memory of each rank, and a list of all problems at once."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tk.model.config import ModelConfig
 from tk.model.registry import count_parameters, decoder_spec
 from tk.tests.train.conftest import Configure
 from tk.tests.train.planning.small_models import MODELS, SHAPE
+from tk.train.config.run_inputs import stdlib_of
 from tk.train.config.train_config import TrainConfig
 from tk.train.planning.plan import make_plan, model_state_bytes
 
@@ -152,3 +154,14 @@ def test_a_checkpoint_is_planned_for_serving(configure: Configure, write_toml: A
     assert rows[1]["kv_bytes_per_token"]["fp32"] == 2 * rows[2]["kv_bytes_per_token"]["fp32"] == 2 * 3 * 2 * 16 * 4
     assert rows[4]["kv_bytes_per_token"] == rows[2]["kv_bytes_per_token"], "each of two kv heads is on two ranks"
     assert "num_attention_heads % tp = 4 % 8" in rows[8]["problem"]
+
+
+def test_the_tokenizer_of_pythons_library_says_nothing_about_other_sources(
+    configure: Configure, corpus: Path, tmp_path: Path
+) -> None:
+    data = {"sources": [{"path": str(tmp_path / "elsewhere")}], "tokenizer": None, "cache": str(tmp_path / "cache")}
+    config = _config(configure, data=data, model={"vocab_size": 256})
+    shutil.copytree(corpus / "tokenizer", stdlib_of(config).tokenizer)
+    plan = make_plan(config, 1)
+    assert plan.model.vocab_size == 256
+    assert "elsewhere does not exist" in "".join(plan.notes)
