@@ -28,7 +28,6 @@ SETTLED: Final = 5  # reloads after which memory shall stay
 GROWTH_BOUND: Final = 1.05
 WARM_SECONDS: Final = 20.0  # in which the server takes what every server takes
 MAX_MODEL_LEN: Final = 1024
-ROWS: Final = 20  # of the table
 
 
 @dataclass(frozen=True)
@@ -109,18 +108,14 @@ async def _soak(
     warm = min(WARM_SECONDS, times.seconds / 4)
     async with grpc.aio.insecure_channel(served.target) as channel:
         with closing(ReloadSoak(served, steps, cases, expected, channel)) as soak:
+            print(HEADING)
             await soak.run(warm, warm / 2, times.concurrency, times.edits)
             await soak.fill_pools()
             base = await soak.settle()
+            print(base.row("base, idle"), flush=True)
             await soak.run(times.seconds, times.every, times.concurrency, times.edits)
             last, report = await soak.settle(), await soak.blocks()
-    print(HEADING)
-    print(base.row("base, idle"))
-    stride = max(1, len(soak.samples) // ROWS)
-    for number, sample in enumerate(soak.samples):
-        if number % stride == 0 or number == SETTLED:
-            print(sample.row(str(number)))
-    print(last.row("end, idle"))
+            print(last.row("end, idle"))
     print(
         f"{soak.reloads} reloads, {soak.num_edits} edits; "
         + ", ".join(f"{n} {k}" for k, n in sorted(soak.ends.items()))

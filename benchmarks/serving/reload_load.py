@@ -23,6 +23,8 @@ from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
 PRINCIPALS: Final = ("one", "two", "three")  # each with its name as its token
 OPERATOR: Final = "ops"
 FATES: Final = ("read", "read", "read", "leave", "deadline", "slow")
+LONG_WORDS: Final = 1000  # take a thread of the server longer than the next call takes to come
+POOL_ROUNDS: Final = 8
 IDLE_SECONDS: Final = 30.0  # for the last requests, connections and old workers to end
 
 
@@ -138,14 +140,16 @@ class ReloadSoak:
             await asyncio.sleep(draw.uniform(0.0, 0.3))
 
     async def _reload_on(self, every: float) -> None:
-        """Changes to the next step every so many seconds, and reads the figures before each change."""
+        """Changes to the next step every so many seconds, and reads and prints the figures before each change."""
         due = time.monotonic() + every
         while not self._has_ended():
             await asyncio.sleep(max(0.0, min(due, self._over) - time.monotonic()))
             due += every
             if self._has_ended():
                 return
-            self.samples.append(await asyncio.to_thread(Figures.of, self._served.process_id, self.start))
+            sample = await asyncio.to_thread(Figures.of, self._served.process_id, self.start)
+            print(sample.row(str(len(self.samples))), flush=True)
+            self.samples.append(sample)
             await self.reload()
 
     async def reload(self) -> None:
@@ -176,10 +180,14 @@ class ReloadSoak:
                     break
 
     async def fill_pools(self) -> None:
-        """Makes calls at the same time, so that the server's pools have all threads that they may have."""
-        message = pb.TokenizeRequest(text="word " * 200)
-        calls = [self._stub.Tokenize(message, metadata=bearer(PRINCIPALS[0]), timeout=30.0) for _ in range(64)]
-        await asyncio.gather(*calls)
+        """Makes long calls at the same time, so that the server's pools have all threads that they may have.
+
+        A pool begins a thread only if none of it waits when a call comes, so short calls leave it half full.
+        """
+        message = pb.TokenizeRequest(text="word " * LONG_WORDS)
+        for _ in range(POOL_ROUNDS):
+            calls = [self._stub.Tokenize(message, metadata=bearer(PRINCIPALS[0]), timeout=30.0) for _ in range(64)]
+            await asyncio.gather(*calls)
 
     async def settle(self) -> Figures:
         """Returns the figures when no request is live and the old workers have ended, or after some time."""
