@@ -109,11 +109,12 @@ class ModelEngine:
 
     __slots__ = (
         *("module", "step_count", "last_grad_norm", "_foreign", "_training", "_settings", "_watch", "_buffers"),
-        *("_checkpointer", "_optimizer_step", "_accumulation", "__weakref__"),
+        *("_checkpointer", "_optimizer_step", "_accumulation", "_half_loaded", "__weakref__"),
     )
 
     def __init__(self, foreign: ForeignModel, engine: TrainingEngine, settings: InitializeOptions) -> None:
         self._training = engine
+        self._half_loaded = ""  # the checkpoint of a load that failed after values were read
         self.module = foreign.module
         self.step_count = 0
         self.last_grad_norm = 0.0
@@ -128,6 +129,11 @@ class ModelEngine:
     @property
     def _engine(self) -> TrainingEngine:
         self._training.home.require()
+        if self._half_loaded:
+            raise TkError(
+                f"engine.load of {self._half_loaded} failed, so this engine holds values of two states, and neither "
+                "trains nor saves them. Load a good checkpoint first (engine.load)."
+            )
         return self._training
 
     def __getattr__(self, name: str) -> Never:
@@ -221,6 +227,9 @@ class ModelEngine:
             TkError: at ZeRO stage 3, the ranks failed at different places; the job must be started again.
         """
         self._engine.refuse_while_whole("zero_grad()")
+        self._discard()
+
+    def _discard(self) -> None:
         if self._accumulation.passes:
             self._accumulation.exchange_the_rest()
             self._end_step(discard=True)
@@ -293,13 +302,15 @@ class ModelEngine:
     def load(self, checkpoint: str | os.PathLike[str]) -> None:
         """Continues from a checkpoint that any number of ranks and any ZeRO stage wrote; every rank calls it.
 
-        Gradients since the last step are discarded.
+        Gradients since the last step are discarded. If the call fails once values are read, as of a damaged file, the
+        engine does nothing until another call succeeds.
 
         Raises:
             CheckpointError: the checkpoint holds weights only, or cannot be used.
             TkError: the save before this call failed.
         """
-        self._engine.refuse_while_whole("load()")
+        self._training.home.require()
+        self._training.refuse_while_whole("load()")
         ranks = self._checkpointer.ranks
         with share_errors(ranks):
             self._checkpointer.finish_save()
@@ -308,8 +319,10 @@ class ModelEngine:
             self._watch.check()
             resume = ModuleResume.from_json(opened.resume, str(opened.path))
             self._watch.check_stored(opened)
-        self.zero_grad()
+        self._discard()
+        self._half_loaded = str(opened.path)
         self._checkpointer.load(opened, resume.optimizer_step, resume.loss_scale)
+        self._half_loaded = ""
         self._engine.outdate_graphs()
         self.step_count = resume.step
         self._buffers.agree()

@@ -1,12 +1,15 @@
 """What users do around forward, backward, step, save and load: losses, gradients, graphs, hooks, errors."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from tk.core.errors import ShardCorrupt
 from tk.tests.train.foreign.between_calls import Loop, Ours, loss_of
 from tk.tests.train.foreign.script import Script, parameters, refused, turn
 
@@ -208,6 +211,19 @@ def save_between(loop: Loop, folder: Path) -> None:
     turn(loop, 2)
 
 
+def damaged_load(loop: Loop, folder: Path) -> None:
+    turn(loop, 0)
+    loop.save(folder)
+    for path in folder.glob("step-*/optim-exp_avg_sq-*"):  # read last
+        with path.open("r+b") as file:  # on every rank, the same bytes
+            file.seek(-8, os.SEEK_END)
+            file.write(b"damaged!")
+    turn(loop, 1)
+    with pytest.raises(ShardCorrupt):
+        loop.load(folder)
+    turn(loop, 2)
+
+
 def load_between(loop: Loop, folder: Path) -> None:
     for number in (1, 2):
         turn(loop, number)
@@ -314,6 +330,9 @@ OF_PASSES = {
     ),
     "a load between micro-batches": Script(load_between, "discards their gradients", accumulate=2),
     "a load of an older step": Script(roll_back),
+    "a load that finds damage, then the next batch": refused(
+        damaged_load, r"holds values of two states.*engine\.load", "until a load succeeds"
+    ),
     "a loss times a factor": Script(scale_loss),
     "`backward(None)`": refused(no_loss, "takes the scalar loss", "by name"),
     "a loss of NaN": refused(nan_loss, "loss nan", "nothing is updated"),

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.checkpoint.read.reader import Checkpoint
-from tk.core.errors import CheckpointError, ConfigError, TkError
+from tk.core.errors import CheckpointError, ConfigError, ShardCorrupt, TkError
+from tk.scripts.broken_checkpoints import flip
 from tk.tests.rank_pool import RankPool
 from tk.train import initialize
 from tk.train.zero.absent import AbsentParameter
@@ -214,6 +216,46 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     _llama().save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="weights only"):
         initialize(_llama(), OPTIMIZER).load(tmp_path)
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_load_that_fails_half_way_leaves_an_engine_that_only_loads(tmp_path: Path, zero: Any) -> None:
+    engine = initialize(nn.Linear(3, 2), {"lr": 0.1}, zero=zero)
+
+    def train_step() -> None:
+        engine.backward(engine(torch.ones(2, 3)).square().mean())
+        assert engine.step()
+
+    train_step()
+    engine.save(tmp_path, wait=True)
+    good = engine.state_dict()
+    train_step()
+    engine.save(tmp_path, wait=True)
+    damaged = tmp_path / "step-00000002"
+    [last] = damaged.glob("optim-exp_avg_sq-*")
+    flip(last, last.stat().st_size - 1)
+    with pytest.raises(ShardCorrupt):
+        engine.load(damaged)
+    calls: list[Callable[[], object]] = [
+        train_step,
+        engine.step,
+        engine.state_dict,
+        engine.zero_grad,
+        lambda: engine.save(tmp_path, wait=True),
+        lambda: engine.full_parameters().__enter__(),
+    ]
+    for call in calls:
+        with pytest.raises(TkError, match=r"step-00000002 failed, so this engine holds values of two states"):
+            call()
+    with pytest.raises(CheckpointError, match="nowhere does not exist"):
+        engine.load(tmp_path / "nowhere")
+    with pytest.raises(TkError, match="values of two states"):
+        engine.state_dict()
+    engine.load(tmp_path / "step-00000001")
+    assert torch.equal(engine.state_dict()["weight"], good["weight"])
+    with pytest.raises(CheckpointError, match="nowhere does not exist"):
+        engine.load(tmp_path / "nowhere")
+    train_step()
 
 
 def test_an_engine_that_is_gone_leaves_nothing_behind() -> None:
