@@ -1,4 +1,4 @@
-"""One of each: a child of Python, a division that rounds up, an ignored label and a locked run have one place each."""
+"""One of each: children of Python, divisions upwards, ignored labels, locked runs and aborted calls have one place."""
 
 import ast
 import re
@@ -36,7 +36,13 @@ def makes_a_locked_run(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "LockedRun"
 
 
+def aborts_a_call(node: ast.AST) -> bool:
+    """Returns whether a node ends a call of grpc, which then keeps its frames until garbage is searched for."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == "context.abort"
+
+
 ONE_PLACE = [
+    ("infer/server/status.py", aborts_a_call),
     ("core/process.py", starts_python),
     ("core/integers.py", divides_upwards),
     ("core/labels.py", names_ignored_labels),
@@ -68,6 +74,7 @@ def test_there_is_one_of_each(root: Path, sources: list[Path], place: str, is_on
         (names_ignored_labels, "IGNORED: Final = -100"),
         (names_ignored_labels, "IGNORED = -1"),
         (makes_a_locked_run, "run = LockedRun(path, attempt, ())"),
+        (aborts_a_call, "await context.abort(code, text)"),
         (calls_a_collective, "dist.all_gather_into_tensor(whole, part)"),
     ],
 )

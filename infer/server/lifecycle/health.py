@@ -9,6 +9,7 @@ from grpc_health.v1 import health, health_pb2
 
 from ..grpc_server import add_methods
 from ..request.messages import make_handlers, read_short_message
+from ..status import abort
 
 LIVENESS: Final = ""
 READINESS: Final = "tk.v1.Generation"
@@ -57,7 +58,7 @@ class Health:
         """Answers with the status of a service."""
         status = self.status(request.service)
         if status == _UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f'The services here are "{LIVENESS}" and "{READINESS}".')
+            await abort(context, grpc.StatusCode.NOT_FOUND, f'The services here are "{LIVENESS}" and "{READINESS}".')
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Any, context: grpc.aio.ServicerContext) -> None:

@@ -1,7 +1,4 @@
-"""Calls leave nothing of ours that only a search for garbage finds: a server's memory would grow until it comes.
-
-Refusals over gRPC are left out: its own call keeps the error that aborted it, and the frames of that.
-"""
+"""Calls leave nothing of ours that only a search for garbage finds: a server's memory would grow until it comes."""
 
 import gc
 import http.client
@@ -77,6 +74,8 @@ CALLS: dict[str, Callable[[HttpServerThread], None]] = {
     "an unknown field": lambda server: over_http(server, "/v1/chat/completions", {"massages": []}),
     "no such page": lambda server: over_http(server, "/v2", {}),
     "a stream over gRPC": lambda server: over_grpc(server, pb.GenerateRequest(text="a")),
+    "a stream that is refused over gRPC": lambda server: over_grpc(server, pb.GenerateRequest()),
+    "another model over gRPC": lambda server: over_grpc(server, pb.GenerateRequest(text="a", model="other")),
 }
 
 
