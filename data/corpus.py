@@ -77,8 +77,8 @@ class Corpus:
     Attributes:
         files: the files, in the order of reading.
         reader: makes documents of rows, and counts the fields that had no effect.
-        skipped: the files of folders that hold no text or rows, files of rows that have none, and folders below them
-            that cannot be listed; `documents` fills it.
+        skipped: the files of folders that hold no text or rows, files of rows that have none, and links and folders
+            below them that cannot be followed or listed; `documents` fills it.
         counts: the rows, and those that were left out; `documents` fills it.
     """
 
@@ -176,6 +176,8 @@ def _read_text(path: Path) -> str:
     """
     if reason := refusal(path):
         raise ConfigError(f"{path} {reason}.")
+    if path.is_symlink() and path.is_dir():
+        raise ConfigError(f"{path} is a link to a folder, which is not followed: name that folder as an input.")
     with source_bytes(path, _ignore) as file:
         text: str = file.stream.read().decode("utf-8-sig")
     if "\0" in text:

@@ -32,8 +32,9 @@ def parquet_rows(path: Path, advance: Advance) -> Iterator[RawRow]:
     import pyarrow
     import pyarrow.parquet
 
-    number, size, reported = 0, path.stat().st_size, 0
+    number = reported = 0
     try:
+        size = path.stat().st_size
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if len(set(names)) < len(names):

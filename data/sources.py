@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -76,19 +77,33 @@ def _source(path: Path, named: bool = False) -> SourceFile:
         raise ConfigError(f"{path} {reason}.")
     if not reason and kind_of(path) is FileKind.PARQUET:
         require_parquet(path)
-    return SourceFile(path, path.stat().st_size, named)
+    try:
+        size = path.stat().st_size
+    except OSError:  # `documents` says why
+        size = 0
+    return SourceFile(path, size, named)
 
 
 def _visible_files(root: Path) -> Iterator[Path]:
-    """Yields the files below a folder, and the folders that cannot be listed, which `documents` then skips."""
+    """Yields the files below a folder, and what `documents` then skips: folders that cannot be listed, and links to
+    folders or to nothing."""
     unlisted: list[OSError] = []
     for folder, folders, names in os.walk(root, onerror=unlisted.append):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        yield from (Path(folder, name) for name in names if not name.startswith(".") and Path(folder, name).is_file())
+        yield from (path for name in folders if (path := Path(folder, name)).is_symlink())
+        yield from (path for name in names if not name.startswith(".") and not _is_special(path := Path(folder, name)))
     for error in unlisted:
         if Path(error.filename) == root:
             raise ConfigError(f"Cannot list {root}: {error.strerror}.") from error
         yield Path(error.filename)
+
+
+def _is_special(path: Path) -> bool:
+    """Returns whether a path is a pipe, a socket or a device."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _mixed(root: Path, paths: Iterable[Path]) -> list[Path]:

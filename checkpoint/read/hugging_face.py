@@ -62,18 +62,25 @@ def read_side_files(folder: Path, names: Collection[str] | None = None) -> dict[
 
 
 def side_paths(folder: Path, names: Collection[str] | None = None) -> dict[str, Path]:
-    """Returns the paths of the side files by name (of `names`, if given, those that exist); hidden files are ignored.
+    """Returns the paths of the side files by name (of `names`, if given, those that exist).
+
+    Hidden files are ignored, and documents that a checkpoint cannot store: folders, and names as `LICENSE (1)`.
 
     Raises:
-        ManifestError: a side file has a name that a checkpoint cannot store.
+        ManifestError: another side file has a name that a checkpoint cannot store.
         CheckpointError: a side file is a link that leads nowhere.
     """
     found = [name for name in _side_names(folder) if names is None or name in names]
     paths = {}
     for name in found:
+        document = is_document(name)
+        if document and lookup.is_dir(folder / name):
+            continue
         try:
             paths[strict.file_path(name, str(folder))] = real_path(folder, name)
         except ManifestError as error:
+            if document:
+                continue
             raise ManifestError(f"{error} Rename it, or move it out of the folder.") from error
     return paths
 

@@ -104,3 +104,27 @@ def test_the_standard_library_is_a_real_corpus() -> None:
     assert 200 < len(names) < 2000
     assert 4e6 < corpus.num_bytes < 3e7
     assert corpus.files == stdlib_corpus().files == find_corpus(["stdlib"]).files
+
+
+def test_links_of_a_folder_that_lead_to_no_file_are_named(tmp_path: Path) -> None:
+    """As DVC and git-annex leave them where a file was not fetched; a folder behind a link is not searched."""
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "b.txt").write_text("b")
+    (folder / "a.txt").write_text("a")
+    (folder / "file.txt").symlink_to(elsewhere / "b.txt")
+    (folder / "more").symlink_to(elsewhere)
+    (folder / "absent.md").symlink_to(elsewhere / "nowhere")
+    corpus = find_corpus([folder])
+    assert sorted(corpus.texts()) == ["a", "b"]
+    reasons = {each.path.name: each.reason for each in corpus.skipped}
+    assert reasons == {
+        "absent.md": f"Cannot read {folder}/absent.md: No such file or directory.",
+        "more": f"{folder}/more is a link to a folder, which is not followed: name that folder as an input.",
+    }
+    for name in ("rows.jsonl", "rows.parquet"):
+        (folder / name).symlink_to(elsewhere / "nowhere")
+        with pytest.raises(ConfigError, match=rf"Cannot read {folder}/{name}"):
+            list(find_corpus([folder]).documents())
+        (folder / name).unlink()

@@ -180,6 +180,19 @@ def test_a_link_to_a_file_of_another_name_is_not_carried_away(
     assert copied == {name: "text", "NOTICE": "n", "COPYING": "c"}
 
 
+def test_documents_that_cannot_be_stored_are_left_behind_and_named(
+    llama_step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A browser names a second download `LICENSE (1)`; nothing depends on a document."""
+    assert main(["export", str(llama_step), str(tmp_path / "hf"), "--plain"]) == 0
+    for name in ("LICENSE (1).txt", "läs mig.md"):
+        (tmp_path / "hf" / name).write_text("text")
+    (tmp_path / "hf" / "license").mkdir()
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "hf"), str(tmp_path / "new")]) == 0
+    assert "note: not copied: 'LICENSE (1).txt', license, 'läs mig.md'" in capsys.readouterr().err
+
+
 def test_odd_names_are_left_behind_on_one_line(
     llama_step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
