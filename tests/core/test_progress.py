@@ -5,6 +5,7 @@ import io
 import pytest
 
 from tk.core.progress import PlainProgress, format_bytes, format_count, format_seconds, progress_bar
+from tk.tests.clock import Clock
 
 
 @pytest.mark.parametrize(
@@ -28,18 +29,8 @@ def test_counts_are_written(number: int, text: str) -> None:
     assert format_count(number, "file") == text
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_plain_progress_prints_now_and_then_and_at_the_end() -> None:
-    clock, stream = Clock(), io.StringIO()
+    clock, stream = Clock(0.0), io.StringIO()
     progress = PlainProgress("train", 100, done=20, stream=stream, clock=clock, interval=5.0)
     for _ in range(40):
         clock.now += 1.0

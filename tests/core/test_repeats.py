@@ -1,13 +1,7 @@
 """Things that repeat, on a clock of the test."""
 
 from tk.core.repeats import MOST_KINDS, WINDOW, Repeats
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tk.tests.clock import Clock
 
 
 def test_one_of_a_kind_is_shown_in_a_minute_and_the_others_are_counted() -> None:

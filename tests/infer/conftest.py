@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 @pytest.fixture(scope="session")
 def reference(model_folder: Callable[[str], Path]) -> Callable[[str], LlamaForCausalLM]:
-    """The same model in `transformers`."""
+    """The same model in `transformers`, loaded once."""
 
+    @cache
     def load(name: str) -> LlamaForCausalLM:
         model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(model_folder(name)).eval()
         return model
@@ -95,6 +97,17 @@ def llm_tp2(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
     """The same model over two ranks."""
     with LLM(model_folder("grouped"), tp=2, kv_blocks=64) as llm:
         yield llm
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A collector of spans, which are sent within 20 ms; for tests that the extra otel is installed for."""
+    from tk.tests.infer.observability.collector import Collector
+
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    collector = Collector()
+    yield collector
+    collector.close()
 
 
 @pytest.fixture

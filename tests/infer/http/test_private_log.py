@@ -31,14 +31,6 @@ CERTIFICATES = Path(__file__).parents[1] / "server" / "certificates"
 FINE = re.compile(rb"HTTP/1\.1 (100|200) ")
 
 
-@pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    collector = Collector()
-    yield collector
-    collector.close()
-
-
 def asked(port: int, data: bytes) -> bytes:
     """The answer to some bytes, on a connection of its own."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, suppress(ConnectionError):

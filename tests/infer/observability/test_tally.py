@@ -7,17 +7,10 @@ from tk.infer.observability.request_record import RequestRecord
 from tk.infer.observability.tally import MOST_PRINCIPALS, NO_PRINCIPAL, OTHER_PRINCIPALS, LatencyCounts, RequestTally
 from tk.infer.requests.events import Done, Event, Failed, FinishReason, Request, Started
 from tk.infer.requests.sampling_params import SamplingParams
+from tk.tests.clock import Clock
 from tk.tests.infer.server.fake_engine import delta, finished
 
 REQUEST = Request("r", (1, 2), SamplingParams(n=2))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def begin(tally: Observer) -> tuple[OnEvent, list[Event]]:

@@ -38,14 +38,6 @@ def engine() -> Iterator[FakeEngine]:
     engine.close()
 
 
-@pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    collector = Collector()
-    yield collector
-    collector.close()
-
-
 def generate(server: ServerThread, *metadata: tuple[str, str], **fields: Any) -> None:
     with grpc.insecure_channel(server.target) as channel:
         request = pb.GenerateRequest(**{"text": "secret words"} | fields)

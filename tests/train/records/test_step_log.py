@@ -15,6 +15,7 @@ import torch.distributed as dist
 from tk.core.config import parse
 from tk.model.config import ModelConfig
 from tk.parallel.mesh import ALONE, Group, join_world
+from tk.tests.clock import Clock
 from tk.tests.rank_pool import RankPool
 from tk.train.config.train_config import TrainConfig
 from tk.train.planning.flops import flops_per_token
@@ -29,15 +30,6 @@ MODEL = ModelConfig(
 )  # fmt: skip
 TOKENS = 4 * 8  # of a step: rows x seq_len
 PEAK = 1e9
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

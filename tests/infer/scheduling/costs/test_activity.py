@@ -1,17 +1,11 @@
 """Counts of tokens, against a clock of the test."""
 
 from tk.infer.scheduling.costs.activity import Activity
-
-
-class Clock:
-    now = 100.5
-
-    def __call__(self) -> float:
-        return self.now
+from tk.tests.clock import Clock
 
 
 def test_rates_are_those_of_the_last_ten_seconds() -> None:
-    clock = Clock()
+    clock = Clock(100.5)
     activity = Activity(clock)
     assert activity.rates() == (0.0, 0.0)
     for second in range(30):
@@ -31,7 +25,7 @@ def test_rates_are_those_of_the_last_ten_seconds() -> None:
 
 
 def test_a_young_engine_divides_by_its_age_and_by_a_second_at_least() -> None:
-    clock = Clock()
+    clock = Clock(100.5)
     activity = Activity(clock)
     activity.step(num_prompt=10)
     activity.new_token()
@@ -42,7 +36,7 @@ def test_a_young_engine_divides_by_its_age_and_by_a_second_at_least() -> None:
 
 
 def test_the_hit_rate_is_over_all_prompts() -> None:
-    activity = Activity(Clock())
+    activity = Activity(Clock(100.5))
     assert activity.hit_rate == 0.0
     activity.admit(num_prompt=100, num_cached=0)
     activity.admit(num_prompt=300, num_cached=100)
