@@ -28,7 +28,8 @@ PROMPTS = tuple(
         pytest.param("fp32", "bf16", "grouped", 1, marks=pytest.mark.matrix),
         ("bf16", "bf16", "grouped", 1),
         pytest.param("bf16", "int8", "tied", 2, marks=pytest.mark.matrix),
-        ("fp32", "int4", "tied", 1),
+        # Copies in 8 bits of blocks of 4 bits have, on this backend, the samples that share them, below.
+        pytest.param("fp32", "int4", "tied", 1, marks=pytest.mark.matrix),
         pytest.param("bf16", "k8v4", "grouped", 1, marks=pytest.mark.matrix),
         pytest.param("bf16", "fp32", "tied", 1, marks=pytest.mark.matrix),
     ],

@@ -82,9 +82,15 @@ def check_codes(format_: VectorFormat, exact: Array, parts: Parts) -> None:
         assert (np.abs(elements - rotated / scales) <= 0.5 + CLOSE).all()
 
 
-@pytest.mark.parametrize("instruction_set", instruction_sets())
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4", "k8v4"])
-@pytest.mark.parametrize(("heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "kv_dtype", "instruction_set"),
+    [
+        pytest.param(*shape, kv_dtype, name, marks=() if name == BEST or i == j else pytest.mark.matrix)
+        for i, shape in enumerate(SHAPES)
+        for j, kv_dtype in enumerate(("fp8", "int8", "int4", "k8v4"))
+        for name in instruction_sets()
+    ],
+)
 def test_codes_are_those_of_numpy(
     tmp_path: Path, heads: int, head_dim: int, kv_dtype: str, instruction_set: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 import platform
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +54,10 @@ def test_products_have_the_bits_of_the_numpy_model_for_every_number_of_rows(
 ) -> None:
     random, stack = np.random.default_rng(inputs), Stack(1, inputs, outputs, slices=slices)
     weight = random.standard_normal((outputs, inputs), np.float32)
-    x = random.standard_normal((512, inputs), np.float32)
-    expected = sliced(x, bf16(weight), slices, name)
-    for rows in ROWS:
+    of_row = np.arange(512) % 37  # so many different rows: the numpy model is slow, and no tile has that height
+    some = random.standard_normal((37, inputs), np.float32)
+    x, expected = some[of_row], sliced(some, bf16(weight), slices, name)[of_row]
+    for rows in ROWS if inputs < 1000 else ROWS[:-1]:
         assert np.array_equal(multiply(load(name), stack, weight, BF16, x[:rows]), expected[:rows]), rows
 
 
@@ -108,7 +110,16 @@ def test_kernels_on_models_pass_their_check(name: str) -> None:
     assert why_not(load(name)) == ""
 
 
-@pytest.mark.parametrize("architecture", ["llama3", "mixtral", pytest.param("qwen2 sliding", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        pytest.param(
+            *each, marks=() if each in (("dot_model", "mixtral"), ("amx_model", "llama3")) else pytest.mark.matrix
+        )
+        for each in product(MODELS, ("llama3", "mixtral", "qwen2 sliding"))
+    ],
+    indirect=["name"],
+)
 def test_bits_do_not_depend_on_cuts_and_threads(tmp_path: Path, name: str, architecture: str) -> None:
     ENTRIES[architecture].make(tmp_path)
     made = [runner(tmp_path, "bf16", "bf16", threads, name) for threads in range(1, 5, sized(1, 2))]

@@ -11,6 +11,7 @@ import torch
 from tk.core.dtypes import COMPUTE_NAMES
 from tk.infer.backends.native.binding.library import instruction_sets
 from tk.infer.kv_formats import KV_DTYPES, kv_format
+from tk.tests.example_counts import sized
 from tk.tests.infer.backends.native.running import BEST, logits, runner
 from tk.tests.infer.history import BLOCK_SIZE, MAX_RUNNING, History
 from tk.tests.model.architectures import ENTRIES, VOCAB
@@ -21,7 +22,7 @@ PROMPTS = tuple(
     for i, length in enumerate((3, 37, 17, 1, 20, 33))
 )
 NUM_COPIES = 3 * MAX_RUNNING + 512 // BLOCK_SIZE  # as many as these sequences and steps need at most
-ROWS = (*range(1, 18), 31, 32, 33, 511, 512)
+ROWS = sized((*range(1, 18), 31, 32, 33, 511, 512), (2, 3, 5, 8, 13, 17, 33, 512))  # test_products.py has all
 DTYPES = tuple(product(COMPUTE_NAMES, KV_DTYPES))
 SELECTED = {
     ("fp32", "fp32"),

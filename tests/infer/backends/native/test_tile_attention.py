@@ -1,6 +1,7 @@
 """Attention by tiles of AMX, on the CPU's own where it has them and on the model of their instructions anywhere."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,15 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, 1100).tolist()
 CUTS = ((), (1, 2, 3, 40), (31, 32, 33, 100, 200, 255, 256, 257), (160,))
 SHAPES = [(6, 32, None), (3, 64, 100), (1, 96, None)]  # query heads, head size, window
 FORMATS = ["bf16", "fp8", "int8", "k8v4", "int4"]
+
+
+def cases(first: int) -> list[Any]:
+    """Each format with one shape, of which the first one's is given, and in `make test-all` with the others."""
+    return [
+        pytest.param(*shape, kv_dtype, marks=() if (first + i) % len(SHAPES) == j else pytest.mark.matrix)
+        for i, kv_dtype in enumerate(FORMATS)
+        for j, shape in enumerate(SHAPES)
+    ]
 
 
 @pytest.fixture(params=["amx_model", "amx"])
@@ -51,10 +61,9 @@ def all_logits(made: NativeRunner, num_tokens: int, cuts: tuple[int, ...]) -> Ar
     return found
 
 
-@pytest.mark.parametrize("kv_dtype", FORMATS)
-@pytest.mark.parametrize(("heads", "head_dim", "window"), SHAPES)
+@pytest.mark.parametrize(("heads", "head_dim", "window", "kv_dtype"), cases(first=1))
 def test_bits_do_not_depend_on_cuts_and_threads(
-    tmp_path: Path, name: str, kv_dtype: str, heads: int, head_dim: int, window: int | None
+    tmp_path: Path, name: str, heads: int, head_dim: int, window: int | None, kv_dtype: str
 ) -> None:
     make(tmp_path, window, heads, head_dim)
     num_tokens = 1100 if name == "amx" else 300  # over a split's border where it is quick
@@ -67,10 +76,9 @@ def test_bits_do_not_depend_on_cuts_and_threads(
         )
 
 
-@pytest.mark.parametrize("kv_dtype", FORMATS)
-@pytest.mark.parametrize(("heads", "head_dim", "window"), SHAPES)
+@pytest.mark.parametrize(("heads", "head_dim", "window", "kv_dtype"), cases(first=0))
 def test_tiles_give_what_vectors_give_but_for_the_rounding_of_queries_and_weights(
-    tmp_path: Path, name: str, kv_dtype: str, heads: int, head_dim: int, window: int | None
+    tmp_path: Path, name: str, heads: int, head_dim: int, window: int | None, kv_dtype: str
 ) -> None:
     make(tmp_path, window, heads, head_dim)
     num_tokens = 1100 if name == "amx" else 300
