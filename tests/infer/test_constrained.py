@@ -104,7 +104,7 @@ CHOSEN = {
 }
 
 
-@pytest.mark.parametrize("served", ["llm", "llm_tp2", "aten"])
+@pytest.mark.parametrize("served", ["llm", pytest.param("llm_tp2", marks=pytest.mark.matrix), "aten"])
 def test_tokens_chosen_among_candidates_are_those_under_masks(
     served: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

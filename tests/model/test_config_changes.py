@@ -3,7 +3,8 @@
 The error names the key. Where `transformers` refuses a file, tk does too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +53,16 @@ def read(name: str, folder: Path) -> Reader:
     return Reader(folder)
 
 
+@pytest.fixture(scope="module")
+def reader_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reader]:
+    """Returns a model's reader, which tests share: each of them writes the config that it needs."""
+    return cache(lambda name: read(name, tmp_path_factory.mktemp("model")))
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_choice_of_keys_by_themselves(name: str, tmp_path: Path) -> None:
+def test_a_choice_of_keys_by_themselves(name: str, reader_of: Callable[[str], Reader]) -> None:
     """Tries every key with one model or another."""
-    reader, first = read(name, tmp_path), NAMES.index(name)
+    reader, first = reader_of(name), NAMES.index(name)
     changes = list(single_changes(reader.architecture.name, reader.saved))
     keys = list(dict.fromkeys(key for change in changes for key in change))
     chosen = [change for change in changes for key in change if keys.index(key) % len(NAMES) == first]
@@ -64,22 +71,22 @@ def test_a_choice_of_keys_by_themselves(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
-def test_every_key_by_itself(name: str, tmp_path: Path) -> None:
-    reader = read(name, tmp_path)
+def test_every_key_by_itself(name: str, reader_of: Callable[[str], Reader]) -> None:
+    reader = reader_of(name)
     changes = list(single_changes(reader.architecture.name, reader.saved))
     assert len(changes) > 150
     assert faults(reader, changes) == {}
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERY)
-def test_a_choice_of_keys_together(kind: str, name: str, tmp_path: Path) -> None:
-    assert faults(read(name, tmp_path), COMBINATIONS[kind][0][EVERY.index((kind, name)) :: 67]) == {}
+def test_a_choice_of_keys_together(kind: str, name: str, reader_of: Callable[[str], Reader]) -> None:
+    assert faults(reader_of(name), COMBINATIONS[kind][0][EVERY.index((kind, name)) :: 67]) == {}
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("kind", "name"), EVERY)
-def test_every_combination_of_keys_together(kind: str, name: str, tmp_path: Path) -> None:
-    assert faults(read(name, tmp_path), COMBINATIONS[kind][0]) == {}
+def test_every_combination_of_keys_together(kind: str, name: str, reader_of: Callable[[str], Reader]) -> None:
+    assert faults(reader_of(name), COMBINATIONS[kind][0]) == {}
 
 
 @pytest.mark.parametrize(

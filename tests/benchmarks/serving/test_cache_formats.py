@@ -31,8 +31,9 @@ def test_each_format_is_compared_with_bf16(setup: Setup) -> None:
 
 
 def test_after_long_prompts_it_must_be_faster(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LONG_PROMPT": 40, "LONG_BATCH": 2, "STEPS": 8, "LONGEST": 64}.items():
+    small = {"LONG_PROMPT": 40, "LONG_BATCH": 2, "STEPS": 8, "LONGEST": 64, "FORMATS": ("int4", "bf16")}
+    for name, value in small.items():
         monkeypatch.setattr(cache_formats, name, value)
     promises = cache_formats.long_kv(setup)
-    assert texts(promises) == [f"decode at batch 2 with {name} KV beside bf16 KV after 40 tokens" for name in FORMATS]
+    assert texts(promises) == ["decode at batch 2 with int4 KV beside bf16 KV after 40 tokens"]
     assert {promise.bound for promise in promises} == {1.0}

@@ -110,7 +110,7 @@ class World:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.matrix if seed > 3 else ()) for seed in range(8)]
+    "seed", [pytest.param(seed, marks=pytest.mark.matrix if seed > 1 else ()) for seed in range(8)]
 )
 def test_thousands_of_steps_leak_nothing_and_everything_ends(seed: int) -> None:
     world = World(seed)
@@ -135,7 +135,7 @@ def test_thousands_of_steps_leak_nothing_and_everything_ends(seed: int) -> None:
     assert world.num_refused > 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (2, 3))])
 def test_one_principal_alone_has_the_plans_of_a_scheduler_without_shares(seed: int) -> None:
     world = World(seed, ("a",))
     for _ in range(NUM_STEPS):
@@ -145,7 +145,7 @@ def test_one_principal_alone_has_the_plans_of_a_scheduler_without_shares(seed: i
     assert hashlib.sha256(repr(world.plans).encode()).hexdigest() == PLANS_ALONE[seed]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (2, 3))])
 def test_the_oldest_of_a_stream_that_never_ends_is_served(seed: int) -> None:
     """While others keep coming, of one principal or each of a new one, the largest request ends too."""
     world = World(seed)

@@ -74,7 +74,7 @@ def idle_worker(threads: int) -> Iterator[int]:
         yield processes.process_ids[0]
 
 
-@pytest.mark.parametrize("weight_dtype", ["auto", "int4"])
+@pytest.mark.parametrize("weight_dtype", ["auto", pytest.param("int4", marks=pytest.mark.matrix)])
 def test_a_step_of_full_load_stays_within_the_plan(model: Path, weight_dtype: str) -> None:
     params = SamplingParams(max_new_tokens=32, prompt_logprobs=20, logprobs=20, ignore_eos=True)
     tokens = 2048
