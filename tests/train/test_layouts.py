@@ -171,7 +171,7 @@ MOVES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "pairs",
     [
-        pytest.param([*pairwise([*MOVES, "one"]), *((name, name) for name in MOVES)], id="a ring"),
+        pytest.param([*pairwise([*MOVES, "one"]), *((name, name) for name in list(MOVES)[1::2])], id="a ring"),
         pytest.param(list(product(MOVES, MOVES)), id="all pairs", marks=pytest.mark.matrix),
     ],
 )

@@ -97,7 +97,7 @@ class Load:
 
 
 @pytest.mark.parametrize(
-    ("reloads", "tp"), [(3, 1), (2, 2), *(pytest.param(50, tp, marks=pytest.mark.matrix) for tp in (1, 2))]
+    ("reloads", "tp"), [(2, 2), *(pytest.param(*each, marks=pytest.mark.matrix) for each in ((3, 1), (50, 1), (50, 2)))]
 )
 def test_reloads_under_load_fail_no_request_and_mix_no_answer(model: Path, run: Path, reloads: int, tp: int) -> None:
     with served(str(run), "--tp", str(tp)) as (serving, admin):
@@ -161,7 +161,7 @@ def test_requests_end_on_the_weights_they_began_with_and_refused_steps_change_no
         assert new.usage.cached_tokens == 0
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_a_step_without_room_beside_the_running_one_is_refused(model: Path, run: Path, tp: int) -> None:
     """The cache, of which hardly a page is ever written, takes more than half of the free memory."""
     each = free_memory() * 7 // 10 // tp

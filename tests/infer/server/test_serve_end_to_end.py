@@ -434,7 +434,8 @@ def test_every_dtype_and_backend_of_the_engine_can_be_asked_for() -> None:
 def test_a_model_that_cannot_be_served_ends_in_one_paragraph(
     model: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
-    exit_code = main(["serve", *(argument.format(model=model, missing=model / "missing") for argument in arguments)])
+    words_given = [argument.format(model=model, missing=model / "missing") for argument in arguments]
+    exit_code = main(["serve", *words_given, "--port", "0"])
     stdout, stderr = capfd.readouterr()
     assert (exit_code, stdout) == (code, ""), stderr
     assert words in stderr

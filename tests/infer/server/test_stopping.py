@@ -54,7 +54,7 @@ def alive(workers: list[int]) -> list[int]:
     return [worker for worker in workers if Path(f"/proc/{worker}").exists()]
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_a_second_signal_does_not_wait_for_a_step_that_never_ends(model: Path, tp: int) -> None:
     with served(model, tp, "--kv-blocks", "64") as serving, ThreadPoolExecutor(1) as pool:
         workers = serving.wait_ready().worker_ids()
@@ -93,7 +93,7 @@ def test_a_second_signal_does_not_wait_for_a_long_prompt(model: Path, tp: int) -
         assert seconds < 30  # 0.7 s where the machine has time for it; without a limit of its own, 60 s or no end
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_sigterm_under_load_loses_no_admitted_request(
     model: Path, tp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from tk.tests.infer.server.tiny_model import write_tiny_model
 CALLS = 400  # whose lines are more than a pipe holds
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("form", ["json", pytest.param("text", marks=pytest.mark.matrix)])
 def test_a_server_whose_log_is_not_read_serves_on(tmp_path: Path, form: str) -> None:
     reader, writer = os.pipe()
     serving = Serving(str(write_tiny_model(tmp_path / "model")), "--kv-blocks", "16", "--log-format", form, log=writer)
