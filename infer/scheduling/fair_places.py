@@ -31,6 +31,7 @@ from .sequences.scheduled_chunk import ScheduledChunk
 from .sequences.sequence import Sequence
 from .waiting.fair_share import FairShare
 from .waiting.limits import Limits
+from .waiting.wait_queue import WaitQueue
 
 HORIZON: Final = 32  # steps
 FIRST_PLACE_SECONDS: Final = 0.5
@@ -75,10 +76,12 @@ class FairPlaces:
         """Records that a sequence was admitted: its quantum begins."""
         sequence.admitted, sequence.caught_up = self._seconds, None
 
-    def charge(self, chunks: Iterable[ScheduledChunk]) -> None:
-        """Charges principals for the tokens of a step that were not computed before."""
+    def charge(self, chunks: list[ScheduledChunk], waiting: WaitQueue) -> None:
+        """Charges principals for the tokens of a step that were not computed before.
+
+        Where every known token of every running sequence is computed, those with no waiting one have all they ask for.
+        """
         charged: dict[str, int] = {}
-        weights: dict[str, float] = {}
         for chunk in chunks:
             sequence, stop = chunk.sequence, chunk.start + chunk.length
             num_new = chunk.length
@@ -91,9 +94,12 @@ class FairPlaces:
                 if sequence.caught_up is None:
                     sequence.caught_up = self._seconds
             charged[sequence.principal] = charged.get(sequence.principal, 0) + num_new
-            weights[sequence.principal] = sequence.weight
         for principal, num_tokens in charged.items():
-            self._shares.charge(principal, weights[principal], num_tokens)
+            self._shares.charge(principal, num_tokens)
+        if len(chunks) == len(self._running) and all(chunk.is_last for chunk in chunks):
+            for principal in charged:
+                if not waiting.has(principal):
+                    self._shares.settle(principal)
 
     def victims(self, first: Sequence) -> list[Sequence]:
         """Returns the running sequences that yield so that a waiting one can be admitted; none if that is not due."""

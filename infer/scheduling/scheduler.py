@@ -141,7 +141,7 @@ class Scheduler:
         chunks = [self._with_proposals(each, proposals.get(each.sequence, []), budget) for each in decoding] + chunks
         for chunk in chunks:
             self._tables.copy(chunk.sequence, chunk.start, chunk.start + chunk.length)
-        self._places.charge(chunks)
+        self._places.charge(chunks, self.waiting)
         return tuple(chunks)
 
     def advance(self, chunk: ScheduledChunk) -> bool:

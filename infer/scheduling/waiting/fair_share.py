@@ -1,10 +1,14 @@
 """Fair shares of the engine between principals, in virtual time: a principal's served tokens divided by its weight.
 
-The principal with the lowest virtual time is served next. One that comes back from idleness starts at the system's
-virtual time or at its own, if that is later: idleness earns no credit, and debts are not forgotten. The system's time
-is at least the lowest of the busy principals (the virtual token counter of Sheng et al., "Fairness in Serving Large
-Language Models", OSDI 2024, section 4), and it grows by every served token divided by the weights of the busy ones (as
-in weighted fair queueing, Demers et al., 1989), so that newcomers without end do not starve a principal either.
+The principal with the lowest virtual time is served next (the virtual token counter of Sheng et al., "Fairness in
+Serving Large Language Models", OSDI 2024, section 4). One that comes back from idleness starts at the system's virtual
+time or at its own, if that is later: idleness earns no credit, and a debt is not forgotten. The system's time grows by
+every served token divided by the weights of the busy principals (as in weighted fair queueing, Demers et al., 1989), so
+that newcomers without end do not starve a principal either.
+
+What a principal has beyond the system's time it owes to those below it alone. One that has all it asks
+for, or leaves, is owed nothing any more. So the system's time is at least the mean of the busy principals' times, by
+weight: one that takes what others leave does not pay for it later.
 """
 
 from dataclasses import dataclass
@@ -24,21 +28,28 @@ class FairShare:
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
-        self._busy: LazyHeap[str] = LazyHeap()  # a key may be before the account's time, never after it
         self._idle: LazyHeap[str] = LazyHeap()
         self._time = 0.0
+        self._num_busy = 0
         self._weight = 0.0  # of the busy ones together
+        self._tokens = 0.0  # the sum of their times multiplied by their weights
+
+    @property
+    def num_busy(self) -> int:
+        """The number of principals with live sequences."""
+        return self._num_busy
 
     def enter(self, principal: str, weight: float) -> None:
-        """Records that a sequence of the principal is live."""
+        """Records that a sequence of the principal is live; the newest one's weight holds."""
         account = self._accounts.setdefault(principal, _Account())
-        if not account.num_live:
-            self._follow_busy()
-            account.time, account.weight = max(account.time, self._time), weight
+        if account.num_live:
+            self._count(account, -1)
+        else:
             self._idle.discard(principal)
-            self._busy.push(principal, account.time)
-            self._weight += weight
+            account.time = max(account.time, self._time)
+        account.weight = weight
         account.num_live += 1
+        self._count(account, 1)
 
     def leave(self, principal: str) -> None:
         """Records that a sequence of the principal is not live any more."""
@@ -46,25 +57,28 @@ class FairShare:
         account.num_live -= 1
         if account.num_live:
             return
-        self._busy.discard(principal)
+        self._count(account, -1)
+        self._follow()
         self._idle.push(principal, account.time)
-        self._weight -= account.weight
-        while (first := self._idle.first()) is not None and (not self._busy or self._idle.key(first) <= self._time):
-            self._time = self._time if self._busy else max(self._time, self._idle.key(first))
+        while (first := self._idle.first()) is not None and (not self._num_busy or self._idle.key(first) <= self._time):
+            self._time = max(self._time, self._idle.key(first))
             self._idle.discard(first)
             del self._accounts[first]
-        if not self._busy:
-            self._weight = 0.0
 
-    def charge(self, principal: str, weight: float, num_tokens: int) -> None:
+    def charge(self, principal: str, num_tokens: int) -> None:
         """Adds served tokens to a principal with live sequences."""
-        self._accounts[principal].time += num_tokens / weight
+        account = self._accounts[principal]
+        account.time += num_tokens / account.weight
+        self._tokens += num_tokens
         self._time += num_tokens / self._weight
 
-    @property
-    def num_busy(self) -> int:
-        """The number of principals with live sequences."""
-        return len(self._busy)
+    def settle(self, principal: str) -> None:
+        """Records that a principal with live sequences has all that it asks for: it is owed nothing."""
+        account = self._accounts[principal]
+        if account.time < self._time:
+            self._tokens += (self._time - account.time) * account.weight
+            account.time = self._time
+            self._follow()
 
     def part(self, principal: str, weight: float) -> float:
         """Returns the part of the engine that is a principal's: its weight among those of the busy ones and its own."""
@@ -85,11 +99,15 @@ class FairShare:
         """Returns the number of live sequences of every principal that has some."""
         return {name: account.num_live for name, account in self._accounts.items() if account.num_live}
 
-    def _follow_busy(self) -> None:
-        """Moves the system's time to the lowest time of the busy principals, if that is later."""
-        while (principal := self._busy.first()) is not None:
-            time = self._accounts[principal].time
-            if self._busy.key(principal) == time:
-                self._time = max(self._time, time)
-                return
-            self._busy.push(principal, time)
+    def _count(self, account: _Account, sign: int) -> None:
+        """Counts a principal as busy, or as not busy any more."""
+        self._num_busy += sign
+        self._weight += sign * account.weight
+        self._tokens += sign * account.time * account.weight
+        if not self._num_busy:
+            self._weight = self._tokens = 0.0  # and not what rounding left of them
+
+    def _follow(self) -> None:
+        """Moves the system's time to the mean of the busy principals' times, if that is later."""
+        if self._num_busy:
+            self._time = max(self._time, self._tokens / self._weight)

@@ -100,6 +100,10 @@ class WaitQueue:
         level = self._levels[priority]
         return self._first(level, level.new_turns)
 
+    def has(self, principal: str) -> bool:
+        """Returns whether a sequence of the principal waits."""
+        return any(principal in level.lines for level in self._levels.values())
+
     def num_tokens(self, principal: str | None = None) -> int:
         """Returns how many tokens the waiting sequences have to compute, or those of a principal."""
         if principal is None:

@@ -80,3 +80,19 @@ def test_tokens_of_a_minute_are_shared_by_weight(seed: int) -> None:
     assert rate < 16, "preemptions per second"
     assert sum(c.num_tokens for c in callers) > 0
     server.policy.check_integrity()
+
+
+@pytest.mark.parametrize("seconds", [20, *(pytest.param(n, marks=pytest.mark.matrix) for n in (30, 60, 200))])
+def test_one_that_took_what_others_left_has_its_share_when_they_ask_for_theirs(seconds: int) -> None:
+    greedy = Caller("hog", most=None, prompt=(20, 20), new=(400, 400))
+    others = [Caller(f"p{i}", prompt=(20, 20), new=(400, 400)) for i in range(3)]
+    limits = Limits(max_running=32, max_queued=200, max_batched_tokens=256, max_model_len=4096)
+    server = Server(limits, 8000, [greedy, *others], speed=0.5)
+    server.run(seconds, check_every=1000)
+    assert greedy.num_tokens > 20 * others[0].num_tokens, "29 places of 32"
+    for caller in server.callers:
+        caller.num_tokens = 0
+    for caller in others:
+        caller.most = 64
+    server.run(10, check_every=1000)
+    assert jain(server.callers) >= 0.95

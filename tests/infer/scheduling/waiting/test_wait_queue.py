@@ -20,7 +20,7 @@ def served(queue: WaitQueue, shares: FairShare) -> list[int]:
     while (sequence := queue.first()) is not None:
         queue.discard(sequence)
         queue.check_integrity()
-        shares.charge(sequence.principal, sequence.weight, sequence.num_tokens)
+        shares.charge(sequence.principal, sequence.num_tokens)
         order.append(sequence.arrival)
     return order
 
