@@ -33,7 +33,6 @@ class BackgroundLines(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._changed = threading.Condition()  # guards all below; by an RLock, as a finalizer that logs may interrupt
         self._lines: list[str] = []
         self._waiting = self._dropped = 0
         self._progress = time.monotonic()
@@ -41,6 +40,16 @@ class BackgroundLines(logging.Handler):
         self._repeats = Repeats[logging.LogRecord]()
         self._thread = threading.Thread(target=self._run, name="tk-log", daemon=True)
         self._thread.start()
+
+    def createLock(self) -> None:
+        """Makes the only lock, that of `handle` and of everything here, which a thread may take again.
+
+        A finalizer that logs may interrupt a thread that holds it. With two locks it would wait for a thread that logs,
+        has one, and waits for the other.
+        """
+        super().createLock()
+        assert self.lock is not None
+        self._changed = threading.Condition(self.lock)
 
     def emit(self, record: logging.LogRecord) -> None:
         held = self._repeats.see(_kind_of(record), record) if record.levelno >= logging.ERROR else 0
@@ -59,9 +68,9 @@ class BackgroundLines(logging.Handler):
 
     def finish(self) -> bool:
         """Returns when all lines are written (True), or when the file has taken nothing for a while."""
-        for record, held in self._repeats.due(at_end=True):
-            self._add(record, held)
         with self._changed:
+            for record, held in self._repeats.due(at_end=True):
+                self._add(record, held)
             self._is_over = True
             self._progress = time.monotonic()
             self._changed.notify_all()

@@ -43,7 +43,8 @@ class Repeats(Generic[T]):
 
         Each comes with the number of others before it that were not shown either. They are to be shown now.
         """
-        over = [kind for kind in self._held if at_end or self._clock() >= self._shown[kind] + WINDOW]
+        # A copy, since a finalizer that logs may interrupt this.
+        over = [kind for kind in list(self._held) if at_end or self._clock() >= self._shown[kind] + WINDOW]
         things = [self._held[kind] for kind in over]
         for kind in over:
             self._show(kind)

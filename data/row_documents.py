@@ -28,7 +28,7 @@ def read_text(fields: Mapping[str, Any], where: str, _ignored: Collection[str]) 
 
 
 def read_prompt(fields: Mapping[str, Any], where: str, ignored: Collection[str]) -> Document | None:
-    """Returns a prompt with its response, each a string or messages."""
+    """Returns a prompt with its response, each a string or messages; None if both are empty."""
     answers = [name for name in ("response", "completion") if name in fields]
     if len(answers) > 1:
         raise ConfigError(f'{where}: the row has both "response" and "completion". Leave one out: --ignore completion.')
@@ -38,7 +38,8 @@ def read_prompt(fields: Mapping[str, Any], where: str, ignored: Collection[str])
     for name in CONTEXT:
         if not is_neutral(name, fields.get(name)):
             raise ConfigError(f'{where}: "{name}" {refusal_in_row(name, True)}.')
-    return PromptResponse(_string(fields, "prompt", where), _string(fields, answer, where))
+    example = PromptResponse(_string(fields, "prompt", where), _string(fields, answer, where))
+    return example if example.text else None
 
 
 def _prompt_of_messages(fields: Mapping[str, Any], answer: str, where: str, ignored: Collection[str]) -> Chat:

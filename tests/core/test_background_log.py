@@ -158,6 +158,46 @@ def test_a_finalizer_that_logs_while_a_line_is_handed_over_does_not_wait_for_its
     assert read_until(reader, b"of a finalizer\n") == ["of a finalizer"]
 
 
+def test_a_finalizer_that_logs_while_another_thread_does_waits_for_no_one_who_waits_for_it(
+    pipe: tuple[int, BackgroundLines],
+) -> None:
+    """asyncio logs a lost task in its finalizer, which may run in the thread that hands lines over."""
+    reader, handler = pipe
+    others = threading.Thread(target=lambda: handler.handle(record("of another thread")), daemon=True)
+
+    def interrupted() -> None:
+        with handler._changed:
+            others.start()
+            others.join(0.2)  # it waits now
+            handler.handle(record("of a finalizer"))
+
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert read_until(reader, b"of another thread\n") == ["of a finalizer", "of another thread"]
+
+
+def test_errors_that_others_log_at_the_end_do_not_meet_the_count_of_those_held_back(
+    pipe: tuple[int, BackgroundLines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The count is a dictionary that is gone through at the end, and changed by every error."""
+    _, handler = pipe
+    met: list[bool] = []
+
+    def due(at_end: bool) -> list[tuple[logging.LogRecord, int]]:
+        other = threading.Thread(
+            target=lambda: met.append(handler.lock is None or handler.lock.acquire(blocking=False))
+        )
+        other.start()
+        other.join()
+        return []
+
+    monkeypatch.setattr(handler._repeats, "due", due)
+    handler.finish()
+    assert met == [False]
+
+
 def test_the_end_waits_for_a_reader_that_reads_and_not_for_one_that_does_not(
     pipe: tuple[int, BackgroundLines],
 ) -> None:

@@ -20,6 +20,7 @@ def read(row: dict[str, Any]) -> Any:
 def test_prompts_and_responses() -> None:
     assert read({"prompt": "q", "response": "a"}) == PromptResponse("q", "a")
     assert read({"prompt": "q", "completion": "", "response": None}) == PromptResponse("q", "")
+    assert read({"prompt": "", "response": ""}) is None, "a row of empty cells"
     assert read({"text": "t"}) == "t"
     assert read({"text": ""}) is None
 
