@@ -101,8 +101,8 @@ async def abort(
 ) -> None:
     """Ends a call with a status; always raises.
 
-    A call keeps the error that ends it, which has the frames that it passed, which have the call: a ring that only a
-    search for garbage finds, some 40 KiB for each refusal. So the error lets go of them when it has passed them all.
+    A call keeps the error that ends it, which has the frames that it passed, which have the call and its message: a
+    ring that only a search for garbage finds. So the error lets go of the frames when it has passed them all.
     """
     try:
         await context.abort(code, details, metadata)

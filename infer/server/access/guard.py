@@ -47,8 +47,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no an
         """Returns a handler that ends a call of any kind with an error; as one of streams it reads no message first."""
 
         async def refuse(messages: object, context: grpc.aio.ServicerContext) -> None:
-            async with answered(context):
-                with self._log.refusals(known_name(method.rpartition("/")[2]), principal, client_of(context)):
-                    raise error
+            try:
+                async with answered(context):
+                    with self._log.refusals(known_name(method.rpartition("/")[2]), principal, client_of(context)):
+                        raise error
+            finally:
+                error.__traceback__ = None  # it has this frame, which has the error: only a search would find them
 
         return grpc.stream_stream_rpc_method_handler(refuse)

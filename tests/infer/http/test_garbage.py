@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ from tk.infer.http.transport.messages import HttpRequest
 from tk.infer.observability.request_record import RequestRecord
 from tk.infer.requests.events import Request
 from tk.infer.requests.streams import EventStream
+from tk.infer.server.access.tokens import GENERATE, Caller, line_of, token_digest
 from tk.infer.server.request.runner import AskedRequest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
@@ -105,4 +107,14 @@ def test_a_call_that_is_late_leaves_nothing(
         over_http(server, "/v1/completions", {"prompt": "a"}, **{"x-request-timeout": "0.05"})
     engine.settle()
     server.run(server.server.drain())
+    assert not ours(saved_garbage)
+
+
+def test_a_caller_without_a_token_leaves_nothing(engine: FakeEngine, tmp_path: Path, saved_garbage: list[Any]) -> None:
+    (tmp_path / "tokens").write_text(line_of(token_digest("one"), Caller("alice", frozenset({GENERATE}))))
+    server = HttpServerThread(engine, http_port=0, tokens=tmp_path / "tokens")
+    for _ in range(TIMES):
+        over_grpc(server, pb.GenerateRequest(text="a"))
+        over_http(server, "/v1/completions", {"prompt": "a"})
+    server.close()
     assert not ours(saved_garbage)
