@@ -76,9 +76,9 @@ def _handler(
     grpc.aio's own handlers of a single message wait forever, and end a call without one with no status at all.
     """
 
-    async def read_and_answer(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
+    async def read_and_answer(raws: object, context: grpc.aio.ServicerContext) -> Any:
         async with answered(context):
-            message = await read(method.name, await _only_message(raws), context)
+            message = await read(method.name, await _only_message(context), context)
         return await answer(message, context)
 
     async def answer_stream(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
@@ -90,15 +90,21 @@ def _handler(
     return make(answer_stream if method.client_streaming else read_and_answer, response_serializer=to_bytes)
 
 
-async def _only_message(raws: AsyncIterator[bytes]) -> bytes:
-    """Returns the first message of a call that has one; raises InvalidRequest if none comes, or not in time."""
+async def _only_message(context: grpc.aio.ServicerContext) -> bytes:
+    """Returns the first message of a call that has one; raises InvalidRequest if none comes, or not in time.
+
+    An iterator over the call's messages, which would not be read to its end, keeps the last one until a search for
+    garbage finds it: it is in a ring with the object that gives it.
+    """
     try:
         async with asyncio.timeout(MESSAGE_SECONDS):
-            return await anext(raws)
-    except StopAsyncIteration as error:
-        raise InvalidRequest("The call has no message; send one, which may be empty.") from error
+            raw: Any = await context.read()
     except TimeoutError as error:
         raise InvalidRequest(f"The call's message did not come within {MESSAGE_SECONDS:g} s.") from error
+    if raw is grpc.aio.EOF:
+        raise InvalidRequest("The call has no message; send one, which may be empty.")
+    message: bytes = raw
+    return message
 
 
 def read_message(kind: type[Message], raw: bytes) -> Message:

@@ -42,7 +42,8 @@ def saved_garbage() -> Iterator[list[Any]]:
 
 
 def ours(garbage: list[Any]) -> Counter[str]:
-    """The frames of the server and the objects of a call, by name."""
+    """The frames of the server and the objects of a call, by name; and iterators that a search would close now."""
+    open_ones = Counter(each.__qualname__ for each in gc.get_objects() if type(each).__name__ == "async_generator")
     gc.collect()
     frames = (each.f_code for each in list(garbage) if isinstance(each, FrameType))
     found = Counter(
@@ -51,7 +52,7 @@ def ours(garbage: list[Any]) -> Counter[str]:
         if "/infer/" in code.co_filename and "/tests/" not in code.co_filename
     )
     found.update(type(each).__qualname__ for each in garbage if isinstance(each, OF_A_CALL))
-    return found
+    return found + open_ones
 
 
 def over_http(server: HttpServerThread, path: str, body: Any, **headers: str) -> None:
