@@ -20,6 +20,9 @@ from tk.tests.infer.server.serving import WAIT_SECONDS, Serving, stopped
 from tk.tests.infer.server.tiny_model import write_tiny_model
 
 ALLOWED = 0.7  # seconds
+OF_SERVER = (
+    7  # calls whose deadlines only the server keeps; those of others their clients keep, too, which may be first
+)
 MOST_LATE = 3.0  # seconds after the deadline, on a machine that does other work too; 0.5 are promised on a quiet one
 ASKED: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
 CHAT = {"messages": [{"role": "user", "content": "a"}], **ASKED}
@@ -113,6 +116,6 @@ def test_every_deadline_is_kept_while_a_worker_is_stopped(serving: Serving) -> N
     code, _, log = serving.end(signal.SIGTERM)
     assert code == 0
     seconds = re.findall(r"method=.* status=\"?DEADLINE_EXCEEDED.* total_seconds=([0-9.]+)", log)
-    assert len(seconds) == len(calls) + 2
+    assert OF_SERVER <= len(seconds) <= len(calls) + 2
     assert max(map(float, seconds)) < 2 * ALLOWED + MOST_LATE
     assert sorted(map(float, seconds))[-2] < ALLOWED + MOST_LATE

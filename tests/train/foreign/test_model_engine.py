@@ -88,8 +88,9 @@ def train_llama(
         pytest.param(0, 2, True, False, 0, marks=pytest.mark.matrix),  # test_foreign_modules.py has every stage
         pytest.param(1, 2, True, False, 0, marks=pytest.mark.matrix),
         pytest.param(2, 2, False, False, 0, marks=pytest.mark.matrix),
-        (3, 2, True, True, 0),
-        (3, 4, False, False, 2),
+        (3, 4, True, True, 2),
+        pytest.param(3, 2, True, True, 0, marks=pytest.mark.matrix),
+        pytest.param(3, 4, False, False, 2, marks=pytest.mark.matrix),
     ],
 )
 def test_every_stage_trains_a_transformers_model_as_torch_does(
