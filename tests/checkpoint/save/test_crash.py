@@ -27,7 +27,7 @@ from tk.tests.checkpoint.faults import CHANGES, LOOKS, MADE_OF_CHANGES, MODULES,
 
 # (scenario, stride): of its operations each `stride`-th is tried. An odd stride meets both kinds of errors.
 ALL = [pytest.param(name, 1, marks=pytest.mark.matrix, id=f"{name}, all") for name in SCENARIOS]
-SOME = [pytest.param(name, 7 if name == "save and prune" else 13, id=name) for name in SCENARIOS]
+SOME = [pytest.param(name, 9 if name == "save and prune" else 17, id=name) for name in SCENARIOS]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
@@ -99,7 +99,7 @@ def _fail(number: int) -> None:
 # A fork moves steps between folders, which "anything survives" does not do in one go, as real disks do.
 CUTS = [
     pytest.param(name, survives, stride, marks=marks, id=f"{name}-{survives}-{stride}")
-    for stride, marks in ((9, ()), (1, pytest.mark.matrix))
+    for stride, marks in ((13, ()), (1, pytest.mark.matrix))
     for survives in ("only synced data", "all names", "anything")
     for name in SCENARIOS
     if (name, survives) != ("fork", "anything")

@@ -51,7 +51,17 @@ def check_equals_torch(name: str, virtual_stages: int, count: int) -> None:
         torch.testing.assert_close(loss.float(), torch.stack(losses).sum(), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(("name", "virtual_stages", "count"), [("1f1b", 1, 4), ("1f1b", 1, 7), ("interleaved", 2, 8)])
-@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "virtual_stages", "count", "pp"),
+    [
+        ("1f1b", 1, 7, 2),
+        ("1f1b", 1, 4, 4),
+        ("interleaved", 2, 8, 4),
+        *(
+            pytest.param(*each, marks=pytest.mark.matrix)
+            for each in (("1f1b", 1, 4, 2), ("1f1b", 1, 7, 4), ("interleaved", 2, 8, 2))
+        ),
+    ],
+)
 def test_pipeline_equals_torchs(rank_pool: RankPool, name: str, virtual_stages: int, count: int, pp: int) -> None:
     rank_pool.run(check_equals_torch, pp, name=name, virtual_stages=virtual_stages, count=count)
