@@ -51,8 +51,10 @@ def main(model: Path | None, others: int, max_running: int, seconds: float, thre
         tokens.write_text("".join(line_of(token_digest(name), Caller(name, frozenset({GENERATE}))) for name in names))
         limits = ("--max-running", str(max_running), "--max-queued", "200", "--threads", str(threads))
         with closing(ServedModel(folder, "--tokens", str(tokens), *limits)) as served:
-            for promise in asyncio.run(_loads(served.target, names, max_running, seconds)):
-                print(promise.line())
+            promises = asyncio.run(_loads(served.target, names, max_running, seconds))
+    for promise in promises:
+        print(promise.line())
+    print("verdict:", "all kept" if all(promise.is_kept for promise in promises) else "MISSED")
 
 
 async def _loads(target: str, names: Sequence[str], max_running: int, seconds: float) -> list[Promise]:
@@ -62,6 +64,7 @@ async def _loads(target: str, names: Sequence[str], max_running: int, seconds: f
         for _ in range(5):
             await _call(stub, alone, 2)
         hog, short = Principal(names[0]), [Principal(name) for name in names[1:]]
+        print(f"alone, s: {min(alone.waits):.2f}; now one takes all, for {0.75 * seconds:.0f} s", flush=True)
         greedy = [asyncio.create_task(_repeat(stub, hog, LONG, seconds)) for _ in range(max_running + 200)]
         await asyncio.sleep(seconds / 4)
         await asyncio.gather(*(_repeat(stub, each, 2, seconds / 2, pause=1.0) for each in short))
@@ -69,11 +72,13 @@ async def _loads(target: str, names: Sequence[str], max_running: int, seconds: f
             task.cancel()
         await asyncio.gather(*greedy, return_exceptions=True)
         await asyncio.sleep(2.0)  # until the server has ended them too
+        print(f"now {len(names)} take all, for {seconds:.0f} s", flush=True)
         equal = [Principal(name) for name in names]
         await asyncio.gather(*(_repeat(stub, each, LONG, seconds) for each in equal for _ in range(max_running)))
     waits = sorted(wait for each in short for wait in each.waits)
     print(f"first tokens beside one that takes all, s: p50 {waits[len(waits) // 2]:.2f}, longest {waits[-1]:.2f}")
     counts = [each.tokens for each in equal]
+    print(f"tokens of equal principals: {' '.join(map(str, counts))}")
     jain = sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
     return [
         Promise("the longest of them without that alone, s", waits[-1] - min(alone.waits), WAIT_BOUND, most=True),

@@ -9,7 +9,8 @@ Only a principal above its share yields, and only while it stays ahead. The clai
 (`FairShare`; Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024) as it will be in a while: its places
 add to it for HORIZON steps. A place moves if the claim of the one who loses it is then still at least the claim of the
 one who gets it. So places come to match the shares, what whole places leave over goes round by the tokens served,
-and no move is taken back at once. A principal without a place gets its first one as if it took none.
+and no move is taken back at once. A principal without a place gets its first one as if it took none; the first place of
+a request that has not begun, if its principal is not in debt, is owed to it by any principal above its share.
 
 A move costs time: what has left the cache is computed again. So a sequence yields only after a quantum. It is shorter
 for the first place of a request that has not begun, and is shared by the principals, as the period of the Completely
@@ -21,8 +22,8 @@ a high one, and never one of a priority above that of the waiting one. Tokens th
 Time is the seconds of steps, as `Scheduler.observe` learns them. With one principal nothing here has an effect.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,12 +61,17 @@ class FairPlaces:
         tables: the blocks.
         shares: the virtual times of principals.
         running: the running sequences, in the order in which they are computed.
+        waiting: the waiting ones.
     """
 
-    def __init__(self, limits: Limits, tables: BlockTables, shares: FairShare, running: list[Sequence]) -> None:
-        self._limits, self._tables, self._shares, self._running = limits, tables, shares, running
+    def __init__(
+        self, limits: Limits, tables: BlockTables, shares: FairShare, running: list[Sequence], waiting: WaitQueue
+    ) -> None:
+        self._limits, self._tables, self._shares = limits, tables, shares
+        self._running, self._waiting = running, waiting
         self._places_per_block = limits.max_running / tables.allocator.num_blocks
         self._seconds = 0.0
+        self._are_behind = False  # whether running sequences have yet to catch up
         self._denied: dict[Sequence, float] = {}  # those for whom nobody had to yield, and until when that holds
 
     def pass_time(self, seconds: float) -> None:
@@ -75,30 +81,29 @@ class FairPlaces:
     def admit(self, sequence: Sequence) -> None:
         """Records that a sequence was admitted: its quantum begins."""
         sequence.admitted, sequence.caught_up = self._seconds, None
+        self._are_behind = True
 
-    def charge(self, chunks: list[ScheduledChunk], waiting: WaitQueue) -> None:
-        """Charges principals for the tokens of a step that were not computed before.
+    def charge(self, decoding: list[ScheduledChunk], prompts: list[ScheduledChunk]) -> None:
+        """Charges principals for the tokens of a step that were not computed before; one alone pays for none.
 
         Where every known token of every running sequence is computed, those with no waiting one have all they ask for.
         """
+        if self._are_behind:
+            self._catch_up(*decoding, *prompts)
+        if self._shares.num_busy < 2:
+            return
         charged: dict[str, int] = {}
-        for chunk in chunks:
-            sequence, stop = chunk.sequence, chunk.start + chunk.length
-            num_new = chunk.length
-            if chunk.proposals:
-                stop = chunk.stop
-            if chunk.start < sequence.num_charged:
-                num_new -= min(stop, sequence.num_charged) - chunk.start
-            if stop > sequence.num_charged:
-                sequence.num_charged = stop
-                if sequence.caught_up is None:
-                    sequence.caught_up = self._seconds
-            charged[sequence.principal] = charged.get(sequence.principal, 0) + num_new
+        for chunks in (decoding, prompts):
+            for chunk in chunks:
+                sequence, num_new = chunk.sequence, chunk.length
+                if chunk.start < sequence.num_charged:
+                    num_new -= min(chunk.stop, sequence.num_charged) - chunk.start
+                charged[sequence.principal] = charged.get(sequence.principal, 0) + num_new
         for principal, num_tokens in charged.items():
             self._shares.charge(principal, num_tokens)
-        if len(chunks) == len(self._running) and all(chunk.is_last for chunk in chunks):
+        if len(decoding) + len(prompts) == len(self._running) and all(chunk.is_last for chunk in prompts):
             for principal in charged:
-                if not waiting.has(principal):
+                if not self._waiting.has(principal):
                     self._shares.settle(principal)
 
     def victims(self, first: Sequence) -> list[Sequence]:
@@ -147,7 +152,9 @@ class FairPlaces:
         than its own share stays at it: its newest sequences miss the step.
         """
         most = self._limits.max_batched_tokens
-        if self._shares.num_busy < 2 or sum(sequence.num_uncomputed for sequence in self._running) <= most:
+        if self._shares.num_busy < 2 or len(decoding) == len(self._running):
+            return decoding
+        if sum(sequence.num_uncomputed for sequence in self._running) <= most:
             return decoding
         wanted, decoded = Counter[str](), Counter(chunk.sequence.principal for chunk in decoding)
         weights = {sequence.principal: sequence.weight for sequence in self._running}
@@ -165,9 +172,18 @@ class FairPlaces:
                 kept.append(chunk)
         return kept[::-1]
 
-    def in_turn(self, prompts: Iterable[Sequence]) -> list[Sequence]:
-        """Returns running sequences in the order in which they get the tokens of a step that are left for prompts."""
+    def prompts(self) -> list[Sequence]:
+        """Returns the running sequences with prompts, in the order in which they get the tokens of a step."""
+        prompts = [sequence for sequence in self._running if sequence.num_uncomputed > 1]
         return sorted(prompts, key=lambda s: (-s.priority, self._shares.time(s.principal)))
+
+    def _catch_up(self, *chunks: ScheduledChunk) -> None:
+        """Records which sequences have again all tokens of before after a step."""
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.caught_up is None and chunk.stop > sequence.num_charged:
+                sequence.caught_up = self._seconds
+        self._are_behind = any(sequence.caught_up is None for sequence in self._running)
 
     def _choose(self, first: Sequence) -> list[Sequence]:
         num_places = len(self._running) + 1 - self._limits.max_running
@@ -179,6 +195,8 @@ class FairPlaces:
         claim = self._shares.time(first.principal)
         if own is not None:
             claim += HORIZON * (own.load + self._size(self._tables.missing(first))) / first.weight
+        elif not first.has_begun and not self._shares.is_in_debt(first.principal):
+            claim = -math.inf
         while len(chosen) < num_places or not self._is_enough(num_blocks, chosen):
             found = max((h for h in occupants.values() if self._is_above(h)), key=self._claim_without, default=None)
             if found is None or self._claim_without(found) < claim:

@@ -64,7 +64,7 @@ class Scheduler:
         self._groups = SampleGroups()
         self._deadlines: LazyHeap[Sequence] = LazyHeap()
         self.activity = Activity()
-        self._places = FairPlaces(limits, self._tables, self._shares, self.running)
+        self._places = FairPlaces(limits, self._tables, self._shares, self.running, self.waiting)
         self._admission = Admission(
             limits, self.cost, self._tables, self._shares, self._groups, self.running, self.waiting
         )
@@ -120,14 +120,15 @@ class Scheduler:
         self._tables.drop_copies(self.running)
         self._admit_by_shares()
         decoding, chunks = self._decode_chunks(), list[ScheduledChunk]()
-        decoding = self._places.leave_room(decoding)
-        taken = {chunk.sequence for chunk in decoding}
+        prompts = self._places.prompts() if len(decoding) < len(self.running) else []
+        if prompts:
+            decoding = self._places.leave_room(decoding)
         bound = self.limits.max_step_seconds
         planned = None if bound is None else bound / self._margin.factor
         budget = StepBudget(self.limits.max_batched_tokens, planned, self.cost)
         for chunk in decoding:
             budget.take(chunk.start, chunk.length)
-        for sequence in self._places.in_turn(s for s in self.running if s not in taken and s.num_uncomputed > 1):
+        for sequence in prompts:
             if length := budget.take_prompt(sequence.num_computed, sequence.num_uncomputed):
                 chunks.append(ScheduledChunk(sequence, sequence.num_computed, length))
         while (first := self.waiting.first()) and budget.room(0, 1) and self._admit(first):
@@ -138,11 +139,11 @@ class Scheduler:
         proposals = choose_proposals(
             [c.sequence for c in decoding], budget.num_taken, self.row_cost, self._planning.overhead
         )
-        chunks = [self._with_proposals(each, proposals.get(each.sequence, []), budget) for each in decoding] + chunks
-        for chunk in chunks:
+        decoding = [self._with_proposals(each, proposals.get(each.sequence, []), budget) for each in decoding]
+        self._places.charge(decoding, chunks)
+        for chunk in (step := (*decoding, *chunks)):
             self._tables.copy(chunk.sequence, chunk.start, chunk.start + chunk.length)
-        self._places.charge(chunks, self.waiting)
-        return tuple(chunks)
+        return step
 
     def advance(self, chunk: ScheduledChunk) -> bool:
         """Records that a chunk was computed, or will be before the next step; returns False if its sequence has ended.
@@ -265,7 +266,7 @@ class Scheduler:
                     break
 
     def _decode_chunks(self) -> list[ScheduledChunk]:
-        chunks: list[ScheduledChunk] = []
+        chunks, num_preempted = list[ScheduledChunk](), self.activity.num_preempted
         for sequence in [s for s in self.running if s.num_uncomputed == 1]:
             missing = self._tables.missing(sequence)
             while missing > self.allocator.num_available and sequence.status is Status.RUNNING:
@@ -273,6 +274,8 @@ class Scheduler:
             if sequence.status is Status.RUNNING:
                 self._tables.grow(sequence)
                 chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1))
+        if self.activity.num_preempted == num_preempted:
+            return chunks
         return [chunk for chunk in chunks if chunk.sequence.status is Status.RUNNING]
 
     def _with_proposals(self, chunk: ScheduledChunk, proposals: list[int], budget: StepBudget) -> ScheduledChunk:
@@ -309,6 +312,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         sequence.max_reused = max(sequence.max_reused, sequence.num_computed)  # these logits were computed
+        sequence.num_charged = max(sequence.num_charged, sequence.num_computed)
         self._tables.release(sequence)
         sequence.status = Status.WAITING
         sequence.preemptions += 1

@@ -54,7 +54,7 @@ class Sequence:
         shares_last: whether others hold or may find the block of the prompt's last token, which is not full.
         fork: the place of a block that it shared, that block, and its own instead, until workers know of it; or None.
         output_keys: the keys of the full blocks that end in the output.
-        num_charged: the number of leading tokens that its principal was charged for: once each, however often computed.
+        num_charged: how many leading tokens it had when it was preempted: its principal is not charged for them again.
         admitted: the seconds of steps after which it was admitted last.
         caught_up: the seconds of steps after which it had again all tokens of before; None: it has yet to.
         preemptions: the number of times that the scheduler took its blocks away.

@@ -90,6 +90,10 @@ class FairShare:
         """Returns the virtual time of a principal with live sequences, in tokens per unit of weight."""
         return self._accounts[principal].time
 
+    def is_in_debt(self, principal: str) -> bool:
+        """Returns whether a principal with live sequences has got more than its share."""
+        return self._accounts[principal].time > self._time
+
     def num_live_of(self, principal: str) -> int:
         """Returns the number of live sequences of a principal."""
         account = self._accounts.get(principal)

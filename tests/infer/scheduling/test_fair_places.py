@@ -96,3 +96,16 @@ def test_one_that_took_what_others_left_has_its_share_when_they_ask_for_theirs(s
         caller.most = 64
     server.run(10, check_every=1000)
     assert jain(server.callers) >= 0.95
+
+
+def test_a_newcomer_does_not_wait_until_another_has_caught_up_with_a_long_prompt() -> None:
+    many = Caller("many", most=None, prompt=(10, 10), new=(300, 300))
+    long, few = Caller("long", most=0), Caller("few", most=0)
+    server = Server(Limits(8, 500, 256, 40_000), 8000, [many, long, few])
+    server.run(3)
+    [answer] = server.send(long, 20_000, 300)
+    while answer.num_new < 3:
+        server.step()
+    server.send(few, 20, 2)
+    server.run(SECONDS)
+    assert few.waits, "many is owed 20,000 tokens, and has seven places of eight"
