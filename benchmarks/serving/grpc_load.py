@@ -59,8 +59,8 @@ class ServedModel:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.terminate()
-        self._process.wait()
+        with self._process:  # its output is closed, and its end waited for
+            self._process.terminate()
 
 
 def request(prompt: Sequence[int], new_tokens: int) -> bytes:
