@@ -133,7 +133,7 @@ def test_inference_ranks_read_the_weights_once(
     [
         (Layout(dp=4, zero=1), Layout(tp=2, dp=2, zero=1)),
         pytest.param(Layout(tp=4), Layout(dp=2), marks=pytest.mark.matrix),
-        (Layout(tp=2, dp=2, zero=3), Layout(tp=2, dp=2, zero=3)),
+        pytest.param(*[Layout(tp=2, dp=2, zero=3)] * 2, marks=pytest.mark.matrix),
     ],
     ids=["zero-1-to-tp", "4-to-replicas", "as-stored"],
 )

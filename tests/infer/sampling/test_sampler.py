@@ -113,7 +113,7 @@ def test_a_bias_near_the_largest_float_wins(sample: Sample) -> None:
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 0.5}, {"temperature": 1.0, "top_p": 0.999}])
 def test_draws_follow_the_distribution(sample: Sample, options: dict[str, float]) -> None:
-    num_draws = 2_000
+    num_draws = 1_000
     logits = normal(3, 1)[0]
     batch = [SamplingRow(0, seed=11, new_number=i, **options) for i in range(num_draws)]  # type: ignore[arg-type]
     drawn = run_sampler(np.tile(logits, (num_draws, 1)), SamplingRows.pack(batch), None, sample).token_ids

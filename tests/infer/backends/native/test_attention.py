@@ -120,7 +120,7 @@ def decode(made: Backend, sequences: Sequence[tuple[int, int]]) -> Array:
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize("kv_dtype", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", [pytest.param("bf16", marks=pytest.mark.matrix), "int8", "int4"])
 def test_a_long_sequence_has_the_same_bits_beside_short_ones(
     tmp_path: Path, kv_dtype: str, instruction_set: str
 ) -> None:

@@ -33,6 +33,9 @@ SELECTED = {
     ("bf16", "int4"),
     ("fp32", "k8v4"),
 }
+IN_COMPANY = {
+    ("qwen2 sliding", *each) for each in (("fp32", "fp32"), ("bf16", "int8"), ("bf16", "int4"), ("fp16", "fp16"))
+}
 COMBINATIONS = [
     pytest.param(dtype, kv_dtype, 1 + i % 4, marks=() if (dtype, kv_dtype) in SELECTED else pytest.mark.matrix)
     for i, (dtype, kv_dtype) in enumerate(DTYPES)
@@ -92,8 +95,15 @@ def test_bits_are_the_same_in_company_with_quantized_weights(tmp_path: Path, wei
     check_histories(tmp_path, "llama3", "bf16", "int8", 2, BEST, weight_dtype)
 
 
-@pytest.mark.parametrize("name", ["qwen2 sliding", pytest.param("mixtral", marks=pytest.mark.matrix)])
-@pytest.mark.parametrize(("dtype", "kv_dtype", "threads"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "kv_dtype", "threads"),
+    [
+        pytest.param(*each, marks=() if each[:3] in IN_COMPANY else pytest.mark.matrix)
+        for each in (
+            (name, *values, 1 + i % 4) for name in ("qwen2 sliding", "mixtral") for i, values in enumerate(DTYPES)
+        )
+    ],
+)
 def test_bits_are_the_same_in_company_and_after_preemption(
     tmp_path: Path, name: str, dtype: str, kv_dtype: str, threads: int
 ) -> None:
