@@ -78,8 +78,8 @@ def parse(data: Mapping[str, Any], schema: type[S], where: str) -> S:
         return schema.model_validate(dict(data))
     except ValidationError as error:
         found = error.errors()
-        problems = [_describe(item, schema) for item in found if not _is_consequence(item, found)]
-        raise ConfigError(f"{where}: " + "; ".join(problems) + ".") from error
+        problems = "; ".join(_describe(item, schema) for item in found if not _is_consequence(item, found))
+        raise ConfigError(f"{where}: {problems}{'' if problems.endswith('?') else '.'}") from error
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:

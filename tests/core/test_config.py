@@ -15,7 +15,7 @@ GOOD: dict[str, Any] = {"checkpoint": {"dir": "runs/x"}}
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
-        ("train", {"stepz": 3}, r"unknown key 'train.stepz'; did you mean 'steps'\?"),
+        ("train", {"stepz": 3}, r"unknown key 'train.stepz'; did you mean 'steps'\?$"),
         ("nonsense", {}, r"unknown key 'nonsense'; known keys: model, data"),
         ("optimizer", {"lr": "fast"}, r"'optimizer.lr' = 'fast': input should be a valid number"),
         ("optimizer", {"lr": float("inf")}, r"'optimizer.lr' = inf: input should be a finite number"),
