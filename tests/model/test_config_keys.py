@@ -46,6 +46,16 @@ def test_a_missing_key_has_the_default_of_the_class_of_transformers(name: str) -
         assert CONFIG_MAPPING[name]().rope_parameters["rope_theta"] == own["rope_theta"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_of_the_type_alone_is_the_model_of_the_class_of_transformers(name: str) -> None:
+    mine, theirs = ModelConfig.from_json({"model_type": name}).to_json(), CONFIG_MAPPING[name]().to_dict()
+    theirs |= theirs.get("rope_parameters") or {}
+    tokens, made_of_others = {"bos_token_id", "eos_token_id"}, {"n_inner", "head_dim", "max_window_layers"}
+    compared = mine.keys() & theirs.keys() - tokens - made_of_others - {"architectures"}
+    assert {"vocab_size", "initializer_range"} < compared
+    assert {key: mine[key] for key in compared} == {key: theirs[key] for key in compared}
+
+
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_file_that_transformers_saves_has_no_unknown_key(name: str) -> None:
     config = ENTRIES[name].make_config().to_dict()
