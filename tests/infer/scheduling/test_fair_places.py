@@ -40,6 +40,17 @@ def test_long_requests_in_all_places_yield_one_to_another_principal() -> None:
     assert len(server.policy.running) == 8, "no place stays empty"
 
 
+def test_a_prompt_that_takes_all_tokens_of_steps_keeps_nobody_from_a_free_place() -> None:
+    server = Server(LIMITS, 4000, [long := Caller("long", most=0), few := Caller("few", most=0)])
+    [prompt] = server.send(long, 4000, 1)
+    server.step()
+    [short] = server.send(few, 20, 1)
+    for _ in range(3):
+        server.step()
+    assert short.status is Status.FINISHED
+    assert prompt.num_uncomputed > 2000
+
+
 @pytest.mark.parametrize("seed", [pytest.param(s, marks=pytest.mark.matrix if s > 2 else ()) for s in range(12)])
 def test_first_tokens_come_in_time_beside_one_who_takes_all(seed: int) -> None:
     choose = random.Random(seed)

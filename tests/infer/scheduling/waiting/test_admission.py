@@ -150,6 +150,15 @@ def test_one_above_its_share_learns_when_its_own_requests_end() -> None:
     assert refusal(policy, samples(2, 1, "long")).retry_after == pytest.approx(0.5 * 18, rel=0.3)
 
 
+def test_one_above_its_share_of_tokens_waits_for_its_own() -> None:
+    policy = Scheduler(replace(LIMITS, max_queued_tokens=100), 64, 16)
+    policy.cost.calibrate((StepSize().plus(0, n), 0.1 * n) for n in (1, 16))
+    policy.add(samples(0, 300, "many"))
+    policy.add(samples(1, 40, "few"))
+    waited = refusal(policy, samples(2, 20, "few")).retry_after  # 60 tokens are the half of 120, which are 20 too many
+    assert waited == pytest.approx(20 * 0.1, rel=0.05)
+
+
 def test_a_deadline_counts_prompts_of_others_up_to_the_share() -> None:
     policy = Scheduler(replace(LIMITS, max_model_len=4000), 1000, 16)
     policy.cost.calibrate([(StepSize().plus(0, 1), 0.01), (StepSize().plus(0, 16), 0.01)])
