@@ -2,6 +2,8 @@
 
 A prediction alone does not part a worker that hangs from a slow one: the first long prompt can take many times as
 long as it was expected to. So a step that is late is reported only if the kernel says that a worker does not compute.
+Only the time that the watch itself sees counts: a job that is stopped and continued as a whole, or a virtual machine
+that is paused, loses no worker.
 Workers without a step hang if the kernel has stopped one: the next step would wait for it.
 """
 
@@ -14,6 +16,7 @@ from ...core.errors import WorkerDied, WorkerStalled
 from .process_state import ProcessState, describe_ranks
 
 LOOK_SECONDS: Final = 0.25  # between two looks at a step
+LONGEST_GAP: Final = 1.0  # seconds between two looks; in a longer one this process was stopped, too, or had other work
 IDLE_SECONDS: Final = 0.75  # between two looks at workers that have nothing to do
 TIMES_LATE: Final = 2.0  # a step is late after so many times its predicted duration,
 SECONDS_LATE: Final = 1.0  # and so many seconds more
@@ -42,7 +45,7 @@ class StepWatch:
         self._timeout, self._report, self._clock, self._state_of = timeout, report, clock, state_of
         self._seen: tuple[ProcessState, ...] = ()
         self._reported_at: float | None = None  # None: they do not hang, as far as is known
-        self._begun, self._looked_at = -1.0, 0.0  # no step
+        self._is_step, self._looked_at = False, 0.0
 
     def begin(self, predict: Callable[[], float]) -> None:
         """Begins to watch a step, which the workers compute from now on.
@@ -50,14 +53,14 @@ class StepWatch:
         Args:
             predict: returns its expected duration in seconds, if that is needed; 0 = not known.
         """
-        self._begun, self._predict, self._expected = self._clock(), predict, -1.0
+        self._is_step, self._predict, self._expected = True, predict, -1.0
+        self._seconds, self._counted_at = 0.0, self._clock()  # how long it has taken, until when
         self._looked_at, self._seen = 0.0, ()
 
     def rest(self) -> None:
         """Records that the workers compute nothing."""
-        if self._begun >= 0:
-            self.begin(lambda: 0.0)
-            self._begun = -1.0
+        if self._is_step:
+            self._is_step, self._seen = False, ()
 
     def forget(self) -> None:
         """Begins anew, for other workers."""
@@ -89,8 +92,9 @@ class StepWatch:
         Raises:
             WorkerDied: the step has taken longer than it may.
         """
-        if self._begun < 0:
+        if not self._is_step:
             return
+        self._count()
         if self._expected < 0:
             self._expected = self._predict()
         limit = max(SECONDS_DEAD, TIMES_DEAD * self._expected) if self._timeout is None else self._timeout
@@ -113,10 +117,12 @@ class StepWatch:
         _LOG.warning("%s", error)
         self._report(error)
 
-    @property
-    def _seconds(self) -> float:
-        """How long the step has taken."""
-        return self._clock() - self._begun
+    def _count(self) -> None:
+        """Adds the time since the last look; if that was too long ago, what was seen then says nothing about now."""
+        gap, self._counted_at = self._clock() - self._counted_at, self._clock()
+        self._seconds += min(gap, LONGEST_GAP)
+        if gap > LONGEST_GAP:
+            self._seen = ()
 
     @property
     def _expectation(self) -> str:

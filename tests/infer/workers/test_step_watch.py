@@ -141,3 +141,18 @@ def test_a_look_soon_after_another_compares_nothing() -> None:
         watched.now += LOOK_SECONDS / 1000
         watched.watch.look((7, 8))
     assert watched.reported == []
+
+
+def test_a_time_in_which_nothing_looked_is_not_the_workers() -> None:
+    """Ctrl-Z and `fg` stop and continue a server with its workers; the server may look before they have answered."""
+    watched = Watched(5.0)
+    watched.watch.begin(lambda: 0.0)
+    watched.compute(SECONDS_LATE, (7, 8))
+    watched.now += 1000.0
+    watched.states = {7: ProcessState("T"), 8: ProcessState("T")}
+    watched.watch.look((7, 8))
+    assert watched.reported == []
+    watched.compute(2 * LOOK_SECONDS, letters="TT")
+    assert [type(error) for error in watched.reported] == [WorkerStalled], "they are not continued"
+    with pytest.raises(WorkerDied):
+        watched.compute(5.0, letters="TT")
