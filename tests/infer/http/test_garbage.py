@@ -5,7 +5,7 @@ import http.client
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,30 +29,42 @@ TIMES = 3
 OF_A_CALL = (RequestRecord, EventStream, AskedRequest, Request, HttpRequest, HttpConnection)
 
 
+class Garbage:
+    """What only a search finds from now on, and iterators that it would close."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        self._open_before = self._open()
+
+    def close(self) -> None:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+    def ours(self) -> Counter[str]:
+        """The frames of the server, the objects of a call and the open iterators, by name."""
+        still_open = self._open() - self._open_before  # tests before may have left some
+        gc.collect()
+        frames = (each.f_code for each in list(gc.garbage) if isinstance(each, FrameType))
+        found = Counter(
+            f"{code.co_qualname} of {code.co_filename}"
+            for code in frames
+            if "/infer/" in code.co_filename and "/tests/" not in code.co_filename
+        )
+        found.update(type(each).__qualname__ for each in gc.garbage if isinstance(each, OF_A_CALL))
+        return found + still_open
+
+    @staticmethod
+    def _open() -> Counter[str]:
+        return Counter(each.__qualname__ for each in gc.get_objects() if type(each).__name__ == "async_generator")
+
+
 @pytest.fixture
-def saved_garbage() -> Iterator[list[Any]]:
-    """What only a search finds from now on."""
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    yield gc.garbage
-    gc.set_debug(0)
-    gc.garbage.clear()
-    gc.enable()
-
-
-def ours(garbage: list[Any]) -> Counter[str]:
-    """The frames of the server and the objects of a call, by name; and iterators that a search would close now."""
-    open_ones = Counter(each.__qualname__ for each in gc.get_objects() if type(each).__name__ == "async_generator")
-    gc.collect()
-    frames = (each.f_code for each in list(garbage) if isinstance(each, FrameType))
-    found = Counter(
-        f"{code.co_qualname} of {code.co_filename}"
-        for code in frames
-        if "/infer/" in code.co_filename and "/tests/" not in code.co_filename
-    )
-    found.update(type(each).__qualname__ for each in garbage if isinstance(each, OF_A_CALL))
-    return found + open_ones
+def garbage() -> Iterator[Garbage]:
+    with closing(Garbage()) as garbage:
+        yield garbage
 
 
 def over_http(server: HttpServerThread, path: str, body: Any, **headers: str) -> None:
@@ -83,39 +95,35 @@ CALLS: dict[str, Callable[[HttpServerThread], None]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_leaves_nothing(name: str, server: HttpServerThread, saved_garbage: list[Any]) -> None:
+def test_a_call_leaves_nothing(name: str, server: HttpServerThread, garbage: Garbage) -> None:
     for _ in range(TIMES):
         CALLS[name](server)
     server.run(server.server.drain())
-    assert not ours(saved_garbage)
+    assert not garbage.ours()
 
 
-def test_a_cancelled_call_leaves_nothing(
-    server: HttpServerThread, engine: FakeEngine, saved_garbage: list[Any]
-) -> None:
+def test_a_cancelled_call_leaves_nothing(server: HttpServerThread, engine: FakeEngine, garbage: Garbage) -> None:
     engine.script = lambda request: [started(request), delta("ab")]
     for _ in range(TIMES):
         over_grpc(server, pb.GenerateRequest(text="a"), cancels=True)
     server.run(server.server.drain())
-    assert not ours(saved_garbage)
+    assert not garbage.ours()
 
 
-def test_a_call_that_is_late_leaves_nothing(
-    server: HttpServerThread, engine: FakeEngine, saved_garbage: list[Any]
-) -> None:
+def test_a_call_that_is_late_leaves_nothing(server: HttpServerThread, engine: FakeEngine, garbage: Garbage) -> None:
     engine.script = lambda request: []
     for _ in range(TIMES):
         over_http(server, "/v1/completions", {"prompt": "a"}, **{"x-request-timeout": "0.05"})
     engine.settle()
     server.run(server.server.drain())
-    assert not ours(saved_garbage)
+    assert not garbage.ours()
 
 
-def test_a_caller_without_a_token_leaves_nothing(engine: FakeEngine, tmp_path: Path, saved_garbage: list[Any]) -> None:
+def test_a_caller_without_a_token_leaves_nothing(engine: FakeEngine, tmp_path: Path, garbage: Garbage) -> None:
     (tmp_path / "tokens").write_text(line_of(token_digest("one"), Caller("alice", frozenset({GENERATE}))))
     server = HttpServerThread(engine, http_port=0, tokens=tmp_path / "tokens")
     for _ in range(TIMES):
         over_grpc(server, pb.GenerateRequest(text="a"))
         over_http(server, "/v1/completions", {"prompt": "a"})
     server.close()
-    assert not ours(saved_garbage)
+    assert not garbage.ours()

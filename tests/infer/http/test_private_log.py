@@ -35,7 +35,9 @@ def asked(port: int, data: bytes) -> bytes:
     """The answer to some bytes, on a connection of its own."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, suppress(ConnectionError):
         connection.sendall(data)
-        if not select.select((connection,), (), (), 1)[0]:  # it is half a request
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        if not poll.poll(1000):  # it is half a request
             connection.shutdown(socket.SHUT_WR)
         return read_to_end(connection)
     return b""
