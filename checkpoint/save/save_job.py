@@ -1,6 +1,7 @@
 """A rank's save as plain data: the one way to save a step, in the rank's process or in its writer process."""
 
 import base64
+import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -94,8 +95,13 @@ class SaveJob:
             raise
         except OSError as error:
             self._abandon(run, step)
+            cause = str(error)
+            if self.writer and error.errno == errno.ENOENT:
+                cause = (
+                    "its folder is gone. Rank 0 removes it when it cannot save the step, and says why: see its error."
+                )
             raise StorageError(
-                f"Step {step} was not saved: {error} Steps committed before are whole: mend the cause, and resume from "
+                f"Step {step} was not saved: {cause} Steps committed before are whole: mend the cause, and resume from "
                 "the newest.",
                 error.errno,
             ) from error

@@ -232,9 +232,11 @@ def test_every_rank_ends_with_the_error_of_a_failing_disk(
     rank_pool: RankPool, configure: Configure, tmp_path: Path
 ) -> None:
     config = configure(train={"steps": 2}, parallel={"tp": 2, "dp": 1}, checkpoint={"async_save": False})
-    for error in rank_pool.run(train_on_a_failing_disk, 2, config=config):
-        assert "was not saved" in error
-        assert "File too large" in error
+    first, second = rank_pool.run(train_on_a_failing_disk, 2, config=config)
+    assert "was not saved" in first
+    assert "File too large" in first
+    assert "was not saved" in second
+    assert "File too large" in second or "Rank 0 removes it when it cannot save the step" in second
     assert not RunFolder(tmp_path / "run").steps()
     assert not list((tmp_path / "run").rglob("*.safetensors")), "each rank removes its files, so the disk is no fuller"
 

@@ -16,6 +16,7 @@ from tk.checkpoint import Checkpoint, RunFolder
 from tk.checkpoint.files import folders, lookup
 from tk.checkpoint.format.region import Region
 from tk.checkpoint.run.locked_run import LockedRun
+from tk.checkpoint.save import save_job
 from tk.checkpoint.save.save_job import Buffers, SaveJob
 from tk.core.errors import StorageError
 from tk.core.layout import Layout
@@ -118,6 +119,17 @@ def test_a_failed_save_leaves_a_full_disk_no_fuller(tmp_path: Path, writer: int)
             job_of(tmp_path, run.attempt, writer).save(1, {}, values_of(1))
         assert not list(tmp_path.rglob("*.safetensors"))
         assert writer or not run.pending_step(1).exists()
+
+
+def test_a_rank_whose_folder_rank_0_has_removed_blames_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_part(folder: Path, *_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+
+    monkeypatch.setattr(save_job, "write_part", write_part)
+    with RunFolder(tmp_path).lock() as run:
+        job = job_of(tmp_path, run.attempt, 1)
+        with pytest.raises(StorageError, match="folder is gone. Rank 0 removes it when it cannot save"):
+            job.save(1, {}, values_of(1))
 
 
 def test_a_run_goes_on_with_a_smaller_keep_on_a_disk_that_is_full(full_disk: Path) -> None:
