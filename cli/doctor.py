@@ -34,9 +34,9 @@ def doctor(ctx: click.Context, as_json: bool, folder: Path | None) -> None:
 
     Exits with 1 if a part that tk needs is missing or broken, for example if torch is too old.
     """
-    from ..infer.backends.native_sources import native_sources
     from .machine import examine
     from .native_facts import native_facts
+    from .native_sources import native_sources
 
     if folder is not None:
         _build(native_sources(), folder, as_json)

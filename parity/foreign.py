@@ -77,9 +77,9 @@ def run_reference(config: TrainConfig, gradients: Path, send: Send) -> dict[str,
         losses = [module(*micro_batch(config.train.seed, step, number)) for number in range(MICRO_BATCHES)]
         loss = torch.stack(losses).mean()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(learned, options.grad_clip or float("inf"))
         if step == 0:
             np.save(gradients, np.concatenate([grad.numpy().reshape(-1) for grad in _gradients(module, table)]))
+        norm = nn.utils.clip_grad_norm_(learned, options.grad_clip or float("inf"))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.train.steps, options)
         optimizer.step()

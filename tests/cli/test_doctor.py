@@ -12,13 +12,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from tk.cli import native_facts
+from tk.cli import native_facts, native_sources
 from tk.cli.doctor import doctor
 from tk.cli.machine import examine
 from tk.core.cpu import Cpu
 from tk.core.errors import TkError
 from tk.core.native import NativeSource, NativeUnit, load_library
-from tk.infer.backends import native_sources
 from tk.tests.core.native.sources import small_source
 
 

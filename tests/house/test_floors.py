@@ -76,8 +76,8 @@ COMPUTE: dict[str, str] = {
     "train.records": "metrics step_log step_profiler",
     "train.run": "inputs run_start trainer",
     "train.saving": "checkpointer replica_check save_in_flight saver snapshot",
-    "train.zero": "absent agreement flat_buffers gradient_exchange outputs parameter_gather saved_parameters "
-    "sharded_adamw square_sum trained_parameter written_values",
+    "train.zero": "absent adamw_rule agreement flat_buffers gradient_exchange outputs parameter_gather "
+    "saved_parameters sharded_adamw square_sum trained_parameter written_values",
 }
 
 

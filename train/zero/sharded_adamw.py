@@ -1,14 +1,16 @@
 """AdamW on the ranges of the flat buckets that this rank owns, with fp32 masters of low-precision parameters."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
-from torch.optim.adamw import adamw
+from torch.profiler import record_function
 
 from ...core.buckets import Shard
 from ...parallel.collectives import all_gather_flat
 from ..config.sections import OptimizerSection
-from .flat_buffers import FlatBuffers
+from .adamw_rule import AdamWFactors, AdamWStreams, adamw_rule
+from .flat_buffers import FlatBucket, FlatBuffers
 from .written_values import take_written
 
 
@@ -25,6 +27,7 @@ class ShardedAdamW:
         self.buffers = buffers
         self.options = options
         self.step_count = 0
+        self._rule = adamw_rule(buffers.device)
         # float() copies low-precision parameters and returns fp32 ones themselves, which then are their own masters.
         self._masters = [bucket.own_params.float() for bucket in buffers.buckets]
         self.states = {
@@ -42,35 +45,28 @@ class ShardedAdamW:
             grad_scale: the factor for gradients, for clipping and the loss scale.
         """
         self.step_count += 1
-        for index, bucket in enumerate(self.buffers.buckets):
-            # Parameters with weight decay come first in a bucket; the border may lie in another rank's range.
-            boundary = min(max(bucket.plan.num_decay - bucket.own_range.start, 0), bucket.own_grads.numel())
-            self._update(index, slice(0, boundary), lr, grad_scale, self.options.weight_decay)
-            self._update(index, slice(boundary, None), lr, grad_scale, 0.0)
-        self.publish()
+        options = self.options
+        decayed = AdamWFactors(self.step_count, lr, options.betas, options.eps, options.weight_decay, grad_scale)
+        with record_function("ShardedAdamW.step"):
+            for index, bucket in enumerate(self.buffers.buckets):
+                # Parameters with weight decay come first in a bucket; the border may lie in another rank's range.
+                boundary = min(max(bucket.plan.num_decay - bucket.own_range.start, 0), bucket.own_grads.numel())
+                self._update(index, slice(0, boundary), decayed)
+                self._update(index, slice(boundary, None), replace(decayed, weight_decay=0.0))
+                self._gather(bucket)
 
-    def _update(self, index: int, part: slice, lr: float, grad_scale: float, weight_decay: float) -> None:
-        master = self._masters[index][part]
+    def _update(self, index: int, part: slice, factors: AdamWFactors) -> None:
+        master, bucket = self._masters[index][part], self.buffers.buckets[index]
         if not master.numel():
             return
-        beta1, beta2 = self.options.betas
-        adamw(
-            [master],
-            [self.buffers.buckets[index].own_grads[part]],
-            [self.states["exp_avg"][index][part]],
-            [self.states["exp_avg_sq"][index][part]],
-            [],
-            [torch.tensor(float(self.step_count - 1), device=master.device)],
-            fused=True,
-            grad_scale=torch.tensor(1.0 / grad_scale, device=master.device),  # torch divides by it
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=lr,
-            weight_decay=weight_decay,
-            eps=self.options.eps,
-            maximize=False,
-        )
+        exp_avg, exp_avg_sq = (self.states[slot][index][part] for slot in ("exp_avg", "exp_avg_sq"))
+        is_rounded = self.buffers.zero < 3 and bucket.own_params is not self._masters[index]
+        rounded = bucket.own_params[part] if is_rounded else None
+        self._rule(AdamWStreams(master, exp_avg, exp_avg_sq, bucket.own_grads[part], rounded), factors)
+
+    def _gather(self, bucket: FlatBucket) -> None:
+        if self.buffers.zero < 3:
+            all_gather_flat(bucket.params, bucket.own_params, self.buffers.mesh.shard)
 
     def publish(self) -> None:
         """Rounds the masters into the parameters and all-gathers these over the shard group.
@@ -82,7 +78,7 @@ class ShardedAdamW:
         for master, bucket in zip(self._masters, self.buffers.buckets, strict=True):
             if master is not bucket.own_params:
                 bucket.own_params.copy_(master)
-            all_gather_flat(bucket.params, bucket.own_params, self.buffers.mesh.shard)
+            self._gather(bucket)
 
     def take_written_values(self) -> None:
         """Copies values that a user wrote into parameters to the masters; every rank has made the same changes.

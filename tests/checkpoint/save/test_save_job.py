@@ -128,7 +128,7 @@ def test_a_rank_whose_folder_rank_0_has_removed_blames_no_disk(tmp_path: Path, m
     monkeypatch.setattr(save_job, "write_part", write_part)
     with RunFolder(tmp_path).lock() as run:
         job = job_of(tmp_path, run.attempt, 1)
-        with pytest.raises(StorageError, match="folder is gone. Rank 0 removes it when it cannot save"):
+        with pytest.raises(StorageError, match=r"folder is gone\. Rank 0 removes it when it cannot save"):
             job.save(1, {}, values_of(1))
 
 

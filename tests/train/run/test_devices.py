@@ -14,6 +14,7 @@ from tk.parallel import products, wide_sums
 from tk.tests.pretend_gpu import GPU, pretend_gpu
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import make_trainer
+from tk.train.zero import adamw_rule
 
 EXPERTS = {"architecture": "qwen3_moe", "num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
 MODELS: dict[str, dict[str, Any]] = {"llama": {}, "qwen3_moe": EXPERTS}
@@ -45,6 +46,7 @@ def test_every_operation_of_a_step_has_tensors_of_one_device(
 ) -> None:
     monkeypatch.setattr(products, "_WITHOUT_KERNELS", frozenset())  # both compute as a device with such kernels
     monkeypatch.setattr(wide_sums, "_torch_sums_in_fp32", lambda weight: True)
+    monkeypatch.setattr(adamw_rule, "native_adamw", lambda: None)
     config = configure(
         model=MODELS[model],
         zero={"stage": zero},

@@ -1,13 +1,13 @@
-"""The native libraries of inference, whole: a start compiles only the units that its CPU can run."""
+"""The native libraries of the house, whole: a start compiles only the units that its CPU can run."""
 
 import platform
 from pathlib import Path
 
 import pytest
 
+from tk.cli.native_sources import native_sources
 from tk.core.native import NativeSource
 from tk.core.native.build import build_library
-from tk.infer.backends.native_sources import native_sources
 from tk.tests.core.native.sources import quiet
 
 

@@ -1,0 +1,121 @@
+"""AdamW on a CPU: ours in C, torch's fused kernel with the casts it needs, DeepSpeed's CPUAdam, and memory alone.
+
+All have fp32 masters and moments, fp32 gradients with a clip factor, and bf16 parameters, and take turns. DeepSpeed's
+stands in the table if it is installed (`pip install --no-build-isolation deepspeed`, with setuptools, wheel and ninja).
+"""
+
+import ctypes
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import click
+import torch
+
+from tk.core.cpu import read_cpu
+from tk.core.native import NativeSource, NativeUnit, load_library
+from tk.train.zero.adamw_rule import AdamWFactors, AdamWStreams, NativeRule, adamw_rule, torch_rule
+
+FACTORS: Final = AdamWFactors(step=7, lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, grad_scale=0.5)
+BYTES: Final = 16 + 12 + 2  # of an element: four streams are read, three written back, the bf16 one written
+# As wide as the widest unit of the kernel, and no wider than the CPU.
+_WIDTHS: Final = {"avx512": ("-mavx512f", "-mprefer-vector-width=512"), "avx2": ("-mavx2",)}
+
+
+class Part(ctypes.Structure):
+    """A part of the streams; `streams` in moved_streams.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("begin", "end")),
+        *((name, ctypes.c_void_p) for name in ("master", "exp_avg", "exp_avg_sq", "grad", "bf16")),
+    )
+
+
+def memory_alone(streams: AdamWStreams, threads: int) -> Callable[[], object]:
+    flags = next((_WIDTHS[name] for name in _WIDTHS if name in read_cpu().instruction_sets), ())
+    source = Path(__file__).with_name("moved_streams.c")
+    loaded = load_library(NativeSource("moved-streams", (NativeUnit("base", source, flags),)))
+    if loaded is None:
+        raise click.ClickException("no C compiler")
+    assert streams.rounded is not None
+    count, tensors = streams.master.numel(), (streams.master, streams.exp_avg, streams.exp_avg_sq, streams.grad)
+    addresses = [*(tensor.data_ptr() for tensor in tensors), streams.rounded.data_ptr()]
+    bounds = [count * number // threads for number in range(threads + 1)]
+    parts = (Part * threads)(*(Part(begin, end, *addresses) for begin, end in pairwise(bounds)))
+    move = loaded.library.move_streams
+    move.argtypes, move.restype = (ctypes.c_void_p, ctypes.c_int64), None
+    return lambda: move(ctypes.addressof(parts), threads)
+
+
+def deepspeed_update(streams: AdamWStreams) -> Callable[[], object] | None:
+    """Its optimizer takes no factor, so the gradients are multiplied before, as its engine does; then bf16 is cast."""
+    if importlib.util.find_spec("deepspeed") is None:
+        return None
+    adam = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+    parameter = torch.nn.Parameter(streams.master)
+    parameter.grad = streams.grad
+    optimizer = adam([parameter], lr=FACTORS.lr, betas=FACTORS.betas, eps=FACTORS.eps, weight_decay=0.1)
+    rounded = streams.rounded
+    assert rounded is not None
+
+    def update() -> None:
+        streams.grad.mul_(1.0)  # by the clip factor
+        optimizer.step()
+        rounded.copy_(parameter.data)
+
+    return update
+
+
+def streams_of(count: int) -> AdamWStreams:
+    master, exp_avg, exp_avg_sq, grad = (torch.full((count,), value) for value in (1.0, 1e-3, 1e-6, 1e-3))
+    return AdamWStreams(master, exp_avg, exp_avg_sq, grad, torch.empty(count, dtype=torch.bfloat16))
+
+
+@click.command()
+@click.option("--millions", default=64, show_default=True, help="Elements, in millions.")
+@click.option("--rounds", default=15, show_default=True)
+@click.option("--threads", default=2, show_default=True)
+def main(millions: int, rounds: int, threads: int) -> None:
+    """Print medians of the rounds, and their ratios to memory alone."""
+    torch.set_num_threads(threads)
+    streams = streams_of(millions * 1_000_000)
+    ours = adamw_rule(torch.device("cpu"))
+    if not isinstance(ours, NativeRule):
+        raise click.ClickException("no C compiler")
+    updates: dict[str, Callable[[], object] | None] = {
+        "memory alone": memory_alone(streams, threads),
+        "tk, in C": lambda: ours(streams, FACTORS),
+        "torch fused, then bf16": lambda: torch_rule(streams, FACTORS),
+        "DeepSpeed CPUAdam, then bf16": deepspeed_update(streams),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name, update in updates.items() if update is not None}
+    for number in range(rounds + 1):
+        for name, found in seconds.items():
+            update = updates[name]
+            assert update is not None
+            begun = time.perf_counter()
+            update()
+            if number:  # the first touches memory and starts threads
+                found.append(time.perf_counter() - begun)
+    cpu = read_cpu()
+    print(
+        f"{cpu.model}: {', '.join(cpu.instruction_sets)}; {millions} M elements, {threads} threads, {rounds} rounds\n"
+    )
+    print("| | G elements/s | GB/s | speed beside memory alone |")
+    print("|---|---|---|---|")
+    alone = seconds["memory alone"]
+    for name, found in seconds.items():
+        rate = millions * 1e6 / median(found)
+        ratio = median(other / each for other, each in zip(alone, found, strict=True))
+        print(f"| {name} | {rate / 1e9:.3f} | {rate * BYTES / 1e9:.1f} | {ratio:.2f} |")
+    for name in sorted(set(updates) - set(seconds)):
+        print(f"\n{name}: not installed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""The native libraries of the house, for `tk doctor` and for builds ahead of time."""
+
+from ..core.native import NativeSource
+from ..infer.backends.native.binding.library import SOURCE as KERNELS
+from ..infer.sampling.native_sampler import SOURCE as SAMPLER
+from ..train.zero.native_adamw import SOURCE as ADAMW
+
+
+def native_sources() -> tuple[NativeSource, ...]:
+    """Returns the sources of all native libraries that inference and training load."""
+    return (KERNELS, SAMPLER, ADAMW)
