@@ -20,6 +20,7 @@ def run(*arguments: str) -> list[str]:
     return result.output.splitlines()
 
 
+@pytest.mark.matrix
 def test_cases_are_measured_once_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_quality, "python_if_possible", lambda peer: None)
     model, out = write_tiny_model(tmp_path / "model"), tmp_path / "out"

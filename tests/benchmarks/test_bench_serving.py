@@ -47,6 +47,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.matrix
 def test_sections_without_peers_show_figures_and_promises(tiny: Path) -> None:
     output = run("--model", str(tiny), "--peers", "", "--only", "tp,sampling,speculate,start", *SMALL)
     assert re.search(rf"^batch   3 decode   tp=2 {SPEED}   tp=1 \d+ \(x \d", output, re.MULTILINE)
