@@ -25,6 +25,7 @@ WAIT_BOUND: Final = 2.0  # seconds, beside those of the same prompt alone
 JAIN_BOUND: Final = 0.95
 PROMPT: Final = 20
 LONG: Final = 400  # new tokens
+QUEUED: Final = 200
 
 
 @dataclass
@@ -49,7 +50,7 @@ def main(model: Path | None, others: int, max_running: int, seconds: float, thre
     with tempfile.TemporaryDirectory() as scratch:
         tokens, names = Path(scratch) / "tokens", ["hog", *(f"p{i}" for i in range(others))]
         tokens.write_text("".join(line_of(token_digest(name), Caller(name, frozenset({GENERATE}))) for name in names))
-        limits = ("--max-running", str(max_running), "--max-queued", "200", "--threads", str(threads))
+        limits = ("--max-running", str(max_running), "--max-queued", str(QUEUED), "--threads", str(threads))
         with closing(ServedModel(folder, "--tokens", str(tokens), *limits)) as served:
             promises = asyncio.run(_loads(served.target, names, max_running, seconds))
     for promise in promises:
@@ -65,18 +66,19 @@ async def _loads(target: str, names: Sequence[str], max_running: int, seconds: f
             await _call(stub, alone, 2)
         hog, short = Principal(names[0]), [Principal(name) for name in names[1:]]
         print(f"alone, s: {min(alone.waits):.2f}; now one takes all, for {0.75 * seconds:.0f} s", flush=True)
-        greedy = [asyncio.create_task(_repeat(stub, hog, LONG, seconds)) for _ in range(max_running + 200)]
+        greedy = [asyncio.create_task(_repeat(stub, hog, LONG, seconds)) for _ in range(max_running + QUEUED)]
         await asyncio.sleep(seconds / 4)
         await asyncio.gather(*(_repeat(stub, each, 2, seconds / 2, pause=1.0) for each in short))
+        waits = sorted(wait for each in short for wait in each.waits)
+        print(f"first tokens beside one that takes all, s: p50 {waits[len(waits) // 2]:.2f}, longest {waits[-1]:.2f}")
         for task in greedy:
             task.cancel()
         await asyncio.gather(*greedy, return_exceptions=True)
         await asyncio.sleep(2.0)  # until the server has ended them too
         print(f"now {len(names)} take all, for {seconds:.0f} s", flush=True)
         equal = [Principal(name) for name in names]
-        await asyncio.gather(*(_repeat(stub, each, LONG, seconds) for each in equal for _ in range(max_running)))
-    waits = sorted(wait for each in short for wait in each.waits)
-    print(f"first tokens beside one that takes all, s: p50 {waits[len(waits) // 2]:.2f}, longest {waits[-1]:.2f}")
+        num_calls = min(max_running, (max_running + QUEUED) // len(names))  # of each: there is room for no more
+        await asyncio.gather(*(_repeat(stub, each, LONG, seconds) for each in equal for _ in range(num_calls)))
     counts = [each.tokens for each in equal]
     print(f"tokens of equal principals: {' '.join(map(str, counts))}")
     jain = sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))

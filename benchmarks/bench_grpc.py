@@ -87,7 +87,7 @@ def first_tokens(server: Contestant, own: Contestant, pairs: int) -> float:
     several milliseconds of a step and is nothing that the server adds. The machine is slower for seconds at a time,
     so the pairs are subtracted before the median is taken.
     """
-    workload, found = Workload(1, 16, 2), []
+    workload, found = Workload(1, 16, 1), []
     for _ in range(pairs):
         times = {}
         for one in (server, own):
