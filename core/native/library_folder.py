@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ..cpu import read_cpu
 from .build import BuiltLibrary
 from .record import LibraryRecord
 from .trust import Untrusted, open_file, open_folder
@@ -42,6 +43,12 @@ class LoadedLibrary:
     omitted: tuple[tuple[str, str], ...]
     compiler: str
     path: Path
+
+    @property
+    def best_unit(self) -> str:
+        """The last unit named as an instruction set that this CPU has; else the base."""
+        able = read_cpu().instruction_sets
+        return next((name for name in reversed(self.units) if name in able), self.units[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from ...core.cpu import read_cpu
 from ...core.integers import round_up
 from ...core.native import NativeSource, NativeUnit, load_library
 from ..scheduling.steps.step_plan import Array, SamplerOutput, SamplingRows
@@ -80,8 +79,4 @@ class NativeSampler:
 def native_sampler() -> NativeSampler | None:
     """Loads the library, or builds it; returns its sampler for this CPU, or None if there can be none here."""
     loaded = load_library(SOURCE)
-    if loaded is None:
-        return None
-    instruction_sets = read_cpu().instruction_sets
-    unit = next((name for name in reversed(loaded.units) if name in instruction_sets), loaded.units[0])
-    return NativeSampler(loaded.library, unit)
+    return None if loaded is None else NativeSampler(loaded.library, loaded.best_unit)

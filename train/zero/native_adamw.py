@@ -4,7 +4,6 @@ import ctypes
 from pathlib import Path
 from typing import Final
 
-from ...core.cpu import read_cpu
 from ...core.native import NativeSource, NativeUnit, load_library
 
 _FILE: Final = Path(__file__).with_name("adamw.c")
@@ -54,8 +53,4 @@ class NativeAdamW:
 def native_adamw() -> NativeAdamW | None:
     """Loads the library, or builds it; returns its update for this CPU, or None if there can be none here."""
     loaded = load_library(SOURCE)
-    if loaded is None:
-        return None
-    instruction_sets = read_cpu().instruction_sets
-    unit = next((name for name in reversed(loaded.units) if name in instruction_sets), loaded.units[0])
-    return NativeAdamW(loaded.library, unit)
+    return None if loaded is None else NativeAdamW(loaded.library, loaded.best_unit)

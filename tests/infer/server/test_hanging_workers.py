@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,16 +53,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONGEST}))
     return folder
-
-
-@contextmanager
-def served(model: Path, tp: int, *options: str) -> Iterator[Serving]:
-    size = ("--kv-blocks", str(LONGEST // 32), "--threads", "1")
-    serving = Serving(str(model), "--tp", str(tp), *size, "--http", "0", *options)
-    try:
-        yield serving
-    finally:
-        serving.close()
 
 
 class Observed:
@@ -131,7 +121,9 @@ class Observed:
 
 @contextmanager
 def observed(model: Path, case: Case, *options: str) -> Iterator[tuple[Observed, Client]]:
-    with served(model, case.tp, *options) as serving, ThreadPoolExecutor(4) as pool:
+    size = ("--tp", str(case.tp), "--kv-blocks", str(LONGEST // 32), "--threads", "1")
+    serving = Serving(str(model), *size, "--http", "0", *options)
+    with closing(serving), ThreadPoolExecutor(4) as pool:
         seen = Observed(serving, case, pool)
         with Client(serving.target, max_attempts=1) as client:
             yield seen, client
