@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from .common import PATH, PATH_TEXT, print_json
 if TYPE_CHECKING:
     from ..parity.judge import Result
     from ..parity.layout import ParityLayout
-    from ..parity.layouts import Matrix
+    from ..parity.matrix import Matrix
     from ..parity.report import ParityReport
     from ..parity.subject import Subject
 
@@ -59,8 +59,8 @@ def parity(
     out: Path | None,
     dry_run: bool,
 ) -> None:
-    """Train a small model (or CONFIG's) at many layouts, and compare loss, gradient norm and first gradients with those
-    of one process. Exits with 1 if a layout differs by more than rounding.
+    """Train a small model (or CONFIG's) at many layouts, and compare loss, gradient norm, first gradients and updates
+    with those of one process. Exits with 1 if a layout differs by more than rounding.
     """
     with tempfile.TemporaryDirectory(prefix="tk-parity-") as scratch:
         subject = _subject(config, Path(scratch), steps, precision)
@@ -72,7 +72,7 @@ def parity(
             return
         if words:
             click.echo(words, err=True)
-        report = _compare(subject, chosen, words, Path(scratch), nproc, results)
+        report = _compare(subject, list(chosen), words, Path(scratch), nproc, results)
     if as_json:
         print_json({"layouts": [result.to_json() for result in report.ordered]})
     else:
@@ -117,33 +117,36 @@ def _subject(config: Path | None, scratch: Path, steps: int, precision: str | No
     return Subject.of(load_toml(config, TrainConfig), steps, precision)
 
 
-def _choose(layouts: str, subject: "Subject", nproc: int, complete: bool) -> tuple[Sequence["ParityLayout"], str]:
+def _choose(layouts: str, subject: "Subject", nproc: int, complete: bool) -> tuple[Iterable["ParityLayout"], str]:
     """Returns the layouts to compare, and a sentence on the matrix that they are from.
 
     If `complete`, the sentence is followed by every reason for which combinations were left out.
     """
-    from ..parity.layouts import matrix, read_layouts
+    from ..parity.layouts_file import read_layouts
+    from ..parity.matrix import matrix
 
     if layouts not in ("default", "all"):
         return read_layouts(Path(layouts), subject, nproc), ""
     everything = matrix(subject, nproc)
-    chosen = everything.layouts if layouts == "all" else everything.covering()
+    if layouts == "all":
+        return everything.layouts(), _describe(everything, everything.num_layouts, complete)
+    chosen = everything.covering()
     return chosen, _describe(everything, len(chosen), complete)
 
 
 def _describe(matrix: "Matrix", num_chosen: int, complete: bool) -> str:
-    words = f"{len(matrix.layouts)} of {matrix.num_combinations} combinations are valid, distinct layouts"
-    if num_chosen < len(matrix.layouts):
+    words = f"{matrix.num_layouts} of {matrix.num_combinations} combinations are valid, distinct layouts"
+    if num_chosen < matrix.num_layouts:
         words += f"; {num_chosen} of them, which cover every combination of three axes' values, are compared"
     if complete:
-        words += "".join(f"\n  left out {count}: {reason}" for reason, count in matrix.left_out.most_common())
+        words += "".join(f"\n  left out {count}: {reason}" for reason, count in matrix.left_out().most_common())
     return words + "."
 
 
 def _compare(
     subject: "Subject", layouts: Sequence["ParityLayout"], words: str, scratch: Path, nproc: int, path: Path | None
 ) -> "ParityReport":
-    from ..parity.judge import BOUNDS
+    from ..parity.judge import bounds_for
     from ..parity.report import ParityReport
     from ..parity.results_file import ResultsFile
     from ..parity.run import ParityRun
@@ -161,7 +164,8 @@ def _compare(
                 kept.add(result)
             bar.advance(1, f"{result.layout}" + (" failed" if result.error else ""))
     precision, steps = subject.base.precision.params, subject.base.train.steps
-    return ParityReport(list(found.values()), BOUNDS[precision], steps, precision, subject.describe(), words)
+    bounds = bounds_for(precision, subject.base.optimizer.eps)
+    return ParityReport(list(found.values()), bounds, steps, precision, subject.describe(), words)
 
 
 def _show(report: "ParityReport") -> None:

@@ -1,38 +1,128 @@
-"""Covering arrays: a small subset of combinations that still has every combination of values of any few axes.
+"""Covering arrays: few valid rows of a space that together have every combination of values of any few axes.
 
-The greedy algorithm of AETG (Cohen et al., The AETG system, IEEE TSE 23(7), 1997) repeatedly takes the combination that
-adds most. It chooses from a given list of combinations, so constraints between axes cost nothing.
+The algorithm is that of AETG (Cohen et al., The AETG system: an approach to testing based on combinatorial design, IEEE
+TSE 23(7), 1997): each next row is the best of some candidates, and a candidate begins with a tuple that is missing and
+takes for one axis after another, in random order, the value that adds most tuples. Two things are added. A
+candidate is built by the space's exact search, so a tuple is left out only if no valid row has it. At the end, rows
+that the others make superfluous are removed.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import combinations
+from random import Random
+from typing import Final
+
+from .space import Row, Space, bits
+
+CANDIDATES: Final = 10  # AETG has 50; here more of them find no smaller sets
 
 
-def covering_set(
-    rows: Sequence[Sequence[object]], strength: int, cost: Callable[[int], float] = lambda index: 0.0
-) -> list[int]:
-    """Returns ascending indexes of rows that together have each tuple of values of `strength` columns of any row.
+def covering_rows(space: Space, strength: int, cost: Callable[[Row], float] = lambda row: 0.0) -> list[Row]:
+    """Returns valid rows that together have each tuple of values of `strength` axes that any valid row has.
 
-    The rows then also have each tuple of fewer columns. The result is deterministic: among rows that add equally much,
-    the algorithm takes the first one of the least `cost`.
+    They then also have each tuple of fewer axes. The result is deterministic; of candidates that add equally many
+    tuples, one of the least `cost` is taken.
     """
-    numbers: dict[tuple[object, ...], int] = {}
-    masks = [_mask(row, strength, numbers) for row in rows]
-    missing = (1 << len(numbers)) - 1
-    order = sorted(range(len(rows)), key=cost)
+    strength, random = min(strength, len(space.columns)), Random(0)
+    missing = MissingTuples(space, strength)
     chosen: list[int] = []
-    while missing:
-        best = max(order, key=lambda index: (masks[index] & missing).bit_count())
+    while missing.tuples:
+        seeds = list(missing.tuples)
+        candidates = {_candidate(space, missing, random.choice(seeds), random) for _ in range(CANDIDATES)}
+        best = max(sorted(candidates), key=lambda row: (missing.gain(row), -cost(space.row(row))))
+        missing.remove(best)
         chosen.append(best)
-        missing &= ~masks[best]
-        order = [index for index in order if masks[index] & missing]
-    return sorted(chosen)
+    kept = _necessary(chosen, strength, lambda row: cost(space.row(row)))
+    return [space.row(row) for row in sorted(kept, key=lambda row: list(bits(row)))]
 
 
-def _mask(row: Sequence[object], strength: int, numbers: dict[tuple[object, ...], int]) -> int:
-    """Returns the set of tuples in a row as a bit mask; `numbers` assigns a bit to each tuple."""
-    bits = 0
-    for columns in combinations(range(len(row)), min(strength, len(row))):
-        key = (columns, *(row[column] for column in columns))
-        bits |= 1 << numbers.setdefault(key, len(numbers))
-    return bits
+class MissingTuples:
+    """The tuples of values that valid rows have and the chosen rows lack.
+
+    Attributes:
+        tuples: the missing tuples, each a set of `strength` values.
+    """
+
+    def __init__(self, space: Space, strength: int) -> None:
+        self.space, self.strength = space, strength
+        self.tuples = _possible_tuples(space, strength)
+        self._last: dict[int, int] = {}  # by all values of a tuple but one: the values that complete it
+        for values in self.tuples:
+            for bit in bits(values):
+                self._last[values ^ bit] = self._last.get(values ^ bit, 0) | bit
+
+    def gain(self, row: int) -> int:
+        """Returns the number of missing tuples that a row has."""
+        return sum(values in self.tuples for values in _tuples(row, self.strength))
+
+    def gains(self, decided: int, options: int) -> dict[int, int]:
+        """Returns for each value of `options`, all of one axis, the number of missing tuples that it completes."""
+        result = dict.fromkeys(bits(options), 0)
+        for values in _tuples(decided, self.strength - 1):
+            for bit in bits(self._last.get(values, 0) & options):
+                result[bit] += 1
+        return result
+
+    def remove(self, row: int) -> None:
+        """Removes the tuples of a row."""
+        for values in _tuples(row, self.strength):
+            if values in self.tuples:
+                del self.tuples[values]
+                for bit in bits(values):
+                    self._last[values ^ bit] ^= bit
+
+
+def _possible_tuples(space: Space, strength: int) -> dict[int, None]:
+    """Returns the tuples that valid rows have; a tuple is refused only once the search has tried every row with it."""
+    found: dict[int, None] = {}
+    for columns in combinations(space.columns, strength):
+        others = space.all & ~sum(columns)
+        for values in _products(columns):
+            if values not in found:
+                for row in _first(space.solutions(others | values, space.in_order)):
+                    found.update(dict.fromkeys(_tuples(row, strength)))
+    return found
+
+
+def _products(columns: tuple[int, ...]) -> Iterator[int]:
+    if not columns:
+        yield 0
+        return
+    for rest in _products(columns[1:]):
+        for bit in bits(columns[0]):
+            yield bit | rest
+
+
+def _first(rows: Iterator[int]) -> list[int]:
+    return [row for row in [next(rows, 0)] if row]
+
+
+def _tuples(row: int, size: int) -> Iterator[int]:
+    return map(sum, combinations(bits(row), size))
+
+
+def _candidate(space: Space, missing: MissingTuples, seed: int, random: Random) -> int:
+    """Returns a valid row that has the tuple `seed`, built value by value for the most missing tuples."""
+    columns = random.sample(space.columns, len(space.columns))
+
+    def branches(values: int) -> Iterator[int]:
+        decided = sum(part for column in columns if (part := values & column).bit_count() == 1)
+        column = next(column for column in columns if (values & column).bit_count() > 1)
+        gains = missing.gains(decided, values & column)
+        for bit in sorted(gains, key=lambda bit: (-gains[bit], random.random())):
+            yield values & ~column | bit
+
+    begin = seed | sum(column for column in space.columns if not column & seed)
+    return next(space.solutions(begin, branches))
+
+
+def _necessary(rows: list[int], strength: int, cost: Callable[[int], float]) -> list[int]:
+    """Returns the rows without those, dearest first, whose tuples the remaining rows have."""
+    times = Counter(values for row in rows for values in _tuples(row, strength))
+    kept = list(rows)
+    for row in sorted(rows, key=cost, reverse=True):
+        if all(times[values] > 1 for values in _tuples(row, strength)):
+            times.subtract(_tuples(row, strength))
+            kept.remove(row)
+    return kept

@@ -1,7 +1,6 @@
 """A foreign module: its training by `initialize`, and the reference that torch's AdamW gives on one process."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,8 +16,9 @@ from ..train.engine.lr_schedule import learning_rate
 from ..train.foreign.blocks import find_blocks
 from ..train.foreign.model import ForeignModel
 from ..train.foreign.model_engine import initialize
-from .gradients import compare_gradients
+from .flat_values import Values
 from .rank_loop import Send
+from .reference_values import ReferenceValues
 from .subject import MICRO_BATCHES
 
 VOCAB_SIZE: Final = 101
@@ -62,10 +62,10 @@ def micro_batch(seed: int, step: int, number: int) -> tuple[torch.Tensor, torch.
     return walk_BL[:, :-1], walk_BL[:, 1:]
 
 
-def run_reference(config: TrainConfig, gradients: Path, send: Send) -> dict[str, Any]:
-    """Trains with torch alone and writes the first step's gradients to the file `gradients`.
+def run_reference(config: TrainConfig, values: ReferenceValues, send: Send) -> dict[str, Any]:
+    """Trains with torch alone and writes its values to the files of `values`.
 
-    The file has the order of `gradients.first_gradients`. Returns the curves by name, one value per step.
+    The files have the order of `flat_values`. Returns the curves by name, one value per step.
     """
     module, options = make_module(config.train.seed), config.optimizer
     table = ForeignModel.of(module, find_blocks(module)).table
@@ -78,11 +78,13 @@ def run_reference(config: TrainConfig, gradients: Path, send: Send) -> dict[str,
         loss = torch.stack(losses).mean()
         loss.backward()
         if step == 0:
-            np.save(gradients, np.concatenate([grad.numpy().reshape(-1) for grad in _gradients(module, table)]))
+            np.save(values.gradients, _flat(_gradients(module, table)))
         norm = nn.utils.clip_grad_norm_(learned, options.grad_clip or float("inf"))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.train.steps, options)
         optimizer.step()
+        if step + 1 == values.num_updates:
+            np.save(values.weights, _flat(_weights(module, table)))
         _record(curves, step, float(loss.detach()), float(norm), send)
     return curves
 
@@ -94,12 +96,16 @@ def _groups(learned: list[nn.Parameter], options: OptimizerSection) -> list[dict
     ]
 
 
-def _gradients(module: nn.Module, table: Table) -> Iterator[torch.Tensor]:
-    for spec in table:
-        if spec.trainable and not spec.alias:
-            grad = module.get_parameter(spec.name).grad
-            assert grad is not None
-            yield grad
+def _weights(module: nn.Module, table: Table) -> list[nn.Parameter]:
+    return [module.get_parameter(spec.name) for spec in table if spec.trainable and not spec.alias]
+
+
+def _gradients(module: nn.Module, table: Table) -> list[torch.Tensor]:
+    return [weight.grad for weight in _weights(module, table) if weight.grad is not None]
+
+
+def _flat(tensors: Sequence[torch.Tensor]) -> Values:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).numpy()
 
 
 def _record(curves: dict[str, list[float]], step: int, loss: float, norm: float, send: Send) -> None:
@@ -108,8 +114,8 @@ def _record(curves: dict[str, list[float]], step: int, loss: float, norm: float,
     send({"step": step + 1})
 
 
-def run_layout(config: TrainConfig, gradients: Path, send: Send) -> dict[str, Any]:
-    """Trains as a rank of the current process group, and compares the first gradients with the file `gradients`.
+def run_layout(config: TrainConfig, values: ReferenceValues, send: Send) -> dict[str, Any]:
+    """Trains as a rank of the current process group, and compares its values with the files of `values`.
 
     Raises:
         TkError: replicas that must be bit-equal differ.
@@ -136,8 +142,7 @@ def run_layout(config: TrainConfig, gradients: Path, send: Send) -> dict[str, An
             engine.backward(loss)
             share += loss.detach() / MICRO_BATCHES
         engine.step()
-        if step == 0:
-            found = compare_gradients(inner.buffers, inner.table, np.load(gradients, mmap_mode="r"))
+        found |= values.compare(step + 1, inner)
         _record(curves, step, float(all_reduce(share, world)), engine.last_grad_norm, send)
     engine._checkpointer.replicas.check(config.train.steps)
     return curves | found

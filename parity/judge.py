@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,6 +13,10 @@ TOTAL_SHARE: Final = 1e-2
 # Rounding may send a token with two equally likely experts to either; later steps then differ. It must not happen in
 # the first steps.
 SAME_ROUTING_STEPS: Final = 10
+COMPARED_UPDATES: Final = 10  # the weights are compared after so many steps, in which the routing must be the same
+# In its first steps Adam changes a weight by the learning rate however small the gradient is, down to this eps: with a
+# smaller one, gradients that consist of rounding would be compared.
+LEAST_EPS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,22 @@ class Bounds:
     loss: float
     grad_norm: float | None
     gradients: float | None
+    updates: float | None
 
 
 BOUNDS: Final[Mapping[str, Bounds]] = MappingProxyType(
-    {"fp32": Bounds(1e-5, 1e-4, 1e-5), "bf16": Bounds(1e-3, None, None), "fp16": Bounds(1e-3, None, None)}
+    {
+        "fp32": Bounds(1e-5, 1e-4, 1e-5, 1e-5),
+        "bf16": Bounds(1e-3, None, None, None),
+        "fp16": Bounds(1e-3, None, None, None),
+    }
 )
+
+
+def bounds_for(precision: str, eps: float) -> Bounds:
+    """Returns the bounds for parameters of a precision and AdamW with an `eps`."""
+    bounds = BOUNDS[precision]
+    return bounds if eps >= LEAST_EPS else replace(bounds, updates=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +53,8 @@ class Result:
         loss, grad_norm: the largest relative difference over the steps; None = not measured, or not finite.
         gradients: the largest |g - g0| / (|g0| + 0.01 |G|) over the first step's parameters; G: all gradients together.
         parameter: the name of the parameter with the largest difference.
+        updates: |w - w1| / |w1| after COMPARED_UPDATES steps or the last one, w1 being all trained tensors together of
+            one process.
         error: the reason for missing numbers; "" if the layout ran.
         seconds: the time of the layout's run.
         routing_changed: the first step (from 1) that sent a token to another expert than on one process, after which
@@ -49,6 +66,7 @@ class Result:
     grad_norm: float | None = None
     gradients: float | None = None
     parameter: str = ""
+    updates: float | None = None
     error: str = ""
     seconds: float = 0.0
     routing_changed: int = 0
@@ -61,7 +79,8 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for a results file and `tk parity --json`."""
         data: dict[str, Any] = {"layout": self.layout.to_json(), "loss": self.loss, "grad_norm": self.grad_norm}
-        data |= {"gradients": self.gradients, "parameter": self.parameter, "seconds": round(self.seconds, 3)}
+        data |= {"gradients": self.gradients, "parameter": self.parameter, "updates": self.updates}
+        data |= {"seconds": round(self.seconds, 3)}
         data |= {"routing_changed": self.routing_changed} if self.routing_changed else {}
         return data | ({"error": self.error} if self.error else {})
 

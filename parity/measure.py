@@ -1,4 +1,4 @@
-"""The work of one rank: it trains a few steps at a layout and compares the first gradients with the reference's."""
+"""The work of one rank: it trains a few steps at a layout and compares gradients and weights with the reference's."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -18,8 +18,10 @@ from ..parallel.mesh import Mesh
 from ..train.config.train_config import TrainConfig
 from ..train.run.trainer import Trainer
 from . import foreign
-from .gradients import compare_gradients, first_gradients
+from .gradients import first_gradients
 from .rank_loop import Send
+from .reference_values import ReferenceValues
+from .updates import updated_weights
 
 
 class Measurer:
@@ -36,19 +38,19 @@ class Measurer:
 
         Returns:
             Loss, gradient norm and routing checksum of each step; for a layout also the largest difference of a first
-            gradient and its parameter.
+            gradient, its parameter, and the difference of the updated weights.
         """
         payload = job["payload"]
         config = parse(payload["config"], TrainConfig, "a layout's configuration")
-        gradients = Path(payload["gradients"])
+        values = ReferenceValues(Path(payload["values"]), config.train.steps)
         if payload["reference"]:
             reference = foreign.run_reference if payload["foreign"] else run_reference
-            return reference(config, gradients, send)
+            return reference(config, values, send)
         if payload["foreign"]:
             self._join(job, config)
-            return foreign.run_layout(config, gradients, send)
+            return foreign.run_layout(config, values, send)
         mesh = replace(self._mesh(job, config), layout=config.layout(job["num_ranks"]))
-        return run_layout(config, mesh, gradients, send)
+        return run_layout(config, mesh, values, send)
 
     def _mesh(self, job: Mapping[str, Any], config: TrainConfig) -> Mesh:
         if self._join(job, config):
@@ -78,42 +80,44 @@ class Measurer:
         return True
 
 
-def run_reference(config: TrainConfig, gradients: Path, send: Send) -> dict[str, Any]:
-    """Trains in this process alone and writes its first gradients to the file `gradients` (fp32, one after another)."""
+def run_reference(config: TrainConfig, values: ReferenceValues, send: Send) -> dict[str, Any]:
+    """Trains in this process alone and writes its values to the files of `values`."""
     trainer = Trainer(config, Mesh.alone(config.layout(1)))
-    return _train(trainer, send, lambda: np.save(gradients, first_gradients(trainer.engine.buffers, trainer.table)))
+    engine, table = trainer.engine, trainer.table
+
+    def write(step: int) -> None:
+        if step == 1:
+            np.save(values.gradients, first_gradients(engine.buffers, table))
+        if step == values.num_updates:
+            np.save(values.weights, updated_weights(engine.optimizer, table))
+
+    return _train(trainer, send, write)
 
 
-def run_layout(config: TrainConfig, mesh: Mesh, gradients: Path, send: Send) -> dict[str, Any]:
-    """Trains as a rank of `mesh`, and compares the first gradients with the file `gradients`.
+def run_layout(config: TrainConfig, mesh: Mesh, values: ReferenceValues, send: Send) -> dict[str, Any]:
+    """Trains as a rank of `mesh`, and compares its values with the files of `values`.
 
     Raises:
         TkError: replicas that must be bit-equal differ.
     """
     trainer = Trainer(config, mesh)
     found: dict[str, Any] = {}
-    buffers, table = trainer.engine.buffers, trainer.table
-
-    def compare() -> None:
-        found.update(compare_gradients(buffers, table, np.load(gradients, mmap_mode="r")))
-
-    curves = _train(trainer, send, compare)
+    curves = _train(trainer, send, lambda step: found.update(values.compare(step, trainer.engine)))
     trainer.checkpointer.replicas.check(config.train.steps)
     return curves | found
 
 
-def _train(trainer: Trainer, send: Send, after_first: Callable[[], None]) -> dict[str, list[float]]:
+def _train(trainer: Trainer, send: Send, after_step: Callable[[int], None]) -> dict[str, list[float]]:
     curves: dict[str, list[float]] = {"loss": [], "grad_norm": [], "routing": []}
     for stage in trainer.pipeline.stages:
         stage.record_routing = True
-    for step in range(trainer.config.train.steps):
+    for step in range(1, trainer.config.train.steps + 1):
         result = trainer.step()
         curves["loss"].append(result.loss)
         curves["grad_norm"].append(result.grad_norm)
         curves["routing"].append(_routing(trainer))
-        if step == 0:
-            after_first()
-        send({"step": step + 1})
+        after_step(step)
+        send({"step": step})
     return curves
 
 

@@ -11,10 +11,11 @@ from typing import Final
 
 from .. import __version__
 from ..core.progress import format_seconds
-from .judge import Bounds, Result, worst_first
-from .layouts import AXES
+from .judge import COMPARED_UPDATES, Bounds, Result, worst_first
+from .matrix import AXES
 
-COLUMNS: Final = ("layout", "loss", "grad norm", "gradients", "largest in", "seconds")
+COLUMNS: Final = ("layout", "loss", "grad norm", "gradients", "largest in", "updates", "seconds")
+AXIS_COLUMNS: Final = ("axis", "value", "layouts", "failed", "loss", "grad norm", "gradients", "updates")
 ROWS_SHOWN: Final = 20
 ROWS_ON_PAGE: Final = 40
 PAGE: Final = """\
@@ -25,7 +26,8 @@ on {date}; {machine}; {versions}. The same command writes this page again.{commi
 
 A small model trains {steps} steps in {precision} on one process and again at each layout, with the same data and seed.
 Shown are the largest relative differences: of the loss and of the gradient norm over all steps, and of the first step's
-gradients over all parameters, |g - g0| / (|g0| + 0.01 |G|) with G all gradients together. {bounds}
+gradients over all parameters, |g - g0| / (|g0| + 0.01 |G|) with G all gradients together. Updates are compared after
+{updates} steps: |w - w1| / |w1| over all trained tensors together. {bounds}
 After the last step everything that several ranks hold was compared bit for bit.
 {model}
 
@@ -128,13 +130,14 @@ class ParityReport:
             versions=f"Python {platform.python_version()}, torch {version('torch')}, tk {__version__}",
             commit=f"\n\nThe figures hold for commit {commit}." if commit else "",
             steps=self.steps,
+            updates=min(self.steps, COMPARED_UPDATES),
             precision=self.precision,
             bounds=_bounds_in_words(self.bounds),
             model=self.model,
             matrix=self.matrix + "\n\n" if self.matrix else "",
             verdict=self.verdict,
             took=f"{format_seconds(seconds)} in all, counted layout by layout.",
-            axes=_markdown(("axis", "value", "layouts", "failed", "loss", "grad norm", "gradients"), self.axis_rows()),
+            axes=_markdown(AXIS_COLUMNS, self.axis_rows()),
             shown=f" (the worst {len(rows)} of {len(self.results)})" if len(rows) < len(self.results) else "",
             layouts=_markdown(COLUMNS, rows) + ("\n" + remarks if remarks else ""),
         )
@@ -143,7 +146,7 @@ class ParityReport:
 def _row(result: Result) -> tuple[str, ...]:
     numbers = (_number(value) for value in (result.loss, result.grad_norm, result.gradients))
     last = "failed" if result.error else result.parameter
-    return (str(result.layout), *numbers, last, f"{result.seconds:.1f}")
+    return (str(result.layout), *numbers, last, _number(result.updates), f"{result.seconds:.1f}")
 
 
 def _number(value: float | None) -> str:
@@ -151,7 +154,7 @@ def _number(value: float | None) -> str:
 
 
 def _bounds_in_words(bounds: Bounds) -> str:
-    names = {"loss": "loss", "grad_norm": "gradient norm", "gradients": "gradients"}
+    names = {"loss": "loss", "grad_norm": "gradient norm", "gradients": "gradients", "updates": "updates"}
     words = [f"{names[key]} {bound:g}" for key, bound in asdict(bounds).items() if bound is not None]
     return f"Bounds: {', '.join(words)}."
 

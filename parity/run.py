@@ -20,12 +20,12 @@ class Reference:
     """The results of a run on one process.
 
     Attributes:
-        gradients: the file of the first step's gradients.
+        values: the folder of its files of values.
         loss, grad_norm: the loss and the gradient norm of each step.
         routing: the routing checksum of each step.
     """
 
-    gradients: Path
+    values: Path
     loss: list[float]
     grad_norm: list[float]
     routing: list[float]
@@ -58,9 +58,9 @@ class ParityRun:
         with Pool(self.num_ranks, self.module, self.folder, timeout) as pool:
             for outcome in pool.run(self._reference_jobs(layouts)):
                 answer = first_answer(outcome)
-                gradients = Path(outcome.job.payload["gradients"])
+                values = Path(outcome.job.payload["values"])
                 curves = (answer[name] for name in ("loss", "grad_norm", "routing"))
-                self.references[outcome.job.groups] = Reference(gradients, *curves)
+                self.references[outcome.job.groups] = Reference(values, *curves)
             jobs = {self._job(layout): layout for layout in layouts}
             for outcome in pool.run(sorted(jobs, key=lambda job: job.groups)):
                 yield self._result(jobs[outcome.job], outcome)
@@ -72,7 +72,7 @@ class ParityRun:
                 "one process",
                 {
                     "config": self.subject.reference(layout).model_dump(mode="json"),
-                    "gradients": str(self.folder / f"gradients-{key}.npy"),
+                    "values": str(self._values_folder(key)),
                     "reference": True,
                     "foreign": layout.foreign,
                 },
@@ -81,6 +81,11 @@ class ParityRun:
             )
             for key, layout in first.items()
         ]
+
+    def _values_folder(self, key: str) -> Path:
+        folder = self.folder / f"values-{key}"
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def _key(self, layout: ParityLayout) -> str:
         """Returns the key of a layout's reference: layouts with the same reference have the same key."""
@@ -96,7 +101,7 @@ class ParityRun:
             str(layout),
             {
                 "config": config.model_dump(mode="json"),
-                "gradients": str(reference.gradients),
+                "values": str(reference.values),
                 "reference": False,
                 "foreign": layout.foreign,
             },
@@ -123,6 +128,7 @@ class ParityRun:
             grad_norm=finite(compare_curves(answer["grad_norm"][:same], reference.grad_norm[:same])),
             gradients=finite(answer["gradients"]),
             parameter=answer["parameter"],
+            updates=finite(answer["updates"]),
             seconds=outcome.seconds,
             routing_changed=changed,
         )

@@ -20,6 +20,7 @@ from ..train.config.initial_model import resolve
 from ..train.config.sections import ParallelSection, RecomputeSection, ZeroSection
 from ..train.config.train_config import TrainConfig
 from ..train.pipeline.schedules import make_schedule
+from .judge import COMPARED_UPDATES
 from .layout import ParityLayout
 
 MICRO_BATCHES: Final = 4  # of a foreign module's step, divided among the data-parallel ranks
@@ -29,7 +30,7 @@ VOCAB_SIZE: Final = 301  # neither 2 nor 4 divides it
 BUILT_IN: Final = """{
     "model": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8, "max_position_embeddings": 16},
     "train": {"micro_batch_size": 2, "seq_len": 16},
-    "optimizer": {"lr": 1e-3, "warmup_steps": 2},
+    "optimizer": {"lr": 1e-3, "warmup_steps": 2, "eps": 1e-6},
     "zero": {"bucket_size": 10000},
     "parallel": {"timeout_seconds": 60.0}
 }"""
@@ -78,7 +79,7 @@ class Subject:
 
     def settings(self) -> dict[str, Any]:
         """Returns everything except the layout that determines the results: the base without its paths."""
-        data = self.base.model_dump(mode="json", exclude={"checkpoint": True})
+        data = self.base.model_dump(mode="json", exclude={"checkpoint": True}) | {"compared_updates": COMPARED_UPDATES}
         return data | ({"data": "built in"} if self.varies_model else {})
 
     def describe(self) -> str:

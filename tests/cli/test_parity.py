@@ -38,7 +38,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[ParityLayout]:
         def run(self, missing: Sequence[ParityLayout]) -> Iterator[Result]:
             for layout in missing:
                 layouts.append(layout)
-                yield Result(layout, 1e-7, 1e-6, 0.5 if layout.zero else 1e-7, "model.norm.weight", seconds=1.0)
+                yield Result(layout, 1e-7, 1e-6, 0.5 if layout.zero else 1e-7, "model.norm.weight", 1e-7, seconds=1.0)
 
     monkeypatch.setattr(parity_run, "ParityRun", ParityRun)
     monkeypatch.setattr(Subject, "prepare", lambda self, folder: None)

@@ -67,7 +67,7 @@ COMPUTE: dict[str, str] = {
     "model": "activation attention balance decoder experts init loading mlp norm peers placement recompute rope",
     "parallel": "collectives cross_entropy functions host layers linear link_factory local_link mesh point_to_point "
     "products row_blocks torch_dtypes wide_sums",
-    "parity": "foreign gradients measure",
+    "parity": "flat_values foreign gradients measure reference_values updates",
     "train.engine": "compiling evaluate loss nonfinite optimizer_step passes stages training_engine",
     "train.foreign": "accumulation blocks buffers checks model model_engine options take_over watch",
     "train.health": "flight_recorder",

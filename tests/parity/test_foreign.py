@@ -10,6 +10,7 @@ import torch
 
 from tk.parity.foreign import LENGTH, VOCAB_SIZE, make_module, micro_batch, run_layout, run_reference
 from tk.parity.layout import ParityLayout
+from tk.parity.reference_values import ReferenceValues
 from tk.parity.subject import MICRO_BATCHES, Subject
 
 
@@ -36,13 +37,14 @@ def test_micro_batches_are_walks_and_no_two_are_equal() -> None:
 def test_initialize_on_one_rank_trains_as_torch_does(zero: Any, tmp_path: Path) -> None:
     config = Subject.built_in(tmp_path, 3, "fp32").config(ParityLayout(foreign=True, zero=zero))
     said: list[Mapping[str, Any]] = []
-    path = tmp_path / "gradients.npy"
-    expected = run_reference(config, path, said.append)
+    values = ReferenceValues(tmp_path, 3)
+    expected = run_reference(config, values, said.append)
     assert said == [{"step": 1}, {"step": 2}, {"step": 3}]
     module = make_module(config.train.seed)
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    assert np.load(path).shape == (trained,)
-    found = run_layout(config, path, said.append)
+    assert np.load(values.gradients).shape == np.load(values.weights).shape == (trained,)
+    found = run_layout(config, values, said.append)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
     assert found["gradients"] < 1e-5
+    assert 0 < found["updates"] < 1e-5

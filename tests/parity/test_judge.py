@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tk.parity.judge import BOUNDS, Result, common_start, compare_curves, finite, relative, worst_first
+from tk.parity.judge import BOUNDS, Result, bounds_for, common_start, compare_curves, finite, relative, worst_first
 from tk.parity.layout import ParityLayout
 
 NAN, INF = math.nan, math.inf
@@ -28,8 +28,8 @@ def test_the_largest_difference_of_two_curves(mine: list[float], expected: list[
 
 def test_a_layout_whose_loss_becomes_nan_fails() -> None:
     loss = finite(compare_curves([5.0, NAN], [5.0, 4.9]))
-    wrong = Result(ParityLayout(tp=2), loss=loss, grad_norm=0.0, gradients=0.0)
-    right = Result(ParityLayout(), loss=1e-6, grad_norm=0.0, gradients=0.0)
+    wrong = Result(ParityLayout(tp=2), loss=loss, grad_norm=0.0, gradients=0.0, updates=0.0)
+    right = Result(ParityLayout(), loss=1e-6, grad_norm=0.0, gradients=0.0, updates=0.0)
     assert wrong.badness(BOUNDS["fp32"]) == INF
     assert right.badness(BOUNDS["fp32"]) == pytest.approx(0.1)
     assert worst_first([right, wrong], BOUNDS["fp32"]) == [wrong, right]
@@ -42,3 +42,11 @@ def test_a_ratio_is_never_nan() -> None:
 
 def test_the_common_start_of_two_curves() -> None:
     assert [common_start([1.0, 2.0], [1.0, end]) for end in (2.0, 3.0)] == [2, 1]
+
+
+def test_updates_are_judged_where_adam_does_not_enlarge_rounding() -> None:
+    assert bounds_for("fp32", 1e-6) == BOUNDS["fp32"]
+    moved = Result(ParityLayout(tp=2), loss=0.0, grad_norm=0.0, gradients=0.0, updates=1e-3)
+    assert moved.badness(bounds_for("fp32", 1e-6)) == pytest.approx(100)
+    assert moved.badness(bounds_for("fp32", 1e-8)) == 0
+    assert moved.badness(bounds_for("bf16", 1e-6)) == 0

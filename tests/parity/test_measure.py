@@ -15,6 +15,7 @@ from tk.parallel.mesh import Mesh
 from tk.parity import measure
 from tk.parity.layout import ParityLayout
 from tk.parity.measure import Measurer, run_layout, run_reference
+from tk.parity.reference_values import ReferenceValues
 from tk.parity.subject import Subject
 from tk.tests.parity.broken_rank import no_partial
 from tk.tests.rank_pool import RankPool
@@ -44,9 +45,9 @@ def measurer() -> Iterator[Measurer]:
         dist.destroy_process_group()
 
 
-def job(config: TrainConfig, gradients: Path, store: Path, reference: bool = False) -> dict[str, Any]:
+def job(config: TrainConfig, values: Path, store: Path, reference: bool = False) -> dict[str, Any]:
     """Returns a job of one rank, as the pool sends it."""
-    payload = {"config": config.model_dump(mode="json"), "gradients": str(gradients)}
+    payload = {"config": config.model_dump(mode="json"), "values": str(values)}
     return {
         "payload": payload | {"reference": reference, "foreign": False},
         "num_ranks": 1,
@@ -60,7 +61,7 @@ def test_a_layout_is_compared_with_the_file_of_the_reference(
 ) -> None:
     said: list[Mapping[str, Any]] = []
     config, file = subject.config(ParityLayout(tied=False)), tmp_path / "gradients.npy"
-    reference = measurer(job(config, file, tmp_path / "unused", reference=True), said.append)
+    reference = measurer(job(config, tmp_path, tmp_path / "unused", reference=True), said.append)
     assert not dist.is_initialized(), "a reference needs no other process"
     assert said == [{"step": 1}, {"step": 2}]
     assert set(reference) == {"loss", "grad_norm", "routing"}
@@ -68,26 +69,27 @@ def test_a_layout_is_compared_with_the_file_of_the_reference(
     assert reference["loss"][0] > reference["loss"][1] > 0
     assert reference["routing"] == [0.0] * STEPS, "a model without experts routes nothing"
 
-    same = measurer(job(config, file, tmp_path / "store"), said.append)
+    same = measurer(job(config, tmp_path, tmp_path / "store"), said.append)
     assert {name: same[name] for name in reference} == reference
-    assert same["gradients"] == 0
+    assert (same["gradients"], same["updates"]) == (0, 0)
 
     changed = np.load(file)
     changed[0] += 1
     np.save(file, changed)
-    other = measurer(job(config, file, tmp_path / "store"), said.append)
+    other = measurer(job(config, tmp_path, tmp_path / "store"), said.append)
     assert other["loss"] == reference["loss"]
     assert (other["parameter"], other["gradients"] > 0.1) == ("model.embed_tokens.weight", True)
+    assert other["updates"] == 0
 
 
 def test_a_group_is_kept_for_jobs_with_the_same_store_only(
     measurer: Measurer, subject: Subject, tmp_path: Path
 ) -> None:
-    config, file = subject.config(ParityLayout(tied=False)), tmp_path / "gradients.npy"
-    measurer(job(config, file, tmp_path / "unused", reference=True), lambda message: None)
+    config = subject.config(ParityLayout(tied=False))
+    measurer(job(config, tmp_path, tmp_path / "unused", reference=True), lambda message: None)
     meshes = []
     for store in ("one", "one", "two"):
-        measurer(job(config, file, tmp_path / store), lambda message: None)
+        measurer(job(config, tmp_path, tmp_path / store), lambda message: None)
         meshes.append(measurer.mesh)
     assert meshes[0] is meshes[1]
     assert meshes[2] is not meshes[0]
@@ -100,12 +102,12 @@ def test_routing_is_that_of_the_experts(subject: Subject, tmp_path: Path) -> Non
     for seed in (0, 0, 1):
         data["train"]["seed"] = seed
         config = parse(data, TrainConfig, "test")
-        curves.append(run_reference(config, tmp_path / "gradients.npy", lambda message: None)["routing"])
+        curves.append(run_reference(config, ReferenceValues(tmp_path, STEPS), lambda message: None)["routing"])
     assert min(curves[0]) > 0
     assert curves[0] == curves[1] != curves[2]
 
 
-def without_sums(config: dict[str, Any], gradients: str) -> list[tuple[float, str]]:
+def without_sums(config: dict[str, Any], values: str) -> list[tuple[float, str]]:
     """Returns what is found of a layout as it is, and then with broken_rank.py's defect.
 
     Norms that differ over ranks drift apart, which is an error; before that their gradients are only a part of the
@@ -118,7 +120,7 @@ def without_sums(config: dict[str, Any], gradients: str) -> list[tuple[float, st
         for stand_in in (GradientExchange._partial, no_partial):
             patch.setattr(GradientExchange, "_partial", stand_in)
             try:
-                result = run_layout(parsed, mesh, Path(gradients), lambda message: None)
+                result = run_layout(parsed, mesh, ReferenceValues(Path(values), STEPS), lambda message: None)
                 found.append((result["gradients"], result["parameter"]))
             except TkError as error:
                 found.append((1.0, str(error)))
@@ -126,10 +128,10 @@ def without_sums(config: dict[str, Any], gradients: str) -> list[tuple[float, st
 
 
 def test_norms_without_the_sums_over_ranks_are_seen(rank_pool: RankPool, subject: Subject, tmp_path: Path) -> None:
-    layout, file = ParityLayout(tp=2, sequence_parallel=True, tied=False), tmp_path / "gradients.npy"
-    run_reference(subject.reference(layout), file, lambda message: None)
+    layout, values = ParityLayout(tp=2, sequence_parallel=True, tied=False), ReferenceValues(tmp_path, STEPS)
+    run_reference(subject.reference(layout), values, lambda message: None)
     config = subject.config(layout).model_dump(mode="json")
-    for right, wrong in rank_pool.run(without_sums, 2, config=config, gradients=str(file)):
+    for right, wrong in rank_pool.run(without_sums, 2, config=config, values=str(tmp_path)):
         assert right[0] <= 1e-5 < wrong[0]
         assert "norm" in wrong[1]
 
@@ -145,7 +147,7 @@ class Drifting(Trainer):
         return result
 
 
-def drift(config: dict[str, Any], gradients: str) -> list[str]:
+def drift(config: dict[str, Any], values: str) -> list[str]:
     """Returns the errors of a layout of two replicas, first as it is and then with drifting replicas; "" for none."""
     parsed = parse(config, TrainConfig, "test")
     mesh = Mesh.build(parsed.layout(2), parsed.model.num_key_value_heads)
@@ -154,7 +156,7 @@ def drift(config: dict[str, Any], gradients: str) -> list[str]:
         for kind in (Trainer, Drifting):
             patch.setattr(measure, "Trainer", kind)
             try:
-                run_layout(parsed, mesh, Path(gradients), lambda message: None)
+                run_layout(parsed, mesh, ReferenceValues(Path(values), STEPS), lambda message: None)
                 errors.append("")
             except TkError as error:
                 errors.append(str(error))
@@ -162,9 +164,9 @@ def drift(config: dict[str, Any], gradients: str) -> list[str]:
 
 
 def test_replicas_that_drift_apart_are_an_error(rank_pool: RankPool, subject: Subject, tmp_path: Path) -> None:
-    layout, file = ParityLayout(dp=2, tied=False), tmp_path / "gradients.npy"
-    run_reference(subject.reference(layout), file, lambda message: None)
+    layout, values = ParityLayout(dp=2, tied=False), ReferenceValues(tmp_path, STEPS)
+    run_reference(subject.reference(layout), values, lambda message: None)
     config = subject.config(layout).model_dump(mode="json")
-    for right, wrong in rank_pool.run(drift, 2, config=config, gradients=str(file)):
+    for right, wrong in rank_pool.run(drift, 2, config=config, values=str(tmp_path)):
         assert right == ""
         assert "model.embed_tokens.weight" in wrong

@@ -88,7 +88,9 @@ def test_layouts_give_the_model_of_one_process_and_results_are_kept(
         assert 0 <= entry["loss"] <= 1e-5
         assert 0 <= entry["grad_norm"] <= 1e-4
         assert 0 <= entry["gradients"] <= 1e-5
-    assert max(entry["gradients"] for entry in document["layouts"]) > 0, "other sums, other rounding"
+        assert 0 <= entry["updates"] <= 1e-5
+    for name in ("gradients", "updates"):
+        assert max(entry[name] for entry in document["layouts"]) > 0, "other sums, other rounding"
     page = (tmp_path / "page.md").read_text()
     assert "5 of 5 layouts give the model of one process" in page
     assert "| zero | 3 | 2 | 0 |" in page
