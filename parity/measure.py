@@ -1,6 +1,7 @@
 """The work of one rank: it trains a few steps at a layout and compares gradients and weights with the reference's."""
 
 import gc
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -12,11 +13,13 @@ import torch
 import torch.distributed as dist
 
 from ..core.config import parse
+from ..core.errors import TkError
 from ..core.process import keep_freed_memory
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from ..train.config.train_config import TrainConfig
 from ..train.run.trainer import Trainer
+from ..train.state.progress import StepResult
 from . import foreign
 from .gradients import first_gradients
 from .rank_loop import Send
@@ -42,15 +45,16 @@ class Measurer:
         """
         payload = job["payload"]
         config = parse(payload["config"], TrainConfig, "a layout's configuration")
-        values = ReferenceValues(Path(payload["values"]), config.train.steps)
+        values, skipped_step = ReferenceValues(Path(payload["values"]), config.train.steps), payload["skipped_step"]
         if payload["reference"]:
-            reference = foreign.run_reference if payload["foreign"] else run_reference
-            return reference(config, values, send)
+            if payload["foreign"]:
+                return foreign.run_reference(config, values, send)
+            return run_reference(config, values, send, skipped_step)
         if payload["foreign"]:
             self._join(job, config)
             return foreign.run_layout(config, values, send)
         mesh = replace(self._mesh(job, config), layout=config.layout(job["num_ranks"]))
-        return run_layout(config, mesh, values, send)
+        return run_layout(config, mesh, values, send, skipped_step)
 
     def _mesh(self, job: Mapping[str, Any], config: TrainConfig) -> Mesh:
         if self._join(job, config):
@@ -80,8 +84,12 @@ class Measurer:
         return True
 
 
-def run_reference(config: TrainConfig, values: ReferenceValues, send: Send) -> dict[str, Any]:
-    """Trains in this process alone and writes its values to the files of `values`."""
+def run_reference(config: TrainConfig, values: ReferenceValues, send: Send, skipped_step: int = 0) -> dict[str, Any]:
+    """Trains in this process alone and writes its values to the files of `values`.
+
+    Args:
+        skipped_step: the step, counted from 1, in which gradients are made infinite; 0 = none.
+    """
     trainer = Trainer(config, Mesh.alone(config.layout(1)))
     engine, table = trainer.engine, trainer.table
 
@@ -91,34 +99,56 @@ def run_reference(config: TrainConfig, values: ReferenceValues, send: Send) -> d
         if step == values.num_updates:
             np.save(values.weights, updated_weights(engine.optimizer, table))
 
-    return _train(trainer, send, write)
+    return _train(trainer, send, skipped_step, write)
 
 
-def run_layout(config: TrainConfig, mesh: Mesh, values: ReferenceValues, send: Send) -> dict[str, Any]:
+def run_layout(
+    config: TrainConfig, mesh: Mesh, values: ReferenceValues, send: Send, skipped_step: int = 0
+) -> dict[str, Any]:
     """Trains as a rank of `mesh`, and compares its values with the files of `values`.
+
+    Args:
+        skipped_step: the step, counted from 1, in which gradients are made infinite; 0 = none.
 
     Raises:
         TkError: replicas that must be bit-equal differ.
     """
     trainer = Trainer(config, mesh)
     found: dict[str, Any] = {}
-    curves = _train(trainer, send, lambda step: found.update(values.compare(step, trainer.engine)))
+    curves = _train(trainer, send, skipped_step, lambda step: found.update(values.compare(step, trainer.engine)))
     trainer.checkpointer.replicas.check(config.train.steps)
     return curves | found
 
 
-def _train(trainer: Trainer, send: Send, after_step: Callable[[int], None]) -> dict[str, list[float]]:
+def _train(
+    trainer: Trainer, send: Send, skipped_step: int, after_step: Callable[[int], None]
+) -> dict[str, list[float]]:
     curves: dict[str, list[float]] = {"loss": [], "grad_norm": [], "routing": []}
     for stage in trainer.pipeline.stages:
         stage.record_routing = True
     for step in range(1, trainer.config.train.steps + 1):
-        result = trainer.step()
+        result = trainer.step() if step != skipped_step else _step_with_infinite_gradients(trainer)
         curves["loss"].append(result.loss)
         curves["grad_norm"].append(result.grad_norm)
         curves["routing"].append(_routing(trainer))
         after_step(step)
         send({"step": step})
     return curves
+
+
+def _step_with_infinite_gradients(trainer: Trainer) -> StepResult:
+    """Makes a step that updates nothing; loss and gradient norm, which are not numbers, become 0.
+
+    Raises:
+        TkError: the step updated something.
+    """
+    scale = trainer.engine.loss_scale
+    before, scale.value = scale.value, math.inf
+    result = trainer.step()
+    scale.value = before
+    if result.updated:
+        raise TkError(f"Step {trainer.state.step} has infinite gradients, and updated parameters.")
+    return replace(result, loss=0.0, grad_norm=0.0)
 
 
 def _routing(trainer: Trainer) -> float:

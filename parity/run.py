@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from ..train.config.train_config import TrainConfig
 from .judge import SAME_ROUTING_STEPS, Result, common_start, compare_curves, finite
 from .layout import ParityLayout
 from .pool import Outcome, Pool, PoolJob, first_answer
@@ -70,17 +71,23 @@ class ParityRun:
         return [
             PoolJob(
                 "one process",
-                {
-                    "config": self.subject.reference(layout).model_dump(mode="json"),
-                    "values": str(self._values_folder(key)),
-                    "reference": True,
-                    "foreign": layout.foreign,
-                },
+                self._payload(layout, self.subject.reference(layout), self._values_folder(key), reference=True),
                 1,
                 key,
             )
             for key, layout in first.items()
         ]
+
+    def _payload(
+        self, layout: ParityLayout, config: TrainConfig, values: Path, *, reference: bool = False
+    ) -> dict[str, Any]:
+        return {
+            "config": config.model_dump(mode="json"),
+            "values": str(values),
+            "reference": reference,
+            "foreign": layout.foreign,
+            "skipped_step": self.subject.skipped_step,
+        }
 
     def _values_folder(self, key: str) -> Path:
         folder = self.folder / f"values-{key}"
@@ -99,12 +106,7 @@ class ParityRun:
         groups = (layout.tp, layout.pp, layout.dp, spread.group_size, model.num_key_value_heads, layout.tied)
         return PoolJob(
             str(layout),
-            {
-                "config": config.model_dump(mode="json"),
-                "values": str(reference.values),
-                "reference": False,
-                "foreign": layout.foreign,
-            },
+            self._payload(layout, config, reference.values),
             layout.num_ranks,
             repr((*groups, layout.foreign)),
         )

@@ -25,12 +25,13 @@ from .layout import ParityLayout
 
 MICRO_BATCHES: Final = 4  # of a foreign module's step, divided among the data-parallel ranks
 VOCAB_SIZE: Final = 301  # neither 2 nor 4 divides it
+SKIPPED_STEP: Final = 3  # of the built-in model, counted from 1: its gradients are made infinite
 # A larger learning rate would measure how training amplifies rounding, not how layouts differ: at 3e-3, changing the
 # weights of one process by 6e-8 changes the gradient norm by up to 4e-3 within 50 steps (at 1e-3: by 6e-6).
 BUILT_IN: Final = """{
     "model": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8, "max_position_embeddings": 16},
-    "train": {"micro_batch_size": 2, "seq_len": 16},
-    "optimizer": {"lr": 1e-3, "warmup_steps": 2, "eps": 1e-6},
+    "train": {"micro_batch_size": 2, "seq_len": 16, "on_nonfinite": "skip"},
+    "optimizer": {"lr": 1e-3, "warmup_steps": 2, "eps": 1e-6, "grad_clip": 0.5},
     "zero": {"bucket_size": 10000},
     "parallel": {"timeout_seconds": 60.0}
 }"""
@@ -58,6 +59,11 @@ class Subject:
         data["optimizer"]["warmup_steps"] = min(steps, data["optimizer"]["warmup_steps"])
         data["precision"] = {"params": precision}
         return Subject(parse(data, TrainConfig, "tk parity's own configuration"), varies_model=True)
+
+    @property
+    def skipped_step(self) -> int:
+        """The step, counted from 1, in which a decoder's gradients are made infinite; 0 = none."""
+        return SKIPPED_STEP if self.varies_model else 0
 
     @staticmethod
     def of(config: TrainConfig, steps: int, precision: str | None) -> "Subject":
@@ -90,8 +96,9 @@ class Subject:
         return (
             f"The model is a Llama of hidden size {model.hidden_size}, {model.num_attention_heads} heads and a "
             f"vocabulary of {VOCAB_SIZE},\nwith one layer more than stages; all data-parallel ranks together get a "
-            "single row for their last micro-batch of 2.\nA foreign module, torch's own layers under `initialize`, is "
-            "compared with torch's AdamW."
+            "single row for their last micro-batch of 2.\nGradients are clipped in every step; a decoder's are "
+            f"infinite in step {SKIPPED_STEP}, which is skipped.\nA foreign module, torch's own layers under "
+            "`initialize`, is compared with torch's AdamW."
         )
 
     def prepare(self, folder: Path) -> None:

@@ -20,6 +20,7 @@ from tk.parity.subject import Subject
 from tk.tests.parity.broken_rank import no_partial
 from tk.tests.rank_pool import RankPool
 from tk.train.config.train_config import TrainConfig
+from tk.train.engine.nonfinite import NonFinitePolicy
 from tk.train.run.trainer import Trainer
 from tk.train.state.progress import StepResult
 from tk.train.zero.gradient_exchange import GradientExchange
@@ -49,7 +50,7 @@ def job(config: TrainConfig, values: Path, store: Path, reference: bool = False)
     """Returns a job of one rank, as the pool sends it."""
     payload = {"config": config.model_dump(mode="json"), "values": str(values)}
     return {
-        "payload": payload | {"reference": reference, "foreign": False},
+        "payload": payload | {"reference": reference, "foreign": False, "skipped_step": 0},
         "num_ranks": 1,
         "rank": 0,
         "store": str(store),
@@ -170,3 +171,23 @@ def test_replicas_that_drift_apart_are_an_error(rank_pool: RankPool, subject: Su
     for right, wrong in rank_pool.run(drift, 2, config=config, values=str(tmp_path)):
         assert right == ""
         assert "model.embed_tokens.weight" in wrong
+
+
+def test_a_step_with_infinite_gradients_changes_no_weight(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = subject.config(ParityLayout(tied=False))
+    weights, curves = [], []
+    for name, weights_after, skipped_step in (("one", 1, 0), ("skipped", 2, 2)):
+        (tmp_path / name).mkdir()
+        values = ReferenceValues(tmp_path / name, weights_after)
+        curves.append(run_reference(config, values, lambda message: None, skipped_step))
+        weights.append(np.load(values.weights))
+    assert np.array_equal(*weights)
+    one, skipped = curves
+    for name in ("loss", "grad_norm"):
+        assert skipped[name] == [one[name][0], 0.0]
+    assert min(one["grad_norm"]) > config.optimizer.grad_clip, "every step is clipped"
+    monkeypatch.setattr(NonFinitePolicy, "allows", lambda *arguments: True)
+    with pytest.raises(TkError, match="Step 2 has infinite gradients, and updated parameters"):
+        run_reference(config, ReferenceValues(tmp_path, 2), lambda message: None, 2)
