@@ -23,7 +23,10 @@ from tk.tests.infer.server.tiny_model import write_tiny_model
 
 SLACK = 20.0  # seconds beside a promised time, for a machine that does other work; WAIT_SECONDS is a server that hangs
 DRAIN_SECONDS = 1.0
-CHAT = Conversation([{"role": "user", "content": "hi"}])
+QUICK, SLOW = (Conversation([{"role": "user", "content": text}]) for text in ("hi", "slow"))
+TEMPLATE = """{{ messages[0].content }}
+{%- if messages[0].content == "slow" %}{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}
+{%- endif %}"""
 
 
 class Hanging:
@@ -34,14 +37,22 @@ class Hanging:
         self._workers = set(serving.worker_ids())
         self.stopped = set[int]()
 
-    def stop_new_children(self) -> None:
-        """Stops the processes that the server has started since it was ready."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not self.stopped:
-            assert time.monotonic() < deadline, "the server starts no process"
-            self.stopped = set(self.serving.worker_ids()) - self._workers
+    def stop_new_children(self, cpu_seconds: float = 0.0) -> None:
+        """Stops the processes that the server has started since it was ready, once one used that much more CPU time."""
+        deadline, before = time.monotonic() + WAIT_SECONDS, self._cpu_time()
+        while not self._new_children() or self._cpu_time() < before + cpu_seconds:
+            assert time.monotonic() < deadline, "the server starts no process, or it computes nothing"
+        self.stopped = self._new_children()
         for process in self.stopped:
             os.kill(process, signal.SIGSTOP)
+
+    def _new_children(self) -> set[int]:
+        return set(self.serving.worker_ids()) - self._workers
+
+    def _cpu_time(self) -> float:
+        """Returns the seconds of CPU time that the new children have used."""
+        fields = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in self._new_children()]
+        return sum(int(stat[11]) + int(stat[12]) for stat in fields) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -60,15 +71,15 @@ def reloading(folder: Path, *options: str) -> Iterator[tuple[Hanging, Callable[[
 
 @contextmanager
 def rendering(folder: Path, *options: str) -> Iterator[tuple[Hanging, Callable[[], object]]]:
-    """A server whose process of the chat template is stopped."""
+    """A server whose process of the chat template is stopped while it renders."""
     model = write_tiny_model(folder / "model")
-    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
     with closing(Serving(str(model), *options)) as serving:
         hanging = Hanging(serving)
         with Client(serving.target, max_attempts=1) as client, ThreadPoolExecutor(1) as pool:
-            client.generate([CHAT], SamplingParams(max_new_tokens=1))
-            hanging.stop_new_children()
-            asked = pool.submit(client.generate, [CHAT], SamplingParams(max_new_tokens=1))
+            client.generate([QUICK], SamplingParams(max_new_tokens=1))
+            asked = pool.submit(client.generate, [SLOW], SamplingParams(max_new_tokens=1))
+            hanging.stop_new_children(cpu_seconds=0.1)
             yield hanging, asked.result
 
 
