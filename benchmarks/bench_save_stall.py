@@ -149,9 +149,9 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
         fill=lambda local, parameter: fill_initial(local, parameter, 0, config.initializer_range),
     )
     optimizer = ShardedAdamW(buffers, OptimizerSection())
-    for tensors in optimizer.states.values():
-        for tensor in tensors:
-            tensor.fill_(0.5)  # a page that was never written would be the kernel's page of zeros, read from cache
+    for slot in optimizer.slots:
+        for _, values in optimizer.runs(slot):
+            values.fill_(0.5)  # a page that was never written would be the kernel's page of zeros, read from cache
     return Snapshot(optimizer, table)
 
 

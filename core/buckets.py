@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Final, Literal
 
@@ -15,20 +15,48 @@ ParamRange = tuple[LocalParam, int, int, int]  # parameter, its start in the ran
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateRun:
+    """Elements [begin, end) of a bucket, or of a rank's range of it, to which one rule of the optimizer applies.
+
+    Attributes:
+        decay: whether weight decay applies.
+    """
+
+    begin: int
+    end: int
+    decay: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters laid end to end in one flat buffer; those with weight decay come first.
+    """Parameters laid end to end in one flat buffer; those that are updated alike are neighbours.
 
     Attributes:
         params: the parameters, in the order of the buffer.
         offsets: the element at which each parameter begins.
-        num_decay: the number of elements with weight decay; they precede all others.
+        runs: the runs of parameters that are updated alike; the last one includes the padding.
         size: the number of elements, padded so that every rank of a group gets an equal, aligned range.
     """
 
     params: tuple[LocalParam, ...]
     offsets: tuple[int, ...]
-    num_decay: int
+    runs: tuple[UpdateRun, ...]
     size: int
+
+    @property
+    def stage(self) -> int:
+        """The index of the parameters' stage among those of this pipeline rank."""
+        return self.params[0].stage
+
+    @property
+    def tied(self) -> bool:
+        """Whether another pipeline rank holds a copy of the bucket."""
+        return self.params[0].tied
+
+    def runs_within(self, begin: int, end: int) -> tuple[UpdateRun, ...]:
+        """Returns the runs of the range [begin, end), counted from its begin."""
+        cut = ((max(run.begin, begin), min(run.end, end), run.decay) for run in self.runs)
+        return tuple(UpdateRun(low - begin, high - begin, decay) for low, high, decay in cut if low < high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +103,13 @@ def buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
 def _bucket(params: list[LocalParam], group_size: int) -> Bucket:
     params = sorted(params, key=lambda param: not param.decay)
     ends = list(accumulate(param.size for param in params))
-    num_decay = sum(param.size for param in params if param.decay)
-    quantum = group_size * SHARD_ALIGNMENT
-    return Bucket(tuple(params), (0, *ends[:-1]), num_decay, round_up(ends[-1], quantum))
+    size = round_up(ends[-1], group_size * SHARD_ALIGNMENT)
+    runs: list[UpdateRun] = []
+    for decay, alike in groupby(params, lambda param: param.decay):
+        begin = runs[-1].end if runs else 0
+        runs.append(UpdateRun(begin, begin + sum(param.size for param in alike), decay))
+    runs[-1] = replace(runs[-1], end=size)
+    return Bucket(tuple(params), (0, *ends[:-1]), tuple(runs), size)
 
 
 def shards(

@@ -8,8 +8,9 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +19,7 @@ from . import lookup
 from .storage_errors import error_context
 
 _RWF_DONTCACHE: Final = 0x80  # of Linux 6.14's uapi/linux/fs.h
+_UNNAMED: Final = ".tk-unnamed-"
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)  # Linux
 
 
@@ -76,6 +78,45 @@ def open_again(path: Path) -> int:
     """Opens a file that `open_new` made, to write more of it."""
     with error_context(path, "opened"):
         return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def open_unnamed(folder: Path) -> int:
+    """Makes a file without a name, which ends with its last descriptor; returns one for reading and writing it.
+
+    Where the file system has no such files, the file loses its name at once. A process that is killed in between leaves
+    the name; the next call for the folder removes it.
+    """
+    with error_context(folder, "given a file without a name"):
+        try:
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+        for left in folder.glob(f"{_UNNAMED}*"):
+            _unlink(left)
+        path = folder / f"{_UNNAMED}{os.getpid()}-{threading.get_ident()}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        _unlink(path)
+    return fd
+
+
+def _unlink(path: Path) -> None:
+    with suppress(FileNotFoundError):  # another process that makes such a file removes it, too
+        os.unlink(path)
+
+
+def open_direct(fd: int) -> int | None:
+    """Opens the file of a descriptor once more, for reads and writes past the page cache; None if it cannot be."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC | _O_DIRECT) if _O_DIRECT else None
+    except OSError:
+        return None
+
+
+def reserve(fd: int, size: int) -> None:
+    """Gives a file `size` bytes of disk, so that no later write finds the disk full; new bytes are 0."""
+    with error_context(fd, f"given {size} bytes"):
+        os.posix_fallocate(fd, 0, size)
 
 
 def close(fd: int) -> None:

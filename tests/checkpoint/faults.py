@@ -26,6 +26,7 @@ LOOKS = (
     "open_read", "close", "closing", "file_size", "file_state", "state_of", "pread", "list_names", "reading",
     "read_exact", "read_small", "_preadv", "free_bytes", "set_direct", "may_write", "identity", "mounts_beneath",
     "exists", "is_dir", "is_link", "_status", "find", "_is_absent", "_closing_on_error", "_not_regular",
+    "open_unnamed", "open_direct", "reserve", "_unlink",
 )  # fmt: skip
 MADE_OF_CHANGES = ("make_dirs", "remove_tree", "swap", "write_small", "place_small", "replace_small")
 

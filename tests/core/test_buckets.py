@@ -24,7 +24,11 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
         assert all(a + p.size <= b for a, b, p in zip(bucket.offsets, bucket.offsets[1:], bucket.params, strict=False))
         decayed = [param.decay for param in bucket.params]
         assert decayed == sorted(decayed, reverse=True)
-        assert bucket.num_decay == sum(param.size for param in bucket.params if param.decay)
+        for run in bucket.runs:
+            inside = [p for p, at in zip(bucket.params, bucket.offsets, strict=True) if run.begin <= at < run.end]
+            assert {param.decay for param in inside} == {run.decay}
+        assert [run.begin for run in bucket.runs] == [0, *(run.end for run in bucket.runs[:-1])]
+        assert bucket.runs[-1].end == bucket.size
         assert len({(param.stage, param.tied) for param in bucket.params}) == 1
         if layout.zero == 3:
             assert len({param.unit for param in bucket.params}) == 1

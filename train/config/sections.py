@@ -1,7 +1,7 @@
 """The sections of the training configuration: every key with its type, default and bounds (no torch)."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     Discriminator,
@@ -231,6 +231,27 @@ class ZeroSection(Section):
     bucket_size: int = Field(default=2**24, ge=1)
     overlap: bool = True
     shard_size: int = Field(default=0, ge=0)
+
+
+Tier = Literal["none", "cpu", "disk"]
+
+
+class OffloadSection(Section):
+    """The parts of a rank's model states that leave the memory of its device.
+
+    Attributes:
+        optimizer: the place of the optimizer's states: "none" is the device, "cpu" the host's memory, "disk" a file.
+        folder: for "disk", the folder of the file, on a fast disk of each host; the file has no name there and ends
+            with the process. None takes the run folder.
+        buffers: for "disk", the number of buffers of 4 to 16 MiB through which states are read and written.
+    """
+
+    optimizer: Tier = "none"
+    folder: PathKey | None = None
+    buffers: int = Field(default=8, ge=3, le=1024)
+
+
+RESIDENT: Final = OffloadSection()
 
 
 class RecomputeSection(Section):

@@ -14,6 +14,7 @@ from .sections import (
     DataSection,
     MetricsSection,
     ModelSection,
+    OffloadSection,
     OptimizerSection,
     ParallelSection,
     PrecisionSection,
@@ -33,6 +34,7 @@ class TrainConfig(Section):
     precision: PrecisionSection = PrecisionSection()
     parallel: ParallelSection = ParallelSection()
     zero: ZeroSection = ZeroSection()
+    offload: OffloadSection = OffloadSection()
     recompute: RecomputeSection = RecomputeSection()
     checkpoint: CheckpointSection
     metrics: MetricsSection = MetricsSection()

@@ -63,7 +63,7 @@ def gathered_units(decoders: Sequence[Decoder], buffers: FlatBuffers) -> list[li
     A unit is a layer, the embeddings before all layers, or the norm and the head after them.
     """
     return [
-        _units(decoder, [bucket for bucket in buffers.buckets if bucket.plan.params[0].stage == number])
+        _units(decoder, [bucket for bucket in buffers.buckets if bucket.plan.stage == number])
         for number, decoder in enumerate(decoders)
     ]
 

@@ -7,6 +7,7 @@ of each pass; between these calls, hooks do the work.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.autograd.graph import increment_version
@@ -16,7 +17,7 @@ from ...core.home_process import HomeProcess
 from ...core.tensors import Table
 from ...parallel.mesh import Group, Mesh
 from ...parallel.torch_dtypes import torch_dtype
-from ..config.sections import OptimizerSection, PrecisionSection
+from ..config.sections import RESIDENT, OffloadSection, OptimizerSection, PrecisionSection
 from ..zero.agreement import Act, Agreement
 from ..zero.flat_buffers import Fill, FlatBuffers
 from ..zero.gradient_exchange import GradientExchange
@@ -32,12 +33,16 @@ class TrainingOptions:
     Attributes:
         optimizer, precision: sections of the configuration.
         sequence_parallel, overlap: see GradientExchange.
+        offload: the parts of the model states that leave the device.
+        folder: the folder of states on disk, if `offload` names none.
     """
 
     optimizer: OptimizerSection
     precision: PrecisionSection
     sequence_parallel: bool = False
     overlap: bool = True
+    offload: OffloadSection = RESIDENT
+    folder: Path = Path()
 
 
 class TrainingEngine:
@@ -67,11 +72,14 @@ class TrainingEngine:
         self.table = table
         self.device = device
         dtype = torch_dtype(options.precision.params)
-        self.buffers = FlatBuffers(tuple(modules), table, mesh, dtype=dtype, device=device, fill=fill)
+        offloaded = options.offload.optimizer != "none"
+        self.buffers = FlatBuffers(
+            tuple(modules), table, mesh, dtype=dtype, device=device, fill=fill, offloaded=offloaded
+        )
         self.exchange = GradientExchange(
             self.buffers, sequence_parallel=options.sequence_parallel, overlap=options.overlap
         )
-        self.optimizer = ShardedAdamW(self.buffers, options.optimizer)
+        self.optimizer = ShardedAdamW(self.buffers, options.optimizer, options.offload, options.folder)
         self.loss_scale = LossScale.of(options.precision)
         self.gathers: list[ParameterGather] = []
         self.agreement: Agreement | None = None

@@ -54,6 +54,7 @@ def initialize(
     shard_size: int = 0,
     bucket_size: int = 2**24,
     overlap: bool = True,
+    offload: Mapping[str, Any] | None = None,
     gather_together: str | nn.Module | Sequence[str | nn.Module] = (),
     timeout_seconds: float = 600.0,
 ) -> "ModelEngine":
@@ -67,6 +68,7 @@ def initialize(
         optimizer: keys of [optimizer] (docs/training.md); the schedule is constant unless given.
         accumulate: micro-batches per optimizer step, each with one call of `backward`.
         steps: optimizer steps in all, for schedules that end.
+        offload: keys of [offload] (docs/training.md), for states on the host or on disk.
         gather_together: for ZeRO stage 3, blocks that ranks may call differently or not at all: modules, or names and
             patterns of names ("decoder.layers.*"). They are gathered whenever the model is called, not one by one.
 
@@ -83,6 +85,7 @@ def initialize(
         shard_size=shard_size,
         bucket_size=bucket_size,
         overlap=overlap,
+        offload=dict(offload or {}),
         timeout_seconds=timeout_seconds,
     )
     options = optimizer_section(optimizer, steps)
@@ -123,7 +126,8 @@ class ModelEngine:
         self._watch = ModuleWatch(foreign.module, foreign.table, engine.buffers)
         self._buffers = PersistentBuffers(foreign.module, foreign.table, engine.mesh.world)
         self._checkpointer = Checkpointer(engine, foreign.table, engine.mesh)
-        self._optimizer_step = OptimizerStep(engine, TrainSection(), before_update=self._before_update)
+        self._optimizer_step = OptimizerStep(engine, TrainSection(), before_update=self._checkpointer.flush_pending)
+        engine.optimizer.takes_written = True
         self._accumulation = Accumulation(engine, settings.accumulate)
 
     @property
@@ -212,10 +216,6 @@ class ModelEngine:
             self._engine.outdate_graphs()
         self.step_count += updated
         return updated
-
-    def _before_update(self) -> None:
-        self._checkpointer.flush_pending()
-        self._engine.optimizer.take_written_values()
 
     def zero_grad(self) -> None:
         """Discards the gradients since the last step, those of a backward pass that failed included.

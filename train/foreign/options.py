@@ -9,7 +9,7 @@ from pydantic import Field
 from ...core.config import Section, parse
 from ...core.dtypes import Precision
 from ...core.errors import ConfigError
-from ..config.sections import OptimizerSection
+from ..config.sections import OffloadSection, OptimizerSection
 
 Stage = Literal[0, 1, 2, 3]
 
@@ -24,12 +24,19 @@ class InitializeOptions(Section):
     shard_size: int = Field(default=0, ge=0)
     bucket_size: int = Field(default=2**24, ge=1)
     overlap: bool = True
+    offload: OffloadSection = OffloadSection()
     timeout_seconds: float = Field(default=600.0, gt=0, le=86400)
 
     @staticmethod
     def of(**values: Any) -> "InitializeOptions":
         """Checks values; raises ConfigError, with the values that fit, for one of a wrong type or range."""
-        return parse(values, InitializeOptions, "initialize")
+        options = parse(values, InitializeOptions, "initialize")
+        if options.offload.optimizer == "disk" and options.offload.folder is None:
+            raise ConfigError(
+                'initialize: offload = {"optimizer": "disk"} needs a folder on a fast disk of this machine, for a file '
+                'that ends with this process: add "folder": "/path".'
+            )
+        return options
 
 
 def optimizer_section(optimizer: object, steps: int) -> OptimizerSection:

@@ -32,7 +32,9 @@ def build_engine(
     def fill(local: LocalParam, parameter: torch.Tensor) -> None:
         parameter.copy_(values.pop(local.name))
 
-    training = TrainingOptions(options, PrecisionSection(params=settings.precision), overlap=settings.overlap)
+    training = TrainingOptions(
+        options, PrecisionSection(params=settings.precision), overlap=settings.overlap, offload=settings.offload
+    )
     engine = TrainingEngine([foreign.module], foreign.table, mesh, training, device=device, fill=fill)
     if settings.zero == 3:
         units = foreign.units(engine.buffers)

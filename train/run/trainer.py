@@ -104,7 +104,12 @@ class Trainer:
             recompute=self.config.recompute.mode,
         )
         options = TrainingOptions(
-            self.config.optimizer, self.config.precision, parallel.sequence_parallel, self.config.zero.overlap
+            self.config.optimizer,
+            self.config.precision,
+            parallel.sequence_parallel,
+            self.config.zero.overlap,
+            self.config.offload,
+            self.config.run_folder,
         )
         engine = TrainingEngine(self.stages, self.table, self.mesh, options, device=self.device, fill=self._fill)
         if self.config.zero.stage == 3:

@@ -30,7 +30,7 @@ class ReplicaCheck:
     def __init__(self, snapshot: Snapshot, mesh: Mesh) -> None:
         self.snapshot = snapshot
         self.mesh = mesh
-        self.slots = ("weight", *sorted(snapshot.optimizer.states))
+        self.slots = ("weight", *sorted(snapshot.optimizer.slots))
         self.needed = any_replicated(snapshot.table, mesh.layout)
         shared = shared_by_axis(snapshot.table, mesh.layout, mesh.coordinates, self.slots)
         axes = (
@@ -52,7 +52,7 @@ class ReplicaCheck:
 
         It makes no collective, so another thread may call it as long as nothing is updated.
         """
-        return {item: checksum(values) for item, values in self._held() if item in self._compared}
+        return {item: checksum(values) for item, values in self._held()}
 
     def compare(self, step: int, mine: Checksums) -> None:
         """Compares checksums by one small all-reduce per axis and one over all ranks; every rank calls it.
@@ -81,10 +81,13 @@ class ReplicaCheck:
 
     def _held(self) -> Iterator[tuple[Owned, torch.Tensor]]:
         for piece, values in self.snapshot.weights.items():
-            yield weight_key(piece), values
+            if weight_key(piece) in self._compared:
+                yield weight_key(piece), values
         for slot in self.slots if self.snapshot.buffers.zero == 3 else self.slots[1:]:
-            for shard, values in self.snapshot.runs(slot):
-                yield run_key(slot, shard.piece, shard.flat), values
+            for shard in self.snapshot.buffers.shards:
+                key = run_key(slot, shard.piece, shard.flat)
+                if key in self._compared:
+                    yield key, self.snapshot.optimizer.read(slot, shard, *shard.flat)
 
     def _describe(self, step: int, mine: Checksums) -> str:
         """Returns the error's message. Ranks gather all checksums: the time that it takes does not matter any more."""

@@ -1,6 +1,7 @@
 """Training state to and from a checkpoint: a rank saves the values that it owns, and loads those that it updates."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from ..zero.sharded_adamw import ShardedAdamW
 
 def slot_dtypes(optimizer: ShardedAdamW) -> dict[str, str]:
     """Returns the safetensors dtype code of each slot that this optimizer saves."""
-    return {"weight": format_of(optimizer.buffers.dtype).code} | dict.fromkeys(sorted(optimizer.states), FP32.code)
+    return {"weight": format_of(optimizer.buffers.dtype).code} | dict.fromkeys(sorted(optimizer.slots), FP32.code)
 
 
 class Snapshot:
@@ -60,7 +61,7 @@ class Snapshot:
 
     def owned(self, rank: int) -> tuple[Owned, ...]:
         """Returns the items that a rank saves."""
-        return owned(self.table, self.buffers.mesh.layout, rank, ("weight", *sorted(self.optimizer.states)))
+        return owned(self.table, self.buffers.mesh.layout, rank, ("weight", *sorted(self.optimizer.slots)))
 
     def values(self, item: Owned) -> npt.NDArray[np.generic]:
         """Returns the elements of `item`, 1-D, in the slot's dtype (bf16 as uint16); a view if possible."""
@@ -72,17 +73,8 @@ class Snapshot:
         for shard in self._runs.get((item.tensor, item.box), ()):
             low, high = shard.flat
             if low <= start and stop <= high:
-                return _to_numpy(self._run(item.slot, shard)[start - low : stop - low])
+                return _to_numpy(self.optimizer.read(item.slot, shard, start, stop))
         raise AssertionError(f"core.ownership says this rank owns {item}, but the optimizer does not hold it")
-
-    def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
-        """Yields every run that this rank updates, with its values of `slot`, 1-D; rounds weights to their dtype."""
-        for shard in self.buffers.shards:
-            yield shard, self._run(slot, shard)
-
-    def _run(self, slot: str, shard: Shard) -> torch.Tensor:
-        values = self.optimizer.run("master" if slot == "weight" else slot, shard)
-        return values.to(self.buffers.dtype) if slot == "weight" else values
 
     def load(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
         """Reads the values that this rank updates from a checkpoint of any layout; `publish` completes the load.
@@ -114,9 +106,10 @@ class Snapshot:
     def _fill(self, checkpoint: Checkpoint, slots: Sequence[str], peers: Peers) -> None:
         check_tensors(self.table, checkpoint)
         check_ties(self.table, checkpoint)
-        requests, places = [], []
+        requests: list[ReadRequest] = []
+        places: list[Callable[[torch.Tensor], object]] = []
         for slot in slots:
-            for shard, values in self.optimizer.runs(slot):
+            for shard in self.buffers.shards:
                 name = shard.piece.tensor.alias or shard.piece.tensor.name
                 stored = checkpoint.tensors[name].slots
                 source = "weight" if slot == "master" and slot not in stored else slot
@@ -126,14 +119,14 @@ class Snapshot:
                         "train from its weights, name it in [model] init."
                     )
                 requests.append(ReadRequest(name, shard.piece.box, source, shard.flat))
-                places.append(values)
+                places.append(partial(self.optimizer.write, slot, shard))
         for local in self.buffers.frozen:
             whole = self.buffers.frozen_tensor(local)
             whole.data = whole.data.contiguous()  # elements of an expanded tensor share memory
             for piece in local.pieces:
                 requests.append(ReadRequest(piece.tensor.alias or piece.tensor.name, piece.box))
-                places.append(whole.data.view(-1)[piece.start : piece.start + piece.box.size])
-        read_all(checkpoint, requests, lambda index, read: places[index].copy_(read.torch().reshape(-1)), peers)
+                places.append(whole.data.view(-1)[piece.start : piece.start + piece.box.size].copy_)
+        read_all(checkpoint, requests, lambda index, read: places[index](read.torch().reshape(-1)), peers)
 
 
 def _to_numpy(values: torch.Tensor) -> npt.NDArray[np.generic]:

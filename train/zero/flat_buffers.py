@@ -5,7 +5,8 @@ N ranks share one copy of the optimizer state. The ZeRO stage decides how much o
     stage   parameters                               gradients (fp32)
     0, 1    all                                      all
     2       all                                      1/N; all only while a backward pass fills the bucket
-    3       1/N, as fp32 masters;                    1/N; all only while a backward pass fills the bucket
+    3       1/N, as fp32 masters or, if these are    1/N; all only while a backward pass fills the bucket
+            offloaded, in the model's dtype;
             all only while their layer computes
 """
 
@@ -18,7 +19,7 @@ from torch import nn
 from ...core.buckets import Bucket, Shard, buckets, shards
 from ...core.local_params import LocalParam, local_params
 from ...core.tensors import Table
-from ...parallel.mesh import Mesh
+from ...parallel.mesh import ALONE, Group, Mesh
 from .absent import Presence
 from .square_sum import square_sum
 from .trained_parameter import set_autograd_grad
@@ -36,7 +37,11 @@ class FlatBucket:
         params: all parameters, in the model's dtype [size]; the module's parameters are views of it. At stage 3 its
             memory is allocated only while the parameters are gathered.
         own_range: the elements of the bucket that this rank updates, 1/N of it.
-        own_params: the parameters in `own_range` [size / N]: a view of `params` below stage 3, an fp32 copy at stage 3.
+        own_params: the parameters in `own_range` [size / N]: a view of `params` below stage 3, a copy at stage 3.
+        holds_masters: whether `own_params` are the fp32 masters; else these are in slot "master" of the states.
+        shard: the ranks over which the bucket is sharded.
+        replicate: the ranks that update the same range.
+        ends: the ranks that hold copies of a tied bucket on other stages; else this rank alone.
         own_grads: the reduced gradients in `own_range`, fp32 [size / N].
         grads: the sum of this rank's gradients, fp32 [size]; from stage 2 on None between backward passes.
         in_place: whether autograd accumulates directly into `grads`; it can if parameters are fp32 and `grads` stays.
@@ -51,6 +56,10 @@ class FlatBucket:
     own_grads: torch.Tensor
     grads: torch.Tensor | None
     in_place: bool
+    holds_masters: bool
+    shard: Group
+    replicate: Group
+    ends: Group
     parameters: tuple[nn.Parameter, ...] = field(default=())
     presence: Presence = field(init=False)
 
@@ -68,8 +77,11 @@ class FlatBucket:
         self.presence.restore()
 
     def take_written(self) -> None:
-        """Copies what a user wrote into gathered parameters to the masters in `own_params`, at stage 3."""
-        take_written(self.own_params, self.params[self.own_range])
+        """Copies what a user wrote into gathered parameters to `own_params`, at stage 3."""
+        if self.holds_masters:
+            take_written(self.own_params, self.params[self.own_range])
+        else:
+            self.own_params.copy_(self.params[self.own_range])
 
     def free(self) -> None:
         """Takes the values away from the module's parameters and frees the memory of `params`."""
@@ -98,6 +110,7 @@ class FlatBuffers:
         modules: one module per pipeline stage of this rank.
         table: lists the modules' tensors. Frozen ones stay outside the buckets and whole on every rank.
         dtype: the parameters' dtype.
+        offloaded: whether fp32 masters of low-precision parameters leave the buffers at stage 3, too.
         fill: writes a parameter's initial values; called once for each parameter, in no promised order.
 
     Attributes:
@@ -114,6 +127,7 @@ class FlatBuffers:
         dtype: torch.dtype,
         device: torch.device,
         fill: Fill,
+        offloaded: bool = False,
     ) -> None:
         self.mesh = mesh
         self.modules = modules
@@ -121,6 +135,7 @@ class FlatBuffers:
         self.device = device
         at, layout = mesh.coordinates, mesh.layout
         self.zero = layout.zero
+        self._holds_masters = dtype == torch.float32 or (layout.zero == 3 and not offloaded)
         params = local_params(table, layout, at.pp, at.tp)
         plans = buckets(params, layout)
         self.shards: tuple[Shard, ...] = shards(plans, mesh.shard.size, mesh.shard.rank)
@@ -130,13 +145,26 @@ class FlatBuffers:
         self._materialize(fill)
 
     def _bucket(self, plan: Bucket, fill: Fill) -> FlatBucket:
-        size, length = plan.size, plan.size // self.mesh.shard.size
-        own = slice(self.mesh.shard.rank * length, (self.mesh.shard.rank + 1) * length)
+        shard, replicate = self.mesh.shard, self.mesh.replicate
+        size, length = plan.size, plan.size // shard.size
+        own = slice(shard.rank * length, (shard.rank + 1) * length)
         params = torch.zeros(size, dtype=self.dtype, device=self.device)
         grads = None if self.zero >= 2 else torch.zeros(size, dtype=torch.float32, device=self.device)
         own_grads = torch.zeros(length, device=self.device) if grads is None else grads[own]
         in_place = grads is not None and self.dtype == torch.float32
-        bucket = FlatBucket(plan, params, own, params[own], own_grads, grads, in_place)
+        bucket = FlatBucket(
+            plan,
+            params,
+            own,
+            params[own],
+            own_grads,
+            grads,
+            in_place,
+            self._holds_masters,
+            shard,
+            replicate,
+            self.mesh.embedding_group if plan.tied else ALONE,
+        )
         bucket.parameters = tuple(
             self._adopt(local, place) for local, place in zip(plan.params, bucket.views(params), strict=True)
         )
@@ -144,7 +172,7 @@ class FlatBuffers:
             for local, parameter in zip(plan.params, bucket.parameters, strict=True):
                 fill(local, parameter.data)
         if self.zero == 3:
-            bucket.own_params = params[own].float().clone()
+            bucket.own_params = params[own].to(torch.float32 if self._holds_masters else self.dtype, copy=True)
             names = [local.name for local in plan.params]
             bucket.presence = Presence(bucket.parameters, names, tuple(bucket.views(params)))
             bucket.free()

@@ -84,7 +84,7 @@ class GradientExchange:
         # Autograd keeps hooks in C++, where the garbage collector sees no references: a strong one would be a leak.
         this = weakref.ref(self)
         for bucket in buffers.buckets:
-            number = bucket.plan.params[0].stage
+            number = bucket.plan.stage
             place = len(self._stages[number].buckets)
             self._stages[number].buckets.append(bucket)
             for index, parameter in enumerate(bucket.parameters):
@@ -155,10 +155,10 @@ class GradientExchange:
         if grads is None:
             grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
         if self.all_reduce_only:
-            bucket.own_grads.add_(all_reduce(grads, self.mesh.replicate))
+            bucket.own_grads.add_(all_reduce(grads, bucket.replicate))
         else:
             part = torch.empty(bucket.own_grads.shape, device=self.buffers.device)
-            start_reduce_scatter_flat(part, grads, self.mesh.shard).wait()
+            start_reduce_scatter_flat(part, grads, bucket.shard).wait()
             bucket.own_grads.add_(part)
 
     def finish(self) -> None:
@@ -166,9 +166,9 @@ class GradientExchange:
         self._wait(0)
         for bucket in self.buffers.buckets:
             if not self.all_reduce_only:
-                all_reduce(bucket.own_grads, self.mesh.replicate)
-            if bucket.plan.params[0].tied:  # tied parameters have buckets of their own, cut alike on both stages
-                all_reduce(bucket.own_grads, self.mesh.embedding_group)
+                all_reduce(bucket.own_grads, bucket.replicate)
+            if bucket.plan.tied:  # tied parameters have buckets of their own, cut alike on both stages
+                all_reduce(bucket.own_grads, bucket.ends)
             if not self.closed:
                 bucket.attach_grads()
 
@@ -234,9 +234,9 @@ class GradientExchange:
         if grads is None:  # no gradient of it arrived in this pass, but other ranks take part in the collective
             grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
         if self.all_reduce_only:
-            return start_all_reduce(grads, self.mesh.replicate).wait
+            return start_all_reduce(grads, bucket.replicate).wait
         part = torch.empty(bucket.own_grads.shape, device=self.buffers.device)
-        pending = start_reduce_scatter_flat(part, grads, self.mesh.shard)
+        pending = start_reduce_scatter_flat(part, grads, bucket.shard)
         if self.every_pass:
             bucket.grads = None
         return partial(_end_exchange, pending, bucket, part, grads, self.every_pass)

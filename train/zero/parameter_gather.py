@@ -3,7 +3,8 @@
 A unit is a group of parameters that is gathered and freed together: a decoder layer, the embedding, or the final norm
 with the head. Forward gathers a unit before its first module is called and frees it after its last module. Backward
 gathers it again when the gradient of its output arrives. While one unit computes, the gather of the next one is under
-way. A gather rounds each rank's fp32 masters to the parameters' dtype, so ranks store no low-precision parameters.
+way. A gather rounds each rank's fp32 masters to the parameters' dtype, so ranks store no low-precision parameters
+unless their masters are offloaded.
 
     forward   unit 0: gather  compute  free
               unit 1:         gather   compute  free
@@ -217,9 +218,9 @@ class ParameterGather:
         unit.pending = []
         for bucket in unit.buckets:
             bucket.allocate()
-            # This rank's masters are rounded into their place, from where the others receive them.
+            # This rank's values are rounded into their place, from where the others receive them.
             part = bucket.params[bucket.own_range].copy_(bucket.own_params)
-            unit.pending.append(start_all_gather_flat(bucket.params, part, self.buffers.mesh.shard))
+            unit.pending.append(start_all_gather_flat(bucket.params, part, bucket.shard))
         return unit
 
     def _finish_gather(self, unit: Unit) -> None:

@@ -2,40 +2,63 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 import torch
 from torch.profiler import record_function
 
 from ...core.buckets import Shard
 from ...parallel.collectives import all_gather_flat
-from ..config.sections import OptimizerSection
+from ..config.sections import RESIDENT, OffloadSection, OptimizerSection
 from .adamw_rule import AdamWFactors, AdamWStreams, adamw_rule
 from .flat_buffers import FlatBucket, FlatBuffers
+from .states.host_transfer import HostTransfer
+from .states.open_states import open_states
+from .states.state_store import StateRange, StateStore
 from .written_values import take_written
+
+MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 class ShardedAdamW:
     """Adam with decoupled weight decay (arXiv 1711.05101); one update rule for every ZeRO stage.
 
+    Args:
+        buffers: the rank's buckets.
+        options: the rule's options.
+        offload: the place of the states.
+        folder: the folder of states on disk, if `offload` names none.
+
     Attributes:
         step_count: the number of updates made.
-        states: for each slot one fp32 tensor per bucket, of this rank's range. The slots are "exp_avg", "exp_avg_sq",
-            and "master" if parameters are not fp32.
+        slots: the slots that a checkpoint stores beside weights: both moments, and "master" if parameters are not fp32.
+        takes_written: whether every update first takes the values that a user wrote into parameters; see
+            `take_written_values`.
     """
 
-    def __init__(self, buffers: FlatBuffers, options: OptimizerSection) -> None:
+    def __init__(
+        self,
+        buffers: FlatBuffers,
+        options: OptimizerSection,
+        offload: OffloadSection = RESIDENT,
+        folder: Path = Path(),
+    ) -> None:
         self.buffers = buffers
         self.options = options
         self.step_count = 0
-        self._rule = adamw_rule(buffers.device)
-        # float() copies low-precision parameters and returns fp32 ones themselves, which then are their own masters.
-        self._masters = [bucket.own_params.float() for bucket in buffers.buckets]
-        self.states = {
-            "exp_avg": [torch.zeros_like(master) for master in self._masters],
-            "exp_avg_sq": [torch.zeros_like(master) for master in self._masters],
-        }
-        if buffers.dtype != torch.float32:
-            self.states["master"] = self._masters
+        self.takes_written = False
+        self.slots = (*MOMENTS, *(("master",) if buffers.dtype != torch.float32 else ()))
+        self._order = range(len(buffers.buckets))[::-1]  # the first layers are in the last buckets
+        apart = any(not bucket.holds_masters for bucket in buffers.buckets)
+        dtypes = dict.fromkeys((*MOMENTS, *(("master",) if apart else ())), torch.float32)
+        sizes = [bucket.own_params.numel() for bucket in buffers.buckets]
+        self._states: StateStore = open_states(dtypes, sizes, buffers.device, offload, folder)
+        self._transfer = HostTransfer(buffers.device, self._states.device, max(sizes, default=0) * 4)
+        self._rule = adamw_rule(self._states.device)
+        for index, bucket in enumerate(buffers.buckets):
+            if not bucket.holds_masters:
+                self._states.write("master", index, 0, bucket.own_params)
 
     def step(self, lr: float, grad_scale: float) -> None:
         """Updates this rank's range of every bucket, then gathers the parameters of the shard group.
@@ -46,58 +69,82 @@ class ShardedAdamW:
         """
         self.step_count += 1
         options = self.options
-        decayed = AdamWFactors(self.step_count, lr, options.betas, options.eps, options.weight_decay, grad_scale)
-        with record_function("ShardedAdamW.step"):
-            for index, bucket in enumerate(self.buffers.buckets):
-                # Parameters with weight decay come first in a bucket; the border may lie in another rank's range.
-                boundary = min(max(bucket.plan.num_decay - bucket.own_range.start, 0), bucket.own_grads.numel())
-                self._update(index, slice(0, boundary), decayed)
-                self._update(index, slice(boundary, None), replace(decayed, weight_decay=0.0))
-                self._gather(bucket)
+        factors = AdamWFactors(self.step_count, lr, options.betas, options.eps, options.weight_decay, grad_scale)
+        with record_function("ShardedAdamW.step"), self._states.changing(self._order) as ranges:
+            for each in ranges:
+                bucket = self.buffers.buckets[each.bucket]
+                self._update(bucket, each, factors)
+                if each.end == bucket.own_params.numel():
+                    self._gather(bucket)
 
-    def _update(self, index: int, part: slice, factors: AdamWFactors) -> None:
-        master, bucket = self._masters[index][part], self.buffers.buckets[index]
-        if not master.numel():
-            return
-        exp_avg, exp_avg_sq = (self.states[slot][index][part] for slot in ("exp_avg", "exp_avg_sq"))
-        is_rounded = self.buffers.zero < 3 and bucket.own_params is not self._masters[index]
-        rounded = bucket.own_params[part] if is_rounded else None
-        self._rule(AdamWStreams(master, exp_avg, exp_avg_sq, bucket.own_grads[part], rounded), factors)
+    def _update(self, bucket: FlatBucket, each: StateRange, factors: AdamWFactors) -> None:
+        here = slice(each.begin, each.end)
+        params = self._transfer.down("parameters", bucket.own_params[here])
+        grads = self._transfer.down("gradients", bucket.own_grads[here])
+        master = each.slots.get("master", params)
+        if self.takes_written:
+            take_written(master, params)
+        first = bucket.own_range.start
+        for run in bucket.plan.runs_within(first + each.begin, first + each.end):
+            part = slice(run.begin, run.end)
+            exp_avg, exp_avg_sq = (each.slots[name][part] for name in MOMENTS)
+            rounded = None if master is params else params[part]
+            streams = AdamWStreams(master[part], exp_avg, exp_avg_sq, grads[part], rounded)
+            self._rule(streams, factors if run.decay else replace(factors, weight_decay=0.0))
+        self._transfer.up(params, bucket.own_params[here])
 
     def _gather(self, bucket: FlatBucket) -> None:
         if self.buffers.zero < 3:
-            all_gather_flat(bucket.params, bucket.own_params, self.buffers.mesh.shard)
+            all_gather_flat(bucket.params, bucket.own_params, bucket.shard)
 
     def publish(self) -> None:
-        """Rounds the masters into the parameters and all-gathers these over the shard group.
-
-        At stage 3 it does nothing: the next forward pass rounds and gathers each unit.
-        """
-        if self.buffers.zero == 3:
-            return
-        for master, bucket in zip(self._masters, self.buffers.buckets, strict=True):
-            if master is not bucket.own_params:
-                bucket.own_params.copy_(master)
+        """Rounds the masters into the parameters and, below stage 3, all-gathers these over the shard group."""
+        for index, bucket in enumerate(self.buffers.buckets):
+            if not bucket.holds_masters:
+                bucket.own_params.copy_(self._states.read("master", index, 0, bucket.own_params.numel()))
             self._gather(bucket)
 
     def take_written_values(self) -> None:
         """Copies values that a user wrote into parameters to the masters; every rank has made the same changes.
 
-        At stage 3 it does nothing: ParameterGather takes them before it frees a unit.
+        At stage 3 ParameterGather has taken them into `own_params` before it freed a unit.
         """
-        if self.buffers.zero < 3:
-            for master, bucket in zip(self._masters, self.buffers.buckets, strict=True):
-                take_written(master, bucket.own_params)
+        apart = [index for index in self._order if not self.buffers.buckets[index].holds_masters]
+        with self._states.changing(apart) as ranges:
+            for each in ranges:
+                own = self.buffers.buckets[each.bucket].own_params[each.begin : each.end]
+                take_written(each.slots["master"], self._transfer.down("parameters", own))
 
     def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
-        """Yields each run of a logical box that this rank updates, with its values of `slot` (1-D fp32 view).
+        """Yields each run of a logical box that this rank updates, with its values of `slot`, 1-D, only to be read.
 
-        Slot "master" is the fp32 value of the parameter, also if parameters are fp32 and `states` has no such slot.
+        Slot "master" is the fp32 value of the parameter, also if parameters are fp32 and `slots` has no such slot.
         """
         for shard in self.buffers.shards:
-            yield shard, self.run(slot, shard)
+            yield shard, self.read(slot, shard, *shard.flat)
 
-    def run(self, slot: str, shard: Shard) -> torch.Tensor:
-        """Returns the values of `slot` of one of the runs, 1-D fp32 view."""
-        tensors = self._masters if slot == "master" else self.states[slot]
-        return tensors[shard.bucket][shard.start : shard.start + shard.flat[1] - shard.flat[0]]
+    def read(self, slot: str, shard: Shard, begin: int, end: int) -> torch.Tensor:
+        """Returns elements [begin, end) of a run's box, which lie within the run, of a slot as `runs` does.
+
+        Slot "weight" gives them in the parameters' dtype.
+        """
+        first = shard.start + begin - shard.flat[0]
+        last = first + end - begin
+        bucket = self.buffers.buckets[shard.bucket]
+        if slot == "weight" or (slot == "master" and bucket.holds_masters):
+            own = bucket.own_params[first:last]
+            return own.to(self.buffers.dtype) if slot == "weight" else own
+        return self._states.read(slot, shard.bucket, first, last)
+
+    def write(self, slot: str, shard: Shard, values: torch.Tensor) -> None:
+        """Writes a run's values of a slot, 1-D; `publish` completes writes of slot "master"."""
+        bucket = self.buffers.buckets[shard.bucket]
+        if slot == "master" and bucket.holds_masters:
+            bucket.own_params[shard.start : shard.start + values.numel()].copy_(values)
+        else:
+            self._states.write(slot, shard.bucket, shard.start, values)
+
+    def close(self) -> None:
+        """Gives the states' memory and files back. Idempotent."""
+        self._states.close()
+        self._transfer.close()

@@ -117,7 +117,9 @@ def save_drifted(folder: str, zero: int, slot: str) -> str:
     engine.save(folder)
     train_step(engine, 1)
     if dist.get_rank() == 1:
-        held = engine.module.get_parameter("0.weight") if slot == "weight" else engine._engine.optimizer.states[slot][0]
+        first = next(iter(engine._engine.buffers.shards))
+        of_slot = engine._engine.optimizer.read
+        held = engine.module.get_parameter("0.weight") if slot == "weight" else of_slot(slot, first, *first.flat)
         held.data.view(-1).view(torch.int16)[1] ^= 1
     try:
         engine.save(folder)

@@ -33,17 +33,19 @@ def test_parameters_are_views_of_their_buckets_and_keep_their_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero", "names", "decaying"),
+    ("zero", "names", "runs"),
     [
-        (0, [["1.weight", "1.bias", "0.bias"], ["0.weight"]], [54, 180]),
-        (3, [["1.weight", "1.bias"], ["0.weight", "0.bias"]], [54, 180]),
+        (0, [["1.weight", "1.bias", "0.bias"], ["0.weight"]], [[(0, True), (54, False)], [(0, True)]]),
+        (3, [["1.weight", "1.bias"], ["0.weight", "0.bias"]], [[(0, True), (54, False)], [(0, True), (180, False)]]),
     ],
 )
-def test_backward_fills_the_first_bucket_first(zero: int, names: list[list[str]], decaying: list[int]) -> None:
+def test_backward_fills_the_first_bucket_first(
+    zero: int, names: list[list[str]], runs: list[list[tuple[int, bool]]]
+) -> None:
     """A bucket has at most 200 elements, at stage 3 of one layer; parameters with weight decay come first in it."""
     plans = [bucket.plan for bucket in make_buffers(make_module(), zero).buckets]
     assert [[param.name for param in plan.params] for plan in plans] == names
-    assert [plan.num_decay for plan in plans] == decaying
+    assert [[(run.begin, run.decay) for run in plan.runs] for plan in plans] == runs
 
 
 @pytest.mark.parametrize("zero", [0, 1])

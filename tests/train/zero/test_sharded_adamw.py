@@ -73,7 +73,7 @@ def test_all_ranks_together_equal_the_adamw_of_torch(size: int, grad_scale: floa
 def test_below_stage_3_the_module_has_the_new_values_at_once(zero: int) -> None:
     module = make_module()
     optimizer = update(module, zero, 1, 0, torch.float32, 1.0)
-    assert set(optimizer.states) == {"exp_avg", "exp_avg_sq"}, "fp32 parameters are their own masters"
+    assert set(optimizer.slots) == {"exp_avg", "exp_avg_sq"}, "fp32 parameters are their own masters"
     for name, values in updated_by_torch(1.0)["master"].items():
         torch.testing.assert_close(module.get_parameter(name), values, rtol=1e-6, atol=1e-7)
 

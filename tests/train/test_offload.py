@@ -1,0 +1,75 @@
+"""Runs with states on the host or on disk: on a CPU they have the bits of a run that keeps them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tk.checkpoint.read.reader import Checkpoint
+from tk.tests.rank_pool import RankPool
+from tk.tests.train.conftest import Configure
+from tk.tests.train.run_training import run_training
+
+pytestmark = [pytest.mark.timeout(600)]
+
+DISK, HOST = {"optimizer": "disk"}, {"optimizer": "cpu"}
+CASES: list[tuple[dict[str, Any], int, str, dict[str, Any]]] = [
+    ({"dp": 1}, 0, "bf16", DISK),
+    ({"tp": 2, "dp": 2}, 3, "bf16", DISK),
+    ({"pp": 2, "dp": 2}, 2, "fp16", DISK),
+]
+MATRIX: list[tuple[dict[str, Any], int, str, dict[str, Any]]] = [
+    (parallel, zero, precision, offload)
+    for parallel in ({"dp": 2}, {"tp": 2, "dp": 2, "sequence_parallel": True}, {"pp": 2, "dp": 2, "schedule": "zb-h1"})
+    for zero in (0, 1, 2, 3)
+    for precision in ("fp32", "bf16", "fp16")
+    for offload in (DISK, HOST)
+]
+
+
+def same_bits(one: Checkpoint, other: Checkpoint) -> None:
+    """Every value of every slot is the same."""
+    assert one.step == other.step
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert tensor.slots == other.tensors[name].slots
+        for slot in tensor.slots:
+            mine, theirs = (each.read(name, slot=slot).numpy() for each in (one, other))
+            assert np.array_equal(mine.view(np.uint8), theirs.view(np.uint8)), (name, slot)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "zero", "precision", "offload"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.matrix) for case in MATRIX)],
+)
+def test_a_run_has_the_bits_of_one_that_keeps_its_states(
+    rank_pool: RankPool,
+    configure: Configure,
+    tmp_path: Path,
+    parallel: dict[str, Any],
+    zero: int,
+    precision: str,
+    offload: dict[str, Any],
+) -> None:
+    """Clipping acts in every step, the last micro-batch is short, fp16 skips steps, and both resume midway."""
+    ranks = math.prod(parallel.get(axis, 1) for axis in ("tp", "pp", "dp"))
+    found = {}
+    for name, tiers in (("kept", [{}, {}]), ("moved", [offload, offload]), ("changed", [offload, {}])):
+        for steps, tier in zip((3, 6), tiers, strict=True):
+            config = configure(
+                name,
+                train={"steps": steps, "global_batch_size": 7, "eval_every": 2},
+                optimizer={"grad_clip": 0.01, "schedule": "constant", "warmup_steps": 0},
+                precision={"params": precision, "initial_loss_scale": 2.0**24},
+                parallel=parallel,
+                zero={"stage": zero},
+                offload=tier,
+                checkpoint={"every": 2},
+            )
+            found[name] = rank_pool.run(run_training, ranks, config=config)[0]
+        if name != "kept":
+            assert found[name]["loss"] == found["kept"]["loss"]
+            for step in (2, 3, 4, 6):
+                same_bits(*(Checkpoint.open(tmp_path / run / f"step-{step:08d}") for run in (name, "kept")))

@@ -1,0 +1,29 @@
+"""Pieces of ranges in a file: they cover every element once, on pages of their own."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tk.tests.example_counts import examples
+from tk.train.zero.states.pieces import PAGE, cut
+
+ITEMSIZES = st.dictionaries(st.sampled_from(["master", "exp_avg", "exp_avg_sq"]), st.sampled_from([2, 4]), min_size=1)
+
+
+@examples(50)
+@given(st.lists(st.integers(0, 9000), max_size=5), ITEMSIZES, st.integers(1, 5000))
+def test_pieces_cover_all_ranges_once_and_share_no_page(sizes: list[int], itemsizes: dict[str, int], most: int) -> None:
+    pieces = cut(sizes, itemsizes, most)
+    assert [piece.index for piece in pieces] == list(range(len(pieces)))
+    elements = [(piece.bucket, element) for piece in pieces for element in range(piece.begin, piece.end)]
+    assert elements == [(bucket, element) for bucket, size in enumerate(sizes) for element in range(size)]
+    taken: set[int] = set()
+    for piece in pieces:
+        assert 0 < piece.end - piece.begin <= most
+        for slot, itemsize in itemsizes.items():
+            begin = piece.place + piece.slots[slot]
+            assert begin % PAGE == 0
+            pages = set(range(begin // PAGE, (begin + (piece.end - piece.begin) * itemsize - 1) // PAGE + 1))
+            assert not pages & taken
+            taken |= pages
+            assert begin + (piece.end - piece.begin) * itemsize <= piece.place + piece.nbytes
+    assert sum(piece.nbytes for piece in pieces) == PAGE * (max(taken, default=-1) + 1)

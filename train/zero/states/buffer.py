@@ -1,0 +1,48 @@
+"""Memory that starts on a page, of exactly the size that is asked for; pinned, if a GPU reads and writes it."""
+
+import mmap
+from typing import Final
+
+import torch
+
+from ....core.errors import TkError
+
+_PORTABLE: Final = 1  # cudaHostRegisterPortable
+
+
+class PageBuffer:
+    """A run of bytes in the memory of the host.
+
+    Args:
+        nbytes: the number of bytes.
+        pinned: whether the memory is registered with CUDA, so that copies from and to GPUs need not wait for it. The
+            allocator of torch's `pin_memory` would take the next power of two.
+
+    Attributes:
+        memory: the bytes.
+        values: the bytes as a tensor, uint8 [nbytes], for copies and views.
+    """
+
+    def __init__(self, nbytes: int, pinned: bool = False) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self.memory = memoryview(mmap.mmap(-1, max(nbytes, 1), flags=flags))[:nbytes]
+        self.values = torch.frombuffer(self.memory, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
+        self._is_registered = False
+        if pinned and nbytes:
+            code = int(torch.cuda.cudart().cudaHostRegister(self.values.data_ptr(), nbytes, _PORTABLE))
+            if code:
+                raise TkError(
+                    f"CUDA cannot pin {nbytes} bytes of this machine's memory for offload (error {code}). Raise the "
+                    "limit of locked memory (ulimit -l), or use a smaller [offload] buffers."
+                )
+            self._is_registered = True
+
+    def close(self) -> None:
+        """Takes the memory back from CUDA. Idempotent."""
+        if self._is_registered:
+            self._is_registered = False
+            torch.cuda.cudart().cudaHostUnregister(self.values.data_ptr())
+
+    def view(self, begin: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns `count` elements from byte `begin` on."""
+        return self.values[begin : begin + count * dtype.itemsize].view(dtype)

@@ -1,0 +1,178 @@
+"""States on disk: an update reads ahead of itself and writes behind, through a few buffers.
+
+    pieces     0     1     2     3     4     5
+    read    ||||| ||||| |||||       |||||
+    update        ||||| ||||| |||||
+    write               ||||| |||||
+
+Reads and writes of an update go past the page cache. While a save still reads the states, an update writes into a
+second area of the file, so that the save goes on with the states that it began with.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from .buffer import PageBuffer
+from .pieces import Piece, cut
+from .state_file import StateFile
+from .state_store import StateRange
+
+LEAST_BUFFERS: Final = 3  # one is read, one updated, one written
+
+
+@dataclass(slots=True)
+class _Loan:
+    """A buffer with the piece that is read into it or written from it.
+
+    Attributes:
+        pending: the reads or writes that have not ended.
+    """
+
+    buffer: PageBuffer
+    piece: Piece | None = None
+    pending: "list[Future[None]]" = field(default_factory=list)
+
+    def wait(self) -> None:
+        """Waits for the reads or writes; raises the error of the first that failed, once all have ended."""
+        pending, self.pending = self.pending, []
+        errors = [error for each in pending if (error := each.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+
+class DiskStates:
+    """States in a file; see `StateStore`.
+
+    Args:
+        dtypes: the dtype of each slot.
+        sizes: the elements of this rank's range of each bucket.
+        folder: the folder of the file, which has no name there.
+        num_buffers: the number of buffers, of 4 to 16 MiB each.
+        pinned: whether a GPU copies from and to the buffers.
+
+    Raises:
+        StorageError: (any method) the disk is full or fails.
+    """
+
+    def __init__(
+        self, dtypes: Mapping[str, torch.dtype], sizes: Sequence[int], folder: Path, num_buffers: int, pinned: bool
+    ) -> None:
+        self.dtypes, self.device = dtypes, torch.device("cpu")
+        self._pieces = cut(sizes, {slot: dtype.itemsize for slot, dtype in dtypes.items()})
+        self._of_bucket: dict[int, list[Piece]] = {}
+        for piece in self._pieces:
+            self._of_bucket.setdefault(piece.bucket, []).append(piece)
+        largest = max((piece.nbytes for piece in self._pieces), default=0)
+        self._file = StateFile(folder, sum(piece.nbytes for piece in self._pieces))
+        self._free = [_Loan(PageBuffer(largest, pinned)) for _ in range(max(num_buffers, LEAST_BUFFERS))]
+        self._ahead: deque[_Loan] = deque()  # pieces whose reads are started, in the order of the next update
+        self._behind: deque[_Loan] = deque()  # pieces whose writes are started
+
+    def read(self, slot: str, bucket: int, begin: int, end: int) -> torch.Tensor:
+        """Returns a copy."""
+        self._settle()
+        values = torch.empty(end - begin, dtype=self.dtypes[slot])
+        for piece, low, high in self._parts(bucket, begin, end):
+            part = values[low - begin : high - begin]
+            self._file.read(_bytes_of(part), self._place(piece, slot, low))
+        return values
+
+    def write(self, slot: str, bucket: int, begin: int, values: torch.Tensor) -> None:
+        """Writes values; what was read ahead is forgotten."""
+        self._settle()
+        self._drop_ahead()
+        kept = values.to("cpu", self.dtypes[slot]).contiguous()
+        for piece, low, high in self._parts(bucket, begin, begin + values.numel()):
+            self._file.write(_bytes_of(kept[low - begin : high - begin]), self._place(piece, slot, low))
+
+    def _parts(self, bucket: int, begin: int, end: int) -> Iterator[tuple[Piece, int, int]]:
+        """Yields the pieces that hold elements [begin, end) of a bucket's range, each with its part of them."""
+        for piece in self._of_bucket.get(bucket, ()):
+            low, high = max(begin, piece.begin), min(end, piece.end)
+            if low < high:
+                yield piece, low, high
+
+    def _place(self, piece: Piece, slot: str, element: int) -> int:
+        return piece.place + piece.slots[slot] + (element - piece.begin) * self.dtypes[slot].itemsize
+
+    def read_ahead(self, buckets: Sequence[int]) -> None:
+        """Fills the buffers that are free."""
+        self._settle()
+        started = len(self._ahead)
+        order = [piece for bucket in buckets for piece in self._of_bucket.get(bucket, ())]
+        for piece in order[started : started + len(self._free)]:
+            self._start_read(piece)
+
+    @contextmanager
+    def changing(self, buckets: Sequence[int]) -> Iterator[Iterator[StateRange]]:
+        """Gives pieces, whose values are in a buffer until the next one is asked for."""
+        self._settle()
+        order = [piece for bucket in buckets for piece in self._of_bucket.get(bucket, ())]
+        if [loan.piece for loan in self._ahead] != order[: len(self._ahead)]:
+            self._drop_ahead()
+        try:
+            yield self._change(order)
+        finally:
+            self._drop_ahead()
+
+    def _change(self, order: Sequence[Piece]) -> Iterator[StateRange]:
+        next_read = len(self._ahead)
+        for number, piece in enumerate(order):
+            while next_read < len(order) and (self._free or next_read == number):
+                if not self._free:
+                    self._end_write()
+                self._start_read(order[next_read])
+                next_read += 1
+            loan = self._ahead.popleft()
+            loan.wait()
+            slots = {
+                slot: loan.buffer.view(piece.slots[slot], piece.end - piece.begin, dtype)
+                for slot, dtype in self.dtypes.items()
+            }
+            yield StateRange(piece.bucket, piece.begin, piece.end, slots)
+            loan.pending = self._file.write_pages(loan.buffer.memory[: piece.nbytes], piece.place)
+            self._behind.append(loan)
+            while self._behind and all(each.done() for each in self._behind[0].pending):
+                self._end_write()
+
+    def _start_read(self, piece: Piece) -> None:
+        loan = self._free.pop()
+        loan.piece = piece
+        loan.pending = self._file.read_pages(loan.buffer.memory[: piece.nbytes], piece.place)
+        self._ahead.append(loan)
+
+    def _end_write(self) -> None:
+        loan = self._behind.popleft()
+        self._free.append(loan)
+        loan.wait()
+
+    def _settle(self) -> None:
+        """Waits for the writes of the update before."""
+        while self._behind:
+            self._end_write()
+
+    def _drop_ahead(self) -> None:
+        """Forgets what was read ahead, once its reads have ended; an error of theirs would come again."""
+        while self._ahead:
+            loan = self._ahead.popleft()
+            for each in loan.pending:
+                each.exception()
+            loan.pending = []
+            self._free.append(loan)
+
+    def close(self) -> None:
+        """Gives the file back. Idempotent."""
+        self._file.close()
+        for loan in (*self._free, *self._ahead, *self._behind):
+            loan.buffer.close()
+
+
+def _bytes_of(values: torch.Tensor) -> memoryview:
+    return memoryview(values.view(torch.uint8).numpy().data)

@@ -1,0 +1,43 @@
+"""Copies of a rank's parameters and gradients to the host for an update, through pinned memory."""
+
+import torch
+
+from .buffer import PageBuffer
+
+
+class HostTransfer:
+    """Gives values of a device on the host; values that are there already are given as they are.
+
+    Args:
+        device: the device of the values.
+        host: the device on which they are needed.
+        nbytes: the most bytes of values that are given under one name.
+    """
+
+    def __init__(self, device: torch.device, host: torch.device, nbytes: int) -> None:
+        self._device, self._nbytes = device, nbytes
+        self._is_needed = device != host
+        self._stages: dict[str, PageBuffer] = {}
+
+    def down(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Returns values, 1-D, on the host, until values are asked for under that name again."""
+        if not self._is_needed:
+            return values
+        if name not in self._stages:
+            self._stages[name] = PageBuffer(self._nbytes, pinned=True)
+        stage = self._stages[name].view(0, values.numel(), values.dtype)
+        stage.copy_(values, non_blocking=True)
+        torch.cuda.current_stream(self._device).synchronize()
+        return stage
+
+    def up(self, given: torch.Tensor, values: torch.Tensor) -> None:
+        """Copies what `down` returned for `values`, and what changed in it since, back to `values`."""
+        if self._is_needed:
+            values.copy_(given, non_blocking=True)
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def close(self) -> None:
+        """Gives the memory back. Idempotent."""
+        for stage in self._stages.values():
+            stage.close()
+        self._stages.clear()

@@ -1,0 +1,59 @@
+"""States in memory: of the device that trains, or of the host."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from .buffer import PageBuffer
+from .state_store import StateRange
+
+
+class MemoryStates:
+    """States as one tensor per slot and bucket; see `StateStore`.
+
+    Args:
+        dtypes: the dtype of each slot.
+        sizes: the elements of this rank's range of each bucket.
+        device: the device of the tensors.
+        pinned: whether a GPU copies from and to the tensors, which are then in the host's memory.
+    """
+
+    def __init__(
+        self, dtypes: Mapping[str, torch.dtype], sizes: Sequence[int], device: torch.device, pinned: bool = False
+    ) -> None:
+        self.dtypes, self.device, self._sizes = dtypes, device, sizes
+        self._buffers: list[PageBuffer] = []
+
+        def zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
+            if not pinned:
+                return torch.zeros(size, dtype=dtype, device=device)
+            self._buffers.append(PageBuffer(size * dtype.itemsize, pinned=True))  # new pages are 0
+            return self._buffers[-1].view(0, size, dtype)
+
+        self._tensors = {slot: [zeros(size, dtype) for size in sizes] for slot, dtype in dtypes.items()}
+
+    def read(self, slot: str, bucket: int, begin: int, end: int) -> torch.Tensor:
+        """Returns a view."""
+        return self._tensors[slot][bucket][begin:end]
+
+    def write(self, slot: str, bucket: int, begin: int, values: torch.Tensor) -> None:
+        """Copies values to their place."""
+        self._tensors[slot][bucket][begin : begin + values.numel()].copy_(values)
+
+    def read_ahead(self, buckets: Sequence[int]) -> None:
+        """Does nothing."""
+
+    @contextmanager
+    def changing(self, buckets: Sequence[int]) -> Iterator[Iterator[StateRange]]:
+        """Gives the tensors themselves."""
+        of_bucket = [{slot: tensors[bucket] for slot, tensors in self._tensors.items()} for bucket in buckets]
+        yield (
+            StateRange(bucket, 0, self._sizes[bucket], slots) for bucket, slots in zip(buckets, of_bucket, strict=True)
+        )
+
+    def close(self) -> None:
+        """Frees the tensors."""
+        self._tensors.clear()
+        while self._buffers:
+            self._buffers.pop().close()

@@ -1,0 +1,48 @@
+"""The interface to the states of a rank: its range of each bucket, in slots of one dtype each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StateRange:
+    """Elements [begin, end) of this rank's range of a bucket, with their values in each slot, 1-D."""
+
+    bucket: int
+    begin: int
+    end: int
+    slots: Mapping[str, torch.Tensor]
+
+
+class StateStore(Protocol):
+    """A rank's values of some slots, one range per bucket and slot, wherever they are; all 0 at the beginning.
+
+    Attributes:
+        dtypes: the dtype of each slot.
+        device: the device on which `changing` gives values, and so the one that computes an update.
+    """
+
+    dtypes: Mapping[str, torch.dtype]
+    device: torch.device
+
+    def read(self, slot: str, bucket: int, begin: int, end: int) -> torch.Tensor:
+        """Returns elements [begin, end) of this rank's range of a bucket, 1-D; the caller only reads them."""
+
+    def write(self, slot: str, bucket: int, begin: int, values: torch.Tensor) -> None:
+        """Writes values, 1-D of any dtype and device, from element `begin` of this rank's range of a bucket."""
+
+    def read_ahead(self, buckets: Sequence[int]) -> None:
+        """Starts to read what `changing` gives first for these buckets, as far as buffers hold it."""
+
+    def changing(self, buckets: Sequence[int]) -> AbstractContextManager[Iterator[StateRange]]:
+        """Gives all ranges of the buckets, in order, with values on `device`, and stores what is changed in them.
+
+        The values of a range may be used until the next one is asked for. Each bucket's last range ends it.
+        """
+
+    def close(self) -> None:
+        """Gives memory and files back. Idempotent."""
