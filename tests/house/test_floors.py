@@ -78,6 +78,7 @@ COMPUTE: dict[str, str] = {
     "train.saving": "checkpointer replica_check save_in_flight saver snapshot",
     "train.zero": "absent adamw_rule agreement flat_buffers gradient_exchange outputs parameter_gather "
     "saved_parameters sharded_adamw square_sum trained_parameter written_values",
+    "train.zero.states": "buffer disk_states host_transfer memory_states open_states state_file state_store",
 }
 
 

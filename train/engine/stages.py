@@ -69,20 +69,44 @@ def gathered_units(decoders: Sequence[Decoder], buffers: FlatBuffers) -> list[li
 
 
 def _units(decoder: Decoder, buckets: Sequence[FlatBucket]) -> list[Unit]:
-    trunk, head = decoder.model, decoder.lm_head
-    tied = head is not None and trunk.embed_tokens is not None and head.weight is trunk.embed_tokens.weight
-
-    def unit(key: int | str, modules: list[nn.Module | None], used_in_backward: bool = True) -> list[Unit]:
+    tied = _is_tied(decoder)
+    result = []
+    for key, modules in _modules(decoder).items():
         mine = [bucket for bucket in buckets if bucket.plan.params[0].unit == key]
-        called = [module for module in modules if module is not None]
-        return [Unit(mine, called, used_in_backward)] if mine else []
+        if mine:
+            result.append(Unit(mine, modules, used_in_backward=tied if key == "first" else True))
+    return result
 
-    ends: list[nn.Module | None] = [trunk.norm] if tied else [trunk.norm, head]
-    starts: list[nn.Module | None] = [trunk.embed_tokens, trunk.embed_positions, head if tied else None]
-    result = unit("first", starts, used_in_backward=tied)
-    for name, layer in trunk.layers.items():
-        result += unit(int(name), [layer])
-    return result + unit("last", ends)
+
+def update_waits(decoders: Sequence[Decoder], buffers: FlatBuffers) -> list[tuple[list[nn.Module], list[int]]]:
+    """Returns modules of the rank's stages with the indices of the buckets that hold parameters of theirs."""
+    result = []
+    for number, decoder in enumerate(decoders):
+        for key, modules in _modules(decoder).items():
+            held = [
+                index
+                for index, bucket in enumerate(buffers.buckets)
+                if bucket.plan.stage == number and any(param.unit == key for param in bucket.plan.params)
+            ]
+            if held:
+                result.append((modules, held[::-1]))
+    return result
+
+
+def _modules(decoder: Decoder) -> dict[int | str, list[nn.Module]]:
+    """Returns the modules of each unit, in forward order."""
+    trunk, head = decoder.model, decoder.lm_head
+    tied = _is_tied(decoder)
+    starts = [trunk.embed_tokens, trunk.embed_positions, head if tied else None]
+    units: dict[int | str, list[nn.Module | None]] = {"first": list(starts)}
+    units |= {int(name): [layer] for name, layer in trunk.layers.items()}
+    units["last"] = [trunk.norm] if tied else [trunk.norm, head]
+    return {key: [module for module in modules if module is not None] for key, modules in units.items()}
+
+
+def _is_tied(decoder: Decoder) -> bool:
+    trunk, head = decoder.model, decoder.lm_head
+    return head is not None and trunk.embed_tokens is not None and head.weight is trunk.embed_tokens.weight
 
 
 class StagePass:

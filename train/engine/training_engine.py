@@ -4,10 +4,11 @@
 of each pass; between these calls, hooks do the work.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
@@ -21,7 +22,7 @@ from ..config.sections import RESIDENT, OffloadSection, OptimizerSection, Precis
 from ..zero.agreement import Act, Agreement
 from ..zero.flat_buffers import Fill, FlatBuffers
 from ..zero.gradient_exchange import GradientExchange
-from ..zero.parameter_gather import ParameterGather, Unit
+from ..zero.parameter_gather import ParameterGather, Unit, leave_to_python
 from ..zero.sharded_adamw import ShardedAdamW
 from .loss_scale import LossScale
 
@@ -43,6 +44,17 @@ class TrainingOptions:
     overlap: bool = True
     offload: OffloadSection = RESIDENT
     folder: Path = Path()
+
+
+def _ensuring(optimizer: ShardedAdamW, buckets: Sequence[int]) -> Callable[[torch.nn.Module, Any], None]:
+    """Returns a hook before forward, which waits for the update of buckets."""
+
+    def hook(module: torch.nn.Module, inputs: Any) -> None:
+        leave_to_python()
+        for index in buckets:
+            optimizer.ensure(index)
+
+    return hook
 
 
 class TrainingEngine:
@@ -84,10 +96,14 @@ class TrainingEngine:
         self.gathers: list[ParameterGather] = []
         self.agreement: Agreement | None = None
         self._whole = 0
+        self._is_cleared = True
 
     def gather_around(self, units: Sequence[Sequence[Unit]], *, prefetch: bool) -> None:
         """Starts to gather parameters at ZeRO stage 3; `units` of each stage in forward order (see ParameterGather)."""
-        self.gathers = [ParameterGather(self.buffers, stage, prefetch=prefetch, chain=True) for stage in units]
+        self.gathers = [
+            ParameterGather(self.buffers, stage, prefetch=prefetch, chain=True, updates=self.optimizer)
+            for stage in units
+        ]
         self.exchange.on_complete = [gather.on_bucket_complete for gather in self.gathers]
 
     def gather_by_agreement(self, units: Sequence[Unit], group: Group, *, prefetch: bool) -> None:
@@ -100,14 +116,41 @@ class TrainingEngine:
         """
         names = [unit.name for unit in units]
         self.agreement = Agreement(group, names, self.exchange.num_complete, self.exchange.start_exchanges)
-        self.gathers = [ParameterGather(self.buffers, units, prefetch=prefetch, chain=False, agreement=self.agreement)]
+        gather = ParameterGather(
+            self.buffers,
+            units,
+            prefetch=prefetch,
+            chain=False,
+            agreement=self.agreement,
+            updates=self.optimizer,
+        )
+        self.gathers = [gather]
         self.exchange.on_complete = [gather.on_bucket_complete for gather in self.gathers]
         self.exchange.by_agreement = True
 
+    def update_behind(self, waits: Sequence[tuple[Sequence[torch.nn.Module], Sequence[int]]]) -> None:
+        """Makes updates go on while the next step begins.
+
+        Args:
+            waits: modules, and the indices of the buckets that hold parameters of theirs; each module waits for these
+                before its forward pass.
+        """
+        for modules, buckets in waits:
+            for module in modules:
+                module.register_forward_pre_hook(_ensuring(self.optimizer, buckets))
+        self.optimizer.behind = True
+
     def begin_step(self) -> None:
-        """Clears the gradients of the step before."""
+        """Begins a step; the gradients of the step before are cleared once nothing reads them."""
         self.exchange.begin_step()
-        self.buffers.zero_grads()
+        self._is_cleared = False
+
+    def _clear(self) -> None:
+        """Clears the gradients of the step before, which its update may still read."""
+        if not self._is_cleared:
+            self.optimizer.finish()
+            self.buffers.zero_grads()
+            self._is_cleared = True
 
     def begin_backward(self, stage: int, *, last: bool, complete: bool = True) -> None:
         """Prepares for a backward pass.
@@ -117,6 +160,9 @@ class TrainingEngine:
             last: whether the pass is the stage's last one of the step.
             complete: whether the pass computes all gradients of its micro-batch; False if some are deferred.
         """
+        self._clear()
+        if last:
+            self.optimizer.read_ahead()
         if self.gathers:
             self.gathers[stage].begin_backward()
         if complete:
@@ -129,6 +175,7 @@ class TrainingEngine:
 
     def gradients_arrived(self, stage: int, *, last: bool) -> None:
         """Exchanges gradients after those of one micro-batch are complete; `last`: those of the step's last one."""
+        self._clear()
         self.exchange.end_backward(stage, last)
 
     @contextmanager

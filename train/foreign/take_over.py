@@ -39,6 +39,7 @@ def build_engine(
     if settings.zero == 3:
         units = foreign.units(engine.buffers)
         engine.gather_by_agreement(units, cpu_shard_group(mesh, settings.timeout_seconds), prefetch=settings.overlap)
+        engine.optimizer.behind = settings.offload.optimizer != "none"
         if mesh.world.rank == 0:
             foreign.log_sizes(units)
     return engine

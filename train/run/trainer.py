@@ -24,7 +24,7 @@ from ..engine.evaluate import evaluate
 from ..engine.lr_schedule import learning_rate
 from ..engine.optimizer_step import OptimizerStep
 from ..engine.passes import Passes
-from ..engine.stages import build_stages, gathered_units
+from ..engine.stages import build_stages, gathered_units, update_waits
 from ..engine.training_engine import TrainingEngine, TrainingOptions
 from ..health.heartbeat import Heartbeat
 from ..health.stop import StopRequest
@@ -114,6 +114,8 @@ class Trainer:
         engine = TrainingEngine(self.stages, self.table, self.mesh, options, device=self.device, fill=self._fill)
         if self.config.zero.stage == 3:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
+        if self.config.offload.optimizer != "none":
+            engine.update_behind([] if engine.gathers else update_waits(self.stages, engine.buffers))
         if self.config.train.compile:
             compile_layers(self.stages, self.config, self.device)
         return engine

@@ -55,6 +55,7 @@ class Snapshot:
 
     def _now(self, tensor: str, box: Box) -> torch.Tensor:
         """Returns the elements of a box that is held whole, 1-D; after forward has replaced a buffer, the new one's."""
+        self.optimizer.finish()
         local, piece, values = self._by_box[tensor, box]
         values = values if local.trainable else self.buffers.frozen_tensor(local)
         return values.detach().reshape(-1)[piece.start : piece.start + box.size]

@@ -25,6 +25,7 @@ from ...parallel.collectives import PendingResult, start_all_gather_flat
 from .agreement import Act, Agreement
 from .flat_buffers import FlatBucket, FlatBuffers
 from .outputs import tensors_in
+from .running_update import NO_UPDATES, Updates
 from .saved_parameters import SavedParameters
 
 _UNTRACED: Final = (
@@ -67,6 +68,7 @@ class ParameterGather:
         chain: whether units form a chain, so that the backward of a unit has ended when that of the unit before it
             begins. If it is False, a unit's backward has ended once all gradients of its buckets have arrived.
         agreement: makes ranks gather in one order, if modules may call their units in any order.
+        updates: the update of the step before, which may still run.
 
     Attributes:
         saved: the hooks for tensors that autograd saves of the units.
@@ -80,12 +82,15 @@ class ParameterGather:
         prefetch: bool,
         chain: bool,
         agreement: Agreement | None = None,
+        updates: Updates = NO_UPDATES,
     ) -> None:
         self.buffers = buffers
         self.units = units
         self.prefetch = prefetch
         self.chain = chain
         self.agreement = agreement
+        self._updates = updates
+        self._numbers = {bucket: number for number, bucket in enumerate(buffers.buckets)}
         self._incomplete: list[int] = []
         self._in_backward = False
         self._all_held = False
@@ -167,7 +172,7 @@ class ParameterGather:
         owner = self.units[index].modules[0]
 
         def hook(module: nn.Module, inputs: Any) -> None:
-            _leave_to_python()
+            leave_to_python()
             if module is owner:  # a deep copy has the hooks, too
                 self._ensure_gathered(index, Act.BACKWARD if self._in_backward else Act.FORWARD)
 
@@ -177,7 +182,7 @@ class ParameterGather:
         unit = self.units[index]
 
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            _leave_to_python()
+            leave_to_python()
             if self._in_backward or module is not unit.modules[-1]:
                 return
             self._free(unit)
@@ -205,8 +210,13 @@ class ParameterGather:
         following = index + (1 if act is Act.FORWARD else -1)
         if not self.prefetch or not 0 <= following < len(self.units):
             return
+        if act is Act.FORWARD and self.chain and not self._is_updated(self.units[following]):
+            return  # this rank gathers it later, in the same order as the others, and computes meanwhile
         if act is Act.FORWARD or self.units[following].used_in_backward:
             self._start_gather(following, act)
+
+    def _is_updated(self, unit: Unit) -> bool:
+        return all(self._updates.is_updated(self._numbers[bucket]) for bucket in unit.buckets)
 
     def _start_gather(self, index: int, act: Act) -> Unit:
         """Starts the gathers of a unit, unless they are started, and returns it."""
@@ -217,6 +227,7 @@ class ParameterGather:
             self.agreement.announce(act, index)
         unit.pending = []
         for bucket in unit.buckets:
+            self._updates.ensure(self._numbers[bucket])
             bucket.allocate()
             # This rank's values are rounded into their place, from where the others receive them.
             part = bucket.params[bucket.own_range].copy_(bucket.own_params)
@@ -249,7 +260,7 @@ class ParameterGather:
             bucket.free()
 
 
-def _leave_to_python() -> None:
+def leave_to_python() -> None:
     """Ends the tracing of torch.compile, which then leaves the hook and the call around it to Python.
 
     Raises:

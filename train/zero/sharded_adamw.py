@@ -1,7 +1,9 @@
 """AdamW on the ranges of the flat buckets that this rank owns, with fp32 masters of low-precision parameters."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -9,10 +11,12 @@ import torch
 from torch.profiler import record_function
 
 from ...core.buckets import Shard
+from ...core.errors import TkError
 from ...parallel.collectives import all_gather_flat
 from ..config.sections import RESIDENT, OffloadSection, OptimizerSection
 from .adamw_rule import AdamWFactors, AdamWStreams, adamw_rule
 from .flat_buffers import FlatBucket, FlatBuffers
+from .running_update import RunningUpdate
 from .states.host_transfer import HostTransfer
 from .states.open_states import open_states
 from .states.state_store import StateRange, StateStore
@@ -35,6 +39,7 @@ class ShardedAdamW:
         slots: the slots that a checkpoint stores beside weights: both moments, and "master" if parameters are not fp32.
         takes_written: whether every update first takes the values that a user wrote into parameters; see
             `take_written_values`.
+        behind: whether updates are made on a thread, while the next step begins.
     """
 
     def __init__(
@@ -47,7 +52,9 @@ class ShardedAdamW:
         self.buffers = buffers
         self.options = options
         self.step_count = 0
-        self.takes_written = False
+        self.takes_written = self.behind = False
+        self._running: RunningUpdate | None = None
+        self._not_gathered: list[int] = []
         self.slots = (*MOMENTS, *(("master",) if buffers.dtype != torch.float32 else ()))
         self._order = range(len(buffers.buckets))[::-1]  # the first layers are in the last buckets
         apart = any(not bucket.holds_masters for bucket in buffers.buckets)
@@ -63,19 +70,60 @@ class ShardedAdamW:
     def step(self, lr: float, grad_scale: float) -> None:
         """Updates this rank's range of every bucket, then gathers the parameters of the shard group.
 
+        An update `behind` returns at once: `ensure` and `finish` wait for it, and so does every other method.
+
         Args:
             lr: the learning rate of this step.
             grad_scale: the factor for gradients, for clipping and the loss scale.
         """
+        self.finish()
         self.step_count += 1
         options = self.options
         factors = AdamWFactors(self.step_count, lr, options.betas, options.eps, options.weight_decay, grad_scale)
-        with record_function("ShardedAdamW.step"), self._states.changing(self._order) as ranges:
+        if self.behind:
+            self._not_gathered = list(self._order)
+            self._running = RunningUpdate(partial(self._update_all, factors), self._order)
+            return
+        with record_function("ShardedAdamW.step"):
+            for index in self._update_all(factors):
+                self._gather(self.buffers.buckets[index])
+
+    def _update_all(self, factors: AdamWFactors) -> Iterator[int]:
+        """Updates every bucket; yields its index then."""
+        with torch.no_grad(), self._states.changing(self._order) as ranges:
             for each in ranges:
                 bucket = self.buffers.buckets[each.bucket]
                 self._update(bucket, each, factors)
                 if each.end == bucket.own_params.numel():
-                    self._gather(bucket)
+                    yield each.bucket
+
+    def ensure(self, index: int) -> None:
+        """Returns once a bucket has the values of the newest update; all ranks ask for buckets in the same order.
+
+        Raises:
+            TkError: the update failed.
+        """
+        if self._running is not None and index in self._not_gathered:
+            self._running.wait(index)
+            self._not_gathered.remove(index)
+            self._gather(self.buffers.buckets[index])
+
+    def is_updated(self, index: int) -> bool:
+        """Returns whether `ensure` would return at once."""
+        return self._running is None or self._running.has_ended(index)
+
+    def finish(self) -> None:
+        """Returns once the newest update has ended; raises as `ensure`, and then whenever it is called."""
+        if self._running is not None:
+            self._running.join()
+            while self._not_gathered:
+                self.ensure(self._not_gathered[0])
+            self._running = None
+
+    def read_ahead(self) -> None:
+        """Starts to read what the next update needs first."""
+        self.finish()
+        self._states.read_ahead(self._order)
 
     def _update(self, bucket: FlatBucket, each: StateRange, factors: AdamWFactors) -> None:
         here = slice(each.begin, each.end)
@@ -99,6 +147,7 @@ class ShardedAdamW:
 
     def publish(self) -> None:
         """Rounds the masters into the parameters and, below stage 3, all-gathers these over the shard group."""
+        self.finish()
         for index, bucket in enumerate(self.buffers.buckets):
             if not bucket.holds_masters:
                 bucket.own_params.copy_(self._states.read("master", index, 0, bucket.own_params.numel()))
@@ -109,6 +158,7 @@ class ShardedAdamW:
 
         At stage 3 ParameterGather has taken them into `own_params` before it freed a unit.
         """
+        self.finish()
         apart = [index for index in self._order if not self.buffers.buckets[index].holds_masters]
         with self._states.changing(apart) as ranges:
             for each in ranges:
@@ -128,6 +178,7 @@ class ShardedAdamW:
 
         Slot "weight" gives them in the parameters' dtype.
         """
+        self.finish()
         first = shard.start + begin - shard.flat[0]
         last = first + end - begin
         bucket = self.buffers.buckets[shard.bucket]
@@ -138,6 +189,7 @@ class ShardedAdamW:
 
     def write(self, slot: str, shard: Shard, values: torch.Tensor) -> None:
         """Writes a run's values of a slot, 1-D; `publish` completes writes of slot "master"."""
+        self.finish()
         bucket = self.buffers.buckets[shard.bucket]
         if slot == "master" and bucket.holds_masters:
             bucket.own_params[shard.start : shard.start + values.numel()].copy_(values)
@@ -145,6 +197,9 @@ class ShardedAdamW:
             self._states.write(slot, shard.bucket, shard.start, values)
 
     def close(self) -> None:
-        """Gives the states' memory and files back. Idempotent."""
+        """Gives the states' memory and files back, once no update runs. Idempotent."""
+        if self._running is not None:
+            with suppress(TkError):  # `finish` has raised it, or the run ends for another reason
+                self._running.join()
         self._states.close()
         self._transfer.close()

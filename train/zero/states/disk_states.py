@@ -20,7 +20,7 @@ from typing import Final
 import torch
 
 from .buffer import PageBuffer
-from .pieces import Piece, cut
+from .pieces import StatePiece, cut
 from .state_file import StateFile
 from .state_store import StateRange
 
@@ -36,7 +36,7 @@ class _Loan:
     """
 
     buffer: PageBuffer
-    piece: Piece | None = None
+    piece: StatePiece | None = None
     pending: "list[Future[None]]" = field(default_factory=list)
 
     def wait(self) -> None:
@@ -66,7 +66,7 @@ class DiskStates:
     ) -> None:
         self.dtypes, self.device = dtypes, torch.device("cpu")
         self._pieces = cut(sizes, {slot: dtype.itemsize for slot, dtype in dtypes.items()})
-        self._of_bucket: dict[int, list[Piece]] = {}
+        self._of_bucket: dict[int, list[StatePiece]] = {}
         for piece in self._pieces:
             self._of_bucket.setdefault(piece.bucket, []).append(piece)
         largest = max((piece.nbytes for piece in self._pieces), default=0)
@@ -92,14 +92,14 @@ class DiskStates:
         for piece, low, high in self._parts(bucket, begin, begin + values.numel()):
             self._file.write(_bytes_of(kept[low - begin : high - begin]), self._place(piece, slot, low))
 
-    def _parts(self, bucket: int, begin: int, end: int) -> Iterator[tuple[Piece, int, int]]:
+    def _parts(self, bucket: int, begin: int, end: int) -> Iterator[tuple[StatePiece, int, int]]:
         """Yields the pieces that hold elements [begin, end) of a bucket's range, each with its part of them."""
         for piece in self._of_bucket.get(bucket, ()):
             low, high = max(begin, piece.begin), min(end, piece.end)
             if low < high:
                 yield piece, low, high
 
-    def _place(self, piece: Piece, slot: str, element: int) -> int:
+    def _place(self, piece: StatePiece, slot: str, element: int) -> int:
         return piece.place + piece.slots[slot] + (element - piece.begin) * self.dtypes[slot].itemsize
 
     def read_ahead(self, buckets: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ class DiskStates:
         finally:
             self._drop_ahead()
 
-    def _change(self, order: Sequence[Piece]) -> Iterator[StateRange]:
+    def _change(self, order: Sequence[StatePiece]) -> Iterator[StateRange]:
         next_read = len(self._ahead)
         for number, piece in enumerate(order):
             while next_read < len(order) and (self._free or next_read == number):
@@ -142,7 +142,7 @@ class DiskStates:
             while self._behind and all(each.done() for each in self._behind[0].pending):
                 self._end_write()
 
-    def _start_read(self, piece: Piece) -> None:
+    def _start_read(self, piece: StatePiece) -> None:
         loan = self._free.pop()
         loan.piece = piece
         loan.pending = self._file.read_pages(loan.buffer.memory[: piece.nbytes], piece.place)

@@ -11,7 +11,7 @@ PIECE: Final = 2**20  # elements of a piece, so that it has 4 to 16 MiB in all o
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StatePiece:
     """Elements [begin, end) of a rank's range of a bucket, in all slots.
 
     Attributes:
@@ -31,7 +31,7 @@ class Piece:
     slots: Mapping[str, int]
 
 
-def cut(sizes: Sequence[int], itemsizes: Mapping[str, int], piece: int = PIECE) -> tuple[Piece, ...]:
+def cut(sizes: Sequence[int], itemsizes: Mapping[str, int], piece: int = PIECE) -> tuple[StatePiece, ...]:
     """Cuts the ranges of all buckets into pieces, which lie one after another in the file.
 
     Args:
@@ -39,7 +39,7 @@ def cut(sizes: Sequence[int], itemsizes: Mapping[str, int], piece: int = PIECE) 
         itemsizes: the bytes of an element in each slot.
         piece: the most elements of a piece.
     """
-    pieces: list[Piece] = []
+    pieces: list[StatePiece] = []
     place = 0
     for bucket, size in enumerate(sizes):
         for begin in range(0, size, piece):
@@ -47,6 +47,6 @@ def cut(sizes: Sequence[int], itemsizes: Mapping[str, int], piece: int = PIECE) 
             for slot, itemsize in itemsizes.items():
                 slots[slot] = nbytes
                 nbytes += round_up((end - begin) * itemsize, PAGE)
-            pieces.append(Piece(len(pieces), bucket, begin, end, place, nbytes, slots))
+            pieces.append(StatePiece(len(pieces), bucket, begin, end, place, nbytes, slots))
             place += nbytes
     return tuple(pieces)

@@ -1,6 +1,7 @@
 """The file of a rank's states on disk: without a name, read and written by threads past the page cache."""
 
 import errno
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,9 @@ class StateFile:
         folder: its folder.
         nbytes: its size.
 
+    Attributes:
+        close: ends the threads and gives the file's bytes back, once; so does the end of this object.
+
     Raises:
         StorageError: the folder cannot hold the file.
     """
@@ -31,6 +35,7 @@ class StateFile:
         self._fd = storage.open_unnamed(folder)
         self._fds = [self._fd]
         self._threads = ThreadPoolExecutor(THREADS, "tk-states")
+        self.close = weakref.finalize(self, _close, self._threads, self._fds)
         try:
             storage.reserve(self._fd, max(nbytes, PAGE))
             self._direct = self._open_direct()
@@ -88,8 +93,8 @@ class StateFile:
                 errno.EIO,
             )
 
-    def close(self) -> None:
-        """Ends the threads and gives the file's bytes back. Idempotent."""
-        self._threads.shutdown()
-        while self._fds:
-            storage.close(self._fds.pop())
+
+def _close(threads: ThreadPoolExecutor, fds: list[int]) -> None:
+    threads.shutdown()
+    while fds:
+        storage.close(fds.pop())
