@@ -1,14 +1,17 @@
 """AdamW on a CPU: ours in C, torch's fused kernel with the casts it needs, DeepSpeed's CPUAdam, and memory alone.
 
-All have fp32 masters and moments, fp32 gradients with a clip factor, and bf16 parameters, and take turns. DeepSpeed's
-stands in the table if it is installed (`pip install --no-build-isolation deepspeed`, with setuptools, wheel and ninja).
+All have fp32 masters, fp32 gradients with a clip factor, and bf16 parameters, and take turns: first with fp32 moments,
+then with bf16 ones, which DeepSpeed's has not. DeepSpeed's stands in the table if it is installed
+(`DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed`, with setuptools, wheel and ninja).
 """
 
 import ctypes
 import importlib
 import importlib.util
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -20,9 +23,10 @@ import torch
 from tk.core.cpu import read_cpu
 from tk.core.native import NativeSource, NativeUnit, load_library
 from tk.train.zero.adamw_rule import AdamWFactors, AdamWStreams, NativeRule, adamw_rule, torch_rule
+from tk.train.zero.element_index import ElementIndex, RandomBits
 
 FACTORS: Final = AdamWFactors(step=7, lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, grad_scale=0.5)
-BYTES: Final = 16 + 12 + 2  # of an element: four streams are read, three written back, the bf16 one written
+PARAMETER_BYTES: Final = 3 * 4 + 2  # of an element: masters are read and written, gradients read, parameters written
 # As wide as the widest unit of the kernel, and no wider than the CPU.
 _WIDTHS: Final = {"avx512": ("-mavx512f", "-mprefer-vector-width=512"), "avx2": ("-mavx2",)}
 
@@ -33,6 +37,7 @@ class Part(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("begin", "end")),
         *((name, ctypes.c_void_p) for name in ("master", "exp_avg", "exp_avg_sq", "grad", "bf16")),
+        ("has_bf16_states", ctypes.c_int64),
     )
 
 
@@ -46,7 +51,9 @@ def memory_alone(streams: AdamWStreams, threads: int) -> Callable[[], object]:
     count, tensors = streams.master.numel(), (streams.master, streams.exp_avg, streams.exp_avg_sq, streams.grad)
     addresses = [*(tensor.data_ptr() for tensor in tensors), streams.rounded.data_ptr()]
     bounds = [count * number // threads for number in range(threads + 1)]
-    parts = (Part * threads)(*(Part(begin, end, *addresses) for begin, end in pairwise(bounds)))
+    parts = (Part * threads)(
+        *(Part(begin, end, *addresses, streams.bits is not None) for begin, end in pairwise(bounds))
+    )
     move = loaded.library.move_streams
     move.argtypes, move.restype = (ctypes.c_void_p, ctypes.c_int64), None
     return lambda: move(ctypes.addressof(parts), threads)
@@ -71,9 +78,34 @@ def deepspeed_update(streams: AdamWStreams) -> Callable[[], object] | None:
     return update
 
 
-def streams_of(count: int) -> AdamWStreams:
+def streams_of(count: int, states: torch.dtype) -> AdamWStreams:
     master, exp_avg, exp_avg_sq, grad = (torch.full((count,), value) for value in (1.0, 1e-3, 1e-6, 1e-3))
-    return AdamWStreams(master, exp_avg, exp_avg_sq, grad, torch.empty(count, dtype=torch.bfloat16))
+    bits = RandomBits(0, "weight", ElementIndex(0, count, count, 0)) if states == torch.bfloat16 else None
+    rounded = torch.empty(count, dtype=torch.bfloat16)
+    return AdamWStreams(master, exp_avg.to(states), exp_avg_sq.to(states), grad, rounded, bits)
+
+
+def measure(updates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Returns the seconds of each round of each update; they take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in updates}
+    for number in range(rounds + 1):
+        for name, update in updates.items():
+            begun = time.perf_counter()
+            update()
+            if number:  # the first touches memory and starts threads
+                seconds[name].append(time.perf_counter() - begun)
+    return seconds
+
+
+def print_table(seconds: Mapping[str, Sequence[float]], count: int, size: int) -> None:
+    """Prints medians, and speeds beside the first row's; `size` is the bytes of an element that an update moves."""
+    print("| | G elements/s | GB/s | speed beside memory alone |")
+    print("|---|---|---|---|")
+    alone = next(iter(seconds.values()))
+    for name, found in seconds.items():
+        rate = count / median(found)
+        ratio = median(other / each for other, each in zip(alone, found, strict=True))
+        print(f"| {name} | {rate / 1e9:.3f} | {rate * size / 1e9:.1f} | {ratio:.2f} |")
 
 
 @click.command()
@@ -83,38 +115,24 @@ def streams_of(count: int) -> AdamWStreams:
 def main(millions: int, rounds: int, threads: int) -> None:
     """Print medians of the rounds, and their ratios to memory alone."""
     torch.set_num_threads(threads)
-    streams = streams_of(millions * 1_000_000)
     ours = adamw_rule(torch.device("cpu"))
     if not isinstance(ours, NativeRule):
         raise click.ClickException("no C compiler")
-    updates: dict[str, Callable[[], object] | None] = {
-        "memory alone": memory_alone(streams, threads),
-        "tk, in C": lambda: ours(streams, FACTORS),
-        "torch fused, then bf16": lambda: torch_rule(streams, FACTORS),
-        "DeepSpeed CPUAdam, then bf16": deepspeed_update(streams),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name, update in updates.items() if update is not None}
-    for number in range(rounds + 1):
-        for name, found in seconds.items():
-            update = updates[name]
-            assert update is not None
-            begun = time.perf_counter()
-            update()
-            if number:  # the first touches memory and starts threads
-                found.append(time.perf_counter() - begun)
-    cpu = read_cpu()
-    print(
-        f"{cpu.model}: {', '.join(cpu.instruction_sets)}; {millions} M elements, {threads} threads, {rounds} rounds\n"
-    )
-    print("| | G elements/s | GB/s | speed beside memory alone |")
-    print("|---|---|---|---|")
-    alone = seconds["memory alone"]
-    for name, found in seconds.items():
-        rate = millions * 1e6 / median(found)
-        ratio = median(other / each for other, each in zip(alone, found, strict=True))
-        print(f"| {name} | {rate / 1e9:.3f} | {rate * BYTES / 1e9:.1f} | {ratio:.2f} |")
-    for name in sorted(set(updates) - set(seconds)):
-        print(f"\n{name}: not installed")
+    cpu, load = read_cpu(), ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    print(f"{cpu.model}: {', '.join(cpu.instruction_sets)}; {millions} M elements, {threads} threads, {rounds} rounds;")
+    print(f"load {load}")
+    for states in (torch.float32, torch.bfloat16):
+        streams = streams_of(millions * 1_000_000, states)
+        updates: dict[str, Callable[[], object]] = {
+            "memory alone": memory_alone(streams, threads),
+            "tk, in C": partial(ours, streams, FACTORS),
+            "torch fused, with casts": partial(torch_rule, streams, FACTORS),
+        }
+        deepspeed = deepspeed_update(streams) if streams.bits is None else None
+        if deepspeed:
+            updates["DeepSpeed CPUAdam, then bf16"] = deepspeed
+        print(f"\n{str(states).removeprefix('torch.')} states\n")
+        print_table(measure(updates, rounds), streams.master.numel(), PARAMETER_BYTES + 4 * states.itemsize)
 
 
 if __name__ == "__main__":

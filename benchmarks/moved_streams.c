@@ -6,14 +6,33 @@
 
 typedef struct {
     int64_t begin, end;
-    float *restrict master, *restrict exp_avg, *restrict exp_avg_sq;
+    float *restrict master;
+    void *exp_avg, *exp_avg_sq; /* fp32, or bf16 */
     const float *restrict grad;
     uint16_t *restrict bf16;
+    int64_t has_bf16_states;
 } streams;
+
+static void *move_bf16_states(const streams *given)
+{
+    const streams s = *given;
+    float *restrict master = s.master;
+    uint16_t *restrict exp_avg = s.exp_avg, *restrict exp_avg_sq = s.exp_avg_sq, *restrict bf16 = s.bf16;
+    const float *restrict grad = s.grad;
+    for (int64_t i = s.begin; i < s.end; i++) {
+        master[i] += grad[i];
+        exp_avg[i] += (uint16_t)i;
+        exp_avg_sq[i] += (uint16_t)i;
+        bf16[i] = (uint16_t)i;
+    }
+    return 0;
+}
 
 static void *move(void *given)
 {
     const streams s = *(const streams *)given;
+    if (s.has_bf16_states)
+        return move_bf16_states(&s);
     float *restrict master = s.master, *restrict exp_avg = s.exp_avg, *restrict exp_avg_sq = s.exp_avg_sq;
     const float *restrict grad = s.grad;
     uint16_t *restrict bf16 = s.bf16;

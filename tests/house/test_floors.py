@@ -77,7 +77,7 @@ COMPUTE: dict[str, str] = {
     "train.run": "inputs run_start trainer",
     "train.saving": "checkpointer replica_check save_in_flight saver snapshot",
     "train.zero": "absent adamw_rule agreement flat_buffers gradient_exchange outputs parameter_gather "
-    "saved_parameters sharded_adamw square_sum trained_parameter written_values",
+    "random_rounding saved_parameters sharded_adamw square_sum trained_parameter written_values",
     "train.zero.states": "buffer disk_states host_transfer memory_states open_states state_file state_store",
 }
 

@@ -1,4 +1,4 @@
-/* AdamW (arXiv 1711.05101) in one pass over fp32 streams, at the speed of memory.
+/* AdamW (arXiv 1711.05101) in one pass over fp32 masters and fp32 or bf16 states, at the speed of memory.
  *
  * Built once per instruction set, with TK_UNIT as its name. Every operation is one that IEEE 754 rounds exactly, in the
  * order of the source, so all units, cuts and numbers of threads give the same bits. */
@@ -12,12 +12,14 @@
 #define NAMED(name, unit) JOINED(name, unit)
 #define PUBLIC __attribute__((visibility("default")))
 #define MOST_THREADS 256
+#define BLOCK 512
 #define ALIGNED 64 /* elements: two threads never write one line of the cache */
 
 /* One update; the factors are those of a step, computed in double precision. */
 typedef struct {
     int64_t count;
-    float *master, *exp_avg, *exp_avg_sq;
+    float *master;
+    void *exp_avg, *exp_avg_sq; /* fp32, or bf16 */
     const float *grad;
     uint16_t *bf16; /* takes the rounded masters; NULL: nothing does */
     float grad_factor;    /* for clipping and the loss scale */
@@ -27,35 +29,120 @@ typedef struct {
     float step_size;      /* lr / (1 - beta1^t) */
     float root;           /* sqrt(1 - beta2^t) */
     float eps;
+    /* Of bf16 states: element i has the index first + j / run * stride + j % run in its logical tensor, j = start + i. */
+    int64_t first, run, stride, start; /* run = 0: the states are fp32 */
+    uint32_t key, word;                /* of the tensor and the step */
 } adamw_update;
 
-/* To the nearest bf16, ties to even, as torch rounds; a NaN gives torch's NaN. */
+static inline float from_bf16(uint16_t half)
+{
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* The upper half of a value's bits after `added`, below 2^16, was added to them; a NaN gives torch's NaN. */
+static inline uint16_t upper_half(float value, uint32_t bits, uint32_t added)
+{
+    uint32_t rounded = (bits + added) >> 16;
+    return (uint16_t)(value != value ? 0x7fc0u : rounded);
+}
+
+/* To the nearest bf16, ties to even, as torch rounds. */
 static inline uint16_t to_bf16(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, 4);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+    return upper_half(value, bits, 0x7fffu + ((bits >> 16) & 1u));
 }
 
-static inline void update(const adamw_update *u, int64_t begin, int64_t end, int has_bf16)
+/* To one of the two nearest bf16: to the upper one with the probability of the distance to the lower one. */
+static inline uint16_t to_random_bf16(float value, uint32_t random)
 {
-    const float grad_factor = u->grad_factor, decay_factor = u->decay_factor, new_avg = u->new_avg;
-    const float old_sq = u->old_sq, new_sq = u->new_sq, step_size = u->step_size, root = u->root, eps = u->eps;
-    float *restrict master = u->master, *restrict exp_avg = u->exp_avg, *restrict exp_avg_sq = u->exp_avg_sq;
-    const float *restrict grad = u->grad;
-    uint16_t *restrict bf16 = u->bf16;
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return upper_half(value, bits, random >> 16);
+}
+
+/* A change of any bit of x changes each bit of the result in half of all cases: lowbias32 of Chris Wellons' "hash
+ * prospector" (2018), a search for such functions. Its products have 32 bits, which AVX2 multiplies, too. */
+static inline uint32_t mixed(uint32_t x)
+{
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+/* 32 random bits for the index of an element, in two words, under a key; `high` also has the key's second word. */
+static inline uint32_t random_bits(uint32_t low, uint32_t high, uint32_t key)
+{
+    return mixed(mixed(low ^ key) ^ high);
+}
+
+static inline void update_fp32(const adamw_update *given, int64_t begin, int64_t end, int has_bf16)
+{
+    const adamw_update u = *given;
+    float *restrict master = u.master, *restrict exp_avg = u.exp_avg, *restrict exp_avg_sq = u.exp_avg_sq;
+    const float *restrict grad = u.grad;
+    uint16_t *restrict bf16 = u.bf16;
 
     for (int64_t i = begin; i < end; i++) {
-        float g = grad[i] * grad_factor;
-        float avg = exp_avg[i] + (g - exp_avg[i]) * new_avg;
-        float sq = exp_avg_sq[i] * old_sq + new_sq * g * g;
-        float value = master[i] * decay_factor - step_size * avg / (sqrtf(sq) / root + eps);
+        float g = grad[i] * u.grad_factor;
+        float avg = exp_avg[i] + (g - exp_avg[i]) * u.new_avg;
+        float sq = exp_avg_sq[i] * u.old_sq + u.new_sq * g * g;
+        float value = master[i] * u.decay_factor - u.step_size * avg / (sqrtf(sq) / u.root + u.eps);
         exp_avg[i] = avg;
         exp_avg_sq[i] = sq;
         master[i] = value;
         if (has_bf16)
             bf16[i] = to_bf16(value);
+    }
+}
+
+/* Updates at most BLOCK neighbours in the tensor, whose indexes have the lower words low, low + 1, ...
+ *
+ * Their states become fp32 in the first cache. Short loops are twice as fast as one long one, of which a CPU does not see
+ * the next turn while it waits for the roots of this one. */
+static inline void update_block(
+    const adamw_update *u, int64_t begin, uint32_t count, uint32_t low, uint32_t high, int has_bf16)
+{
+    uint16_t *restrict exp_avg = (uint16_t *)u->exp_avg + begin, *restrict exp_avg_sq = (uint16_t *)u->exp_avg_sq + begin;
+    float avg[BLOCK], sq[BLOCK];
+    adamw_update wide = *u;
+    const uint32_t key = u->key;
+
+    for (uint32_t i = 0; i < count; i++) {
+        avg[i] = from_bf16(exp_avg[i]);
+        sq[i] = from_bf16(exp_avg_sq[i]);
+    }
+    wide.master += begin;
+    wide.grad += begin;
+    wide.exp_avg = avg;
+    wide.exp_avg_sq = sq;
+    if (has_bf16)
+        wide.bf16 += begin;
+    update_fp32(&wide, 0, count, has_bf16);
+    for (uint32_t i = 0; i < count; i++)
+        exp_avg[i] = to_bf16(avg[i]);
+    for (uint32_t i = 0; i < count; i++)
+        exp_avg_sq[i] = to_random_bf16(sq[i], random_bits(low + i, high, key));
+}
+
+static inline void update_bf16(const adamw_update *u, int64_t begin, int64_t end, int has_bf16)
+{
+    while (begin < end) {
+        int64_t number = u->start + begin, within = number % u->run;
+        int64_t index = u->first + number / u->run * u->stride + within;
+        int64_t count = end - begin, to_border = (INT64_C(1) << 32) - (index & 0xffffffff);
+        if (count > u->run - within)
+            count = u->run - within;
+        if (count > to_border)
+            count = to_border;
+        if (count > BLOCK)
+            count = BLOCK;
+        update_block(u, begin, (uint32_t)count, (uint32_t)index, u->word + (uint32_t)(index >> 32), has_bf16);
+        begin += count;
     }
 }
 
@@ -67,10 +154,14 @@ typedef struct {
 static void *run(void *given)
 {
     const part *p = given;
-    if (p->update->bf16)
-        update(p->update, p->begin, p->end, 1);
+    if (p->update->run && p->update->bf16)
+        update_bf16(p->update, p->begin, p->end, 1);
+    else if (p->update->run)
+        update_bf16(p->update, p->begin, p->end, 0);
+    else if (p->update->bf16)
+        update_fp32(p->update, p->begin, p->end, 1);
     else
-        update(p->update, p->begin, p->end, 0);
+        update_fp32(p->update, p->begin, p->end, 0);
     return NULL;
 }
 

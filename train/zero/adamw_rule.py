@@ -1,13 +1,22 @@
 """The update rule of AdamW (arXiv 1711.05101) for a range of a flat bucket: in C on a CPU, else torch's fused one."""
 
+import logging
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch.optim.adamw import adamw
 
+from ...parallel.collectives import gather_bytes
+from ...parallel.mesh import ALONE, Group
+from .element_index import RandomBits
 from .native_adamw import AdamWUpdate, NativeAdamW, native_adamw
+from .random_rounding import round_randomly
+
+_CHUNK: Final = 2**17  # elements of bf16 states of which torch's rule has fp32 copies and random bits at once
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +46,11 @@ class AdamWStreams:
 
     Attributes:
         master: the parameters, fp32.
-        exp_avg: the first moment, fp32.
-        exp_avg_sq: the second moment, fp32.
+        exp_avg: the first moment, fp32; or bf16, which is rounded to the nearest.
+        exp_avg_sq: the second moment, of the same dtype; in bf16 it is rounded by `bits`.
         grad: the gradients, fp32, which an update only reads.
         rounded: takes the new masters in a lower precision; None = nothing does.
+        bits: the random bits of the elements, if the moments are bf16; else None.
     """
 
     master: torch.Tensor
@@ -48,6 +58,7 @@ class AdamWStreams:
     exp_avg_sq: torch.Tensor
     grad: torch.Tensor
     rounded: torch.Tensor | None = None
+    bits: RandomBits | None = None
 
 
 class AdamWRule(Protocol):
@@ -56,18 +67,50 @@ class AdamWRule(Protocol):
     def __call__(self, streams: AdamWStreams, factors: AdamWFactors) -> None: ...
 
 
-def adamw_rule(device: torch.device) -> AdamWRule:
-    """Returns the rule for tensors of a device; a CPU without a compiler has torch's."""
-    native = native_adamw() if device.type == "cpu" else None
-    return torch_rule if native is None else NativeRule(native)
+def adamw_rule(device: torch.device, world: Group = ALONE) -> AdamWRule:
+    """Returns the rule for tensors of a device: torch's if it is no CPU, or if a rank has no compiler.
+
+    Every rank calls it, and all get the same rule: replicas that were updated by two would differ in their last bits.
+
+    Args:
+        world: all ranks.
+    """
+    if device.type != "cpu":
+        return torch_rule
+    native = native_adamw()
+    lacking = [rank for rank, answer in enumerate(gather_bytes(b"" if native else b"none", world)) if answer]
+    if native and not lacking:
+        return NativeRule(native)
+    if world.rank == 0 and world.size > 1:
+        _log.warning(
+            "Rank %d has no native AdamW, and its log says why: all %d ranks update with torch's, which takes longer.",
+            lacking[0],
+            world.size,
+        )
+    return torch_rule
 
 
 def torch_rule(streams: AdamWStreams, factors: AdamWFactors) -> None:
-    """Updates with torch's fused kernel, which would write the scaled gradients back if it scaled them."""
+    """Updates with torch's fused kernel, bf16 states in fp32 copies."""
+    if streams.bits is None:
+        _update_fused(streams, factors)
+    else:
+        for begin in range(0, streams.master.numel(), _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            exp_avg, exp_avg_sq = streams.exp_avg[part], streams.exp_avg_sq[part]
+            wide = AdamWStreams(streams.master[part], exp_avg.float(), exp_avg_sq.float(), streams.grad[part])
+            _update_fused(wide, factors)
+            exp_avg.copy_(wide.exp_avg)
+            exp_avg_sq.copy_(round_randomly(wide.exp_avg_sq, streams.bits.from_element(begin), factors.step))
+    if streams.rounded is not None:
+        streams.rounded.copy_(streams.master)
+
+
+def _update_fused(streams: AdamWStreams, factors: AdamWFactors) -> None:
     scale = factors.grad_scale
     adamw(
         [streams.master],
-        [streams.grad if scale == 1.0 else streams.grad * scale],
+        [streams.grad if scale == 1.0 else streams.grad * scale],  # the kernel would write back what it scales
         [streams.exp_avg],
         [streams.exp_avg_sq],
         [],
@@ -81,8 +124,6 @@ def torch_rule(streams: AdamWStreams, factors: AdamWFactors) -> None:
         eps=factors.eps,
         maximize=False,
     )
-    if streams.rounded is not None:
-        streams.rounded.copy_(streams.master)
 
 
 class NativeRule:
@@ -110,7 +151,16 @@ class NativeRule:
             step_size=factors.lr / (1 - beta1**factors.step),
             root=math.sqrt(1 - beta2**factors.step),
             eps=factors.eps,
+            **_places(streams.bits, factors.step),
         )
         self._native(update, torch.get_num_threads())
         if rounded is not None and not in_pass:
             rounded.copy_(streams.master)
+
+
+def _places(bits: RandomBits | None, step: int) -> dict[str, int]:
+    """Returns the fields of an update that only bf16 states need."""
+    if bits is None:
+        return {}
+    (key, word), index = bits.key(step), bits.index
+    return {"key": key, "word": word} | {name: getattr(index, name) for name in ("first", "run", "stride", "start")}

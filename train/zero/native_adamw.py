@@ -22,13 +22,15 @@ SOURCE: Final = NativeSource(
 
 
 class AdamWUpdate(ctypes.Structure):
-    """One update of fp32 streams of `count` elements, by address, with its factors; `adamw_update` in adamw.c."""
+    """One update of streams of `count` elements, by address, with its factors; `adamw_update` in adamw.c."""
 
     _fields_ = (
         ("count", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("master", "exp_avg", "exp_avg_sq", "grad", "bf16")),
         *((name, ctypes.c_float) for name in ("grad_factor", "decay_factor", "new_avg", "old_sq", "new_sq")),
         *((name, ctypes.c_float) for name in ("step_size", "root", "eps")),
+        *((name, ctypes.c_int64) for name in ("first", "run", "stride", "start")),
+        *((name, ctypes.c_uint32) for name in ("key", "word")),
     )
 
 

@@ -62,7 +62,7 @@ class ShardedAdamW:
         sizes = [bucket.own_params.numel() for bucket in buffers.buckets]
         self._states: StateStore = open_states(dtypes, sizes, buffers.device, offload, folder)
         self._transfer = HostTransfer(buffers.device, self._states.device, max(sizes, default=0) * 4)
-        self._rule = adamw_rule(self._states.device)
+        self._rule = adamw_rule(self._states.device, buffers.mesh.world)
         for index, bucket in enumerate(buffers.buckets):
             if not bucket.holds_masters:
                 self._states.write("master", index, 0, bucket.own_params)
