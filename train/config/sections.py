@@ -152,6 +152,8 @@ class OptimizerSection(Section):
         min_lr_ratio: the learning rate at the end of a schedule that falls, as a share of `lr`.
         weight_decay: for tensors with 2 or more dims only.
         grad_clip: the largest gradient norm; larger gradients are scaled down to it. 0 clips nothing.
+        states: the dtype of both moments. In bf16 exp_avg is rounded to the nearest and exp_avg_sq stochastically, by
+            random bits that depend on train.seed, tensor, element and step alone; masters stay fp32.
         decay_share: the share of all steps during which the schedule "wsd" falls, at the end of the run.
     """
 
@@ -161,6 +163,7 @@ class OptimizerSection(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
+    states: Literal["fp32", "bf16"] = "fp32"
     grad_clip: float = Field(default=1.0, ge=0)
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     decay_share: float = Field(default=0.2, gt=0, le=1)

@@ -36,6 +36,7 @@ class TrainingOptions:
         sequence_parallel, overlap: see GradientExchange.
         offload: the parts of the model states that leave the device.
         folder: the folder of states on disk, if `offload` names none.
+        seed: the seed of the random bits that round bf16 moments.
     """
 
     optimizer: OptimizerSection
@@ -44,6 +45,7 @@ class TrainingOptions:
     overlap: bool = True
     offload: OffloadSection = RESIDENT
     folder: Path = Path()
+    seed: int = 0
 
 
 def _ensuring(optimizer: ShardedAdamW, buckets: Sequence[int]) -> Callable[[torch.nn.Module, Any], None]:
@@ -91,7 +93,7 @@ class TrainingEngine:
         self.exchange = GradientExchange(
             self.buffers, sequence_parallel=options.sequence_parallel, overlap=options.overlap
         )
-        self.optimizer = ShardedAdamW(self.buffers, options.optimizer, options.offload, options.folder)
+        self.optimizer = ShardedAdamW(self.buffers, options.optimizer, options.offload, options.folder, options.seed)
         self.loss_scale = LossScale.of(options.precision)
         self.gathers: list[ParameterGather] = []
         self.agreement: Agreement | None = None

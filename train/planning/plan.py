@@ -171,16 +171,17 @@ def model_state_bytes(config: TrainConfig, layout: Layout, params: Sequence[Loca
 
         stage 0: 2 + g + 12     1: 2 + g + 12 / N     2: 2 + (g + 12) / N     3: (g + 12) / N, only fp32 shards
 
-    fp32 parameters need no masters.
+    fp32 parameters need no masters. With bf16 moments 12 is 8.
     """
     itemsize, zero, group = by_name(config.precision.params).itemsize, layout.zero, layout.group_size
+    moments = 2 * by_name(config.optimizer.states).itemsize
     sizes = sorted((bucket.size for bucket in buckets(params, layout)), reverse=True)
     total, masters = sum(sizes), FP32.itemsize if itemsize < FP32.itemsize and zero < 3 else 0
     frozen = sum(param.size for param in params if not param.trainable)  # on every rank, at any stage
     result = {
         "parameters": (total * FP32.itemsize // group if zero == 3 else total * itemsize) + frozen * itemsize,
         "gradients": total * FP32.itemsize // (group if zero >= 2 else 1),
-        "optimizer": total * (2 * FP32.itemsize + masters) // group,
+        "optimizer": total * (moments + masters) // group,
     }
     exchanged = sizes[:IN_FLIGHT] if config.zero.overlap else sizes
     if zero >= 2:

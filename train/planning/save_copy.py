@@ -16,7 +16,8 @@ def save_copy_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) 
     every = config.checkpoint.every
     if not config.checkpoint.async_save or not 0 < every < config.train.steps:
         return 0
-    states = ["exp_avg", "exp_avg_sq"] + (["master"] if config.precision.params != "fp32" else [])
-    slots = {"weight": by_name(config.precision.params).code} | dict.fromkeys(sorted(states), FP32.code)
+    slots = {"weight": by_name(config.precision.params).code}
+    slots |= dict.fromkeys(("exp_avg", "exp_avg_sq"), by_name(config.optimizer.states).code)
+    slots |= {"master": FP32.code} if config.precision.params != "fp32" else {}
     rank = pp * layout.dp * layout.tp
     return Buffers(SaveJob(config.run_folder, "", rank, table, layout, slots)).nbytes

@@ -110,6 +110,7 @@ class Trainer:
             self.config.zero.overlap,
             self.config.offload,
             self.config.run_folder,
+            self.config.train.seed,
         )
         engine = TrainingEngine(self.stages, self.table, self.mesh, options, device=self.device, fill=self._fill)
         if self.config.zero.stage == 3:

@@ -11,7 +11,6 @@ from ...checkpoint.read.read_plan import ReadRequest
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import ALONE, Peers, read_all
 from ...core.buckets import Shard
-from ...core.dtypes import FP32
 from ...core.errors import CheckpointError
 from ...core.geometry import Box
 from ...core.local_params import Piece
@@ -24,7 +23,8 @@ from ..zero.sharded_adamw import ShardedAdamW
 
 def slot_dtypes(optimizer: ShardedAdamW) -> dict[str, str]:
     """Returns the safetensors dtype code of each slot that this optimizer saves."""
-    return {"weight": format_of(optimizer.buffers.dtype).code} | dict.fromkeys(sorted(optimizer.slots), FP32.code)
+    slots = {"weight": optimizer.buffers.dtype} | dict(sorted(optimizer.slots.items()))
+    return {slot: format_of(dtype).code for slot, dtype in slots.items()}
 
 
 class Snapshot:

@@ -6,9 +6,11 @@ that depend on the place are the same at every layout.
 
 import hashlib
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from ...core.buckets import Shard, UpdateRun
 from ...core.local_params import Piece
 
 
@@ -72,3 +74,22 @@ class RandomBits:
         """Returns two words of 32 bits, which differ by seed, tensor and step."""
         digest = hashlib.sha256(f"{self.seed}/{step}/{self.tensor}".encode()).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+
+
+def runs_of_tensors(
+    runs: Sequence[UpdateRun], shards: Sequence[Shard], begin: int, seed: int
+) -> Iterator[tuple[UpdateRun, RandomBits]]:
+    """Cuts runs at the borders of logical tensors, and yields each part with its random bits; padding is in no part.
+
+    Args:
+        runs: runs of a part of this rank's range of a bucket, counted from that part's begin.
+        shards: what this rank updates of the bucket.
+        begin: the number of elements of this rank's range before the part.
+        seed: the seed of the random bits.
+    """
+    for run in runs:
+        for shard in shards:
+            place = shard.start - begin
+            low, high = max(run.begin, place), min(run.end, place + shard.flat[1] - shard.flat[0])
+            if low < high:
+                yield UpdateRun(low, high, run.decay), RandomBits.of(seed, shard.piece, shard.flat[0] + low - place)

@@ -10,11 +10,13 @@ from typing import Final
 import torch
 from torch.profiler import record_function
 
-from ...core.buckets import Shard
+from ...core.buckets import Shard, UpdateRun
 from ...core.errors import TkError
 from ...parallel.collectives import all_gather_flat
+from ...parallel.torch_dtypes import torch_dtype
 from ..config.sections import RESIDENT, OffloadSection, OptimizerSection
 from .adamw_rule import AdamWFactors, AdamWStreams, adamw_rule
+from .element_index import RandomBits, runs_of_tensors
 from .flat_buffers import FlatBucket, FlatBuffers
 from .running_update import RunningUpdate
 from .states.host_transfer import HostTransfer
@@ -33,10 +35,12 @@ class ShardedAdamW:
         options: the rule's options.
         offload: the place of the states.
         folder: the folder of states on disk, if `offload` names none.
+        seed: the seed of the random bits that round bf16 moments.
 
     Attributes:
         step_count: the number of updates made.
-        slots: the slots that a checkpoint stores beside weights: both moments, and "master" if parameters are not fp32.
+        slots: the slots that a checkpoint stores beside weights, with their dtypes: both moments, and "master" if
+            parameters are not fp32.
         takes_written: whether every update first takes the values that a user wrote into parameters; see
             `take_written_values`.
         behind: whether updates are made on a thread, while the next step begins.
@@ -48,6 +52,7 @@ class ShardedAdamW:
         options: OptimizerSection,
         offload: OffloadSection = RESIDENT,
         folder: Path = Path(),
+        seed: int = 0,
     ) -> None:
         self.buffers = buffers
         self.options = options
@@ -55,13 +60,18 @@ class ShardedAdamW:
         self.takes_written = self.behind = False
         self._running: RunningUpdate | None = None
         self._not_gathered: list[int] = []
-        self.slots = (*MOMENTS, *(("master",) if buffers.dtype != torch.float32 else ()))
+        moments, master = dict.fromkeys(MOMENTS, torch_dtype(options.states)), {"master": torch.float32}
+        self.slots = moments if buffers.dtype == torch.float32 else moments | master
         self._order = range(len(buffers.buckets))[::-1]  # the first layers are in the last buckets
         apart = any(not bucket.holds_masters for bucket in buffers.buckets)
-        dtypes = dict.fromkeys((*MOMENTS, *(("master",) if apart else ())), torch.float32)
+        dtypes = moments | master if apart else moments
         sizes = [bucket.own_params.numel() for bucket in buffers.buckets]
         self._states: StateStore = open_states(dtypes, sizes, buffers.device, offload, folder)
         self._transfer = HostTransfer(buffers.device, self._states.device, max(sizes, default=0) * 4)
+        self._seed = seed
+        self._shards = tuple(
+            [shard for shard in buffers.shards if shard.bucket == index] for index in range(len(buffers.buckets))
+        )
         self._rule = adamw_rule(self._states.device, buffers.mesh.world)
         for index, bucket in enumerate(buffers.buckets):
             if not bucket.holds_masters:
@@ -132,14 +142,22 @@ class ShardedAdamW:
         master = each.slots.get("master", params)
         if self.takes_written:
             take_written(master, params)
-        first = bucket.own_range.start
-        for run in bucket.plan.runs_within(first + each.begin, first + each.end):
+        for run, bits in self._runs(bucket, each):
             part = slice(run.begin, run.end)
             exp_avg, exp_avg_sq = (each.slots[name][part] for name in MOMENTS)
             rounded = None if master is params else params[part]
-            streams = AdamWStreams(master[part], exp_avg, exp_avg_sq, grads[part], rounded)
+            streams = AdamWStreams(master[part], exp_avg, exp_avg_sq, grads[part], rounded, bits)
             self._rule(streams, factors if run.decay else replace(factors, weight_decay=0.0))
         self._transfer.up(params, bucket.own_params[here])
+
+    def _runs(self, bucket: FlatBucket, each: StateRange) -> Iterator[tuple[UpdateRun, RandomBits | None]]:
+        """Yields the runs of a range that are updated at once; bf16 moments need random bits, which a tensor has."""
+        first = bucket.own_range.start
+        runs = bucket.plan.runs_within(first + each.begin, first + each.end)
+        if self.options.states == "fp32":
+            yield from ((run, None) for run in runs)
+        else:
+            yield from runs_of_tensors(runs, self._shards[each.bucket], each.begin, self._seed)
 
     def _gather(self, bucket: FlatBucket) -> None:
         if self.buffers.zero < 3:

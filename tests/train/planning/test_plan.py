@@ -52,6 +52,20 @@ def test_model_states_follow_the_formulas_of_zero(
     assert states == pytest.approx(per_param * count_parameters(plan.model), rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("params", "stage", "per_param", "saved"),
+    [("bf16", 0, 4 + 4, 2 + 4 + 4), ("bf16", 3, 4 / 4, 2 + 4 + 4), ("fp32", 1, 4 / 4, 4 + 4)],
+)
+def test_bf16_moments_take_half(configure: Configure, params: str, stage: int, per_param: float, saved: float) -> None:
+    """At stage 3 masters are counted as parameters."""
+    options: dict[str, Any] = {"precision": {"params": params}, "zero": {"stage": stage}}
+    config = _config(configure, optimizer={"states": "bf16"}, checkpoint={"every": 5}, **options)
+    plan = make_plan(config, 4)
+    parameters = count_parameters(plan.model)
+    assert plan.memory[0]["optimizer"] == pytest.approx(per_param * parameters, rel=0.05)
+    assert plan.memory[0]["copy for saves"] == pytest.approx(saved * parameters / 4, rel=0.2)
+
+
 def test_the_copy_for_saves_is_counted_if_a_save_is_in_the_background(configure: Configure) -> None:
     def copies(every: int, background: bool, steps: int = 10) -> list[int | None]:
         saving = {"every": every, "async_save": background}

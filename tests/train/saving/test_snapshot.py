@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -27,10 +27,11 @@ def make_snapshot(
     dtype: torch.dtype = torch.float32,
     table: tuple[TensorSpec, ...] = TABLE,
     module: torch.nn.Module | None = None,
+    states: Literal["fp32", "bf16"] = "fp32",
 ) -> Snapshot:
     """Returns one rank's snapshot; its exp_avg is the weight plus 1."""
     buffers = make_buffers(module or make_module(), zero, size=size, rank=rank, dtype=dtype, table=table)
-    optimizer = ShardedAdamW(buffers, OptimizerSection())
+    optimizer = ShardedAdamW(buffers, OptimizerSection(states=states))
     for (_, master), (_, values) in zip(optimizer.runs("master"), optimizer.runs("exp_avg"), strict=True):
         values.copy_(master + 1)
     return Snapshot(optimizer, table)
@@ -121,6 +122,39 @@ def test_ranks_read_their_shards_from_a_checkpoint_of_another_layout(zero: int, 
                 assert np.array_equal(values.numpy(), stored[slice(*shard.flat)])
                 counted[slot] += len(values)
     assert counted == dict.fromkeys(counted, NUM_ELEMENTS)
+
+
+@pytest.mark.parametrize("states", ["fp32", "bf16"])
+@pytest.mark.parametrize("stored", ["F32", "BF16"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_moments_of_either_dtype_are_read_into_either(
+    tmp_path: Path, states: Literal["fp32", "bf16"], stored: str, size: int
+) -> None:
+    """fp32 moments become bf16 ones to the nearest; everything else is exact."""
+    checkpoint = save(tmp_path, {"weight": "BF16", "master": "F32", "exp_avg": stored, "exp_avg_sq": stored})
+    for rank in range(size):
+        snapshot = make_snapshot(3, size, rank, states=states)
+        snapshot.load(checkpoint)
+        for slot in ("master", "exp_avg", "exp_avg_sq"):
+            for shard, values in snapshot.optimizer.runs(slot):
+                read = checkpoint.read(shard.piece.tensor.name, slot=slot).torch().reshape(-1)[slice(*shard.flat)]
+                assert values.dtype == (torch.bfloat16 if states == "bf16" and slot != "master" else torch.float32)
+                assert torch.equal(values, read.to(values.dtype))
+                assert not torch.equal(values, torch.zeros_like(values))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_bf16_moments_are_saved_as_they_are(size: int) -> None:
+    for rank in range(size):
+        snapshot = make_snapshot(3, size, rank, torch.bfloat16, states="bf16")
+        codes = {"weight": "BF16", "exp_avg": "BF16", "exp_avg_sq": "BF16", "master": "F32"}
+        assert slot_dtypes(snapshot.optimizer) == codes
+        held = {(shard.piece.tensor.name, shard.flat): values for shard, values in snapshot.optimizer.runs("exp_avg")}
+        for item in snapshot.owned(rank):
+            if item.slot == "exp_avg":
+                values = held[item.tensor, item.flat or (0, item.box.size)]
+                assert torch.equal(torch.from_numpy(snapshot.values(item)).view(torch.bfloat16), values)
+                assert values.any()
 
 
 def test_a_checkpoint_of_weights_gives_weights_and_cannot_be_resumed(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """Sharded AdamW: the updates of all ranks of a group equal torch's AdamW on whole parameters."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
 
 from tk.tests.train.zero.small_buffers import TABLE, make_buffers, make_module, rows
-from tk.train.config.sections import OptimizerSection
+from tk.train.config.sections import OffloadSection, OptimizerSection
 from tk.train.zero.sharded_adamw import ShardedAdamW
+from tk.train.zero.states import pieces
 
 OPTIONS = OptimizerSection(betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)
 LR, STEPS = 0.05, 3
@@ -38,13 +40,22 @@ def updated_by_torch(grad_scale: float) -> dict[str, Any]:
     }
 
 
-def update(module: nn.Module, zero: int, size: int, rank: int, dtype: torch.dtype, grad_scale: float) -> ShardedAdamW:
+def update(
+    module: nn.Module,
+    zero: int,
+    size: int,
+    rank: int,
+    dtype: torch.dtype,
+    grad_scale: float,
+    options: OptimizerSection = OPTIONS,
+    **more: Any,
+) -> ShardedAdamW:
     """Returns one rank's optimizer after STEPS steps.
 
     There are no other ranks, and below stage 3 a step gathers parameters, so `size` is 1 there.
     """
     buffers = make_buffers(module, zero, size=size, rank=rank, dtype=dtype)
-    optimizer = ShardedAdamW(buffers, OPTIONS)
+    optimizer = ShardedAdamW(buffers, options, **more)
     for step in range(STEPS):
         found = gradients(step)
         for shard, place in buffers.own_runs():
@@ -100,3 +111,44 @@ def test_values_that_a_user_writes_into_whole_parameters_reach_the_masters() -> 
         changed = master != before[name]
         assert changed.nonzero().flatten().tolist() == ([1 * 20 + 2] if name == "0.weight" else [])
         assert (master[changed] == 5.0).all()
+
+
+def whole(ranks: list[ShardedAdamW], slot: str) -> torch.Tensor:
+    """Returns a slot of all tensors, end to end, from the ranks that hold it."""
+    found = {spec.name: torch.full(spec.shape, torch.nan) for spec in TABLE}
+    for optimizer in ranks:
+        for shard, values in optimizer.runs(slot):
+            found[shard.piece.tensor.name].view(-1)[slice(*shard.flat)] = values.float()
+    return torch.cat([values.reshape(-1) for values in found.values()])
+
+
+@pytest.mark.parametrize("tier", ["none", "cpu", "disk"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bf16_moments_have_the_same_bits_at_every_cut(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: torch.dtype, tier: Literal["none", "cpu", "disk"]
+) -> None:
+    """However many ranks share the buckets, and on disk in pieces of any size."""
+    options, slots = OPTIONS.model_copy(update={"states": "bf16"}), ("master", "exp_avg", "exp_avg_sq")
+    alone = [update(make_module(), 3, 1, 0, dtype, 0.25, options, seed=7)]
+    expected = {slot: whole(alone, slot) for slot in slots}
+    assert {slot: str(each) for slot, each in alone[0].slots.items()}["exp_avg_sq"] == "torch.bfloat16"
+    monkeypatch.setattr(pieces.cut, "__defaults__", (50,))
+    for size in (1, 2, 3):
+        place = {"offload": OffloadSection(optimizer=tier), "folder": tmp_path, "seed": 7}
+        ranks = [update(make_module(), 3, size, rank, dtype, 0.25, options, **place) for rank in range(size)]
+        for slot, values in expected.items():
+            assert torch.equal(whole(ranks, slot), values), slot
+        for each in ranks:
+            each.close()
+    other = [update(make_module(), 3, 1, 0, dtype, 0.25, options, seed=8)]
+    assert torch.equal(whole(other, "exp_avg"), expected["exp_avg"])
+    assert not torch.equal(whole(other, "exp_avg_sq"), expected["exp_avg_sq"])
+
+
+def test_bf16_moments_are_those_of_fp32_but_for_rounding() -> None:
+    narrow = [update(make_module(), 1, 1, 0, torch.float32, 1.0, OPTIONS.model_copy(update={"states": "bf16"}))]
+    wide = [update(make_module(), 1, 1, 0, torch.float32, 1.0)]
+    for slot, tolerance in (("master", 2e-3), ("exp_avg", 2**-7), ("exp_avg_sq", 2**-6)):
+        largest = float(whole(wide, slot).abs().max())
+        torch.testing.assert_close(whole(narrow, slot), whole(wide, slot), rtol=tolerance, atol=tolerance * largest)
+    assert not torch.equal(whole(narrow, "master"), whole(wide, "master"))

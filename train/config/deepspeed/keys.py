@@ -55,7 +55,10 @@ FIXED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = MappingProxyType(
         "fp16.loss_scale": ((0,), "tk's loss scale is dynamic: leave it 0, and set initial_scale_power"),
         "fp16.fp16_master_weights_and_grads": ((False,), "tk's masters and gradients are fp32"),
         "bf16.bf16_master_weights_and_grads": ((False,), "tk's masters and gradients are fp32"),
-        "bf16.bf16_optimizer_states": ((False,), "tk's optimizer states are fp32"),
+        "bf16.bf16_optimizer_states": (
+            (False,),
+            '[optimizer] states = "bf16" keeps moments in bf16, and masters in fp32',
+        ),
         "optimizer.params.bias_correction": ((True,), "tk's AdamW always corrects the bias of its moments"),
         "optimizer.params.amsgrad": ((False,), "tk has no AMSGrad"),
         "optimizer.params.maximize": ((False,), "tk minimizes"),
