@@ -20,6 +20,8 @@ from ...parallel.mesh import Group
 from ...parallel.torch_dtypes import has_format, torch_dtype
 from ..zero.outputs import tensors_in
 from ..zero.trained_parameter import TrainedParameter
+from .construction_log import ConstructionLog
+from .on_meta import builds_on_meta
 
 FLOATS = tuple(torch_dtype(dtype) for dtype in COMPUTE_DTYPES)
 _OF_ONE_DTYPE = (_NormBase, _SpectralNorm)
@@ -34,7 +36,7 @@ def check_module(model: object, dtype: torch.dtype) -> torch.device:
         dtype: the dtype that its floating-point parameters will get.
 
     Returns:
-        The device of all its tensors.
+        The device of all its tensors; of parameters without memory (`on_meta`) the one that they will be on.
 
     Raises:
         ConfigError: the module cannot be trained; the message names the cause and a remedy.
@@ -42,10 +44,15 @@ def check_module(model: object, dtype: torch.dtype) -> torch.device:
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}: make one of it" if isinstance(model, type) else f"of type {type(model)}"
         raise ConfigError(f"initialize's model is {kind}; it takes a torch.nn.Module.")
+    if builds_on_meta():
+        raise ConfigError("initialize was called inside of `with tk.train.on_meta():`. Leave that block first.")
     problem = next(_problems(model, dtype), None)
     if problem:
         raise ConfigError(f"initialize cannot take this {type(model).__name__}: {problem}")
-    return next(model.parameters()).device
+    devices = [tensor.device for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta]
+    if any(parameter.is_meta for parameter in model.parameters()) and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return devices[0] if devices else torch.device("cpu")
 
 
 def describe(model: nn.Module) -> Iterator[str]:
@@ -57,7 +64,8 @@ def describe(model: nn.Module) -> Iterator[str]:
     for name, tensor in tensors:
         shared = first.setdefault(id(tensor), name)
         same = f", the same as {shared}" if shared != name else ""
-        yield f"{name}: {tensor.dtype} {list(tensor.shape)}{', trained' if name in learning else ''}{same}"
+        kind = f"{', trained' if name in learning else ''}{', without memory' if tensor.is_meta else ''}"
+        yield f"{name}: {tensor.dtype} {list(tensor.shape)}{kind}{same}"
 
 
 def check_alike(lines: list[str], world: Group) -> None:
@@ -137,8 +145,11 @@ def _of_memory(name: str, tensor: torch.Tensor) -> Iterator[str]:
         yield f"{name} is trained by an engine. A module that was given to initialize before is built anew, or copied."
     elif nn.parameter.is_lazy(tensor):
         yield f"{name} has no shape yet. Run one batch through the module first."
-    elif tensor.is_meta:
-        yield f"{name} is on the meta device and has no values. Use to_empty(device=...) and fill it first."
+    elif tensor.is_meta and not (isinstance(tensor, nn.Parameter) and ConstructionLog.of(tensor)):
+        yield (
+            f"{name} is on the meta device and has no values. Build the module inside of tk.train.on_meta(), where "
+            "initialize can make them, and cast it there; or use to_empty(device=...) and fill it first."
+        )
     elif type(tensor.data) is not torch.Tensor or type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
         yield (
             f"{name} is a {type(tensor).__name__}, not a plain tensor: sharded, quantized and other special tensors "
@@ -163,16 +174,24 @@ def _of_parameter(name: str, parameter: nn.Parameter, dtype: torch.dtype) -> Ite
     if any(hooks):
         yield f"the parameter {name} has hooks for its gradient. Register hooks after initialize."
     narrows = dtype == torch.float16 and parameter.dtype in (torch.float32, torch.bfloat16)
-    if narrows and parameter.numel() and parameter.detach().abs().max() > torch.finfo(dtype).max:
+    if (
+        narrows
+        and not parameter.is_meta
+        and parameter.numel()
+        and parameter.detach().abs().max() > torch.finfo(dtype).max
+    ):
         yield f"the parameter {name} has values beyond fp16's largest, {torch.finfo(dtype).max:g}; take bf16."
 
 
 def _of_devices(tensors: dict[str, torch.Tensor]) -> Iterator[str]:
-    first, device = next((name, tensor.device) for name, tensor in tensors.items())
-    for name, tensor in tensors.items():
-        if tensor.device != device:
-            yield f"{first} is on {device} and {name} on {tensor.device}; a rank's module is on one device."
-    if device.type == "cpu" and torch.cuda.is_available():
+    there = {name: tensor.device for name, tensor in tensors.items() if not tensor.is_meta}
+    if not there:
+        return
+    first, device = next(iter(there.items()))
+    for name, other in there.items():
+        if other != device:
+            yield f"{first} is on {device} and {name} on {other}; a rank's module is on one device."
+    if device.type == "cpu" and torch.cuda.is_available() and len(there) == len(tensors):
         yield (
             "it is on the CPU, and this machine has CUDA. model.cuda() first; to train on the CPU, start with "
             "CUDA_VISIBLE_DEVICES= (empty)."
@@ -201,14 +220,11 @@ def _of_names(model: nn.Module) -> Iterator[str]:
 
 def _of_overlaps(parameters: dict[str, nn.Parameter], buffers: dict[str, torch.Tensor]) -> Iterator[str]:
     """Yields a problem if a trained parameter shares memory with another tensor: only the parameter would be moved."""
-    spans = sorted(
-        (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), name)
-        for name, tensor in (parameters | buffers).items()
-        if tensor.numel()
-    )
-    end, before = 0, ""
-    for low, high, name in spans:
+    spans = sorted((*_span(tensor), name) for name, tensor in (parameters | buffers).items() if tensor.numel())
+    memory, end, before = 0, 0, ""
+    for where, low, high, name in spans:
         trains = [other for other in (before, name) if other in parameters and parameters[other].requires_grad]
+        end, memory = end if where == memory else 0, where
         if low < end and trains:
             yield (
                 f"{before} and {name} share memory without being one Parameter: training would part them. Tie them as "
@@ -218,7 +234,14 @@ def _of_overlaps(parameters: dict[str, nn.Parameter], buffers: dict[str, torch.T
             end, before = high, name
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last."""
+def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Returns where a tensor lies: a memory (0: the process's), the address of its first element and its end.
+
+    Each storage on the meta device is a memory of its own.
+    """
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+    size = (last + 1) * tensor.element_size()
+    if tensor.is_meta:
+        low = int(tensor.storage_offset()) * tensor.element_size()
+        return tensor.untyped_storage()._cdata, low, low + size
+    return 0, tensor.data_ptr(), tensor.data_ptr() + size

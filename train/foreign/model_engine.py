@@ -60,7 +60,8 @@ def initialize(
 ) -> "ModelEngine":
     """Takes over a module: its parameters move into flat buffers, gradients are exchanged during backward.
 
-    Under torchrun (RANK and WORLD_SIZE set) every rank calls it with the same model; rank 0's values count.
+    Under torchrun (RANK and WORLD_SIZE set) every rank calls it with the same model; rank 0's values count. Of a model
+    that was built inside of `on_meta`, rank 0 makes the values of an ordinary construction, parameter by parameter.
 
     Args:
         model: any module of plain tensors. Its floating-point parameters become of `precision`, frozen ones too;
@@ -96,7 +97,7 @@ def initialize(
     layout = Layout(dp=world_size, zero=zero, shard_size=shard_size, bucket_size=bucket_size)
     mesh = Mesh.build(layout, 1, timeout_seconds=timeout_seconds)
     check_alike([repr(options), repr(settings), repr(list(blocks)), *describe(model)], mesh.world)
-    values = take_values(model, dtype, mesh.world)
+    values = take_values(model, dtype, device, mesh.world)
     foreign = ForeignModel.of(model, blocks)
     return ModelEngine(foreign, build_engine(foreign, values, mesh, options, settings, device), settings)
 

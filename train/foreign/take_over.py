@@ -1,4 +1,4 @@
-"""The steps by which `initialize` takes over a module: join the job, broadcast rank 0's values, make flat buffers."""
+"""The steps by which `initialize` takes over a module: join the job, give ranks rank 0's values, make flat buffers."""
 
 import atexit
 import os
@@ -10,27 +10,27 @@ import torch.distributed as dist
 from torch import nn
 
 from ...core.local_params import LocalParam
-from ...parallel.collectives import broadcast
 from ...parallel.mesh import Group, Mesh, cpu_shard_group
 from ..config.sections import OptimizerSection, PrecisionSection
 from ..engine.training_engine import TrainingEngine, TrainingOptions
 from ..zero.trained_parameter import TrainedParameter
+from .first_values import FirstValues, broadcast_bytes, give_values
 from .model import ForeignModel
 from .options import InitializeOptions
 
 
 def build_engine(
     foreign: ForeignModel,
-    values: dict[str, torch.Tensor],
+    values: FirstValues,
     mesh: Mesh,
     options: OptimizerSection,
     settings: InitializeOptions,
     device: torch.device,
 ) -> TrainingEngine:
-    """Makes the engine that trains the module; removes each of `values` once it is copied."""
+    """Makes the engine that trains the module; each of `values` is forgotten once it is copied."""
 
     def fill(local: LocalParam, parameter: torch.Tensor) -> None:
-        parameter.copy_(values.pop(local.name))
+        values.write(local.name, parameter)
 
     training = TrainingOptions(
         options, PrecisionSection(params=settings.precision), overlap=settings.overlap, offload=settings.offload
@@ -45,20 +45,29 @@ def build_engine(
     return engine
 
 
-def take_values(model: nn.Module, dtype: torch.dtype, world: Group) -> dict[str, torch.Tensor]:
-    """Gives every rank rank 0's values, buffers that are not saved included; returns those of `state_dict`, by name."""
+def take_values(model: nn.Module, dtype: torch.dtype, device: torch.device, world: Group) -> FirstValues:
+    """Makes the module's parameters those of an engine, and gives every rank rank 0's buffers, saved or not.
+
+    Returns:
+        The values of parameters, of rank 0 on every rank.
+    """
+    values = FirstValues(world)
     for name, parameter in model.named_parameters():
         parameter.grad = None
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
+        kept = dtype if parameter.is_floating_point() else parameter.dtype
+        if parameter.is_meta:
+            values.take_absent(name, parameter, kept, device)
+        else:
+            parameter.data = parameter.data.to(device, kept).contiguous()
+            values.take(name, parameter)
         if parameter.requires_grad:
             parameter.__class__ = TrainedParameter
             parameter.fqn = name  # type: ignore[attr-defined]
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.contiguous()
-        plain = tensor.data.view(-1).view(torch.uint8) if tensor.numel() else tensor.data
-        broadcast(plain, world)
-    return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device).contiguous()
+        broadcast_bytes(buffer.data, world)
+    give_values(model, device)
+    return values
 
 
 def join_job(device: torch.device, timeout_seconds: float) -> int:

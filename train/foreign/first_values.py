@@ -1,0 +1,83 @@
+"""The values with which parameters begin: those that they have, or those that `on_meta` left for later."""
+
+import torch
+from torch import nn
+
+from ...core.errors import ConfigError
+from ...parallel.collectives import broadcast
+from ...parallel.mesh import Group
+from .construction_log import ConstructionLog
+from .replay import value_of
+
+
+class FirstValues:
+    """The values of a module's parameters, by name. Rank 0's count.
+
+    Args:
+        world: the ranks that train the module.
+    """
+
+    def __init__(self, world: Group) -> None:
+        self._world = world
+        self._given: dict[str, torch.Tensor] = {}
+        self._absent: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, parameter: nn.Parameter) -> None:
+        """Takes the values that a parameter has."""
+        self._given[name] = parameter.detach()
+        broadcast_bytes(self._given[name], self._world)
+
+    def take_absent(self, name: str, parameter: nn.Parameter, dtype: torch.dtype, device: torch.device) -> None:
+        """Takes a parameter of `on_meta`: a frozen one gets its values now, another one an engine's memory later.
+
+        The object stays the same for all who hold it. It is no longer on the meta device, and refers to one element.
+        """
+        place = torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)
+        if not parameter.requires_grad:
+            place = torch.empty(parameter.shape, dtype=dtype, device=device)
+        new = torch.Tensor._make_subclass(type(parameter), place, parameter.requires_grad)
+        torch._C._swap_tensor_impl(parameter, new)
+        self._absent[name] = new
+        if not parameter.requires_grad:
+            self.write(name, parameter.data)
+
+    @torch.no_grad()
+    def write(self, name: str, place: torch.Tensor) -> None:
+        """Writes a parameter's values, and forgets them; every rank calls it.
+
+        Those of `on_meta` are made by rank 0, for this parameter alone.
+
+        Raises:
+            ConfigError: fp16 cannot hold them.
+        """
+        if name in self._given:
+            place.copy_(self._given.pop(name))
+            return
+        absent = self._absent.pop(name)
+        if self._world.rank == 0:
+            place.copy_(_value(absent))
+        broadcast_bytes(place, self._world)
+        if place.dtype == torch.float16 and not place.isfinite().all():
+            raise ConfigError(
+                f"The parameter {name} begins with values beyond fp16's largest, {torch.finfo(place.dtype).max:g}; "
+                "take bf16."
+            )
+
+
+def give_values(model: nn.Module, device: torch.device) -> None:
+    """Gives values to tensors that modules computed from parameters under `on_meta`, and keep as plain attributes."""
+    for module in model.modules():
+        for name, tensor in list(vars(module).items()):
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta and ConstructionLog.of(tensor):
+                setattr(module, name, _value(tensor).to(device))
+
+
+def _value(tensor: torch.Tensor) -> torch.Tensor:
+    log = ConstructionLog.of(tensor)
+    assert log is not None
+    return value_of(log, tensor)
+
+
+def broadcast_bytes(tensor: torch.Tensor, world: Group) -> None:
+    """Gives a contiguous tensor of any dtype rank 0's values."""
+    broadcast(tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor, world)
