@@ -138,9 +138,8 @@ def _describe(matrix: "Matrix", num_chosen: int, complete: bool) -> str:
     words = f"{matrix.num_layouts} of {matrix.num_combinations} combinations are valid, distinct layouts"
     if num_chosen < matrix.num_layouts:
         words += f"; {num_chosen} of them, which cover every combination of three axes' values, are compared"
-    if complete:
-        words += "".join(f"\n  left out {count}: {reason}" for reason, count in matrix.left_out().most_common())
-    return words + "."
+    reasons = matrix.left_out().most_common() if complete else []
+    return f"{words}." + "".join(f"\n  left out {count}: {reason.rstrip('.')}." for reason, count in reasons)
 
 
 def _compare(

@@ -11,7 +11,7 @@ from ..core.buckets import Shard
 from ..core.errors import TkError
 from ..core.tensors import Table
 from ..parallel.collectives import all_reduce
-from ..parallel.mesh import Mesh
+from ..train.zero.flat_buffers import FlatBuffers
 
 BLOCK: Final = 2**20  # elements compared at once
 Values = np.ndarray[Any, np.dtype[np.float32]]
@@ -45,7 +45,7 @@ def flat_values(runs: Runs, table: Table) -> Values:
     return flat
 
 
-def square_differences(runs: Runs, mesh: Mesh, table: Table, expected: Values) -> dict[str, float]:
+def square_differences(runs: Runs, buffers: FlatBuffers, table: Table, expected: Values) -> dict[str, float]:
     """Returns each tensor's squared distance from the reference's values, the same on every rank.
 
     Every rank compares the runs that it updates; the ranks exchange only sums of squares.
@@ -60,13 +60,13 @@ def square_differences(runs: Runs, mesh: Mesh, table: Table, expected: Values) -
     number = {name: index for index, name in enumerate(places)}
     sums = torch.zeros(len(places), 2, dtype=torch.float64)  # squared differences, elements
     for shard, values in runs:
-        if not shard.piece.owner or mesh.replicate.rank:
+        if not shard.piece.owner or buffers.buckets[shard.bucket].replicate.rank:
             continue
         name = shard.piece.tensor.name
         other = _whole(expected, places[name])[shard.piece.box.slices].reshape(-1)[slice(*shard.flat)]
         squares = square_distance(values.numpy(), other)
         sums[number[name]] += torch.tensor([squares, other.size], dtype=torch.float64)
-    all_reduce(sums, mesh.world)
+    all_reduce(sums, buffers.mesh.world)
     for (name, (_, shape)), count in zip(places.items(), sums[:, 1].tolist(), strict=True):
         if count != math.prod(shape):
             raise TkError(

@@ -1,6 +1,7 @@
 """A foreign module: its training by `initialize`, and the reference that torch's AdamW gives on one process."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import numpy as np
@@ -129,20 +130,22 @@ def run_layout(config: TrainConfig, values: ReferenceValues, send: Send) -> dict
         steps=config.train.steps,
         shard_size=zero.shard_size,
         bucket_size=zero.bucket_size,
+        offload=config.offload.model_dump(),
         timeout_seconds=config.parallel.timeout_seconds,
     )
     inner = engine._engine  # the public engine does not show gradients
     world = inner.mesh.world
     curves: dict[str, list[float]] = {"loss": [], "grad_norm": [], "routing": []}
     found: dict[str, Any] = {}
-    for step in range(config.train.steps):
-        share = torch.zeros((), dtype=torch.float64)
-        for number in range(world.rank, MICRO_BATCHES, dp):
-            loss = engine(micro_batch(config.train.seed, step, number))
-            engine.backward(loss)
-            share += loss.detach() / MICRO_BATCHES
-        engine.step()
-        found |= values.compare(step + 1, inner)
-        _record(curves, step, float(all_reduce(share, world)), engine.last_grad_norm, send)
-    engine._checkpointer.replicas.check(config.train.steps)
+    with closing(inner.optimizer):
+        for step in range(config.train.steps):
+            share = torch.zeros((), dtype=torch.float64)
+            for number in range(world.rank, MICRO_BATCHES, dp):
+                loss = engine(micro_batch(config.train.seed, step, number))
+                engine.backward(loss)
+                share += loss.detach() / MICRO_BATCHES
+            engine.step()
+            found |= values.compare(step + 1, inner)
+            _record(curves, step, float(all_reduce(share, world)), engine.last_grad_norm, send)
+        engine._checkpointer.replicas.check(config.train.steps)
     return curves | found

@@ -27,7 +27,7 @@ def compare_gradients(buffers: FlatBuffers, table: Table, expected: Values) -> d
     Raises:
         TkError: the ranks together did not compare every element exactly once.
     """
-    squares = square_differences(buffers.own_runs(), buffers.mesh, table, expected)
+    squares = square_differences(buffers.own_runs(), buffers, table, expected)
     norms = square_norms(expected, table).values()
     ratios = relative_differences([math.sqrt(one) for one in squares.values()], [math.sqrt(one) for one in norms])
     worst = max(range(len(ratios)), key=ratios.__getitem__)

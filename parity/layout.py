@@ -1,10 +1,13 @@
 """A layout of the comparison: the keys of a training configuration that spread a model over ranks."""
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
 from ..core.config import Section
+from ..train.config.sections import Tier
+
+FOREIGN_AXES: Final = ("dp", "zero", "shard_size", "offload")  # what `initialize` supports
 
 
 class ParityLayout(Section):
@@ -15,6 +18,7 @@ class ParityLayout(Section):
         shard_size: the number of ranks that share one copy of the state; 0 = dp.
         tied: whether embedding and head are one tensor; None = as the model is configured.
         kv_heads: as many kv heads as heads, half as many, or tp / 2; None = as the model is configured.
+        offload: the place of the optimizer's states.
         foreign: whether the model is a module of torch's layers, which `initialize` trains and torch's AdamW checks,
             instead of a decoder of tk.
     """
@@ -30,6 +34,7 @@ class ParityLayout(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     tied: bool | None = None
     kv_heads: Literal["heads", "fewer", "fewer than tp"] | None = None
+    offload: Tier = "none"
     foreign: bool = False
 
     @property
@@ -40,7 +45,7 @@ class ParityLayout(Section):
     def to_json(self) -> dict[str, Any]:
         """Returns the keys as plain data, without the less common ones at their defaults."""
         data = self.model_dump(exclude_none=True)
-        for key in ("num_virtual_stages", "shard_size", "foreign"):
+        for key in ("num_virtual_stages", "shard_size", "offload", "foreign"):
             if data[key] == type(self).model_fields[key].default:
                 del data[key]
         return data
@@ -52,5 +57,6 @@ class ParityLayout(Section):
         words += ["sp"] if self.sequence_parallel else []
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += ["tied"] if self.tied else []
+        words += [f"offload {self.offload}"] if self.offload != "none" else []
         words += [f"kv {self.kv_heads}"] if self.kv_heads not in (None, "heads") else []
         return " ".join(words)

@@ -8,7 +8,7 @@ from typing import Final
 
 from ..core.errors import TkError
 from .covering import covering_rows
-from .layout import ParityLayout
+from .layout import FOREIGN_AXES, ParityLayout
 from .space import Row, Rule, Space
 from .subject import Subject
 
@@ -25,10 +25,10 @@ AXES: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "recompute": ("none", "selective", "full"),
         "tied": (False, True),
         "kv_heads": ("heads", "fewer", "fewer than tp"),
+        "offload": ("none", "cpu", "disk"),
         "foreign": (False, True),
     }
 )
-FOREIGN_AXES: Final = ("dp", "zero", "shard_size")  # the axes that `initialize` supports
 # The axes that one of the subject's checks compares with each other. Each such group is checked with all other axes at
 # their defaults.
 CHECKED_TOGETHER: Final = (

@@ -3,6 +3,7 @@
 import gc
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -115,8 +116,9 @@ def run_layout(
     """
     trainer = Trainer(config, mesh)
     found: dict[str, Any] = {}
-    curves = _train(trainer, send, skipped_step, lambda step: found.update(values.compare(step, trainer.engine)))
-    trainer.checkpointer.replicas.check(config.train.steps)
+    with closing(trainer.engine.optimizer):
+        curves = _train(trainer, send, skipped_step, lambda step: found.update(values.compare(step, trainer.engine)))
+        trainer.checkpointer.replicas.check(config.train.steps)
     return curves | found
 
 

@@ -81,8 +81,9 @@ class ParityRun:
     def _payload(
         self, layout: ParityLayout, config: TrainConfig, values: Path, *, reference: bool = False
     ) -> dict[str, Any]:
+        offload = config.offload.model_copy(update={"folder": config.offload.folder or str(self.folder)})
         return {
-            "config": config.model_dump(mode="json"),
+            "config": config.model_copy(update={"offload": offload}).model_dump(mode="json"),
             "values": str(values),
             "reference": reference,
             "foreign": layout.foreign,

@@ -17,11 +17,11 @@ from ..data.stdlib import prepare_stdlib
 from ..data.tokenizer_training import train_byte_level_bpe
 from ..model.registry import tensor_table
 from ..train.config.initial_model import resolve
-from ..train.config.sections import ParallelSection, RecomputeSection, ZeroSection
+from ..train.config.sections import OffloadSection, ParallelSection, RecomputeSection, ZeroSection
 from ..train.config.train_config import TrainConfig
 from ..train.pipeline.schedules import make_schedule
 from .judge import COMPARED_UPDATES
-from .layout import ParityLayout
+from .layout import FOREIGN_AXES, ParityLayout
 
 MICRO_BATCHES: Final = 4  # of a foreign module's step, divided among the data-parallel ranks
 VOCAB_SIZE: Final = 301  # neither 2 nor 4 divides it
@@ -121,6 +121,7 @@ class Subject:
             "parallel": self._base_data["parallel"]
             | {key: getattr(layout, key) for key in ("tp", "pp", "dp", "schedule", "num_virtual_stages")}
             | {"sequence_parallel": layout.sequence_parallel},
+            "offload": self._base_data["offload"] | {"optimizer": layout.offload},
             "zero": self._base_data["zero"] | {"stage": layout.zero, "shard_size": layout.shard_size},
             "recompute": self._base_data["recompute"] | {"mode": layout.recompute},
         }
@@ -129,7 +130,12 @@ class Subject:
     def reference(self, layout: ParityLayout) -> TrainConfig:
         """Returns the configuration of the run on one process with which a layout is compared."""
         return self.config(layout).model_copy(
-            update={"parallel": ParallelSection(), "zero": ZeroSection(), "recompute": RecomputeSection()}
+            update={
+                "parallel": ParallelSection(),
+                "zero": ZeroSection(),
+                "offload": OffloadSection(),
+                "recompute": RecomputeSection(),
+            }
         )
 
     @cached_property
@@ -180,10 +186,10 @@ class Subject:
         make_schedule(layout.schedule, plan.pp, plan.virtual_stages, num_micro_batches)
 
     def _check_foreign(self, layout: ParityLayout) -> None:
-        unsupported = layout.model_dump(exclude_defaults=True).keys() - {"dp", "zero", "shard_size", "foreign"}
+        unsupported = layout.model_dump(exclude_defaults=True).keys() - {*FOREIGN_AXES, "foreign"}
         if unsupported:
             raise ConfigError(
-                f"a foreign module supports only dp, zero and shard_size: leave out {', '.join(sorted(unsupported))}"
+                f"a foreign module supports only {', '.join(FOREIGN_AXES)}: leave out {', '.join(sorted(unsupported))}"
             )
         if MICRO_BATCHES % layout.dp:
             raise ConfigError(f"a foreign module has {MICRO_BATCHES} micro-batches: dp = {layout.dp} must divide that")

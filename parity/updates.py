@@ -26,5 +26,5 @@ def compare_weights(optimizer: ShardedAdamW, table: Table, expected: Values) -> 
     Raises:
         TkError: the ranks together did not compare every element exactly once.
     """
-    squares = square_differences(optimizer.runs("master"), optimizer.buffers.mesh, table, expected)
+    squares = square_differences(optimizer.runs("master"), optimizer.buffers, table, expected)
     return {"updates": relative(math.sqrt(sum(squares.values())), math.sqrt(square_distance(expected)))}

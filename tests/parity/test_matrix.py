@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from tk.parity.layout import ParityLayout
-from tk.parity.matrix import AXES, REPEATS, Matrix, matrix, rejection
+from tk.parity.matrix import AXES, REPEATS, LayoutSpace, Matrix, matrix, rejection
 from tk.parity.subject import Subject
 from tk.tests.parity.test_covering import tuples
 
@@ -27,24 +27,24 @@ def covering(everything: Matrix) -> tuple[ParityLayout, ...]:
 
 
 def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matrix) -> None:
-    foreign = 3 * 4 * 3  # dp, ZeRO stages, shard sizes
-    assert everything.num_combinations == 3 * 3 * 3 * 4 * 4 * 3 * 2 * 3 * 2 * 3 + foreign
-    assert len(AXES) == 11
+    foreign = 3 * 4 * 3 * 3  # dp, ZeRO stages, shard sizes, places of states
+    assert everything.num_combinations == 3 * 3 * 3 * 4 * 4 * 3 * 2 * 3 * 2 * 3 * 3 + foreign
+    assert len(AXES) == 12
     # By hand. (tp, pp, dp) up to 8 ranks: 3 schedules at pp = 1, 4 beyond; ZeRO 1 only where dp > 1, and from it on as
     # many shard sizes as dp has divisors; at tp = 1 neither sequence parallelism nor fewer kv heads than tp. The rest:
-    # 3 kinds of recomputation, tied or not.
+    # 3 kinds of recomputation, tied or not, and 3 places of states.
     spread = {1: 1 + 2 * 1, 2: 1 + 3 * 2, 4: 1 + 3 * 3}
     expected = sum(spread.values())  # foreign modules
     for tp, pp, dp in product((1, 2, 4), (1, 2, 4), (1, 2, 4)):
         if tp * pp * dp <= 8:
             schedules, kv = (3 if pp == 1 else 4), (2 if tp == 1 else 3)
             expected += schedules * spread[dp] * kv * (1 if tp == 1 else 2) * 3 * 2
-    assert everything.num_layouts == expected == 7724
+    assert everything.num_layouts == 3 * expected == 23_172
     assert everything.left_out()["tp x pp x dp is more than 8 ranks"] > 0
     assert everything.num_layouts + everything.left_out().total() == everything.num_combinations
 
 
-@pytest.mark.parametrize("stride", [101, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("stride", [301, pytest.param(1, marks=pytest.mark.matrix)])
 def test_rules_on_few_axes_leave_out_what_the_check_of_a_whole_layout_refuses(
     everything: Matrix, subject: Subject, stride: int
 ) -> None:
@@ -56,23 +56,35 @@ def test_rules_on_few_axes_leave_out_what_the_check_of_a_whole_layout_refuses(
             assert (row in rows) == (not repeats and not rejection(space.layout(row), subject, 8)), named
 
 
-def test_both_sets_have_every_shard_size_and_foreign_modules_at_every_stage(
-    everything: Matrix, covering: tuple[ParityLayout, ...]
+def test_the_default_set_has_every_shard_size_and_foreign_modules_at_every_stage(
+    covering: tuple[ParityLayout, ...],
 ) -> None:
-    for layouts in (tuple(everything.layouts()), covering):
-        for foreign, zero in product((False, True), (1, 2, 3)):
-            found = {(each.dp, each.shard_size) for each in layouts if (each.foreign, each.zero) == (foreign, zero)}
-            assert {shard for _, shard in found} == {0, 1, 2}, (foreign, zero)
-            assert {dp for dp, _ in found} >= {2, 4}, (foreign, zero)
-        for zero in (2, 3):
-            assert any(each.zero == zero and each.dp == 4 and each.shard_size == 2 for each in layouts)
+    for foreign, zero in product((False, True), (1, 2, 3)):
+        found = [layout for layout in covering if (layout.foreign, layout.zero) == (foreign, zero)]
+        assert {layout.shard_size for layout in found} == {0, 1, 2}, (foreign, zero)
+        assert {layout.dp for layout in found} >= {2, 4}, (foreign, zero)
+        assert {layout.offload for layout in found} == {"none", "cpu", "disk"}, (foreign, zero)
+    for zero in (2, 3):
+        assert any(each.zero == zero and each.dp == 4 and each.shard_size == 2 for each in covering)
 
 
+def test_the_default_set_is_small_and_distinct(everything: Matrix, covering: tuple[ParityLayout, ...]) -> None:
+    assert len(set(covering)) == len(covering) <= 110
+    assert sum(layout.num_ranks for layout in covering) <= 720
+    assert covering == everything.covering()
+
+
+def test_layouts_cover_all_triples_of_axes_that_rules_bind(subject: Subject) -> None:
+    axes = {axis: AXES[axis] for axis in ("tp", "pp", "dp", "schedule", "zero", "shard_size", "offload")}
+    space = LayoutSpace(subject, 8, axes)
+    kept = [tuple(getattr(layout, axis) for axis in axes) for layout in space.covering()]
+    assert tuples(kept, 3) == tuples(list(space.rows()), 3)
+
+
+@pytest.mark.matrix
 def test_the_default_layouts_cover_all_triples(everything: Matrix, covering: tuple[ParityLayout, ...]) -> None:
     layouts = tuple(everything.layouts())
     assert set(covering) <= set(layouts)
-    assert len(set(covering)) == len(covering) <= 105
-    assert sum(layout.num_ranks for layout in covering) <= 670
     rows, kept = ([tuple(getattr(one, axis) for axis in AXES) for one in some] for some in (layouts, covering))
     assert tuples(kept, 3) == tuples(rows, 3)
     decoders = [[row for row in some if not row[-1]] for some in (rows, kept)]

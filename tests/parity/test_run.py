@@ -32,9 +32,11 @@ num_virtual_stages = 2
 dp = 2
 zero = 1
 shard_size = 1
+offload = "cpu"
 [[layouts]]
 dp = 2
 zero = 3
+offload = "disk"
 foreign = true
 """
 FOURS = """
@@ -51,6 +53,7 @@ tied = true
 pp = 2
 dp = 2
 zero = 2
+offload = "disk"
 schedule = "interleaved"
 num_virtual_stages = 2
 [[layouts]]

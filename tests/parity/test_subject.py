@@ -8,7 +8,7 @@ import pytest
 from tk.core.errors import ConfigError, ParallelError
 from tk.parity.layout import ParityLayout
 from tk.parity.subject import Subject
-from tk.train.config.sections import ParallelSection, RecomputeSection, ZeroSection
+from tk.train.config.sections import OffloadSection, ParallelSection, RecomputeSection, ZeroSection
 
 
 @pytest.fixture
@@ -17,11 +17,14 @@ def subject(tmp_path: Path) -> Subject:
 
 
 def test_a_layout_becomes_a_configuration(subject: Subject) -> None:
-    layout = ParityLayout(tp=2, pp=2, dp=2, zero=3, shard_size=1, sequence_parallel=True, recompute="full")
+    layout = ParityLayout(
+        tp=2, pp=2, dp=2, zero=3, shard_size=1, sequence_parallel=True, recompute="full", offload="disk"
+    )
     config = subject.config(layout)
     parallel = config.parallel
     assert (parallel.tp, parallel.pp, parallel.dp, parallel.sequence_parallel) == (2, 2, 2, True)
     assert (config.zero.stage, config.zero.shard_size, config.recompute.mode) == (3, 1, "full")
+    assert (config.offload.optimizer, subject.config(ParityLayout()).offload) == ("disk", OffloadSection())
     assert config.train.steps == 4
     assert config.model.num_hidden_layers == 3, "one stage has more layers than the other"
 
@@ -41,11 +44,11 @@ def test_kv_heads_are_those_of_the_layout(kv_heads: Any, number: int | None, sub
 
 
 def test_the_reference_differs_only_in_the_layout(subject: Subject) -> None:
-    layout = ParityLayout(tp=2, dp=2, zero=2, recompute="selective", tied=True)
+    layout = ParityLayout(tp=2, dp=2, zero=2, recompute="selective", tied=True, offload="cpu")
     config, reference = subject.config(layout), subject.reference(layout)
     assert reference.layout(1).world_size == 1
-    assert (reference.parallel, reference.zero, reference.recompute) == (
-        ParallelSection(), ZeroSection(), RecomputeSection()
+    assert (reference.parallel, reference.zero, reference.recompute, reference.offload) == (
+        ParallelSection(), ZeroSection(), RecomputeSection(), OffloadSection()
     )  # fmt: skip
     same = ("model", "data", "train", "optimizer", "precision", "checkpoint")
     assert all(getattr(config, name) == getattr(reference, name) for name in same)
