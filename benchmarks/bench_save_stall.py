@@ -25,6 +25,7 @@ import click
 if TYPE_CHECKING:
     from tk.parallel.mesh import Mesh
     from tk.train.saving.snapshot import Snapshot
+    from tk.train.zero.states.open_states import Places
 
 
 @click.command()
@@ -145,7 +146,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
         table,
         mesh,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        places=Places(torch.device("cpu")),
         fill=lambda local, parameter: fill_initial(local, parameter, 0, config.initializer_range),
     )
     optimizer = ShardedAdamW(buffers, OptimizerSection())

@@ -14,7 +14,8 @@ from tk.tests.train.run_training import run_training
 
 pytestmark = [pytest.mark.timeout(600)]
 
-DISK, HOST = {"optimizer": "disk"}, {"optimizer": "cpu"}
+DISK, HOST = {"optimizer": "disk", "gradients": "disk"}, {"optimizer": "cpu", "gradients": "cpu"}
+STATES = {"optimizer": "disk"}
 CASES: list[tuple[dict[str, Any], int, str, dict[str, Any]]] = [
     ({"dp": 1}, 0, "bf16", DISK),
     ({"tp": 2, "dp": 2}, 3, "bf16", DISK),
@@ -25,7 +26,7 @@ MATRIX: list[tuple[dict[str, Any], int, str, dict[str, Any]]] = [
     for parallel in ({"dp": 2}, {"tp": 2, "dp": 2, "sequence_parallel": True}, {"pp": 2, "dp": 2, "schedule": "zb-h1"})
     for zero in (0, 1, 2, 3)
     for precision in ("fp32", "bf16", "fp16")
-    for offload in (DISK, HOST)
+    for offload in (DISK, HOST, STATES)
 ]
 
 

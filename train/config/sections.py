@@ -244,14 +244,25 @@ class OffloadSection(Section):
 
     Attributes:
         optimizer: the place of the optimizer's states: "none" is the device, "cpu" the host's memory, "disk" a file.
+        gradients: the place of the sum of a step's gradients, between backward passes.
         folder: for "disk", the folder of the file, on a fast disk of each host; the file has no name there and ends
             with the process. None takes the run folder.
         buffers: for "disk", the number of buffers of 4 to 16 MiB through which states are read and written.
     """
 
     optimizer: Tier = "none"
+    gradients: Tier = "none"
     folder: PathKey | None = None
     buffers: int = Field(default=8, ge=3, le=1024)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.gradients != "none" and self.optimizer == "none":
+            raise ValueError(
+                f'gradients = "{self.gradients}" needs the optimizer\'s states off the device, too: set optimizer = '
+                '"cpu" or "disk"'
+            )
+        return self
 
 
 RESIDENT: Final = OffloadSection()

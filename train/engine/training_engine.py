@@ -24,6 +24,7 @@ from ..zero.flat_buffers import Fill, FlatBuffers
 from ..zero.gradient_exchange import GradientExchange
 from ..zero.parameter_gather import ParameterGather, Unit, leave_to_python
 from ..zero.sharded_adamw import ShardedAdamW
+from ..zero.states.open_states import Places
 from .loss_scale import LossScale
 
 
@@ -86,14 +87,12 @@ class TrainingEngine:
         self.table = table
         self.device = device
         dtype = torch_dtype(options.precision.params)
-        offloaded = options.offload.optimizer != "none"
-        self.buffers = FlatBuffers(
-            tuple(modules), table, mesh, dtype=dtype, device=device, fill=fill, offloaded=offloaded
-        )
+        places = Places(device, options.offload, options.folder)
+        self.buffers = FlatBuffers(tuple(modules), table, mesh, dtype=dtype, places=places, fill=fill)
         self.exchange = GradientExchange(
             self.buffers, sequence_parallel=options.sequence_parallel, overlap=options.overlap
         )
-        self.optimizer = ShardedAdamW(self.buffers, options.optimizer, options.offload, options.folder, options.seed)
+        self.optimizer = ShardedAdamW(self.buffers, options.optimizer, places, options.seed)
         self.loss_scale = LossScale.of(options.precision)
         self.gathers: list[ParameterGather] = []
         self.agreement: Agreement | None = None

@@ -10,7 +10,7 @@ N ranks share one copy of the optimizer state. The ZeRO stage decides how much o
             all only while their layer computes
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +21,10 @@ from ...core.local_params import LocalParam, local_params
 from ...core.tensors import Table
 from ...parallel.mesh import ALONE, Group, Mesh
 from .absent import Presence
+from .gradient_sum import SLOT, GradientSum, ResidentSum, StoredSum
 from .square_sum import square_sum
+from .states.open_states import Places, open_states
+from .states.state_store import StateStore
 from .trained_parameter import set_autograd_grad
 from .written_values import take_written
 
@@ -42,8 +45,9 @@ class FlatBucket:
         shard: the ranks over which the bucket is sharded.
         replicate: the ranks that update the same range.
         ends: the ranks that hold copies of a tied bucket on other stages; else this rank alone.
-        own_grads: the reduced gradients in `own_range`, fp32 [size / N].
-        grads: the sum of this rank's gradients, fp32 [size]; from stage 2 on None between backward passes.
+        sum: the reduced gradients in `own_range`, fp32 [size / N].
+        grads: the sum of this rank's gradients, fp32 [size]; None between backward passes from stage 2 on, and if
+            gradients are offloaded.
         in_place: whether autograd accumulates directly into `grads`; it can if parameters are fp32 and `grads` stays.
         parameters: the module's parameters, in the plan's order.
         presence: at stage 3, gives the parameters their values and takes them away.
@@ -53,7 +57,7 @@ class FlatBucket:
     params: torch.Tensor
     own_range: slice
     own_params: torch.Tensor
-    own_grads: torch.Tensor
+    sum: GradientSum
     grads: torch.Tensor | None
     in_place: bool
     holds_masters: bool
@@ -110,7 +114,7 @@ class FlatBuffers:
         modules: one module per pipeline stage of this rank.
         table: lists the modules' tensors. Frozen ones stay outside the buckets and whole on every rank.
         dtype: the parameters' dtype.
-        offloaded: whether fp32 masters of low-precision parameters leave the buffers at stage 3, too.
+        places: where model states are.
         fill: writes a parameter's initial values; called once for each parameter, in no promised order.
 
     Attributes:
@@ -125,39 +129,52 @@ class FlatBuffers:
         mesh: Mesh,
         *,
         dtype: torch.dtype,
-        device: torch.device,
+        places: Places,
         fill: Fill,
-        offloaded: bool = False,
     ) -> None:
         self.mesh = mesh
         self.modules = modules
         self.dtype = dtype
-        self.device = device
+        self.device = places.device
         at, layout = mesh.coordinates, mesh.layout
         self.zero = layout.zero
-        self._holds_masters = dtype == torch.float32 or (layout.zero == 3 and not offloaded)
+        self._holds_masters = dtype == torch.float32 or (layout.zero == 3 and places.offload.optimizer == "none")
         params = local_params(table, layout, at.pp, at.tp)
         plans = buckets(params, layout)
         self.shards: tuple[Shard, ...] = shards(plans, mesh.shard.size, mesh.shard.rank)
         self._owners = _owners(modules)
-        self.buckets = tuple(self._bucket(plan, fill) for plan in plans)
+        self._gradients = self._open_gradients(plans, places)
+        self.buckets = tuple(self._bucket(index, plan, fill) for index, plan in enumerate(plans))
         self.frozen = tuple(local for local in params if not local.trainable)
         self._materialize(fill)
 
-    def _bucket(self, plan: Bucket, fill: Fill) -> FlatBucket:
+    def _open_gradients(self, plans: Sequence[Bucket], places: Places) -> StateStore | None:
+        """Returns the store of gradients that are offloaded, whole buckets below stage 2; None if none are."""
+        tier = places.offload.gradients
+        parts = 1 if self.zero < 2 else self.mesh.shard.size
+        sizes = [plan.size // parts for plan in plans]
+        return None if tier == "none" else open_states(tier, {SLOT: torch.float32}, sizes, places)
+
+    def _bucket(self, index: int, plan: Bucket, fill: Fill) -> FlatBucket:
         shard, replicate = self.mesh.shard, self.mesh.replicate
         size, length = plan.size, plan.size // shard.size
         own = slice(shard.rank * length, (shard.rank + 1) * length)
         params = torch.zeros(size, dtype=self.dtype, device=self.device)
-        grads = None if self.zero >= 2 else torch.zeros(size, dtype=torch.float32, device=self.device)
-        own_grads = torch.zeros(length, device=self.device) if grads is None else grads[own]
+        whole = self.zero < 2 and self._gradients is None
+        grads = torch.zeros(size, dtype=torch.float32, device=self.device) if whole else None
+        summed: GradientSum
+        if self._gradients is not None:
+            held = own if self.zero < 2 else slice(0, length)
+            summed = StoredSum(self._gradients, index, held, self.device)
+        else:
+            summed = ResidentSum(torch.zeros(length, device=self.device) if grads is None else grads[own])
         in_place = grads is not None and self.dtype == torch.float32
         bucket = FlatBucket(
             plan,
             params,
             own,
             params[own],
-            own_grads,
+            summed,
             grads,
             in_place,
             self._holds_masters,
@@ -210,6 +227,11 @@ class FlatBuffers:
             module.register_parameter(name, parameter)
         return parameter
 
+    @property
+    def gradients_offloaded(self) -> bool:
+        """Whether sums of gradients are in a store."""
+        return self._gradients is not None
+
     def unsharded_params(self) -> Iterator[tuple[LocalParam, torch.Tensor]]:
         """Yields the parameters that this rank always stores whole: frozen ones, and below stage 3 all others."""
         for bucket in self.buckets if self.zero < 3 else ():
@@ -220,19 +242,22 @@ class FlatBuffers:
     def zero_grads(self) -> None:
         """Sets the gradients to zero, at the beginning of a step."""
         for bucket in self.buckets:
-            (bucket.own_grads if bucket.grads is None else bucket.grads).zero_()
+            if bucket.grads is None:
+                bucket.sum.clear()
+            else:
+                bucket.grads.zero_()
 
     def own_runs(self) -> Iterator[tuple[Shard, torch.Tensor]]:
-        """Yields each run of a logical box that this rank updates, with its reduced gradients (1-D fp32 view)."""
-        return self._runs(lambda bucket: bucket.own_grads)
+        """Yields each run of a logical box that this rank updates, with its reduced gradients, fp32 1-D, to be read."""
+        for shard in self.shards:
+            end = shard.start + shard.flat[1] - shard.flat[0]
+            yield shard, self.buckets[shard.bucket].sum.read(shard.start, end)
 
     def own_parameter_runs(self) -> Iterator[tuple[Shard, torch.Tensor]]:
         """Yields each run of a logical box that this rank updates, with its parameters (1-D view of `own_params`)."""
-        return self._runs(lambda bucket: bucket.own_params)
-
-    def _runs(self, flat: Callable[[FlatBucket], torch.Tensor]) -> Iterator[tuple[Shard, torch.Tensor]]:
         for shard in self.shards:
-            yield shard, flat(self.buckets[shard.bucket])[shard.start : shard.start + shard.flat[1] - shard.flat[0]]
+            end = shard.start + shard.flat[1] - shard.flat[0]
+            yield shard, self.buckets[shard.bucket].own_params[shard.start : end]
 
     def owned_grad_square_sum(self) -> torch.Tensor:
         """Returns the sum of squares of the gradient elements that this rank owns, an fp64 scalar.
@@ -243,7 +268,7 @@ class FlatBuffers:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for shard, grads in self.own_runs():
             if shard.piece.owner:
-                total += square_sum(grads)
+                total += square_sum(grads).to(self.device)
         return total
 
 

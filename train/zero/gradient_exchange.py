@@ -11,7 +11,7 @@ exchanged before the optimizer's step.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -57,6 +57,7 @@ class GradientExchange:
         overlap: whether a bucket is exchanged as soon as it is complete; else at the end of the backward pass.
 
     Attributes:
+        offloaded: whether gradients leave the device between passes.
         every_pass: whether every backward pass of a step exchanges its gradients; else only the last one does.
         all_reduce_only: whether one all-reduce over the data-parallel ranks is the whole exchange of a bucket: at
             stages 0 and 1 with a shard group of one rank. Else a bucket is reduce-scattered over the shard group, and
@@ -72,6 +73,7 @@ class GradientExchange:
         self.mesh: Mesh = buffers.mesh
         self.sequence_parallel = sequence_parallel
         self.overlap = overlap
+        self.offloaded = buffers.gradients_offloaded
         self.every_pass = buffers.zero >= 2
         self.all_reduce_only = not self.every_pass and self.mesh.shard.size == 1
         self.on_complete: list[Callable[[FlatBucket], None]] = []
@@ -127,8 +129,17 @@ class GradientExchange:
         """
         if last or self.every_pass:
             self._start_up_to(self._stages[stage], len(self._stages[stage].buckets))
+        elif self.offloaded:
+            self._stash(self._stages[stage].buckets)
         self._reset(self._stages[stage])
         self._overlapping = False
+
+    def _stash(self, buckets: Sequence[FlatBucket]) -> None:
+        """Moves gradients that later passes add to out of the device's memory."""
+        for bucket in buckets:
+            if bucket.grads is not None:
+                bucket.sum.stash(bucket.grads)
+                bucket.grads = None
 
     def num_complete(self, stage: int = 0) -> int:
         """Returns the number of leading buckets that are complete, started ones too; 0 in a pass without overlap."""
@@ -155,22 +166,26 @@ class GradientExchange:
         if grads is None:
             grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
         if self.all_reduce_only:
-            bucket.own_grads.add_(all_reduce(grads, bucket.replicate))
+            bucket.sum.add(all_reduce(grads, bucket.replicate))
         else:
-            part = torch.empty(bucket.own_grads.shape, device=self.buffers.device)
+            part = torch.empty(bucket.own_params.shape, device=self.buffers.device)
             start_reduce_scatter_flat(part, grads, bucket.shard).wait()
-            bucket.own_grads.add_(part)
+            bucket.sum.add(part)
 
     def finish(self) -> None:
-        """Waits for all exchanges of the step. Then `own_grads` of every bucket holds the sum over all ranks."""
+        """Waits for all exchanges of the step. Then `sum` of every bucket is that over all ranks."""
         self._wait(0)
         for bucket in self.buffers.buckets:
             if not self.all_reduce_only:
-                all_reduce(bucket.own_grads, bucket.replicate)
-            if bucket.plan.tied:  # tied parameters have buckets of their own, cut alike on both stages
-                all_reduce(bucket.own_grads, bucket.ends)
+                self._sum_over(bucket, bucket.replicate)
+            self._sum_over(bucket, bucket.ends)  # tied parameters have buckets of their own, cut alike on both stages
             if not self.closed:
                 bucket.attach_grads()
+
+    def _sum_over(self, bucket: FlatBucket, group: Group) -> None:
+        if group.size > 1:
+            own = bucket.sum.read(0, bucket.own_params.numel()).to(self.buffers.device)
+            bucket.sum.put(all_reduce(own, group))
 
     def on_gradient(self, number: int, place: int, index: int, parameter: torch.Tensor) -> None:
         """Takes a gradient from autograd: of parameter `index` in bucket `place` of stage `number`.
@@ -212,12 +227,19 @@ class GradientExchange:
         late = place < self._stages[number].next  # its exchange has started
         grads = self._late.get((number, place)) if late else bucket.grads
         if grads is None:
-            grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
+            grads = self._new_grads(bucket, stashed=not late)
             if late:
                 self._late[number, place] = grads
             else:
                 bucket.grads = grads
         return grads
+
+    def _new_grads(self, bucket: FlatBucket, stashed: bool) -> torch.Tensor:
+        """Returns a buffer for a whole bucket, with the gradients of earlier passes if these were `stashed`, or 0."""
+        kept = bucket.sum.unstash() if stashed and not self.every_pass else None
+        if kept is not None:
+            return kept
+        return torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
 
     def _start_up_to(self, stage: _StageProgress, end: int) -> None:
         """Starts the exchange of the buckets before index `end`, in order."""
@@ -232,13 +254,14 @@ class GradientExchange:
         """Starts the exchange of a bucket; returns the function that waits for it."""
         grads = bucket.grads
         if grads is None:  # no gradient of it arrived in this pass, but other ranks take part in the collective
-            grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
-        if self.all_reduce_only:
-            return start_all_reduce(grads, bucket.replicate).wait
-        part = torch.empty(bucket.own_grads.shape, device=self.buffers.device)
-        pending = start_reduce_scatter_flat(part, grads, bucket.shard)
-        if self.every_pass:
+            grads = self._new_grads(bucket, stashed=True)
+        if self.every_pass or self.offloaded:
             bucket.grads = None
+        if self.all_reduce_only:
+            pending = start_all_reduce(grads, bucket.replicate)
+            return partial(_end_exchange, pending, bucket, grads, grads, False) if self.offloaded else pending.wait
+        part = torch.empty(bucket.own_params.shape, device=self.buffers.device)
+        pending = start_reduce_scatter_flat(part, grads, bucket.shard)
         return partial(_end_exchange, pending, bucket, part, grads, self.every_pass)
 
     def _wait(self, limit: int) -> None:
@@ -281,12 +304,12 @@ class GradientExchange:
 def _end_exchange(
     pending: PendingResult, bucket: FlatBucket, part: torch.Tensor, grads: torch.Tensor, accumulate: bool
 ) -> None:
-    """Waits for a reduce-scatter. `grads` is an argument because the collective reads its memory until then."""
+    """Waits for a collective. `grads` is an argument because it reads that memory until then."""
     pending.wait()
     if accumulate:
-        bucket.own_grads.add_(part)
+        bucket.sum.add(part)
     else:
-        bucket.own_grads.copy_(part)
+        bucket.sum.put(part)
 
 
 def _forward_gradient(

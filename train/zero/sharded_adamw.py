@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -14,13 +13,13 @@ from ...core.buckets import Shard, UpdateRun
 from ...core.errors import TkError
 from ...parallel.collectives import all_gather_flat
 from ...parallel.torch_dtypes import torch_dtype
-from ..config.sections import RESIDENT, OffloadSection, OptimizerSection
+from ..config.sections import OptimizerSection
 from .adamw_rule import AdamWFactors, AdamWStreams, adamw_rule
 from .element_index import RandomBits, runs_of_tensors
 from .flat_buffers import FlatBucket, FlatBuffers
 from .running_update import RunningUpdate
 from .states.host_transfer import HostTransfer
-from .states.open_states import open_states
+from .states.open_states import Places, open_states
 from .states.state_store import StateRange, StateStore
 from .written_values import take_written
 
@@ -33,8 +32,7 @@ class ShardedAdamW:
     Args:
         buffers: the rank's buckets.
         options: the rule's options.
-        offload: the place of the states.
-        folder: the folder of states on disk, if `offload` names none.
+        places: where model states are; None = in the memory of the device.
         seed: the seed of the random bits that round bf16 moments.
 
     Attributes:
@@ -50,8 +48,7 @@ class ShardedAdamW:
         self,
         buffers: FlatBuffers,
         options: OptimizerSection,
-        offload: OffloadSection = RESIDENT,
-        folder: Path = Path(),
+        places: Places | None = None,
         seed: int = 0,
     ) -> None:
         self.buffers = buffers
@@ -60,13 +57,14 @@ class ShardedAdamW:
         self.takes_written = self.behind = False
         self._running: RunningUpdate | None = None
         self._not_gathered: list[int] = []
+        places = places or Places(buffers.device)
         moments, master = dict.fromkeys(MOMENTS, torch_dtype(options.states)), {"master": torch.float32}
         self.slots = moments if buffers.dtype == torch.float32 else moments | master
         self._order = range(len(buffers.buckets))[::-1]  # the first layers are in the last buckets
         apart = any(not bucket.holds_masters for bucket in buffers.buckets)
         dtypes = moments | master if apart else moments
         sizes = [bucket.own_params.numel() for bucket in buffers.buckets]
-        self._states: StateStore = open_states(dtypes, sizes, buffers.device, offload, folder)
+        self._states: StateStore = open_states(places.offload.optimizer, dtypes, sizes, places)
         self._transfer = HostTransfer(buffers.device, self._states.device, max(sizes, default=0) * 4)
         self._seed = seed
         self._shards = tuple(
@@ -136,9 +134,9 @@ class ShardedAdamW:
         self._states.read_ahead(self._order)
 
     def _update(self, bucket: FlatBucket, each: StateRange, factors: AdamWFactors) -> None:
-        here = slice(each.begin, each.end)
-        params = self._transfer.down("parameters", bucket.own_params[here])
-        grads = self._transfer.down("gradients", bucket.own_grads[here])
+        own = bucket.own_params[each.begin : each.end]
+        params = self._transfer.down("parameters", own)
+        grads = self._transfer.down("gradients", bucket.sum.read(each.begin, each.end))
         master = each.slots.get("master", params)
         if self.takes_written:
             take_written(master, params)
@@ -148,7 +146,7 @@ class ShardedAdamW:
             rounded = None if master is params else params[part]
             streams = AdamWStreams(master[part], exp_avg, exp_avg_sq, grads[part], rounded, bits)
             self._rule(streams, factors if run.decay else replace(factors, weight_decay=0.0))
-        self._transfer.up(params, bucket.own_params[here])
+        self._transfer.up(params, own)
 
     def _runs(self, bucket: FlatBucket, each: StateRange) -> Iterator[tuple[UpdateRun, RandomBits | None]]:
         """Yields the runs of a range that are updated at once; bf16 moments need random bits, which a tensor has."""

@@ -70,7 +70,7 @@ def test_sizes_of_the_buffers_of_a_bucket(zero: int, params: str, grads: str) ->
     buffers = make_buffers(make_module(), zero, size=4, rank=1)
     for bucket in buffers.buckets:
         part = bucket.plan.size // (1 if zero == 0 else 4)
-        assert bucket.own_grads.shape == bucket.own_params.shape == (part,)
+        assert bucket.sum.read(0, part).shape == bucket.own_params.shape == (part,)
         assert bucket.own_range == slice(0, part) if zero == 0 else slice(part, 2 * part)
         assert bucket.params.untyped_storage().size() == (0 if params == "none" else bucket.plan.size * 4)
         assert (bucket.grads is None) == (grads == "part")
@@ -81,7 +81,7 @@ def test_the_ranks_of_a_group_own_every_element_once(zero: int) -> None:
     ranks = [make_buffers(make_module(), zero, size=3, rank=rank) for rank in range(3)]
     for number, buffers in enumerate(ranks):
         for bucket in buffers.buckets:
-            bucket.own_grads.fill_(number + 1.0)
+            bucket.sum.put(torch.full(bucket.own_params.shape, number + 1.0))
     assert all(buffers.shards for buffers in ranks)
     found = put_together(ranks)
     assert not any(values.isnan().any() for values in found.values())

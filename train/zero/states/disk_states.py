@@ -10,10 +10,10 @@ second area of the file, so that the save goes on with the states that it began 
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,8 +36,8 @@ class _Loan:
     """
 
     buffer: PageBuffer
-    piece: StatePiece | None = None
-    pending: "list[Future[None]]" = field(default_factory=list)
+    piece: StatePiece
+    pending: "list[Future[None]]"
 
     def wait(self) -> None:
         """Waits for the reads or writes; raises the error of the first that failed, once all have ended."""
@@ -71,25 +71,27 @@ class DiskStates:
             self._of_bucket.setdefault(piece.bucket, []).append(piece)
         largest = max((piece.nbytes for piece in self._pieces), default=0)
         self._file = StateFile(folder, sum(piece.nbytes for piece in self._pieces))
-        self._free = [_Loan(PageBuffer(largest, pinned)) for _ in range(max(num_buffers, LEAST_BUFFERS))]
+        self._free = [PageBuffer(largest, pinned) for _ in range(max(num_buffers, LEAST_BUFFERS))]
         self._ahead: deque[_Loan] = deque()  # pieces whose reads are started, in the order of the next update
         self._behind: deque[_Loan] = deque()  # pieces whose writes are started
 
     def read(self, slot: str, bucket: int, begin: int, end: int) -> torch.Tensor:
         """Returns a copy."""
-        self._settle()
+        parts = list(self._parts(bucket, begin, end))
+        self._settle(piece for piece, _, _ in parts)
         values = torch.empty(end - begin, dtype=self.dtypes[slot])
-        for piece, low, high in self._parts(bucket, begin, end):
+        for piece, low, high in parts:
             part = values[low - begin : high - begin]
             self._file.read(_bytes_of(part), self._place(piece, slot, low))
         return values
 
     def write(self, slot: str, bucket: int, begin: int, values: torch.Tensor) -> None:
         """Writes values; what was read ahead is forgotten."""
-        self._settle()
+        parts = list(self._parts(bucket, begin, begin + values.numel()))
+        self._settle(piece for piece, _, _ in parts)
         self._drop_ahead()
         kept = values.to("cpu", self.dtypes[slot]).contiguous()
-        for piece, low, high in self._parts(bucket, begin, begin + values.numel()):
+        for piece, low, high in parts:
             self._file.write(_bytes_of(kept[low - begin : high - begin]), self._place(piece, slot, low))
 
     def _parts(self, bucket: int, begin: int, end: int) -> Iterator[tuple[StatePiece, int, int]]:
@@ -104,31 +106,31 @@ class DiskStates:
 
     def read_ahead(self, buckets: Sequence[int]) -> None:
         """Fills the buffers that are free."""
-        self._settle()
         started = len(self._ahead)
         order = [piece for bucket in buckets for piece in self._of_bucket.get(bucket, ())]
+        self._settle(order)
         for piece in order[started : started + len(self._free)]:
-            self._start_read(piece)
+            self._start_read(piece, fresh=False)
 
     @contextmanager
-    def changing(self, buckets: Sequence[int]) -> Iterator[Iterator[StateRange]]:
+    def changing(self, buckets: Sequence[int], *, fresh: bool = False) -> Iterator[Iterator[StateRange]]:
         """Gives pieces, whose values are in a buffer until the next one is asked for."""
-        self._settle()
         order = [piece for bucket in buckets for piece in self._of_bucket.get(bucket, ())]
-        if [loan.piece for loan in self._ahead] != order[: len(self._ahead)]:
+        self._settle(order)
+        if fresh or [loan.piece for loan in self._ahead] != order[: len(self._ahead)]:
             self._drop_ahead()
         try:
-            yield self._change(order)
+            yield self._change(order, fresh)
         finally:
             self._drop_ahead()
 
-    def _change(self, order: Sequence[StatePiece]) -> Iterator[StateRange]:
+    def _change(self, order: Sequence[StatePiece], fresh: bool) -> Iterator[StateRange]:
         next_read = len(self._ahead)
         for number, piece in enumerate(order):
             while next_read < len(order) and (self._free or next_read == number):
                 if not self._free:
                     self._end_write()
-                self._start_read(order[next_read])
+                self._start_read(order[next_read], fresh)
                 next_read += 1
             loan = self._ahead.popleft()
             loan.wait()
@@ -142,20 +144,20 @@ class DiskStates:
             while self._behind and all(each.done() for each in self._behind[0].pending):
                 self._end_write()
 
-    def _start_read(self, piece: StatePiece) -> None:
-        loan = self._free.pop()
-        loan.piece = piece
-        loan.pending = self._file.read_pages(loan.buffer.memory[: piece.nbytes], piece.place)
-        self._ahead.append(loan)
+    def _start_read(self, piece: StatePiece, fresh: bool) -> None:
+        buffer = self._free.pop()
+        reads = [] if fresh else self._file.read_pages(buffer.memory[: piece.nbytes], piece.place)
+        self._ahead.append(_Loan(buffer, piece, reads))
 
     def _end_write(self) -> None:
         loan = self._behind.popleft()
-        self._free.append(loan)
+        self._free.append(loan.buffer)
         loan.wait()
 
-    def _settle(self) -> None:
-        """Waits for the writes of the update before."""
-        while self._behind:
+    def _settle(self, pieces: Iterable[StatePiece]) -> None:
+        """Waits for writes of pieces that are under way."""
+        wanted = {piece.index for piece in pieces}
+        while any(loan.piece.index in wanted for loan in self._behind):
             self._end_write()
 
     def _drop_ahead(self) -> None:
@@ -164,14 +166,13 @@ class DiskStates:
             loan = self._ahead.popleft()
             for each in loan.pending:
                 each.exception()
-            loan.pending = []
-            self._free.append(loan)
+            self._free.append(loan.buffer)
 
     def close(self) -> None:
         """Gives the file back. Idempotent."""
         self._file.close()
-        for loan in (*self._free, *self._ahead, *self._behind):
-            loan.buffer.close()
+        for buffer in (*self._free, *(loan.buffer for loan in (*self._ahead, *self._behind))):
+            buffer.close()
 
 
 def _bytes_of(values: torch.Tensor) -> memoryview:

@@ -16,12 +16,12 @@ class HostTransfer:
 
     def __init__(self, device: torch.device, host: torch.device, nbytes: int) -> None:
         self._device, self._nbytes = device, nbytes
-        self._is_needed = device != host
+        self._host = host
         self._stages: dict[str, PageBuffer] = {}
 
     def down(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """Returns values, 1-D, on the host, until values are asked for under that name again."""
-        if not self._is_needed:
+        if values.device == self._host:
             return values
         if name not in self._stages:
             self._stages[name] = PageBuffer(self._nbytes, pinned=True)
@@ -32,7 +32,7 @@ class HostTransfer:
 
     def up(self, given: torch.Tensor, values: torch.Tensor) -> None:
         """Copies what `down` returned for `values`, and what changed in it since, back to `values`."""
-        if self._is_needed:
+        if given is not values:
             values.copy_(given, non_blocking=True)
             torch.cuda.current_stream(self._device).synchronize()
 

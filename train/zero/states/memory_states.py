@@ -45,7 +45,7 @@ class MemoryStates:
         """Does nothing."""
 
     @contextmanager
-    def changing(self, buckets: Sequence[int]) -> Iterator[Iterator[StateRange]]:
+    def changing(self, buckets: Sequence[int], *, fresh: bool = False) -> Iterator[Iterator[StateRange]]:
         """Gives the tensors themselves."""
         of_bucket = [{slot: tensors[bucket] for slot, tensors in self._tensors.items()} for bucket in buckets]
         yield (

@@ -38,10 +38,14 @@ class StateStore(Protocol):
     def read_ahead(self, buckets: Sequence[int]) -> None:
         """Starts to read what `changing` gives first for these buckets, as far as buffers hold it."""
 
-    def changing(self, buckets: Sequence[int]) -> AbstractContextManager[Iterator[StateRange]]:
+    def changing(self, buckets: Sequence[int], *, fresh: bool = False) -> AbstractContextManager[Iterator[StateRange]]:
         """Gives all ranges of the buckets, in order, with values on `device`, and stores what is changed in them.
 
         The values of a range may be used until the next one is asked for. Each bucket's last range ends it.
+
+        Args:
+            buckets: the indices of buckets.
+            fresh: whether the values given are undefined; the caller then writes all that it needs.
         """
 
     def close(self) -> None:
