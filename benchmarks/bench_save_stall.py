@@ -25,7 +25,7 @@ import click
 if TYPE_CHECKING:
     from tk.parallel.mesh import Mesh
     from tk.train.saving.snapshot import Snapshot
-    from tk.train.zero.states.open_states import Places
+    from tk.train.zero.states.open_states import StatePlaces
 
 
 @click.command()
@@ -146,7 +146,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
         table,
         mesh,
         dtype=torch.float32,
-        places=Places(torch.device("cpu")),
+        places=StatePlaces(torch.device("cpu")),
         fill=lambda local, parameter: fill_initial(local, parameter, 0, config.initializer_range),
     )
     optimizer = ShardedAdamW(buffers, OptimizerSection())

@@ -18,11 +18,11 @@ DISK, HOST = {"optimizer": "disk", "gradients": "disk"}, {"optimizer": "cpu", "g
 STATES = {"optimizer": "disk"}
 CASES: list[tuple[dict[str, Any], int, str, dict[str, Any]]] = [
     ({"dp": 1}, 0, "bf16", DISK),
-    ({"tp": 2, "dp": 2}, 3, "bf16", DISK),
+    ({"tp": 2, "dp": 2}, 3, "bf16", DISK | {"parameters": "disk"}),
     ({"pp": 2, "dp": 2}, 2, "fp16", DISK),
 ]
 MATRIX: list[tuple[dict[str, Any], int, str, dict[str, Any]]] = [
-    (parallel, zero, precision, offload)
+    (parallel, zero, precision, offload | ({"parameters": offload["optimizer"]} if zero == 3 else {}))
     for parallel in ({"dp": 2}, {"tp": 2, "dp": 2, "sequence_parallel": True}, {"pp": 2, "dp": 2, "schedule": "zb-h1"})
     for zero in (0, 1, 2, 3)
     for precision in ("fp32", "bf16", "fp16")

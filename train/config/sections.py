@@ -245,6 +245,7 @@ class OffloadSection(Section):
     Attributes:
         optimizer: the place of the optimizer's states: "none" is the device, "cpu" the host's memory, "disk" a file.
         gradients: the place of the sum of a step's gradients, between backward passes.
+        parameters: the place of a rank's part of the parameters at ZeRO stage 3, while no module computes with them.
         folder: for "disk", the folder of the file, on a fast disk of each host; the file has no name there and ends
             with the process. None takes the run folder.
         buffers: for "disk", the number of buffers of 4 to 16 MiB through which states are read and written.
@@ -252,17 +253,28 @@ class OffloadSection(Section):
 
     optimizer: Tier = "none"
     gradients: Tier = "none"
+    parameters: Tier = "none"
     folder: PathKey | None = None
     buffers: int = Field(default=8, ge=3, le=1024)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.gradients != "none" and self.optimizer == "none":
-            raise ValueError(
-                f'gradients = "{self.gradients}" needs the optimizer\'s states off the device, too: set optimizer = '
-                '"cpu" or "disk"'
-            )
+        for key in ("gradients", "parameters"):
+            if getattr(self, key) != "none" and self.optimizer == "none":
+                raise ValueError(
+                    f'{key} = "{getattr(self, key)}" needs optimizer = "cpu" or "disk": the optimizer\'s states leave '
+                    "the device first"
+                )
         return self
+
+    def problem_at(self, stage: int) -> str:
+        """Returns why these options do not fit a ZeRO stage, or ""."""
+        if self.parameters == "none" or stage == 3:
+            return ""
+        return (
+            f'offload.parameters = "{self.parameters}" needs ZeRO stage 3, at which a rank keeps a part of the '
+            f"parameters; the stage is {stage}. Set the stage to 3, or leave offload.parameters out."
+        )
 
 
 RESIDENT: Final = OffloadSection()

@@ -51,6 +51,8 @@ class TrainConfig(Section):
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} exceeds train.steps = {self.train.steps}: the "
                 "run would end before the learning rate reaches optimizer.lr"
             )
+        if problem := self.offload.problem_at(self.zero.stage):
+            raise ValueError(problem)
         parallel = self.parallel
         many = parallel.num_virtual_stages > 1
         if (parallel.schedule == "interleaved" and not many) or (parallel.schedule in ("1f1b", "zb-h1") and many):

@@ -24,7 +24,7 @@ from ..zero.flat_buffers import Fill, FlatBuffers
 from ..zero.gradient_exchange import GradientExchange
 from ..zero.parameter_gather import ParameterGather, Unit, leave_to_python
 from ..zero.sharded_adamw import ShardedAdamW
-from ..zero.states.open_states import Places
+from ..zero.states.open_states import StatePlaces
 from .loss_scale import LossScale
 
 
@@ -87,7 +87,7 @@ class TrainingEngine:
         self.table = table
         self.device = device
         dtype = torch_dtype(options.precision.params)
-        places = Places(device, options.offload, options.folder)
+        places = StatePlaces(device, options.offload, options.folder)
         self.buffers = FlatBuffers(tuple(modules), table, mesh, dtype=dtype, places=places, fill=fill)
         self.exchange = GradientExchange(
             self.buffers, sequence_parallel=options.sequence_parallel, overlap=options.overlap

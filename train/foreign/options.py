@@ -31,6 +31,8 @@ class InitializeOptions(Section):
     def of(**values: Any) -> "InitializeOptions":
         """Checks values; raises ConfigError, with the values that fit, for one of a wrong type or range."""
         options = parse(values, InitializeOptions, "initialize")
+        if problem := options.offload.problem_at(options.zero):
+            raise ConfigError(f"initialize: {problem}")
         if options.offload.optimizer == "disk" and options.offload.folder is None:
             raise ConfigError(
                 'initialize: offload = {"optimizer": "disk"} needs a folder on a fast disk of this machine, for a file '

@@ -22,8 +22,10 @@ from ...core.tensors import Table
 from ...parallel.mesh import ALONE, Group, Mesh
 from .absent import Presence
 from .gradient_sum import SLOT, GradientSum, ResidentSum, StoredSum
+from .own_parameters import SLOT as OWN_SLOT
+from .own_parameters import OwnParameters, ResidentParameters, StoredParameters
 from .square_sum import square_sum
-from .states.open_states import Places, open_states
+from .states.open_states import StatePlaces, open_states
 from .states.state_store import StateStore
 from .trained_parameter import set_autograd_grad
 from .written_values import take_written
@@ -40,8 +42,8 @@ class FlatBucket:
         params: all parameters, in the model's dtype [size]; the module's parameters are views of it. At stage 3 its
             memory is allocated only while the parameters are gathered.
         own_range: the elements of the bucket that this rank updates, 1/N of it.
-        own_params: the parameters in `own_range` [size / N]: a view of `params` below stage 3, a copy at stage 3.
-        holds_masters: whether `own_params` are the fp32 masters; else these are in slot "master" of the states.
+        own: the parameters in `own_range` [size / N]: a view of `params` below stage 3, a copy at stage 3.
+        holds_masters: whether `own` are the fp32 masters; else these are in slot "master" of the states.
         shard: the ranks over which the bucket is sharded.
         replicate: the ranks that update the same range.
         ends: the ranks that hold copies of a tied bucket on other stages; else this rank alone.
@@ -56,7 +58,7 @@ class FlatBucket:
     plan: Bucket
     params: torch.Tensor
     own_range: slice
-    own_params: torch.Tensor
+    own: OwnParameters
     sum: GradientSum
     grads: torch.Tensor | None
     in_place: bool
@@ -81,11 +83,12 @@ class FlatBucket:
         self.presence.restore()
 
     def take_written(self) -> None:
-        """Copies what a user wrote into gathered parameters to `own_params`, at stage 3."""
-        if self.holds_masters:
-            take_written(self.own_params, self.params[self.own_range])
+        """Copies what a user wrote into gathered parameters to `own`, at stage 3."""
+        written = self.params[self.own_range]
+        if self.holds_masters and self.params.dtype != torch.float32:
+            take_written(self.own.read(0, self.own.size), written)
         else:
-            self.own_params.copy_(self.params[self.own_range])
+            self.own.write(0, written)
 
     def free(self) -> None:
         """Takes the values away from the module's parameters and frees the memory of `params`."""
@@ -129,7 +132,7 @@ class FlatBuffers:
         mesh: Mesh,
         *,
         dtype: torch.dtype,
-        places: Places,
+        places: StatePlaces,
         fill: Fill,
     ) -> None:
         self.mesh = mesh
@@ -144,16 +147,23 @@ class FlatBuffers:
         self.shards: tuple[Shard, ...] = shards(plans, mesh.shard.size, mesh.shard.rank)
         self._owners = _owners(modules)
         self._gradients = self._open_gradients(plans, places)
+        self._parameters = self._open_parameters(plans, places)
         self.buckets = tuple(self._bucket(index, plan, fill) for index, plan in enumerate(plans))
         self.frozen = tuple(local for local in params if not local.trainable)
         self._materialize(fill)
 
-    def _open_gradients(self, plans: Sequence[Bucket], places: Places) -> StateStore | None:
+    def _open_gradients(self, plans: Sequence[Bucket], places: StatePlaces) -> StateStore | None:
         """Returns the store of gradients that are offloaded, whole buckets below stage 2; None if none are."""
         tier = places.offload.gradients
         parts = 1 if self.zero < 2 else self.mesh.shard.size
         sizes = [plan.size // parts for plan in plans]
         return None if tier == "none" else open_states(tier, {SLOT: torch.float32}, sizes, places)
+
+    def _open_parameters(self, plans: Sequence[Bucket], places: StatePlaces) -> StateStore | None:
+        """Returns the store of parameters that are offloaded; None if none are."""
+        sizes = [plan.size // self.mesh.shard.size for plan in plans]
+        tier = places.offload.parameters
+        return None if tier == "none" else open_states(tier, {OWN_SLOT: self.dtype}, sizes, places)
 
     def _bucket(self, index: int, plan: Bucket, fill: Fill) -> FlatBucket:
         shard, replicate = self.mesh.shard, self.mesh.replicate
@@ -173,7 +183,7 @@ class FlatBuffers:
             plan,
             params,
             own,
-            params[own],
+            ResidentParameters(params[own]),
             summed,
             grads,
             in_place,
@@ -189,12 +199,20 @@ class FlatBuffers:
             for local, parameter in zip(plan.params, bucket.parameters, strict=True):
                 fill(local, parameter.data)
         if self.zero == 3:
-            bucket.own_params = params[own].to(torch.float32 if self._holds_masters else self.dtype, copy=True)
+            bucket.own = self._own_copy(index, params[own])
             names = [local.name for local in plan.params]
             bucket.presence = Presence(bucket.parameters, names, tuple(bucket.views(params)))
             bucket.free()
         bucket.attach_grads()
         return bucket
+
+    def _own_copy(self, index: int, values: torch.Tensor) -> OwnParameters:
+        """Returns this rank's part of a bucket at stage 3, apart from the bucket."""
+        if self._parameters is None:
+            return ResidentParameters(values.to(torch.float32 if self._holds_masters else self.dtype, copy=True))
+        own = StoredParameters(self._parameters, index, values.numel())
+        own.write(0, values)
+        return own
 
     def _materialize(self, fill: Fill) -> None:
         """Gives memory and values to frozen parameters that are still on the meta device."""
@@ -254,10 +272,10 @@ class FlatBuffers:
             yield shard, self.buckets[shard.bucket].sum.read(shard.start, end)
 
     def own_parameter_runs(self) -> Iterator[tuple[Shard, torch.Tensor]]:
-        """Yields each run of a logical box that this rank updates, with its parameters (1-D view of `own_params`)."""
+        """Yields each run of a logical box that this rank updates, with its parameters, 1-D, to be read."""
         for shard in self.shards:
             end = shard.start + shard.flat[1] - shard.flat[0]
-            yield shard, self.buckets[shard.bucket].own_params[shard.start : end]
+            yield shard, self.buckets[shard.bucket].own.read(shard.start, end)
 
     def owned_grad_square_sum(self) -> torch.Tensor:
         """Returns the sum of squares of the gradient elements that this rank owns, an fp64 scalar.

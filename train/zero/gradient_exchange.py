@@ -168,7 +168,7 @@ class GradientExchange:
         if self.all_reduce_only:
             bucket.sum.add(all_reduce(grads, bucket.replicate))
         else:
-            part = torch.empty(bucket.own_params.shape, device=self.buffers.device)
+            part = torch.empty(bucket.own.size, device=self.buffers.device)
             start_reduce_scatter_flat(part, grads, bucket.shard).wait()
             bucket.sum.add(part)
 
@@ -184,7 +184,7 @@ class GradientExchange:
 
     def _sum_over(self, bucket: FlatBucket, group: Group) -> None:
         if group.size > 1:
-            own = bucket.sum.read(0, bucket.own_params.numel()).to(self.buffers.device)
+            own = bucket.sum.read(0, bucket.own.size).to(self.buffers.device)
             bucket.sum.put(all_reduce(own, group))
 
     def on_gradient(self, number: int, place: int, index: int, parameter: torch.Tensor) -> None:
@@ -260,7 +260,7 @@ class GradientExchange:
         if self.all_reduce_only:
             pending = start_all_reduce(grads, bucket.replicate)
             return partial(_end_exchange, pending, bucket, grads, grads, False) if self.offloaded else pending.wait
-        part = torch.empty(bucket.own_params.shape, device=self.buffers.device)
+        part = torch.empty(bucket.own.size, device=self.buffers.device)
         pending = start_reduce_scatter_flat(part, grads, bucket.shard)
         return partial(_end_exchange, pending, bucket, part, grads, self.every_pass)
 

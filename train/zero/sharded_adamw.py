@@ -19,7 +19,7 @@ from .element_index import RandomBits, runs_of_tensors
 from .flat_buffers import FlatBucket, FlatBuffers
 from .running_update import RunningUpdate
 from .states.host_transfer import HostTransfer
-from .states.open_states import Places, open_states
+from .states.open_states import StatePlaces, open_states
 from .states.state_store import StateRange, StateStore
 from .written_values import take_written
 
@@ -48,7 +48,7 @@ class ShardedAdamW:
         self,
         buffers: FlatBuffers,
         options: OptimizerSection,
-        places: Places | None = None,
+        places: StatePlaces | None = None,
         seed: int = 0,
     ) -> None:
         self.buffers = buffers
@@ -57,13 +57,13 @@ class ShardedAdamW:
         self.takes_written = self.behind = False
         self._running: RunningUpdate | None = None
         self._not_gathered: list[int] = []
-        places = places or Places(buffers.device)
+        places = places or StatePlaces(buffers.device)
         moments, master = dict.fromkeys(MOMENTS, torch_dtype(options.states)), {"master": torch.float32}
         self.slots = moments if buffers.dtype == torch.float32 else moments | master
         self._order = range(len(buffers.buckets))[::-1]  # the first layers are in the last buckets
         apart = any(not bucket.holds_masters for bucket in buffers.buckets)
         dtypes = moments | master if apart else moments
-        sizes = [bucket.own_params.numel() for bucket in buffers.buckets]
+        sizes = [bucket.own.size for bucket in buffers.buckets]
         self._states: StateStore = open_states(places.offload.optimizer, dtypes, sizes, places)
         self._transfer = HostTransfer(buffers.device, self._states.device, max(sizes, default=0) * 4)
         self._seed = seed
@@ -73,7 +73,7 @@ class ShardedAdamW:
         self._rule = adamw_rule(self._states.device, buffers.mesh.world)
         for index, bucket in enumerate(buffers.buckets):
             if not bucket.holds_masters:
-                self._states.write("master", index, 0, bucket.own_params)
+                self._states.write("master", index, 0, bucket.own.read(0, bucket.own.size))
 
     def step(self, lr: float, grad_scale: float) -> None:
         """Updates this rank's range of every bucket, then gathers the parameters of the shard group.
@@ -102,7 +102,7 @@ class ShardedAdamW:
             for each in ranges:
                 bucket = self.buffers.buckets[each.bucket]
                 self._update(bucket, each, factors)
-                if each.end == bucket.own_params.numel():
+                if each.end == bucket.own.size:
                     yield each.bucket
 
     def ensure(self, index: int) -> None:
@@ -134,7 +134,7 @@ class ShardedAdamW:
         self._states.read_ahead(self._order)
 
     def _update(self, bucket: FlatBucket, each: StateRange, factors: AdamWFactors) -> None:
-        own = bucket.own_params[each.begin : each.end]
+        own = bucket.own.read(each.begin, each.end)
         params = self._transfer.down("parameters", own)
         grads = self._transfer.down("gradients", bucket.sum.read(each.begin, each.end))
         master = each.slots.get("master", params)
@@ -147,6 +147,7 @@ class ShardedAdamW:
             streams = AdamWStreams(master[part], exp_avg, exp_avg_sq, grads[part], rounded, bits)
             self._rule(streams, factors if run.decay else replace(factors, weight_decay=0.0))
         self._transfer.up(params, own)
+        bucket.own.write_back(each.begin, own)
 
     def _runs(self, bucket: FlatBucket, each: StateRange) -> Iterator[tuple[UpdateRun, RandomBits | None]]:
         """Yields the runs of a range that are updated at once; bf16 moments need random bits, which a tensor has."""
@@ -159,26 +160,26 @@ class ShardedAdamW:
 
     def _gather(self, bucket: FlatBucket) -> None:
         if self.buffers.zero < 3:
-            all_gather_flat(bucket.params, bucket.own_params, bucket.shard)
+            all_gather_flat(bucket.params, bucket.params[bucket.own_range], bucket.shard)
 
     def publish(self) -> None:
         """Rounds the masters into the parameters and, below stage 3, all-gathers these over the shard group."""
         self.finish()
         for index, bucket in enumerate(self.buffers.buckets):
             if not bucket.holds_masters:
-                bucket.own_params.copy_(self._states.read("master", index, 0, bucket.own_params.numel()))
+                bucket.own.write(0, self._states.read("master", index, 0, bucket.own.size))
             self._gather(bucket)
 
     def take_written_values(self) -> None:
         """Copies values that a user wrote into parameters to the masters; every rank has made the same changes.
 
-        At stage 3 ParameterGather has taken them into `own_params` before it freed a unit.
+        At stage 3 ParameterGather has taken them into `own` before it freed a unit.
         """
         self.finish()
         apart = [index for index in self._order if not self.buffers.buckets[index].holds_masters]
         with self._states.changing(apart) as ranges:
             for each in ranges:
-                own = self.buffers.buckets[each.bucket].own_params[each.begin : each.end]
+                own = self.buffers.buckets[each.bucket].own.read(each.begin, each.end)
                 take_written(each.slots["master"], self._transfer.down("parameters", own))
 
     def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
@@ -199,7 +200,7 @@ class ShardedAdamW:
         last = first + end - begin
         bucket = self.buffers.buckets[shard.bucket]
         if slot == "weight" or (slot == "master" and bucket.holds_masters):
-            own = bucket.own_params[first:last]
+            own = bucket.own.read(first, last)
             return own.to(self.buffers.dtype) if slot == "weight" else own
         return self._states.read(slot, shard.bucket, first, last)
 
@@ -208,7 +209,7 @@ class ShardedAdamW:
         self.finish()
         bucket = self.buffers.buckets[shard.bucket]
         if slot == "master" and bucket.holds_masters:
-            bucket.own_params[shard.start : shard.start + values.numel()].copy_(values)
+            bucket.own.write(shard.start, values)
         else:
             self._states.write(slot, shard.bucket, shard.start, values)
 

@@ -23,14 +23,14 @@ from tk.tests.train.engine.small_decoders import (
 from tk.train.engine.loss import causal_attention
 from tk.train.engine.stages import StagePass, gathered_units
 from tk.train.zero.flat_buffers import FlatBuffers
-from tk.train.zero.states.open_states import Places
+from tk.train.zero.states.open_states import StatePlaces
 
 
 def filled(layout: Layout, pp: int = 0, **changes: object) -> tuple[tuple[Decoder, ...], FlatBuffers]:
     """Returns the stages of a pipeline rank with their parameters in buckets."""
     mesh = make_mesh(layout, pp)
     table, stages = make_stages(make_config(**changes), mesh)
-    return stages, FlatBuffers(stages, table, mesh, dtype=torch.float32, places=Places(CPU), fill=fill)
+    return stages, FlatBuffers(stages, table, mesh, dtype=torch.float32, places=StatePlaces(CPU), fill=fill)
 
 
 def test_layers_are_dealt_to_the_ranks_in_turn_and_need_no_memory() -> None:

@@ -8,7 +8,7 @@ from tk.core.local_params import LocalParam
 from tk.core.tensors import TensorSpec
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.train.zero.flat_buffers import FlatBuffers
-from tk.train.zero.states.open_states import Places
+from tk.train.zero.states.open_states import StatePlaces
 
 # Two layers, with 180 + 9 and 54 + 6 elements: a rank's range of a bucket is a multiple of 32 elements, so that up to 3
 # ranks have parts of both layers' weights, and the border between weight and bias is in a later rank's range.
@@ -49,7 +49,7 @@ def make_buffers(
     def fill(local: LocalParam, into: torch.Tensor) -> None:
         into.copy_(values[local.name])
 
-    return FlatBuffers((module,), table, mesh, dtype=dtype, places=Places(torch.device("cpu")), fill=fill)
+    return FlatBuffers((module,), table, mesh, dtype=dtype, places=StatePlaces(torch.device("cpu")), fill=fill)
 
 
 def rows(seed: int = 0) -> torch.Tensor:

@@ -11,6 +11,7 @@ from tk.tests.train.zero.small_buffers import TABLE, make_buffers, make_module, 
 from tk.train.config.sections import OffloadSection, OptimizerSection
 from tk.train.zero.sharded_adamw import ShardedAdamW
 from tk.train.zero.states import pieces
+from tk.train.zero.states.open_states import StatePlaces
 
 OPTIONS = OptimizerSection(betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)
 LR, STEPS = 0.05, 3
@@ -134,7 +135,8 @@ def test_bf16_moments_have_the_same_bits_at_every_cut(
     assert {slot: str(each) for slot, each in alone[0].slots.items()}["exp_avg_sq"] == "torch.bfloat16"
     monkeypatch.setattr(pieces.cut, "__defaults__", (50,))
     for size in (1, 2, 3):
-        place = {"offload": OffloadSection(optimizer=tier), "folder": tmp_path, "seed": 7}
+        places = StatePlaces(torch.device("cpu"), OffloadSection(optimizer=tier), tmp_path)
+        place = {"places": places, "seed": 7}
         ranks = [update(make_module(), 3, size, rank, dtype, 0.25, options, **place) for rank in range(size)]
         for slot, values in expected.items():
             assert torch.equal(whole(ranks, slot), values), slot

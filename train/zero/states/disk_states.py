@@ -90,9 +90,10 @@ class DiskStates:
         parts = list(self._parts(bucket, begin, begin + values.numel()))
         self._settle(piece for piece, _, _ in parts)
         self._drop_ahead()
-        kept = values.to("cpu", self.dtypes[slot]).contiguous()
         for piece, low, high in parts:
-            self._file.write(_bytes_of(kept[low - begin : high - begin]), self._place(piece, slot, low))
+            # A copy: torch would not free the memory of parameters again once numpy has seen it.
+            part = values[low - begin : high - begin].to("cpu", self.dtypes[slot], copy=True)
+            self._file.write(_bytes_of(part), self._place(piece, slot, low))
 
     def _parts(self, bucket: int, begin: int, end: int) -> Iterator[tuple[StatePiece, int, int]]:
         """Yields the pieces that hold elements [begin, end) of a bucket's range, each with its part of them."""

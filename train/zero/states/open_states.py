@@ -14,7 +14,7 @@ from .state_store import StateStore
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StatePlaces:
     """Where parts of a rank's model states are.
 
     Attributes:
@@ -28,7 +28,7 @@ class Places:
     folder: Path = Path()
 
 
-def open_states(tier: Tier, dtypes: Mapping[str, torch.dtype], sizes: Sequence[int], places: Places) -> StateStore:
+def open_states(tier: Tier, dtypes: Mapping[str, torch.dtype], sizes: Sequence[int], places: StatePlaces) -> StateStore:
     """Makes a store of a rank.
 
     Args:
