@@ -115,6 +115,13 @@ class Checkpoint:
         """Reads config, tokenizer and other small files, and checks those that the manifest lists."""
         return self.folder.read_side_files()
 
+    def also_named(self, names: Mapping[str, str]) -> "Checkpoint":
+        """Returns the checkpoint with further names for some of its tensors: new name -> name here."""
+        other = Checkpoint(self.folder, self.skipped)
+        other.aliases = dict(self.aliases) | {name: self.aliases.get(there, there) for name, there in names.items()}
+        other.tensors = self.tensors | {name: self.tensors[there] for name, there in names.items()}
+        return other
+
     def read(
         self,
         name: str,

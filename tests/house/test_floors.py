@@ -70,7 +70,7 @@ COMPUTE: dict[str, str] = {
     "parity": "flat_values foreign gradients measure reference_values updates",
     "train.engine": "compiling evaluate loss nonfinite optimizer_step passes stages training_engine",
     "train.foreign": "accumulation blocks buffers checks construction construction_log disguise first_values model "
-    "model_engine on_meta options replay take_over watch",
+    "model_engine on_meta options replay stored_weights take_over watch",
     "train.health": "flight_recorder",
     "train.launch": "rendezvous worker",
     "train.pipeline": "executor",

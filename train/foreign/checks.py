@@ -28,12 +28,13 @@ _OF_ONE_DTYPE = (_NormBase, _SpectralNorm)
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
 
 
-def check_module(model: object, dtype: torch.dtype) -> torch.device:
+def check_module(model: object, dtype: torch.dtype, loads: bool = False) -> torch.device:
     """Checks a module; changes nothing.
 
     Args:
         model: the module.
         dtype: the dtype that its floating-point parameters will get.
+        loads: whether the values of its parameters come from a checkpoint.
 
     Returns:
         The device of all its tensors; of parameters without memory (`on_meta`) the one that they will be on.
@@ -46,7 +47,7 @@ def check_module(model: object, dtype: torch.dtype) -> torch.device:
         raise ConfigError(f"initialize's model is {kind}; it takes a torch.nn.Module.")
     if builds_on_meta():
         raise ConfigError("initialize was called inside of `with tk.train.on_meta():`. Leave that block first.")
-    problem = next(_problems(model, dtype), None)
+    problem = next(_problems(model, dtype, loads), None)
     if problem:
         raise ConfigError(f"initialize cannot take this {type(model).__name__}: {problem}")
     devices = [tensor.device for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta]
@@ -98,14 +99,14 @@ def note_dtypes(error: RuntimeError, batch: object, dtype: torch.dtype) -> None:
         )
 
 
-def _problems(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
+def _problems(model: nn.Module, dtype: torch.dtype, loads: bool) -> Iterator[str]:
     """Yields every problem; later checks rely on earlier ones."""
     for name, module in model.named_modules():
         yield from _of_module(name or "the module itself", module, dtype)
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
     for name, tensor in (parameters | buffers).items():
-        yield from _of_memory(name, tensor)
+        yield from _of_memory(name, tensor, loads)
     for name, parameter in parameters.items():
         yield from _of_parameter(name, parameter, dtype)
     if not any(parameter.requires_grad for parameter in parameters.values()):
@@ -139,13 +140,13 @@ def _of_module(name: str, module: nn.Module, dtype: torch.dtype) -> Iterator[str
         yield f"{name} gives sparse gradients, which AdamW does not take. Make it with sparse=False."
 
 
-def _of_memory(name: str, tensor: torch.Tensor) -> Iterator[str]:
-    """Yields a problem if a parameter or buffer is not an ordinary tensor with values."""
+def _of_memory(name: str, tensor: torch.Tensor, loads: bool) -> Iterator[str]:
+    """Yields a problem if a parameter or buffer is not an ordinary tensor that has values, or gets some."""
     if isinstance(tensor, TrainedParameter):
         yield f"{name} is trained by an engine. A module that was given to initialize before is built anew, or copied."
     elif nn.parameter.is_lazy(tensor):
         yield f"{name} has no shape yet. Run one batch through the module first."
-    elif tensor.is_meta and not (isinstance(tensor, nn.Parameter) and ConstructionLog.of(tensor)):
+    elif tensor.is_meta and not (isinstance(tensor, nn.Parameter) and (loads or ConstructionLog.of(tensor))):
         yield (
             f"{name} is on the meta device and has no values. Build the module inside of tk.train.on_meta(), where "
             "initialize can make them, and cast it there; or use to_empty(device=...) and fill it first."

@@ -1,4 +1,4 @@
-"""The values with which parameters begin: those that they have, or those that `on_meta` left for later."""
+"""The values with which parameters begin: those that they have, that `on_meta` left for later, or of a checkpoint."""
 
 import torch
 from torch import nn
@@ -8,6 +8,7 @@ from ...parallel.collectives import broadcast
 from ...parallel.mesh import Group
 from .construction_log import ConstructionLog
 from .replay import value_of
+from .stored_weights import StoredWeights
 
 
 class FirstValues:
@@ -15,15 +16,19 @@ class FirstValues:
 
     Args:
         world: the ranks that train the module.
+        stored: where the values come from, if not from the module.
     """
 
-    def __init__(self, world: Group) -> None:
+    def __init__(self, world: Group, stored: StoredWeights | None) -> None:
+        self.stored = stored
         self._world = world
         self._given: dict[str, torch.Tensor] = {}
         self._absent: dict[str, torch.Tensor] = {}
 
     def take(self, name: str, parameter: nn.Parameter) -> None:
         """Takes the values that a parameter has."""
+        if self.stored:
+            return
         self._given[name] = parameter.detach()
         broadcast_bytes(self._given[name], self._world)
 
@@ -37,19 +42,22 @@ class FirstValues:
             place = torch.empty(parameter.shape, dtype=dtype, device=device)
         new = torch.Tensor._make_subclass(type(parameter), place, parameter.requires_grad)
         torch._C._swap_tensor_impl(parameter, new)
-        self._absent[name] = new
-        if not parameter.requires_grad:
-            self.write(name, parameter.data)
+        if not self.stored:
+            self._absent[name] = new
+            if not parameter.requires_grad:
+                self.write(name, parameter.data)
 
     @torch.no_grad()
     def write(self, name: str, place: torch.Tensor) -> None:
-        """Writes a parameter's values, and forgets them; every rank calls it.
+        """Writes a parameter's values, and forgets them; leaves those of a checkpoint for later. Every rank calls it.
 
         Those of `on_meta` are made by rank 0, for this parameter alone.
 
         Raises:
             ConfigError: fp16 cannot hold them.
         """
+        if self.stored:
+            return
         if name in self._given:
             place.copy_(self._given.pop(name))
             return

@@ -39,6 +39,7 @@ from .buffers import PersistentBuffers
 from .checks import check_alike, check_module, describe, note_dtypes
 from .model import ForeignModel, whole_state
 from .options import InitializeOptions, Stage, optimizer_section
+from .stored_weights import StoredWeights
 from .take_over import build_engine, join_job, take_values
 from .watch import ModuleWatch
 
@@ -47,6 +48,7 @@ def initialize(
     model: nn.Module,
     optimizer: Mapping[str, Any] | OptimizerSection | None = None,
     *,
+    weights: str | os.PathLike[str] | None = None,
     zero: Stage = 0,
     precision: Precision = "fp32",
     accumulate: int = 1,
@@ -64,6 +66,9 @@ def initialize(
     that was built inside of `on_meta`, rank 0 makes the values of an ordinary construction, parameter by parameter.
 
     Args:
+        weights: a step, run or Hugging Face folder with the names of the module's state_dict. Each rank reads its share
+            of the parameters, and no rank ever has them all; whole buffers, if the folder has them. The fp32 masters
+            get all digits that are stored.
         model: any module of plain tensors. Its floating-point parameters become of `precision`, frozen ones too;
             buffers keep their dtype. Gradients that it has are forgotten.
         optimizer: keys of [optimizer] (docs/training.md); the schedule is constant unless given.
@@ -76,6 +81,9 @@ def initialize(
     Raises:
         ConfigError: an argument is wrong, ranks do not agree, or the module could not be trained or saved as it is (see
             train/foreign/checks.py). Nothing was changed.
+        CheckpointError: the folder of weights cannot be used, or is of another module: its message names the tensors
+            that are missing, left over or of another shape, and nothing was changed. If it turns out to be damaged
+            later, the module must be built anew.
         ParallelError: the layout is impossible.
     """
     settings = InitializeOptions.of(
@@ -91,13 +99,15 @@ def initialize(
     )
     options = optimizer_section(optimizer, steps)
     dtype = torch_dtype(precision)
-    device = check_module(model, dtype)
+    device = check_module(model, dtype, loads=weights is not None)
     blocks = find_blocks(model, gather_together)
     world_size = join_job(device, timeout_seconds)
     layout = Layout(dp=world_size, zero=zero, shard_size=shard_size, bucket_size=bucket_size)
     mesh = Mesh.build(layout, 1, timeout_seconds=timeout_seconds)
-    check_alike([repr(options), repr(settings), repr(list(blocks)), *describe(model)], mesh.world)
-    values = take_values(model, dtype, device, mesh.world)
+    loads = f"weights={'given' if weights is not None else None}"
+    check_alike([repr(options), repr(settings), loads, repr(list(blocks)), *describe(model)], mesh.world)
+    stored = StoredWeights.open(as_path(weights), model, mesh.world) if weights is not None else None
+    values = take_values(model, dtype, device, mesh.world, stored)
     foreign = ForeignModel.of(model, blocks)
     return ModelEngine(foreign, build_engine(foreign, values, mesh, options, settings, device), settings)
 

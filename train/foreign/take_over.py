@@ -17,6 +17,7 @@ from ..zero.trained_parameter import TrainedParameter
 from .first_values import FirstValues, broadcast_bytes, give_values
 from .model import ForeignModel
 from .options import InitializeOptions
+from .stored_weights import StoredWeights
 
 
 def build_engine(
@@ -42,16 +43,20 @@ def build_engine(
         engine.optimizer.behind = settings.offload.optimizer != "none"
         if mesh.world.rank == 0:
             foreign.log_sizes(units)
+    if values.stored:
+        values.stored.load(engine, foreign.table)
     return engine
 
 
-def take_values(model: nn.Module, dtype: torch.dtype, device: torch.device, world: Group) -> FirstValues:
+def take_values(
+    model: nn.Module, dtype: torch.dtype, device: torch.device, world: Group, stored: StoredWeights | None
+) -> FirstValues:
     """Makes the module's parameters those of an engine, and gives every rank rank 0's buffers, saved or not.
 
     Returns:
-        The values of parameters, of rank 0 on every rank.
+        The values of parameters: the stored ones if there are any, else rank 0's on every rank.
     """
-    values = FirstValues(world)
+    values = FirstValues(world, stored)
     for name, parameter in model.named_parameters():
         parameter.grad = None
         kept = dtype if parameter.is_floating_point() else parameter.dtype

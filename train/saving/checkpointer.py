@@ -198,8 +198,10 @@ class Checkpointer:
         self.engine.optimizer.step_count = optimizer_step
         self.engine.loss_scale.restore(loss_scale)
 
-    def load_weights(self, checkpoint: Checkpoint, readers: Peers = ALONE) -> None:
-        """Fills parameters from a checkpoint, as `load` does; optimizer states stay unchanged."""
+    def load_weights(
+        self, checkpoint: Checkpoint, readers: Peers = ALONE, without: frozenset[str] = frozenset()
+    ) -> None:
+        """Fills parameters from a checkpoint, as `load` does, but for those in `without`; optimizer states stay."""
         with share_errors(self.ranks):
-            self.snapshot.load_weights(checkpoint, readers)
+            self.snapshot.load_weights(checkpoint, readers, without)
         self.snapshot.publish()

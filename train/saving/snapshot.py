@@ -92,20 +92,27 @@ class Snapshot:
         """
         self._fill(checkpoint, ("master", "exp_avg", "exp_avg_sq"), peers)
 
-    def load_weights(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
+    def load_weights(self, checkpoint: Checkpoint, peers: Peers = ALONE, without: frozenset[str] = frozenset()) -> None:
         """Reads parameters only, of any stored dtype; optimizer states stay unchanged. `publish` completes the load.
+
+        Args:
+            checkpoint: the checkpoint.
+            peers: see `load`.
+            without: frozen tensors that are not read, and may be missing.
 
         Raises:
             ShapeMismatch: the checkpoint is not of this model.
         """
-        self._fill(checkpoint, ("master",), peers)
+        self._fill(checkpoint, ("master",), peers, without)
 
     def publish(self) -> None:
         """Exchanges the parameters that were read; every rank calls it, once all have read theirs."""
         self.optimizer.publish()
 
-    def _fill(self, checkpoint: Checkpoint, slots: Sequence[str], peers: Peers) -> None:
-        check_tensors(self.table, checkpoint)
+    def _fill(
+        self, checkpoint: Checkpoint, slots: Sequence[str], peers: Peers, without: frozenset[str] = frozenset()
+    ) -> None:
+        check_tensors([spec for spec in self.table if (spec.alias or spec.name) not in without], checkpoint)
         check_ties(self.table, checkpoint)
         requests: list[ReadRequest] = []
         places: list[Callable[[torch.Tensor], object]] = []
@@ -122,6 +129,8 @@ class Snapshot:
                 requests.append(ReadRequest(name, shard.piece.box, source, shard.flat))
                 places.append(partial(self.optimizer.write, slot, shard))
         for local in self.buffers.frozen:
+            if local.name in without:
+                continue
             whole = self.buffers.frozen_tensor(local)
             whole.data = whole.data.contiguous()  # elements of an expanded tensor share memory
             for piece in local.pieces:

@@ -65,3 +65,12 @@ def test_reads_outside_a_tensor(good: Path) -> None:
         checkpoint.read("nope")
     with pytest.raises(ShardMissing, match="no slot 'master'"):
         checkpoint.read(name, slot="master")
+
+
+def test_a_tensor_is_read_by_a_further_name(good: Path) -> None:
+    checkpoint = Checkpoint.open(good)
+    name = next(iter(checkpoint.tensors))
+    other = checkpoint.also_named({"another": name})
+    assert np.array_equal(other.read("another").numpy(), checkpoint.read(name).numpy())
+    assert other.tensors["another"].shape == checkpoint.tensors[name].shape
+    assert "another" not in checkpoint.tensors
