@@ -69,8 +69,8 @@ COMPUTE: dict[str, str] = {
     "products row_blocks torch_dtypes wide_sums",
     "parity": "flat_values foreign gradients measure reference_values updates",
     "train.engine": "compiling evaluate loss nonfinite optimizer_step passes stages training_engine",
-    "train.foreign": "accumulation blocks buffers checks construction construction_log disguise first_values model "
-    "model_engine on_meta options replay stored_weights take_over watch",
+    "train.foreign": "accumulation blocks buffers checks construction construction_log disguise first_values "
+    "join_job model model_engine on_meta options replay stored_weights take_over watch",
     "train.health": "flight_recorder",
     "train.launch": "rendezvous worker",
     "train.pipeline": "executor",

@@ -24,9 +24,6 @@ from ...checkpoint.read.shared_read import open_together, share_errors
 from ...core.dtypes import Precision
 from ...core.errors import ConfigError, TkError
 from ...core.given_paths import as_path
-from ...core.layout import Layout
-from ...parallel.mesh import Mesh
-from ...parallel.torch_dtypes import torch_dtype
 from ..config.sections import OptimizerSection, TrainSection
 from ..engine.lr_schedule import learning_rate
 from ..engine.optimizer_step import OptimizerStep, StepSums
@@ -34,13 +31,11 @@ from ..engine.training_engine import TrainingEngine
 from ..saving.checkpointer import Checkpointer, SaveOptions
 from ..state.stored_state import ModuleResume
 from .accumulation import Accumulation
-from .blocks import find_blocks
 from .buffers import PersistentBuffers
-from .checks import check_alike, check_module, describe, note_dtypes
+from .checks import note_dtypes
 from .model import ForeignModel, whole_state
 from .options import InitializeOptions, Stage, optimizer_section
-from .stored_weights import StoredWeights
-from .take_over import build_engine, join_job, take_values
+from .take_over import take_over
 from .watch import ModuleWatch
 
 
@@ -98,18 +93,8 @@ def initialize(
         timeout_seconds=timeout_seconds,
     )
     options = optimizer_section(optimizer, steps)
-    dtype = torch_dtype(precision)
-    device = check_module(model, dtype, loads=weights is not None)
-    blocks = find_blocks(model, gather_together)
-    world_size = join_job(device, timeout_seconds)
-    layout = Layout(dp=world_size, zero=zero, shard_size=shard_size, bucket_size=bucket_size)
-    mesh = Mesh.build(layout, 1, timeout_seconds=timeout_seconds)
-    loads = f"weights={'given' if weights is not None else None}"
-    check_alike([repr(options), repr(settings), loads, repr(list(blocks)), *describe(model)], mesh.world)
-    stored = StoredWeights.open(as_path(weights), model, mesh.world) if weights is not None else None
-    values = take_values(model, dtype, device, mesh.world, stored)
-    foreign = ForeignModel.of(model, blocks)
-    return ModelEngine(foreign, build_engine(foreign, values, mesh, options, settings, device), settings)
+    foreign, engine = take_over(model, gather_together, options, settings, weights)
+    return ModelEngine(foreign, engine, settings)
 
 
 class ModelEngine:

@@ -1,26 +1,51 @@
-"""The steps by which `initialize` takes over a module: join the job, give ranks rank 0's values, make flat buffers."""
+"""The steps by which `initialize` takes over a module: check it, give ranks its values, make flat buffers."""
 
-import atexit
 import os
-import sys
-from datetime import timedelta
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from ...core.given_paths import as_path
+from ...core.layout import Layout
 from ...core.local_params import LocalParam
 from ...parallel.mesh import Group, Mesh, cpu_shard_group
+from ...parallel.torch_dtypes import torch_dtype
 from ..config.sections import OptimizerSection, PrecisionSection
 from ..engine.training_engine import TrainingEngine, TrainingOptions
 from ..zero.trained_parameter import TrainedParameter
+from .blocks import find_blocks
+from .checks import check_alike, check_module, describe
 from .first_values import FirstValues, broadcast_bytes, give_values
+from .join_job import join_job
 from .model import ForeignModel
 from .options import InitializeOptions
 from .stored_weights import StoredWeights
 
 
-def build_engine(
+def take_over(
+    model: nn.Module,
+    gather_together: str | nn.Module | Sequence[str | nn.Module],
+    options: OptimizerSection,
+    settings: InitializeOptions,
+    weights: str | os.PathLike[str] | None,
+) -> tuple[ForeignModel, TrainingEngine]:
+    """Makes an engine that trains a module; see `initialize`."""
+    dtype, loads = torch_dtype(settings.precision), weights is not None
+    device = check_module(model, dtype, loads)
+    blocks = find_blocks(model, gather_together)
+    world_size = join_job(device, settings.timeout_seconds)
+    layout = Layout(dp=world_size, zero=settings.zero, shard_size=settings.shard_size, bucket_size=settings.bucket_size)
+    mesh = Mesh.build(layout, 1, timeout_seconds=settings.timeout_seconds)
+    lines = [repr(options), repr(settings), f"loads weights: {loads}", repr(list(blocks)), *describe(model)]
+    check_alike(lines, mesh.world)
+    stored = StoredWeights.open(as_path(weights), model, mesh.world) if weights is not None else None
+    values = _take_values(model, dtype, device, mesh.world, stored)
+    foreign = ForeignModel.of(model, blocks)
+    return foreign, _build_engine(foreign, values, mesh, options, settings, device)
+
+
+def _build_engine(
     foreign: ForeignModel,
     values: FirstValues,
     mesh: Mesh,
@@ -48,7 +73,7 @@ def build_engine(
     return engine
 
 
-def take_values(
+def _take_values(
     model: nn.Module, dtype: torch.dtype, device: torch.device, world: Group, stored: StoredWeights | None
 ) -> FirstValues:
     """Makes the module's parameters those of an engine, and gives every rank rank 0's buffers, saved or not.
@@ -73,22 +98,3 @@ def take_values(
         broadcast_bytes(buffer.data, world)
     give_values(model, device)
     return values
-
-
-def join_job(device: torch.device, timeout_seconds: float) -> int:
-    """Joins the job of torchrun, if this process is in one; returns the number of ranks."""
-    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-        atexit.register(_leave, os.getpid())
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _leave(process_id: int) -> None:
-    """Ends the process group of `join_job` while the interpreter still works.
-
-    Later, a thread of the group that releases a tensor would end the process with SIGABRT. A rank that failed does not
-    wait for the group: its collectives may never end. A fork of the process leaves the group to it.
-    """
-    if os.getpid() == process_id and dist.is_initialized() and getattr(sys, "last_value", None) is None:
-        dist.destroy_process_group()
