@@ -163,7 +163,7 @@ def _compare(
                 kept.add(result)
             bar.advance(1, f"{result.layout}" + (" failed" if result.error else ""))
     precision, steps = subject.base.precision.params, subject.base.train.steps
-    bounds = bounds_for(precision, subject.base.optimizer.eps)
+    bounds = bounds_for(precision, subject.base.optimizer)
     return ParityReport(list(found.values()), bounds, steps, precision, subject.describe(), words)
 
 

@@ -33,8 +33,8 @@ class ResultsFile:
             lines = text.splitlines()
             if lines and lines[0] != header:
                 raise ConfigError(
-                    f"{path} belongs to a comparison with other settings ({lines[0][:300]}; now {header}): use another "
-                    "file for this one."
+                    f"{path} belongs to a comparison with other settings ({_differences(lines[0], header)}): use "
+                    "another file for this one."
                 )
             self._file: TextIO = path.open("a", encoding="utf-8")
         except OSError as error:
@@ -69,3 +69,22 @@ class ResultsFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _differences(stored: str, header: str) -> str:
+    """Returns the settings that differ, with both values."""
+    try:
+        there = _flat(json.loads(stored)["settings"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "its first line holds none"
+    here = _flat(json.loads(header)["settings"])
+    keys = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
+    return ", ".join(f"{key} = {there.get(key, 'absent')}, now {here.get(key, 'absent')}" for key in keys)
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns settings by their whole names, such as optimizer.lr."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat

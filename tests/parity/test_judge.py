@@ -6,6 +6,7 @@ import pytest
 
 from tk.parity.judge import BOUNDS, Result, bounds_for, common_start, compare_curves, finite, relative, worst_first
 from tk.parity.layout import ParityLayout
+from tk.train.config.sections import OptimizerSection
 
 NAN, INF = math.nan, math.inf
 
@@ -45,8 +46,10 @@ def test_the_common_start_of_two_curves() -> None:
 
 
 def test_updates_are_judged_where_adam_does_not_enlarge_rounding() -> None:
-    assert bounds_for("fp32", 1e-6) == BOUNDS["fp32"]
+    options = OptimizerSection(eps=1e-6)
+    assert bounds_for("fp32", options) == BOUNDS["fp32"]
     moved = Result(ParityLayout(tp=2), loss=0.0, grad_norm=0.0, gradients=0.0, updates=1e-3)
-    assert moved.badness(bounds_for("fp32", 1e-6)) == pytest.approx(100)
-    assert moved.badness(bounds_for("fp32", 1e-8)) == 0
-    assert moved.badness(bounds_for("bf16", 1e-6)) == 0
+    assert moved.badness(bounds_for("fp32", options)) == pytest.approx(100)
+    assert moved.badness(bounds_for("fp32", OptimizerSection(eps=1e-8))) == 0
+    assert moved.badness(bounds_for("bf16", options)) == 0
+    assert moved.badness(bounds_for("fp32", OptimizerSection(eps=1e-6, states="bf16"))) == pytest.approx(10)

@@ -20,7 +20,10 @@ def test_results_are_read_back_but_for_failures_and_torn_lines(tmp_path: Path) -
         results.add(WRONG)
     with ResultsFile(path, {"steps": 10}) as results:
         assert set(results.done) == {GOOD.layout, WRONG.layout}
-    with pytest.raises(ConfigError, match="other settings"):
-        ResultsFile(path, {"steps": 50})
+    with pytest.raises(ConfigError, match=r"optimizer\.eps = absent, now 1e-06, steps = 10, now 50\)"):
+        ResultsFile(path, {"steps": 50, "optimizer": {"eps": 1e-6}})
+    (tmp_path / "notes.txt").write_text("notes\n")
+    with pytest.raises(ConfigError, match="its first line holds none"):
+        ResultsFile(tmp_path / "notes.txt", {"steps": 10})
     with pytest.raises(ConfigError, match="Cannot use"):
         ResultsFile(tmp_path, {})
