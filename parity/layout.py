@@ -7,7 +7,8 @@ from pydantic import Field
 from ..core.config import Section
 from ..train.config.sections import Tier
 
-FOREIGN_AXES: Final = ("dp", "zero", "shard_size", "offload")  # what `initialize` supports
+OFFLOAD_AXES: Final = ("offload_optimizer", "offload_gradients", "offload_parameters")
+FOREIGN_AXES: Final = ("dp", "zero", "shard_size", *OFFLOAD_AXES)  # what `initialize` supports
 
 
 class ParityLayout(Section):
@@ -18,7 +19,7 @@ class ParityLayout(Section):
         shard_size: the number of ranks that share one copy of the state; 0 = dp.
         tied: whether embedding and head are one tensor; None = as the model is configured.
         kv_heads: as many kv heads as heads, half as many, or tp / 2; None = as the model is configured.
-        offload: the place of the optimizer's states.
+        offload_optimizer, offload_gradients, offload_parameters: the places of these, as in [offload].
         foreign: whether the model is a module of torch's layers, which `initialize` trains and torch's AdamW checks,
             instead of a decoder of tk.
     """
@@ -34,7 +35,9 @@ class ParityLayout(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     tied: bool | None = None
     kv_heads: Literal["heads", "fewer", "fewer than tp"] | None = None
-    offload: Tier = "none"
+    offload_optimizer: Tier = "none"
+    offload_gradients: Tier = "none"
+    offload_parameters: Tier = "none"
     foreign: bool = False
 
     @property
@@ -42,10 +45,15 @@ class ParityLayout(Section):
         """The number of processes of the layout."""
         return self.tp * self.pp * self.dp
 
+    @property
+    def offload(self) -> dict[str, Tier]:
+        """The places by their keys of [offload]."""
+        return {key.removeprefix("offload_"): getattr(self, key) for key in OFFLOAD_AXES}
+
     def to_json(self) -> dict[str, Any]:
         """Returns the keys as plain data, without the less common ones at their defaults."""
         data = self.model_dump(exclude_none=True)
-        for key in ("num_virtual_stages", "shard_size", "offload", "foreign"):
+        for key in ("num_virtual_stages", "shard_size", "foreign", *OFFLOAD_AXES):
             if data[key] == type(self).model_fields[key].default:
                 del data[key]
         return data
@@ -57,6 +65,6 @@ class ParityLayout(Section):
         words += ["sp"] if self.sequence_parallel else []
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += ["tied"] if self.tied else []
-        words += [f"offload {self.offload}"] if self.offload != "none" else []
+        words += [f"{key} on {place}" for key, place in self.offload.items() if place != "none"]
         words += [f"kv {self.kv_heads}"] if self.kv_heads not in (None, "heads") else []
         return " ".join(words)

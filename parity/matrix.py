@@ -3,16 +3,17 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from types import MappingProxyType
 from typing import Final
 
 from ..core.errors import TkError
 from .covering import covering_rows
-from .layout import FOREIGN_AXES, ParityLayout
+from .layout import FOREIGN_AXES, OFFLOAD_AXES, ParityLayout
 from .space import Row, Rule, Space
 from .subject import Subject
 
-COVERED_AXES: Final = 3  # the default set has every combination of values of so many axes
+COVERED_AXES: Final = 3  # the default set has every combination of values of so many axes, of two with OFFLOAD_AXES
 AXES: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "tp": (1, 2, 4),
@@ -25,7 +26,9 @@ AXES: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "recompute": ("none", "selective", "full"),
         "tied": (False, True),
         "kv_heads": ("heads", "fewer", "fewer than tp"),
-        "offload": ("none", "cpu", "disk"),
+        "offload_optimizer": ("none", "cpu", "disk"),
+        "offload_gradients": ("none", "cpu", "disk"),
+        "offload_parameters": ("none", "cpu", "disk"),
         "foreign": (False, True),
     }
 )
@@ -38,7 +41,14 @@ CHECKED_TOGETHER: Final = (
     ("dp", "zero", "shard_size"),
     ("tp", "sequence_parallel"),
 )
-REPEATS: Final = (
+
+
+def _after_states(optimizer: str, other: str) -> str:
+    is_first = optimizer == "none" and other != "none"
+    return "gradients and parameters leave the device only with the optimizer's states" if is_first else ""
+
+
+STATED: Final = (  # rules in plain words, for repetitions and for what many layouts would refuse in words of their own
     Rule(
         ("tp", "sequence_parallel"),
         lambda tp, sequence_parallel: (
@@ -63,6 +73,14 @@ REPEATS: Final = (
             "shard_size = dp shards over all of dp: it equals shard_size = 0" if shard_size == dp else ""
         ),
     ),
+    Rule(("offload_optimizer", "offload_gradients"), _after_states),
+    Rule(("offload_optimizer", "offload_parameters"), _after_states),
+    Rule(
+        ("zero", "offload_parameters"),
+        lambda zero, parameters: (
+            "below ZeRO stage 3 parameters are not offloaded" if zero < 3 and parameters != "none" else ""
+        ),
+    ),
 )
 
 
@@ -85,7 +103,7 @@ class LayoutSpace(Space):
             return Rule(names, lambda *values: rejection(self._layout(names, values), subject, num_ranks))
 
         together = dict.fromkeys(tuple(name for name in names if name in axes) for names in CHECKED_TOGETHER)
-        rules = [rule for rule in REPEATS if set(rule.axes) <= set(axes)]
+        rules = [rule for rule in STATED if set(rule.axes) <= set(axes)]
         super().__init__(axes, rules + [fit(names) for names in together if names])
 
     def layout(self, row: Row) -> ParityLayout:
@@ -99,12 +117,14 @@ class LayoutSpace(Space):
         return ParityLayout.model_validate(chosen)
 
     def covering(self) -> Iterator[ParityLayout]:
-        """Yields few layouts with every possible combination of values of three axes.
+        """Yields few layouts with every possible combination of values of three axes, or of two with an OFFLOAD_AXES.
 
         One of the axes is the model's kind: in a foreign module's space, every combination of two more.
         """
-        strength = COVERED_AXES - self.foreign
-        for row in covering_rows(self, strength, lambda row: self.layout(row).num_ranks):
+        groups: list[tuple[str, ...]] = [*combinations(self.axes, 2)]
+        if not self.foreign:
+            groups += combinations([axis for axis in self.axes if axis not in OFFLOAD_AXES], COVERED_AXES)
+        for row in covering_rows(self, groups, lambda row: self.layout(row).num_ranks):
             yield self.layout(row)
 
 

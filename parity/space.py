@@ -97,6 +97,15 @@ class Space:
         }
         return Table(columns, sum(self.columns[column] for column in columns), reasons)
 
+    def mask(self, axes: Iterable[str]) -> int:
+        """Returns all values of some axes."""
+        names = list(self.axes)
+        return sum(self.columns[names.index(axis)] for axis in axes)
+
+    def num_axes(self, mask: int) -> int:
+        """Returns the number of axes of which a set has values."""
+        return sum(bool(column & mask) for column in self.columns)
+
     def value(self, bit: int) -> object:
         """Returns the value of one bit."""
         return self._values[bit.bit_length() - 1]

@@ -121,7 +121,7 @@ class Subject:
             "parallel": self._base_data["parallel"]
             | {key: getattr(layout, key) for key in ("tp", "pp", "dp", "schedule", "num_virtual_stages")}
             | {"sequence_parallel": layout.sequence_parallel},
-            "offload": self._base_data["offload"] | {"optimizer": layout.offload},
+            "offload": self._base_data["offload"] | layout.offload,
             "zero": self._base_data["zero"] | {"stage": layout.zero, "shard_size": layout.shard_size},
             "recompute": self._base_data["recompute"] | {"mode": layout.recompute},
         }

@@ -1,7 +1,7 @@
 """Covering sets: against brute force on small spaces with any rules, and in spaces too large for it."""
 
 from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,24 +23,33 @@ def test_a_covering_set_covers_and_leaves_nothing_out(
     drawn: tuple[dict[str, list[int]], list[Rule]], strength: int
 ) -> None:
     axes, rules = drawn
-    chosen = covering_rows(Space(axes, rules), strength)
+    strength = min(strength, len(axes))
+    chosen = covering_rows(Space(axes, rules), combinations(axes, strength))
     rows = brute_force(axes, rules)
     assert set(chosen) <= set(rows), "every row is valid"
     assert len(set(chosen)) == len(chosen)
-    assert chosen == covering_rows(Space(axes, rules), strength)
-    for fewer in range(1, min(strength, len(axes)) + 1):
+    assert chosen == covering_rows(Space(axes, rules), combinations(axes, strength))
+    for fewer in range(1, strength + 1):
         assert tuples(chosen, fewer) == tuples(rows, fewer)
     for left in range(len(chosen)):
         rest = chosen[:left] + chosen[left + 1 :]
-        assert tuples(rest, min(strength, len(axes))) != tuples(rows, min(strength, len(axes))), "no row is superfluous"
+        assert tuples(rest, strength) != tuples(rows, strength), "no row is superfluous"
+
+
+def test_groups_of_axes_may_have_any_size() -> None:
+    space = Space({name: range(4) for name in "abcde"})
+    rows = covering_rows(space, [("a", "b", "c"), ("d",), ("d", "e")])
+    assert len(rows) == 4**3
+    assert {row[:3] for row in rows} == {tuple(each) for each in product(range(4), repeat=3)}
+    assert {row[3:] for row in rows} == {tuple(each) for each in product(range(4), repeat=2)}
 
 
 def test_a_covering_set_is_small_and_prefers_cheap_rows() -> None:
     ternary = Space({name: range(3) for name in "abcd"})
-    assert 9 <= len(covering_rows(ternary, 2)) <= 12  # orthogonal arrays need 9
+    assert 9 <= len(covering_rows(ternary, combinations("abcd", 2))) <= 12  # orthogonal arrays need 9
     binary = Space({name: range(2) for name in "abcdefghijk"})
-    assert len(covering_rows(binary, 3)) <= 20  # the least known is 12
-    dear = covering_rows(Space({"a": range(2), "b": range(4)}), 1, cost=lambda row: -int(str(row[0])))
+    assert len(covering_rows(binary, combinations("abcdefghijk", 3))) <= 20  # the least known is 12
+    dear = covering_rows(Space({"a": range(2), "b": range(4)}), [("a",), ("b",)], cost=lambda row: -int(str(row[0])))
     assert [row[0] for row in dear].count(0) == 1
 
 
@@ -49,7 +58,7 @@ def test_a_value_that_only_a_chain_of_rules_forbids_is_left_out() -> None:
     axes = {name: range(2) for name in "abcde"}
     chain = [Rule(pair, lambda first, second: "" if first or not second else "no") for pair in pairwise("abcd")]
     ends = [Rule(("d", "e"), lambda d, e, value=value: "no" if not d and e == value else "") for value in range(2)]
-    rows = covering_rows(Space(axes, [*chain, *ends]), 3)
+    rows = covering_rows(Space(axes, [*chain, *ends]), combinations(axes, 3))
     assert rows
     assert {row[:4] for row in rows} == {(1, 1, 1, 1)}
 
@@ -68,7 +77,7 @@ def test_millions_of_rows_cost_no_more_questions_than_their_rules_have_combinati
     rules = [Rule(("tp", "pp", "dp"), small), Rule(("one", "two", "three"), small), Rule(("zero", "one"), small)]
     space = Space(axes, rules)
     assert space.num_combinations == 46_656 * 4**5 > 25 * 10**6
-    rows = covering_rows(space, 2)
+    rows = covering_rows(space, combinations(axes, 2))
     assert len(rows) < 40
     assert space.num_rows > 10**7
     assert len(asked) == 27 + 64 + 16

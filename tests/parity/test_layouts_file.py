@@ -20,7 +20,7 @@ def test_the_json_output_is_a_file_of_layouts(subject: Subject, tmp_path: Path) 
     layouts = (
         ParityLayout(tp=2, sequence_parallel=True, recompute="full", tied=True, kv_heads="fewer than tp"),
         ParityLayout(pp=2, dp=2, schedule="interleaved", num_virtual_stages=2, zero=3, shard_size=1, tied=False),
-        ParityLayout(dp=4, zero=2, offload="disk", foreign=True),
+        ParityLayout(dp=4, zero=2, offload_optimizer="disk", offload_gradients="cpu", foreign=True),
     )
     path = tmp_path / "again.json"
     path.write_text(json.dumps({"layouts": [{"layout": layout.to_json(), "loss": 0.0} for layout in layouts]}))
@@ -38,8 +38,10 @@ def test_the_json_output_is_a_file_of_layouts(subject: Subject, tmp_path: Path) 
         ('[[layouts]]\n[[layouts]]\nschedule = "interleaved"', 'layout 2: .*"interleaved" needs 2 or more'),
         (
             "[[layouts]]\nforeign = true\ntp = 2",
-            "a foreign module supports only dp, zero, shard_size, offload: leave out tp",
+            "a foreign module supports only dp, zero, shard_size, offload_.*: leave out tp",
         ),
+        ('[[layouts]]\noffload_gradients = "cpu"', 'layout 1: .*gradients = "cpu" needs optimizer = "cpu" or "disk"'),
+        ('[[layouts]]\noffload_optimizer = "nvme"', "layout 1: 'offload_optimizer' = 'nvme'"),
         ("[[layouts]]\nforeign = true\ndp = 3", "4 micro-batches: dp = 3 must divide that"),
         ("layouts = [1]", "layout 1: 1 must be a table"),
         ("tp = 2", 'no list "layouts"'),

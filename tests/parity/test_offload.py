@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterable
 from contextlib import closing
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tk.core.config import parse
 from tk.parallel.mesh import Mesh
 from tk.parity.covering import covering_rows
 from tk.parity.foreign import make_module, micro_batch
-from tk.parity.layout import FOREIGN_AXES, ParityLayout
+from tk.parity.layout import FOREIGN_AXES, OFFLOAD_AXES, ParityLayout
 from tk.parity.matrix import AXES, LayoutSpace
 from tk.parity.subject import MICRO_BATCHES, SKIPPED_STEP, Subject
 from tk.tests.rank_pool import RankPool
@@ -26,21 +27,27 @@ from tk.train.run.trainer import Trainer
 STEPS = 5
 NUM_RANKS = 4
 CHOSEN = [
-    (ParityLayout(dp=2, zero=3, tied=True, offload="disk"), "bf16"),
-    (ParityLayout(pp=2, schedule="interleaved", num_virtual_stages=2, zero=2, tied=True, offload="cpu"), "fp16"),
-    (ParityLayout(dp=2, zero=3, offload="cpu", foreign=True), "fp32"),
-    (ParityLayout(dp=2, zero=1, offload="disk", foreign=True), "bf16"),
+    (
+        ParityLayout(
+            dp=2, zero=3, tied=True, offload_optimizer="disk", offload_gradients="disk", offload_parameters="disk"
+        ),
+        "bf16",
+    ),
+    (ParityLayout(pp=2, schedule="interleaved", num_virtual_stages=2, tied=True, offload_optimizer="cpu"), "fp16"),
+    (ParityLayout(dp=2, zero=3, offload_optimizer="cpu", offload_gradients="disk", foreign=True), "fp32"),
+    (ParityLayout(dp=2, zero=1, offload_optimizer="disk", offload_gradients="cpu", foreign=True), "bf16"),
 ]
 
 
 def all_pairs() -> list[ParityLayout]:
     """Returns offloaded layouts of up to four ranks in which any two values of any two axes meet."""
     subject, layouts = Subject.built_in(Path("nothing is written"), STEPS, "fp32"), []
-    values = {axis: values for axis, values in AXES.items() if axis != "foreign"} | {"offload": ("cpu", "disk")}
+    values = {axis: values for axis, values in AXES.items() if axis != "foreign"}
+    values["offload_optimizer"] = ("cpu", "disk")
     for foreign in (False, True):
         axes = {axis: values[axis] for axis in (FOREIGN_AXES if foreign else values)}
         space = LayoutSpace(subject, NUM_RANKS, axes, foreign)
-        layouts += [space.layout(row) for row in covering_rows(space, 2)]
+        layouts += [space.layout(row) for row in covering_rows(space, combinations(axes, 2))]
     return layouts
 
 
@@ -115,7 +122,7 @@ def check_bits(rank_pool: RankPool, folder: Path, layouts: Iterable[ParityLayout
     subject = Subject.built_in(folder, STEPS, precision)
     subject.prepare(folder)
     for layout in layouts:
-        both = (layout.model_copy(update={"offload": "none"}), layout)
+        both = (layout.model_copy(update=dict.fromkeys(OFFLOAD_AXES, "none")), layout)
         configs = [subject.config(each).model_dump(mode="json") for each in both]
         configs[1]["offload"]["folder"] = str(folder)
         for kept, moved in rank_pool.run(
@@ -139,5 +146,6 @@ def test_all_pairs_of_values_have_the_bits_of_layouts_without_offload(
     rank_pool: RankPool, tmp_path: Path, precision: str
 ) -> None:
     layouts = all_pairs()
-    assert {layout.offload for layout in layouts} == {"cpu", "disk"}
+    assert {layout.offload_optimizer for layout in layouts} == {"cpu", "disk"}
+    assert {layout.offload_parameters for layout in layouts} == {"none", "cpu", "disk"}
     check_bits(rank_pool, tmp_path, layouts, precision)

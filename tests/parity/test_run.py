@@ -32,11 +32,14 @@ num_virtual_stages = 2
 dp = 2
 zero = 1
 shard_size = 1
-offload = "cpu"
+offload_optimizer = "cpu"
+offload_gradients = "disk"
 [[layouts]]
 dp = 2
 zero = 3
-offload = "disk"
+offload_optimizer = "disk"
+offload_gradients = "cpu"
+offload_parameters = "disk"
 foreign = true
 """
 FOURS = """
@@ -53,7 +56,8 @@ tied = true
 pp = 2
 dp = 2
 zero = 2
-offload = "disk"
+offload_optimizer = "disk"
+offload_gradients = "disk"
 schedule = "interleaved"
 num_virtual_stages = 2
 [[layouts]]

@@ -18,7 +18,7 @@ def subject(tmp_path: Path) -> Subject:
 
 def test_a_layout_becomes_a_configuration(subject: Subject) -> None:
     layout = ParityLayout(
-        tp=2, pp=2, dp=2, zero=3, shard_size=1, sequence_parallel=True, recompute="full", offload="disk"
+        tp=2, pp=2, dp=2, zero=3, shard_size=1, sequence_parallel=True, recompute="full", offload_optimizer="disk"
     )
     config = subject.config(layout)
     parallel = config.parallel
@@ -44,7 +44,7 @@ def test_kv_heads_are_those_of_the_layout(kv_heads: Any, number: int | None, sub
 
 
 def test_the_reference_differs_only_in_the_layout(subject: Subject) -> None:
-    layout = ParityLayout(tp=2, dp=2, zero=2, recompute="selective", tied=True, offload="cpu")
+    layout = ParityLayout(tp=2, dp=2, zero=2, recompute="selective", tied=True, offload_optimizer="cpu")
     config, reference = subject.config(layout), subject.reference(layout)
     assert reference.layout(1).world_size == 1
     assert (reference.parallel, reference.zero, reference.recompute, reference.offload) == (
