@@ -11,8 +11,9 @@
 #define JOINED(name, unit) name##_##unit
 #define NAMED(name, unit) JOINED(name, unit)
 #define PUBLIC __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline)) /* flags are constants in each loop, which has no branch */
 #define MOST_THREADS 256
-#define BLOCK 512
+#define BLOCK 256
 #define ALIGNED 64 /* elements: two threads never write one line of the cache */
 
 /* One update; the factors are those of a step, computed in double precision. */
@@ -34,7 +35,14 @@ typedef struct {
     uint32_t key, word;                /* of the tensor and the step */
 } adamw_update;
 
-static inline float from_bf16(uint16_t half)
+INLINE uint32_t bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+
+INLINE float from_bf16(uint16_t half)
 {
     uint32_t bits = (uint32_t)half << 16;
     float value;
@@ -43,44 +51,32 @@ static inline float from_bf16(uint16_t half)
 }
 
 /* The upper half of a value's bits after `added`, below 2^16, was added to them; a NaN gives torch's NaN. */
-static inline uint16_t upper_half(float value, uint32_t bits, uint32_t added)
+INLINE uint16_t upper_half(float value, uint32_t added)
 {
-    uint32_t rounded = (bits + added) >> 16;
+    uint32_t rounded = (bits_of(value) + added) >> 16;
     return (uint16_t)(value != value ? 0x7fc0u : rounded);
 }
 
 /* To the nearest bf16, ties to even, as torch rounds. */
-static inline uint16_t to_bf16(float value)
+INLINE uint16_t to_bf16(float value)
 {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return upper_half(value, bits, 0x7fffu + ((bits >> 16) & 1u));
+    return upper_half(value, 0x7fffu + (bits_of(value) >> 16 & 1u));
 }
 
-/* To one of the two nearest bf16: to the upper one with the probability of the distance to the lower one. */
-static inline uint16_t to_random_bf16(float value, uint32_t random)
+/* 16 random bits for the index of an element, in two words, under a key; `high` also has the key's second word.
+ *
+ * A change of any bit changes each bit of the result in half of all cases: triple32 of Chris Wellons' "hash prospector"
+ * (2018), a search for such functions, with `high` after its first product. AVX2 has its products, of 32 bits, too. */
+INLINE uint32_t random_bits(uint32_t low, uint32_t high, uint32_t key)
 {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return upper_half(value, bits, random >> 16);
+    uint32_t x = low ^ key;
+    x = (x ^ x >> 17) * 0xed5ad4bbu ^ high;
+    x = (x ^ x >> 11) * 0xac4c1b51u;
+    x = (x ^ x >> 15) * 0x31848babu;
+    return x >> 16;
 }
 
-/* A change of any bit of x changes each bit of the result in half of all cases: lowbias32 of Chris Wellons' "hash
- * prospector" (2018), a search for such functions. Its products have 32 bits, which AVX2 multiplies, too. */
-static inline uint32_t mixed(uint32_t x)
-{
-    x = (x ^ x >> 16) * 0x7feb352du;
-    x = (x ^ x >> 15) * 0x846ca68bu;
-    return x ^ x >> 16;
-}
-
-/* 32 random bits for the index of an element, in two words, under a key; `high` also has the key's second word. */
-static inline uint32_t random_bits(uint32_t low, uint32_t high, uint32_t key)
-{
-    return mixed(mixed(low ^ key) ^ high);
-}
-
-static inline void update_fp32(const adamw_update *given, int64_t begin, int64_t end, int has_bf16)
+INLINE void update_fp32(const adamw_update *given, int64_t begin, int64_t end, int has_bf16)
 {
     const adamw_update u = *given;
     float *restrict master = u.master, *restrict exp_avg = u.exp_avg, *restrict exp_avg_sq = u.exp_avg_sq;
@@ -102,19 +98,22 @@ static inline void update_fp32(const adamw_update *given, int64_t begin, int64_t
 
 /* Updates at most BLOCK neighbours in the tensor, whose indexes have the lower words low, low + 1, ...
  *
- * Their states become fp32 in the first cache. Short loops are twice as fast as one long one, of which a CPU does not see
- * the next turn while it waits for the roots of this one. */
-static inline void update_block(
+ * Their states become fp32 in the first cache. Of one long loop, a CPU would not see the next turn while it waits for a
+ * root; of short ones it sees several. The states after these are fetched meanwhile. */
+INLINE void update_block(
     const adamw_update *u, int64_t begin, uint32_t count, uint32_t low, uint32_t high, int has_bf16)
 {
     uint16_t *restrict exp_avg = (uint16_t *)u->exp_avg + begin, *restrict exp_avg_sq = (uint16_t *)u->exp_avg_sq + begin;
     float avg[BLOCK], sq[BLOCK];
     adamw_update wide = *u;
-    const uint32_t key = u->key;
 
     for (uint32_t i = 0; i < count; i++) {
         avg[i] = from_bf16(exp_avg[i]);
         sq[i] = from_bf16(exp_avg_sq[i]);
+    }
+    for (uint32_t i = 0; i < BLOCK; i += ALIGNED / 2) {
+        __builtin_prefetch(exp_avg + count + i, 1);
+        __builtin_prefetch(exp_avg_sq + count + i, 1);
     }
     wide.master += begin;
     wide.grad += begin;
@@ -126,10 +125,10 @@ static inline void update_block(
     for (uint32_t i = 0; i < count; i++)
         exp_avg[i] = to_bf16(avg[i]);
     for (uint32_t i = 0; i < count; i++)
-        exp_avg_sq[i] = to_random_bf16(sq[i], random_bits(low + i, high, key));
+        exp_avg_sq[i] = upper_half(sq[i], random_bits(low + i, high, u->key));
 }
 
-static inline void update_bf16(const adamw_update *u, int64_t begin, int64_t end, int has_bf16)
+INLINE void update_bf16(const adamw_update *u, int64_t begin, int64_t end, int has_bf16)
 {
     while (begin < end) {
         int64_t number = u->start + begin, within = number % u->run;

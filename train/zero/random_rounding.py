@@ -15,23 +15,20 @@ _WORD: Final = 0xFFFFFFFF
 
 
 def random_bits(low: torch.Tensor, high: torch.Tensor, key: int) -> torch.Tensor:
-    """Returns 32 random bits of each counter, by two rounds of a mixing function, each after words of the key.
+    """Returns 16 random bits of each counter; `random_bits` of adamw.c says by which function.
 
     Args:
         low, high: the words of the counters, int64 [n] in [0, 2^32); `high` also has the key's second word.
         key: the key's first word, in [0, 2^32).
 
     Returns:
-        int64 [n] in [0, 2^32).
+        int64 [n] in [0, 2^16).
     """
-    return _mixed(_mixed(low ^ key) ^ high)
-
-
-def _mixed(x: torch.Tensor) -> torch.Tensor:
-    """Returns `mixed` of adamw.c: lowbias32 of Chris Wellons' "hash prospector" (2018), modulo 2^32 in int64."""
-    x = (x ^ x >> 16) * 0x7FEB352D & _WORD
-    x = (x ^ x >> 15) * 0x846CA68B & _WORD
-    return x ^ x >> 16
+    x = low ^ key
+    x = ((x ^ x >> 17) * 0xED5AD4BB & _WORD) ^ high  # modulo 2^32
+    x = (x ^ x >> 11) * 0xAC4C1B51 & _WORD
+    x = (x ^ x >> 15) * 0x31848BAB & _WORD
+    return x >> 16
 
 
 def indexes(index: ElementIndex, count: int, device: torch.device) -> torch.Tensor:
@@ -54,6 +51,6 @@ def round_randomly(values: torch.Tensor, bits: RandomBits, step: int) -> torch.T
     key, word = bits.key(step)
     index = indexes(bits.index, values.numel(), values.device)
     random = random_bits(index & _WORD, (index >> 32) + word & _WORD, key)
-    rounded = (values.view(torch.int32).long() & _WORD) + (random >> 16) >> 16
+    rounded = (values.view(torch.int32).long() & _WORD) + random >> 16
     result = rounded.to(torch.int16).view(torch.bfloat16)
     return result.masked_fill_(values.isnan(), torch.nan)

@@ -30,32 +30,30 @@ def ups(step: int, count: int = COUNT, tensor: str = "one") -> torch.Tensor:
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 @examples(100)
-def test_random_bits_are_two_rounds_of_the_published_function(low: int, high: int, key: int) -> None:
-    """In numpy's 32 bits, as https://nullprogram.com/blog/2018/07/31/ has it."""
-
-    def lowbias32(x: np.ndarray) -> np.ndarray:
-        x ^= x >> np.uint32(16)
-        x *= np.uint32(0x7FEB352D)
-        x ^= x >> np.uint32(15)
-        x *= np.uint32(0x846CA68B)
-        x ^= x >> np.uint32(16)
-        return x
-
-    words = [np.array([word], np.uint32) for word in (low, high, key)]
-    expected = lowbias32(lowbias32(words[0] ^ words[2]) ^ words[1])
-    assert random_bits(torch.tensor([low]), torch.tensor([high]), key).tolist() == expected.tolist()
+def test_random_bits_are_those_of_the_published_function(low: int, high: int, key: int) -> None:
+    """triple32 of https://github.com/skeeto/hash-prospector in numpy, without its last line: of lower bits."""
+    (x, word, first) = (np.array([each], np.uint32) for each in (low, high, key))
+    x ^= first
+    x ^= x >> np.uint32(17)
+    x *= np.uint32(0xED5AD4BB)
+    x ^= word
+    x ^= x >> np.uint32(11)
+    x *= np.uint32(0xAC4C1B51)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(0x31848BAB)
+    assert random_bits(torch.tensor([low]), torch.tensor([high]), key).tolist() == (x >> np.uint32(16)).tolist()
 
 
-def test_each_bit_of_counter_and_key_changes_each_random_bit_in_half_of_all_cases() -> None:
+def test_each_bit_of_a_counter_changes_each_random_bit_in_half_of_all_cases() -> None:
     low = torch.arange(COUNT)
     high, key = torch.full_like(low, 0x9E3779B9), 0x85EBCA6B
     before = random_bits(low, high, key)
-    changed = [random_bits(low ^ 1 << bit, high, key) for bit in range(32)]
-    changed += [random_bits(low, high ^ 1 << bit, key) for bit in range(32)]
-    for other in changed:
-        for bit in range(16, 32):  # those that rounding takes
+    changed = [(random_bits(low ^ 1 << bit, high, key), 0.01) for bit in range(32)]
+    changed += [(random_bits(low, high ^ 1 << bit, key), 0.02) for bit in range(32)]
+    for other, bound in changed:
+        for bit in range(16):
             share = ((before ^ other) >> bit & 1).double().mean().item()
-            assert abs(share - 0.5) < 0.01
+            assert abs(share - 0.5) < bound
 
 
 def test_a_value_becomes_one_of_its_neighbours_and_a_bf16_number_stays() -> None:
