@@ -9,6 +9,7 @@ from ..core.errors import ParallelError
 from ..core.progress import format_bytes
 from .common import PATH, print_json
 from .engine_options import QUANTIZED_DTYPES
+from .fit_options import FitOptions, fit_options
 
 SERVING_TPS = (1, 2, 4, 8)
 
@@ -18,34 +19,53 @@ SERVING_TPS = (1, 2, 4, 8)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
 @click.option("--nproc", type=click.IntRange(1), help="Number of ranks; default: as many as the layout needs.")
 @click.option("--weight-dtype", type=QUANTIZED_DTYPES, help="Of a checkpoint's weights; default: auto, as stored.")
+@fit_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def plan(path: Path, overrides: tuple[str, ...], nproc: int | None, weight_dtype: str | None, as_json: bool) -> None:
-    """Show a training run's memory per rank, the idle time of its pipeline, and its network traffic.
+def plan(
+    path: Path,
+    overrides: tuple[str, ...],
+    nproc: int | None,
+    weight_dtype: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Show a training run's memory per rank, what it moves and sends, and the idle time of its pipeline.
 
-    No rank is started, and every problem is listed. For a checkpoint, show the memory per rank that serving it needs.
+    No rank is started, and every problem is listed. With --fit, the run is shown with the least [offload] that fits;
+    the exit code is 1 if none does. For a checkpoint, show the memory per rank that serving it needs.
     """
+    fit = FitOptions(**options)
     if path.suffix == ".toml":
         if weight_dtype is not None:
             raise click.UsageError(
                 f"--weight-dtype applies to a checkpoint, and {path} is a configuration of training."
             )
-        _training(path, overrides, nproc, as_json)
-    elif overrides or nproc is not None:
-        raise click.UsageError(f"--set and --nproc apply to a CONFIG.toml, and {path} is taken as a checkpoint.")
+        _training(path, overrides, nproc, fit, as_json)
+    elif overrides or nproc is not None or fit.given:
+        raise click.UsageError(
+            f"Only --weight-dtype and --json apply to a checkpoint, and {path} is taken as one, not as a CONFIG.toml."
+        )
     else:
         _serving(path, weight_dtype or "auto", as_json)
 
 
-def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> None:
+def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, options: FitOptions, as_json: bool) -> None:
     from ..core.config import load_toml
     from ..train.config.train_config import TrainConfig
-    from ..train.planning.plan import describe, make_plan
+    from ..train.planning.fit import least_offload
+    from ..train.planning.plan import plan_of
+    from ..train.planning.plan_text import describe
+    from ..train.planning.planned_run import prepare_run
 
-    made = make_plan(load_toml(path, TrainConfig, overrides), nproc)
+    run = prepare_run(load_toml(path, TrainConfig, overrides), nproc)
+    found = least_offload(run, options.limit, options.machines) if options.limit else None
+    made = plan_of(found.run if found else run)
     if as_json:
-        print_json(made.to_json())
+        print_json(made.to_json() | ({"fits": found.fits, "fit": found.text} if found else {}))
     else:
-        click.echo(describe(made))
+        click.echo(describe(made, options.machines) + (f"\n{'fit':<11}{found.text}" if found else ""))
+    if found and not found.fits:
+        raise SystemExit(1)
 
 
 def _serving(path: Path, weight_dtype: str, as_json: bool) -> None:

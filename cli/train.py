@@ -60,7 +60,8 @@ def train(
     """
     from ..train.launch.gpus import require_gpus
     from ..train.launch.launcher import FORK, Launcher
-    from ..train.planning.plan import describe, make_plan
+    from ..train.planning.plan import make_plan
+    from ..train.planning.plan_text import describe
 
     if fork and resume in ("auto", "never"):
         raise click.UsageError(f"--fork needs a checkpoint to fork from: pass --resume CKPT instead of {resume!r}.")

@@ -15,9 +15,9 @@ import pytest
 from tk.cli.main import main
 from tk.data.tokenizer_training import train_byte_level_bpe
 from tk.model.config import ModelConfig
+from tk.tests.cli.test_plan import write_hugging_face
 from tk.tests.train.conftest import Configure
 from tk.tests.train.planning.small_models import MODELS
-from tk.tests.train.planning.test_plan import write_hugging_face
 from tk.train.launch import launcher
 
 OTHER_MACHINE: Final = True

@@ -1,6 +1,7 @@
 """The memory of a rank, traced at the allocator, equals the memory that `tk plan` computes."""
 
 import gc
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tk.parallel.mesh import Mesh
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
+from tk.train.planning.placed_bytes import PlacedBytes
 from tk.train.planning.plan import make_plan
 from tk.train.run.trainer import Trainer
 
@@ -57,7 +59,7 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
         "held": held,
         "peak": held + max(_levels(stepping)),
         "copy": copy,
-        "plan": plan.memory[mesh.coordinates.pp],
+        "plan": asdict(plan.memory[mesh.coordinates.pp]),
     }
 
 
@@ -93,11 +95,12 @@ def test_a_rank_has_the_memory_of_the_plan(rank_pool: RankPool, configure: Confi
     )
     config["zero"] |= LAYOUTS[name].get("zero", {})
     results = rank_pool.run(measure, 2, config=config)
-    copies = [result["plan"].pop("copy for saves") for result in results]
+    placed = [PlacedBytes(**result["plan"]) for result in results]
+    copies = [each.host["copy for saves"] for each in placed]
     written = [result["copy"] for result in results]
     assert written[0] == copies[0], "the first rank writes most"
     assert all(mine == copy if name == "pp" else mine <= copy for mine, copy in zip(written, copies, strict=True))
-    for result in results:
-        states = sum(result["plan"][part] for part in STATES)
-        assert result["held"] == pytest.approx(states, rel=0.05)
-        assert result["peak"] == pytest.approx(sum(result["plan"].values()), rel=0.10)
+    for result, each in zip(results, placed, strict=True):
+        kept = [size for place in (each.device, each.host) for part, size in place.items() if part in STATES]
+        assert result["held"] == pytest.approx(sum(kept), rel=0.05)
+        assert result["peak"] == pytest.approx(each.on_cpu - each.host["copy for saves"], rel=0.10)

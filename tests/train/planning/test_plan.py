@@ -1,26 +1,20 @@
 """`tk plan`: ZeRO's formulas, the memory of each rank, and a list of all problems at once."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from click.testing import CliRunner
-from safetensors.torch import save_file
 
-from tk.cli.plan import plan as plan_command
 from tk.core.config import parse
 from tk.core.errors import ParallelError
 from tk.core.local_params import local_params
-from tk.model.config import ModelConfig
 from tk.model.registry import count_parameters, decoder_spec
 from tk.tests.train.conftest import Configure
-from tk.tests.train.planning.small_models import MODELS, SHAPE
 from tk.train.config.run_inputs import stdlib_of
 from tk.train.config.train_config import TrainConfig
-from tk.train.planning.plan import make_plan, model_state_bytes
+from tk.train.planning.model_states import model_state_bytes
+from tk.train.planning.plan import make_plan
 
 
 def _config(configure: Configure, **sections: dict[str, Any]) -> TrainConfig:
@@ -48,7 +42,7 @@ def test_model_states_follow_the_formulas_of_zero(
 ) -> None:
     config = _config(configure, precision={"params": params}, zero={"stage": stage})
     plan = make_plan(config, 4)
-    states = sum(plan.memory[0][part] for part in ("parameters", "gradients", "optimizer"))
+    states = sum(plan.memory[0].device[part] for part in ("parameters", "gradients", "optimizer"))
     assert states == pytest.approx(per_param * count_parameters(plan.model), rel=0.05)
 
 
@@ -62,15 +56,17 @@ def test_bf16_moments_take_half(configure: Configure, params: str, stage: int, p
     config = _config(configure, optimizer={"states": "bf16"}, checkpoint={"every": 5}, **options)
     plan = make_plan(config, 4)
     parameters = count_parameters(plan.model)
-    assert plan.memory[0]["optimizer"] == pytest.approx(per_param * parameters, rel=0.05)
-    assert plan.memory[0]["copy for saves"] == pytest.approx(saved * parameters / 4, rel=0.2)
+    assert plan.memory[0].device["optimizer"] == pytest.approx(per_param * parameters, rel=0.05)
+    assert plan.memory[0].host["copy for saves"] == pytest.approx(saved * parameters / 4, rel=0.2)
 
 
 def test_the_copy_for_saves_is_counted_if_a_save_is_in_the_background(configure: Configure) -> None:
     def copies(every: int, background: bool, steps: int = 10) -> list[int | None]:
         saving = {"every": every, "async_save": background}
         config = configure(train={"steps": steps}, checkpoint=saving, parallel={"dp": 2}, zero={"stage": 1})
-        return [parts.get("copy for saves") for parts in make_plan(parse(config, TrainConfig, "test"), None).memory]
+        return [
+            placed.host.get("copy for saves") for placed in make_plan(parse(config, TrainConfig, "test"), None).memory
+        ]
 
     assert copies(0, True) == copies(5, False) == copies(10, True) == [None], "the last save is waited for"
     (size,) = copies(5, True)
@@ -83,7 +79,7 @@ def test_whole_buckets_are_counted_only_while_they_are_exchanged(configure: Conf
     configs = {overlap: _config(configure, zero={"stage": 3, "overlap": overlap}) for overlap in (True, False)}
     layout = configs[True].layout(4)
     params = local_params(decoder_spec(make_plan(configs[True], 4).model).table, layout, 0, 0)
-    held = {overlap: model_state_bytes(config, layout, params) for overlap, config in configs.items()}
+    held = {overlap: model_state_bytes(config, layout, params, 1).device for overlap, config in configs.items()}
     assert held[True]["buckets"] < held[False]["buckets"]
     assert held[True]["gathered parameters"] > held[False]["gathered parameters"] > 0
     total = sum(param.size for param in params)
@@ -95,9 +91,9 @@ def test_recomputing_keeps_less_and_the_first_pipeline_rank_most(configure: Conf
     for mode in ("none", "selective", "full"):
         config = _config(configure, recompute={"mode": mode}, parallel={"pp": 2}, train={"global_batch_size": 24})
         plan = make_plan(config, 2)
-        activations[mode] = [parts["activations"] for parts in plan.memory]
+        activations[mode] = [placed.device["activations"] for placed in plan.memory]
         assert plan.in_flight == (2, 1)
-        assert plan.memory[0]["logits and loss"] == 0 < plan.memory[1]["logits and loss"]
+        assert plan.memory[0].device["logits and loss"] == 0 < plan.memory[1].device["logits and loss"]
     assert activations["none"][0] > activations["selective"][0] > activations["full"][0]
     assert all(first > last for first, last in activations.values())
 
@@ -120,54 +116,6 @@ def test_every_problem_is_listed_at_once(configure: Configure) -> None:
 def test_a_batch_that_leaves_rows_empty_is_noted(configure: Configure) -> None:
     plan = make_plan(_config(configure, train={"global_batch_size": 6, "micro_batch_size": 4}), 1)
     assert "6 % (1 x 4) = 2: 2 of 8 rows are empty" in plan.notes[0]
-
-
-def test_the_command_prints_one_json_document(configure: Configure, write_toml: Any) -> None:
-    path = write_toml(configure(parallel={"tp": 2}))
-    shown = CliRunner().invoke(plan_command, [str(path), "--nproc", "4", "--json"])
-    assert shown.exit_code == 0, shown.output
-    document = json.loads(shown.stdout)
-    assert document["model"]["vocab_size"] == 301, "that of the tokenizer"
-    assert document["layout"]["dp"] == 2
-    parts = dict(document["memory"][0])
-    assert parts.pop("total_on_cpu") > parts["total"]
-    assert parts.pop("total") == sum(parts.values())
-
-
-def test_a_run_with_init_is_planned_with_the_shape_of_the_checkpoint(
-    configure: Configure, write_toml: Any, tmp_path: Path
-) -> None:
-    folder = write_hugging_face(tmp_path / "hugging-face", ModelConfig(**MODELS["llama"]))
-    config = configure(model={})
-    config["model"] = {"init": str(folder)}
-    shown = CliRunner().invoke(plan_command, [str(write_toml(config)), "--json"])
-    assert shown.exit_code == 0, shown.output
-    model = json.loads(shown.stdout)["model"]
-    assert model["parameters"] == count_parameters(ModelConfig(**MODELS["llama"]))
-    assert model["vocab_size"] == SHAPE["vocab_size"]
-
-
-def write_hugging_face(folder: Path, config: ModelConfig) -> Path:
-    """Writes a checkpoint of zeros."""
-    folder.mkdir()
-    tensors = {spec.name: torch.zeros(spec.shape) for spec in decoder_spec(config).table if not spec.alias}
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config.to_json()))
-    return folder
-
-
-def test_a_checkpoint_is_planned_for_serving(configure: Configure, write_toml: Any, tmp_path: Path) -> None:
-    folder, config = (
-        write_hugging_face(tmp_path / "hugging-face", ModelConfig(**MODELS["llama"])),
-        ModelConfig(**MODELS["llama"]),
-    )
-    shown = CliRunner().invoke(plan_command, [str(folder), "--json"])
-    assert shown.exit_code == 0, shown.output
-    rows = {row["tp"]: row for row in json.loads(shown.stdout)["serving"]}
-    assert rows[1]["weight_bytes"] == 4 * count_parameters(config)
-    assert rows[1]["kv_bytes_per_token"]["fp32"] == 2 * rows[2]["kv_bytes_per_token"]["fp32"] == 2 * 3 * 2 * 16 * 4
-    assert rows[4]["kv_bytes_per_token"] == rows[2]["kv_bytes_per_token"], "each of two kv heads is on two ranks"
-    assert "num_attention_heads % tp = 4 % 8" in rows[8]["problem"]
 
 
 def test_the_tokenizer_of_pythons_library_says_nothing_about_other_sources(

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from tk.core import state_pieces
 from tk.tests.train.zero.small_buffers import TABLE, make_buffers, make_module, rows
 from tk.train.config.sections import OffloadSection, OptimizerSection
 from tk.train.zero.sharded_adamw import ShardedAdamW
-from tk.train.zero.states import pieces
 from tk.train.zero.states.open_states import StatePlaces
 
 OPTIONS = OptimizerSection(betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)
@@ -133,7 +133,7 @@ def test_bf16_moments_have_the_same_bits_at_every_cut(
     alone = [update(make_module(), 3, 1, 0, dtype, 0.25, options, seed=7)]
     expected = {slot: whole(alone, slot) for slot in slots}
     assert {slot: str(each) for slot, each in alone[0].slots.items()}["exp_avg_sq"] == "torch.bfloat16"
-    monkeypatch.setattr(pieces.cut, "__defaults__", (50,))
+    monkeypatch.setattr(state_pieces.cut, "__defaults__", (50,))
     for size in (1, 2, 3):
         places = StatePlaces(torch.device("cpu"), OffloadSection(optimizer=tier), tmp_path)
         place = {"places": places, "seed": 7}

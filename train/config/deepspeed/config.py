@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ....core.errors import ConfigError
 from .keys import DIRECT, FIXED, NEEDLESS, NOTED, REFUSED_SECTIONS, RULED, WITHOUT_SWITCH
+from .offload import offload
 from .rules import Given, Setting, batch, defaults, direct, optimizer, precision, scheduler
 
 AUTO: Final = "auto"  # leaves the value to the TOML file
@@ -61,7 +62,8 @@ def map_deepspeed(data: Mapping[str, Any], where: str, dp: int, micro_batch_size
     given = _read(data)
     problems = [problem for key, value in given.values.items() if (problem := _problem(key, value))]
     settings: list[Setting] = []
-    for rule in (direct, precision, optimizer, scheduler, partial(batch, dp=dp, micro_batch_size=micro_batch_size)):
+    batches = partial(batch, dp=dp, micro_batch_size=micro_batch_size)
+    for rule in (direct, precision, optimizer, scheduler, offload, batches):
         try:
             settings += rule(given)
         except ConfigError as error:
@@ -141,7 +143,7 @@ def _is_off(key: str, section: Any) -> bool:
         return not section
     if key in WITHOUT_SWITCH:
         return all(_is_off(key, value) for value in section.values())
-    return section.get("enabled", False) in (False, AUTO) and section.get("device") in (None, "none", AUTO)
+    return section.get("enabled", False) in (False, AUTO)
 
 
 def _notes(given: Given) -> Iterator[str]:

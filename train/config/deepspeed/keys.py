@@ -47,6 +47,13 @@ RULED: Final = frozenset(
     | {f"scheduler.params.{name}" for name in ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type")}
     | {f"scheduler.params.{name}" for name in ("total_num_steps", "warmup_min_ratio", "cos_min_ratio")}
     | {"scheduler.params.last_batch_iteration"}
+    | {f"zero_optimization.{name}" for name in ("cpu_offload", "cpu_offload_param", "cpu_offload_params")}
+    | {
+        f"zero_optimization.{section}.{name}"
+        for section in ("offload_optimizer", "offload_param")
+        for name in ("device", "nvme_path")
+    }
+    | {f"zero_optimization.offload_optimizer.{name}" for name in ("ratio", "super_offload")}
 )
 
 # Keys with values that tk carries out, and advice for those who need another value.
@@ -63,8 +70,10 @@ FIXED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = MappingProxyType(
         "optimizer.params.amsgrad": ((False,), "tk has no AMSGrad"),
         "optimizer.params.maximize": ((False,), "tk minimizes"),
         "scheduler.params.last_batch_iteration": ((-1,), "a resumed run knows its step"),
-        "zero_optimization.cpu_offload": ((False,), "tk has no offloading yet: raise zero_optimization.stage"),
-        "zero_optimization.cpu_offload_params": ((False,), "tk has no offloading yet: shard over more ranks"),
+        "zero_optimization.offload_optimizer": ((None, False), 'it must be an object, such as {"device": "cpu"}'),
+        "zero_optimization.offload_param": ((None, False), 'it must be an object, such as {"device": "cpu"}'),
+        "aio": ((None, False), "it must be an object; tk does not need it"),
+        "aio.use_gds": ((False,), "tk updates states on the host, so files are read to its memory and not to a GPU's"),
         "zero_optimization.zero_quantized_weights": ((False,), "tk gathers parameters in their own dtype"),
         "zero_optimization.zero_quantized_nontrainable_weights": ((False,), "tk does not quantize parameters"),
         "zero_optimization.zero_quantized_gradients": ((False,), "tk reduces gradients in fp32"),
@@ -78,8 +87,7 @@ FIXED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = MappingProxyType(
 # The sections of WITHOUT_SWITCH have neither; they are off if all their values are.
 REFUSED_SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "zero_optimization.offload_optimizer": "tk has no offloading yet: raise zero_optimization.stage, or dp",
-        "zero_optimization.offload_param": "tk has no offloading yet: stage 3 shards parameters over dp",
+        "zero_optimization.zenflow": "tk updates every parameter in every step; [offload] updates beside the next step",
         "amp": "use bf16 or fp16",
         "torch_autocast": "use bf16 or fp16",
         "elasticity": 'set [parallel] dp = "auto" and start with torchrun --nnodes MIN:MAX --max-restarts N',
@@ -95,7 +103,9 @@ REFUSED_SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "pipeline": "set [parallel] pp and schedule",
     }
 )
-WITHOUT_SWITCH: Final = frozenset({"sparse_attention", "compression_training", "quantize_training", "pipeline"})
+WITHOUT_SWITCH: Final = frozenset(
+    {"sparse_attention", "compression_training", "quantize_training", "pipeline", "zero_optimization.zenflow"}
+)
 
 # Keys and sections that do not change the trained numbers, with the part of tk that does their work.
 NOTED: Final[Mapping[str, str]] = MappingProxyType(
@@ -108,7 +118,6 @@ NOTED: Final[Mapping[str, str]] = MappingProxyType(
         "csv_monitor": "metrics.jsonl has a line per logged step",
         "nebula": "[checkpoint] async_save writes steps in the background",
         "checkpoint": "tk's checkpoints load at every layout",
-        "aio": "tk has no offloading to disks",
         "communication_data_type": "gradients are reduced in fp32",
         "seq_parallel_communication_data_type": "gradients are reduced in fp32",
         "data_types": "gradients are accumulated in fp32",
@@ -116,6 +125,7 @@ NOTED: Final[Mapping[str, str]] = MappingProxyType(
         "prescale_gradients": "tk divides the loss by the number of valid tokens before backward",
         "gradient_predivide_factor": "tk divides the loss by the number of valid tokens before backward",
         "zero_optimization.zero_hpz_partition_size": "[zero] shard_size = N shards within N ranks",
+        "zero_optimization.leaf_module": "[zero] stage 3 gathers whole layers",
     }
 )
 
@@ -124,17 +134,24 @@ _ZERO: Final = frozenset(
     | {"round_robin_gradients", "ignore_unused_parameters", "use_multi_rank_bucket_allreduce", "elastic_checkpoint"}
     | {"load_from_fp32_weights", "legacy_stage1", "memory_efficient_linear", "mics_hierarchical_params_gather"}
     | {"cpu_offload_use_pin_memory", "override_module_apply", "log_trace_cache_warnings"}
-    | {"pipeline_loading_checkpoint"}
+    | {"pipeline_loading_checkpoint", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory"}
 )
 _STAGE_3: Final = frozenset(  # DeepSpeed accepts them with and without the prefix "stage3_"
     {"prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters"}
     | {"max_reuse_distance", "module_granularity_threshold", "use_all_reduce_for_fetch_params"}
-    | {"gather_16bit_weights_on_model_save", "gather_fp16_weights_on_model_save"}
+    | {"gather_16bit_weights_on_model_save", "gather_fp16_weights_on_model_save", "allgather_sequential"}
+)
+_OFFLOAD: Final = frozenset(
+    {f"offload_optimizer.{name}" for name in ("buffer_count", "pin_memory", "pipeline_read", "pipeline_write")}
+    | {f"offload_optimizer.{name}" for name in ("fast_init", "cpuadam_cores_perc")}
+    | {f"offload_param.{name}" for name in ("buffer_count", "buffer_size", "max_in_cpu", "pin_memory")}
 )
 
 # Keys that tune DeepSpeed's internals or its output; they change no result.
 NEEDLESS: Final = frozenset(
-    {f"zero_optimization.{name}" for name in _ZERO | _STAGE_3}
+    {f"zero_optimization.{name}" for name in _ZERO | _STAGE_3 | _OFFLOAD}
+    | {f"aio.{name}" for name in ("block_size", "queue_depth", "thread_count", "intra_op_parallelism")}
+    | {f"aio.{name}" for name in ("single_submit", "overlap_events")}
     | {f"zero_optimization.stage3_{name}" for name in _STAGE_3}
     | {f"bf16.{name}" for name in ("check_grad_overflow", "immediate_grad_update", "auto_cast", "loss_scale")}
     | {f"bf16.{name}" for name in ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")}

@@ -19,8 +19,8 @@ from typing import Final
 
 import torch
 
+from ....core.state_pieces import StatePiece, cut
 from .buffer import PageBuffer
-from .pieces import StatePiece, cut
 from .state_file import StateFile
 from .state_store import StateRange
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from ....checkpoint.files import storage
 from ....core.errors import StorageError
+from ....core.state_pieces import PAGE
 from .buffer import PageBuffer
-from .pieces import PAGE
 
 CHUNK: Final = 2**22  # bytes of one read or write
 THREADS: Final = 4

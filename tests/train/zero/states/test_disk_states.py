@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tk.checkpoint.files import storage
 from tk.core.errors import StorageError
+from tk.core.state_pieces import cut
 from tk.tests.example_counts import examples
 from tk.train.zero.states import disk_states
 from tk.train.zero.states.disk_states import DiskStates
 from tk.train.zero.states.memory_states import MemoryStates
-from tk.train.zero.states.pieces import cut
 
 SIZES = [3000, 32, 5000]
 DTYPES = {"master": torch.float32, "exp_avg": torch.bfloat16}

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tk.core.state_pieces import PAGE, cut
 from tk.tests.example_counts import examples
-from tk.train.zero.states.pieces import PAGE, cut
 
 ITEMSIZES = st.dictionaries(st.sampled_from(["master", "exp_avg", "exp_avg_sq"]), st.sampled_from([2, 4]), min_size=1)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ....core.integers import round_up
+from .integers import round_up
 
 PAGE: Final = 4096  # bytes, to which direct reads and writes are aligned
 PIECE: Final = 2**20  # elements of a piece, so that it has 4 to 16 MiB in all of its slots

@@ -1,0 +1,29 @@
+"""A run of a small model, for plans of offload."""
+
+from typing import Any
+
+from tk.core.config import parse
+from tk.core.layout import Layout
+from tk.core.local_params import LocalParam, local_params
+from tk.model.config import ModelConfig
+from tk.model.registry import decoder_spec
+from tk.tests.train.planning.small_models import MODELS
+from tk.train.config.train_config import TrainConfig
+
+LLAMA = MODELS["llama"] | {"hidden_size": 256, "intermediate_size": 640}
+
+
+def small_run(dp: int, zero: int, params: str, **offload: Any) -> tuple[TrainConfig, Layout, tuple[LocalParam, ...]]:
+    """Returns a run of a small Llama with its layout and the parameters of its first rank."""
+    text = {
+        "model": LLAMA,
+        "train": {"seq_len": 32},
+        "parallel": {"dp": dp},
+        "zero": {"stage": zero, "bucket_size": 400_000},
+        "precision": {"params": params},
+        "offload": offload,
+        "checkpoint": {"dir": "run"},
+    }
+    config = parse(text, TrainConfig, "test")
+    layout = config.layout(None)
+    return config, layout, local_params(decoder_spec(ModelConfig(**LLAMA)).table, layout, 0, 0)

@@ -1,0 +1,116 @@
+"""The least offload with which a run fits into the memory of its ranks (no torch)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import get_args
+
+from ...core.progress import format_bytes
+from ..config.sections import OffloadSection, Tier
+from .machines import Machines, per_host
+from .placed_bytes import PlacedBytes
+from .planned_run import PlannedRun
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """The memory of the machines.
+
+    Attributes:
+        rank: the bytes of the device of a rank, or of a rank on a CPU.
+        host: the bytes that all ranks of a host may use in its memory beside GPUs.
+        on_gpu: whether ranks compute on GPUs.
+    """
+
+    rank: int
+    host: int
+    on_gpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The answer to what fits.
+
+    Attributes:
+        run: the run with the least offload that fits; if none does, with the one that needs the least memory.
+        fits: whether it fits.
+        text: the answer in words.
+    """
+
+    run: PlannedRun
+    fits: bool
+    text: str
+
+
+def least_offload(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> Fit:
+    """Tries the places of model states, those that take the least time per step first."""
+    offers = sorted(_offers(run, limit.on_gpu), key=lambda each: _cost(each, limit, machines))
+    for each in offers:
+        if not _excess(each, limit, machines):
+            return Fit(each, True, f"{_words(each.config.offload)} is the least that fits into {_limit(limit)}.")
+    smallest = min(offers, key=lambda each: _excess(each, limit, machines))
+    return Fit(smallest, False, _refusal(smallest, limit, machines))
+
+
+def _offers(run: PlannedRun, on_gpu: bool) -> Iterator[PlannedRun]:
+    """Yields the run with each choice of places that a configuration may have. On a CPU "cpu" moves nothing."""
+    tiers: list[Tier] = [tier for tier in get_args(Tier) if on_gpu or tier != "cpu"]
+    kept = run.config.offload.model_dump(include={"folder", "buffers"})
+    for optimizer, gradients, parameters in product(tiers, repeat=3):
+        if optimizer == "none" and (gradients, parameters) != ("none", "none"):
+            continue  # the optimizer's states leave first
+        places = {"optimizer": optimizer, "gradients": gradients, "parameters": parameters}
+        offload = OffloadSection.model_validate(kept | places)
+        if not offload.problem_at(run.layout.zero):
+            yield run.with_offload(offload)
+
+
+def _cost(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> float:
+    """Returns the seconds of what offload moves in a step.
+
+    What passes move counts twice: they wait for it, while an update goes on beside the next step.
+    """
+    neighbours, offload = machines.ranks_of_a_host(run.layout.world_size), run.config.offload
+    in_passes = {name for name in ("gradients", "parameters") if getattr(offload, name) != "none"}
+    return sum(
+        machines.cost(each, neighbours, limit.on_gpu) * (2 if each.part in in_passes else 1) for each in run.moved()
+    )
+
+
+def _excess(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> int:
+    """Returns the bytes by which a run does not fit; 0 if it does."""
+    memory = run.memory()
+    if not limit.on_gpu:
+        return max(0, max(run.cpu_memory()) - limit.rank)
+    on_host = per_host(_of_all_ranks(run, memory), machines.ranks_of_a_host(run.layout.world_size))
+    return max(0, max(placed.on_device for placed in memory) - limit.rank) + max(0, on_host - limit.host)
+
+
+def _of_all_ranks(run: PlannedRun, memory: tuple[PlacedBytes, ...]) -> list[int]:
+    return [memory[run.layout.coordinates(rank).pp].on_host for rank in range(run.layout.world_size)]
+
+
+def _refusal(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> str:
+    """Returns why nothing fits, with the largest part that is left."""
+    memory = run.memory()
+    fullest = max(memory, key=lambda placed: placed.on_device if limit.on_gpu else placed.on_cpu)
+    parts = fullest.device if limit.on_gpu else {**fullest.host, **fullest.device}
+    largest = max(parts, key=lambda name: parts[name])
+    needed = fullest.on_device if limit.on_gpu else max(run.cpu_memory())
+    text = f"Nothing fits into {_limit(limit)}. With {_words(run.config.offload)} a rank needs {format_bytes(needed)}"
+    if limit.on_gpu:
+        neighbours = machines.ranks_of_a_host(run.layout.world_size)
+        text += f", and a host {format_bytes(per_host(_of_all_ranks(run, memory), neighbours))}"
+    return f"{text}; the largest part left is {largest}, {format_bytes(parts[largest])}."
+
+
+def _words(offload: OffloadSection) -> str:
+    places = {name: getattr(offload, name) for name in ("optimizer", "gradients", "parameters")}
+    moved = [f'{name} = "{tier}"' for name, tier in places.items() if tier != "none"]
+    return f"[offload] {', '.join(moved)}" if moved else "no offload"
+
+
+def _limit(limit: MemoryLimit) -> str:
+    if limit.on_gpu:
+        return f"{format_bytes(limit.rank)} of a GPU and {format_bytes(limit.host)} of a host"
+    return f"{format_bytes(limit.rank)} per rank on CPUs"

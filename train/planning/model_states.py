@@ -1,0 +1,129 @@
+"""The bytes of a rank's model states, which live as long as the run, and of what comes and goes with them (no torch).
+
+Padding is included. Per low-precision parameter, with g = 4 bytes of an fp32 gradient, 12 bytes of fp32 master and two
+moments, and N ranks per ZeRO group:
+
+    stage 0: 2 + g + 12     1: 2 + g + 12 / N     2: 2 + (g + 12) / N     3: (g + 12) / N, only fp32 shards
+
+fp32 parameters need no masters. With bf16 moments 12 is 8. With an offloaded optimizer stage 3
+has 2 / N more: shards in the parameters' dtype, beside masters that went with the other states.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Final
+
+from ...core.buckets import Bucket, buckets
+from ...core.dtypes import FP32, by_name
+from ...core.layout import Layout
+from ...core.local_params import LocalParam
+from ...core.state_pieces import cut
+from ..config.sections import Tier
+from ..config.train_config import TrainConfig
+from .placed_bytes import TRANSFERS, PlacedBytes
+
+IN_FLIGHT: Final = 3  # buckets of gradients in memory: one is filled while two are exchanged
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """A part of the model states: a run of elements of each bucket, in slots.
+
+    Attributes:
+        tier: its place.
+        sizes: the elements of each bucket's run.
+        slots: the bytes of an element in each slot.
+    """
+
+    tier: Tier
+    sizes: Sequence[int]
+    slots: Mapping[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes, on disk with the padding of pieces to whole pages."""
+        if self.tier == "disk":
+            return sum(piece.nbytes for piece in cut(self.sizes, self.slots))
+        return sum(self.sizes) * sum(self.slots.values())
+
+    def buffers(self, count: int) -> int:
+        """Returns the bytes of the buffers through which it is read and written; 0 if it is not on disk."""
+        pieces = cut(self.sizes, self.slots) if self.tier == "disk" else ()
+        return count * max((piece.nbytes for piece in pieces), default=0)
+
+
+def state_parts(config: TrainConfig, layout: Layout, plans: Sequence[Bucket]) -> dict[str, StatePart]:
+    """Returns the parts of the model states of a rank, without frozen parameters."""
+    offload, zero = config.offload, layout.zero
+    itemsize = by_name(config.precision.params).itemsize
+    whole = [bucket.size for bucket in plans]
+    own = [size // layout.group_size for size in whole]
+    masters_apart = itemsize < FP32.itemsize and (zero < 3 or offload.optimizer != "none")
+    states = dict.fromkeys(("exp_avg", "exp_avg_sq"), by_name(config.optimizer.states).itemsize)
+    states |= {"master": FP32.itemsize} if masters_apart else {}
+    kept = itemsize if zero < 3 or masters_apart else FP32.itemsize
+    return {
+        "parameters": StatePart(offload.parameters, own if zero == 3 else whole, {"parameter": kept}),
+        "gradients": StatePart(offload.gradients, own if zero >= 2 else whole, {"gradient": FP32.itemsize}),
+        "optimizer": StatePart(offload.optimizer, own, states),
+    }
+
+
+def model_state_bytes(
+    config: TrainConfig, layout: Layout, params: Sequence[LocalParam], num_micro_batches: int
+) -> PlacedBytes:
+    """Returns the bytes of model states in each place, of buckets and gathered parameters, and of buffers."""
+    plans = buckets(params, layout)
+    parts = state_parts(config, layout, plans)
+    itemsize = by_name(config.precision.params).itemsize
+    frozen = sum(param.size for param in params if not param.trainable)  # on every rank, at any stage
+    found: dict[Tier, dict[str, int]] = {"none": {"parameters": 0}, "cpu": {}, "disk": {}}
+    for name, part in parts.items():
+        found[part.tier][name] = part.nbytes
+    found["none"]["parameters"] += frozen * itemsize
+    if exchanged := _exchanged(config, layout, plans, num_micro_batches):
+        found["none"]["buckets"] = exchanged * FP32.itemsize
+    if layout.zero == 3:
+        found["none"]["gathered parameters"] = _gathered(params, config.zero.overlap) * itemsize
+    if on_disk := sum(part.buffers(config.offload.buffers) for part in parts.values()):
+        found["cpu"]["buffers of files"] = on_disk
+    if stages := _transfers(parts):
+        found["cpu"][TRANSFERS] = stages
+    return PlacedBytes(found["none"], found["cpu"], found["disk"])
+
+
+def _exchanged(config: TrainConfig, layout: Layout, plans: Sequence[Bucket], num_micro_batches: int) -> int:
+    """Returns the most elements of whole gradients that come and go: of the buckets that are filled or exchanged.
+
+    Below stage 2 gradients that are offloaded are exchanged in a step's last backward pass only. In passes before,
+    those of a whole stage of the pipeline are in memory until the pass ends.
+    """
+    if layout.zero < 2 and config.offload.gradients == "none":
+        return 0
+    if layout.zero < 2 and num_micro_batches > 1:
+        return max(_sums(plans))
+    sizes = sorted((bucket.size for bucket in plans), reverse=True)
+    return sum(sizes[:IN_FLIGHT] if config.zero.overlap else sizes)
+
+
+def _sums(plans: Iterable[Bucket]) -> Iterator[int]:
+    """Yields the elements of each stage's buckets."""
+    for _, members in groupby(plans, lambda bucket: bucket.stage):
+        yield sum(bucket.size for bucket in members)
+
+
+def _gathered(params: Sequence[LocalParam], prefetch: bool) -> int:
+    """Returns the most elements that are gathered at once: a layer, and the next one if it is prefetched."""
+    sizes = [
+        sum(param.size for param in unit if param.trainable) for _, unit in groupby(params, lambda param: param.unit)
+    ]
+    return max(map(sum, pairwise(sizes)), default=sizes[0]) if prefetch else max(sizes)
+
+
+def _transfers(parts: Mapping[str, StatePart]) -> int:
+    """Returns the pinned bytes through which an update on the host takes what a GPU has."""
+    if parts["optimizer"].tier == "none":
+        return 0
+    stages = sum(parts[name].tier == "none" for name in ("parameters", "gradients"))
+    return stages * max(parts["optimizer"].sizes, default=0) * FP32.itemsize

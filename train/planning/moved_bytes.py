@@ -1,0 +1,80 @@
+"""The bytes that offload moves in a step of a rank, over the link to a GPU and from and to files (no torch)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...core.layout import Layout
+from .model_states import StatePart
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The bytes of one part that a rank moves in a step.
+
+    Attributes:
+        part: the part of the model states.
+        down, up: from the device to the host, and back; nothing is moved where a rank trains on a CPU.
+        read, written: from and to files.
+    """
+
+    part: str
+    down: int = 0
+    up: int = 0
+    read: int = 0
+    written: int = 0
+
+
+def moved_bytes(
+    layout: Layout, parts: Mapping[str, StatePart], num_micro_batches: int, gathered_twice: float
+) -> tuple[Moved, ...]:
+    """Returns what each part moves; none without offload.
+
+    Args:
+        layout: the layout.
+        parts: the parts of the rank's model states.
+        num_micro_batches: the number of micro-batches of the rank.
+        gathered_twice: the share of the parameters that a backward pass gathers again at stage 3.
+    """
+    if all(part.tier == "none" for part in parts.values()):
+        return ()
+    own = sum(parts["optimizer"].sizes)
+    on_disk = parts["optimizer"].nbytes if parts["optimizer"].tier == "disk" else 0
+    gathers = num_micro_batches * (1 + gathered_twice)
+    return (
+        _parameters(parts["parameters"], own, gathers),
+        _gradients(layout, parts["gradients"], own, num_micro_batches),
+        Moved("optimizer", read=on_disk, written=on_disk),
+    )
+
+
+def _parameters(part: StatePart, own: int, gathers: float) -> Moved:
+    """An update on the host takes and returns a rank's own parameters; offloaded ones go up for each gather."""
+    size = own * sum(part.slots.values())
+    if part.tier == "none":
+        return Moved("parameters", down=size, up=size)
+    up = round(size * gathers)
+    return Moved("parameters", up=up, **(_disk(up + size, size) if part.tier == "disk" else {}))
+
+
+def _gradients(layout: Layout, part: StatePart, own: int, passes: int) -> Moved:
+    """Gradients go down once, or in every pass if their sum is kept there; the norm and the update read the sum."""
+    size, whole = own * part.slots["gradient"], sum(part.sizes) * part.slots["gradient"]
+    if part.tier == "none":
+        return Moved("gradients", down=size)
+    again = size if layout.dp > layout.group_size > 1 else 0  # the sum over replicas
+    if layout.zero >= 2:
+        down, up = passes * size + again, again
+        read, written = (passes - 1) * size + 2 * size + again, passes * size + again
+    else:  # whole buckets, until the last pass has exchanged them
+        down, up = (passes - 1) * whole + size + again, (passes - 1) * whole + again
+        read, written = (passes - 1) * whole + 2 * size + again, passes * whole + (whole if again else 0)
+    return Moved("gradients", down=down, up=up, **(_disk(read, written) if part.tier == "disk" else {}))
+
+
+def _disk(read: int, written: int) -> dict[str, int]:
+    return {"read": read, "written": written}
+
+
+def in_all(moved: tuple[Moved, ...]) -> Moved:
+    """Returns the sums over all parts."""
+    return Moved("in all", *(sum(getattr(each, name) for each in moved) for name in ("down", "up", "read", "written")))

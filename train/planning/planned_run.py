@@ -1,0 +1,159 @@
+"""A checked configuration with its model and layout, from which a plan is computed (no torch, no processes)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...core.buckets import buckets
+from ...core.dtypes import by_name
+from ...core.integers import ceil_div
+from ...core.layout import Layout, Stage, stages
+from ...core.local_params import LocalParam, local_params
+from ...core.tensors import Table
+from ...model.config import ModelConfig
+from ...model.registry import decoder_spec
+from ...model.spec import EMBEDDING, DecoderSpec
+from ..config.freezing import without_frozen
+from ..config.initial_model import resolve
+from ..config.sections import OffloadSection
+from ..config.train_config import TrainConfig
+from ..pipeline.schedules import make_schedule
+from ..pipeline.simulator import Simulation, simulate
+from .activation_memory import PassShape, backward_bytes, free_bytes, logits_bytes, stage_bytes
+from .model_states import model_state_bytes, state_parts
+from .moved_bytes import Moved, moved_bytes
+from .placed_bytes import PlacedBytes
+from .planned_model import planned_model
+from .problems import notes, problems, refuse, size_problems
+from .save_copy import save_copy_bytes
+from .traffic import StepWork
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run that can start.
+
+    Attributes:
+        config: the configuration.
+        layout: its layout.
+        model: the model's shape.
+        spec: the model's decoder.
+        table: its tensors, with those that are frozen.
+        ranks: for each pipeline rank, the parameters of the ranks at its first position.
+        num_micro_batches: the number of micro-batches of a rank in a step.
+        simulation: the simulated pipeline.
+        notes: sentences on settings that waste computation, and on inputs that were not checked.
+    """
+
+    config: TrainConfig
+    layout: Layout
+    model: ModelConfig
+    spec: DecoderSpec
+    table: Table
+    ranks: tuple[tuple[LocalParam, ...], ...]
+    num_micro_batches: int
+    simulation: Simulation
+    notes: tuple[str, ...]
+
+    def with_offload(self, offload: OffloadSection) -> "PlannedRun":
+        """Returns the same run with other places of its model states."""
+        return replace(self, config=self.config.model_copy(update={"offload": offload}))
+
+    @property
+    def shape(self) -> PassShape:
+        """The sizes of a forward pass."""
+        config = self.config
+        return PassShape(
+            spec=self.spec,
+            tokens=config.train.micro_batch_size * config.train.seq_len,
+            itemsize=by_name(config.precision.params).itemsize,
+            tp=config.parallel.tp,
+            vocab_rows=ceil_div(self.model.vocab_size, config.parallel.tp),
+            sequence_parallel=config.parallel.sequence_parallel and config.parallel.tp > 1,
+            recompute=config.recompute.mode,
+        )
+
+    def memory(self) -> tuple[PlacedBytes, ...]:
+        """Returns the bytes of each pipeline rank, by place and part. Ranks along other axes need no more."""
+        config, layout, shape = self.config, self.layout, self.shape
+        return tuple(
+            model_state_bytes(config, layout, params, self.num_micro_batches)
+            | _pass_bytes(shape, stages(self.table, layout, pp), self.simulation.peak_in_flight[pp])
+            | _save_bytes(config, self.table, layout, pp)
+            for pp, params in enumerate(self.ranks)
+        )
+
+    def cpu_memory(self) -> tuple[int, ...]:
+        """Returns the bytes of all parts on a CPU, and of those that malloc holds free there, of each pipeline rank."""
+        return tuple(
+            placed.on_cpu + free_bytes(self.shape, stages(self.table, self.layout, pp))
+            for pp, placed in enumerate(self.memory())
+        )
+
+    @property
+    def fullest(self) -> tuple[LocalParam, ...]:
+        """The parameters of the pipeline rank that has most."""
+        return max(self.ranks, key=lambda params: sum(param.size for param in params))
+
+    def work(self) -> StepWork:
+        """Returns the sizes that determine the traffic of the pipeline rank with the most parameters."""
+        shape, params = self.shape, self.fullest
+        num_params = sum(bucket.size for bucket in buckets(params, self.layout))
+        tied = any(spec.alias for spec in shape.spec.table)
+        looked_up = 0 if tied else sum(param.size for param in params if param.name == EMBEDDING)
+        layers = {param.pieces[0].tensor.layer for param in params}
+        return StepWork(
+            num_params=num_params,
+            num_gathered_twice=num_params - looked_up,
+            itemsize=shape.itemsize,
+            hidden_bytes=shape.tokens * shape.spec.hidden_size * shape.itemsize,
+            num_layers=sum(isinstance(layer, int) for layer in layers),
+            num_micro_batches=self.num_micro_batches,
+            sequence_parallel=shape.sequence_parallel,
+            recompute_full=self.config.recompute.mode == "full",
+        )
+
+    def moved(self) -> tuple[Moved, ...]:
+        """Returns what offload moves in a step of the pipeline rank with the most parameters."""
+        work = self.work()
+        parts = state_parts(self.config, self.layout, buckets(self.fullest, self.layout))
+        again = work.num_gathered_twice / max(work.num_params, 1)
+        return moved_bytes(self.layout, parts, self.num_micro_batches, again)
+
+
+def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto", here: bool = False) -> PlannedRun:
+    """Checks a configuration; for arguments and errors see `make_plan`."""
+    given = resolve(config, resume)
+    refuse(size_problems(config, given.keys, num_ranks))
+    model, absent = planned_model(config, given, here)
+    spec = decoder_spec(model)
+    table = without_frozen(spec.table, config.train.freeze)
+    refuse(problems(config, table, num_ranks))
+    layout = config.layout(num_ranks)
+    num_micro_batches = ceil_div(config.train.global_batch_size, layout.dp * config.train.micro_batch_size)
+    schedule = make_schedule(config.parallel.schedule, layout.pp, layout.virtual_stages, num_micro_batches)
+    return PlannedRun(
+        config=config,
+        layout=layout,
+        model=model,
+        spec=spec,
+        table=table,
+        ranks=tuple(local_params(table, layout, pp, 0) for pp in range(layout.pp)),
+        num_micro_batches=num_micro_batches,
+        simulation=simulate(schedule),
+        notes=(*notes(config, layout), *absent),
+    )
+
+
+def _pass_bytes(shape: PassShape, held: Sequence[Stage], in_flight: int) -> PlacedBytes:
+    """Returns the bytes of the activations of all micro-batches in flight, and the peaks of head, loss and backward."""
+    kept = max(stage_bytes(shape, stage) for stage in held)
+    logits = logits_bytes(shape) if any(stage.last for stage in held) else 0
+    backward = max(backward_bytes(shape, stage) for stage in held)
+    return PlacedBytes(
+        {"activations": kept * in_flight, "logits and loss": logits, "backward": max(0, backward - logits)}
+    )
+
+
+def _save_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) -> PlacedBytes:
+    size = save_copy_bytes(config, table, layout, pp)
+    return PlacedBytes(host={"copy for saves": size} if size else {})
