@@ -35,7 +35,7 @@ CHOSEN = [
     ),
     (ParityLayout(pp=2, schedule="interleaved", num_virtual_stages=2, tied=True, offload_optimizer="cpu"), "fp16"),
     (ParityLayout(dp=2, zero=3, offload_optimizer="cpu", offload_gradients="disk", foreign=True), "fp32"),
-    (ParityLayout(dp=2, zero=1, offload_optimizer="disk", offload_gradients="cpu", foreign=True), "bf16"),
+    (ParityLayout(dp=2, zero=1, offload_optimizer="disk", offload_gradients="cpu", foreign=True), "fp16"),
 ]
 
 
@@ -88,7 +88,10 @@ def train(config: TrainConfig, num_ranks: int) -> tuple[str, int]:
 
 
 def train_foreign(config: TrainConfig, num_ranks: int) -> tuple[str, int]:
-    """Trains a foreign module as a rank; returns a checksum of its bits, and the number of updates."""
+    """Trains a foreign module as a rank; returns a checksum of its bits, and the number of updates.
+
+    The loss scale of fp16 overflows in the first step. A micro-batch is discarded midway.
+    """
     engine = initialize(
         make_module(0),
         config.optimizer,
@@ -102,7 +105,10 @@ def train_foreign(config: TrainConfig, num_ranks: int) -> tuple[str, int]:
     )
     inner, digest = engine._engine, Digest()
     with closing(inner.optimizer):
-        for step in range(STEPS):
+        for step in range(1, STEPS + 1):
+            if step == SKIPPED_STEP:
+                engine.backward(engine(micro_batch(0, 0, inner.mesh.world.rank)))
+                engine.zero_grad()
             for number in range(inner.mesh.world.rank, MICRO_BATCHES, num_ranks):
                 loss = engine(micro_batch(0, step, number))
                 engine.backward(loss)
@@ -118,7 +124,7 @@ def checksums(configs: Iterable[dict[str, Any]], foreign: bool, num_ranks: int) 
 
 
 def check_bits(rank_pool: RankPool, folder: Path, layouts: Iterable[ParityLayout], precision: str) -> None:
-    """Every step is clipped, the last micro-batch is short, and one step of a decoder is skipped."""
+    """Every step is clipped, the last micro-batch is short, and one step is skipped, or gradients are discarded."""
     subject = Subject.built_in(folder, STEPS, precision)
     subject.prepare(folder)
     for layout in layouts:
@@ -129,7 +135,7 @@ def check_bits(rank_pool: RankPool, folder: Path, layouts: Iterable[ParityLayout
             checksums, layout.num_ranks, configs=configs, foreign=layout.foreign, num_ranks=layout.num_ranks
         ):
             assert kept == moved, f"{layout} in {precision}"
-            assert 0 < kept[1] < STEPS + layout.foreign, f"{layout} in {precision}"
+            assert 0 < kept[1] < STEPS + (layout.foreign and precision != "fp16"), f"{layout} in {precision}"
 
 
 @pytest.mark.parametrize(("layout", "precision"), CHOSEN, ids=str)
