@@ -108,6 +108,10 @@ class TokenLogprob:
     top: tuple[TopLogprob, ...] = ()
     text_offset: int = 0
 
+    def at(self, text_offset: int) -> "TokenLogprob":
+        """Returns the same with its place in the text; `dataclasses.replace` takes several times as long."""
+        return TokenLogprob(self.token_id, self.logprob, self.rank, self.token, self.top, text_offset)
+
 
 @dataclass(frozen=True)
 class Usage:

@@ -194,7 +194,8 @@ class EventStream:
         if not isinstance(event, Delta):
             self._queue.append(event)
             return
-        for part in _parts_of(event):
+        fits = len(event.token_ids) <= MAX_TOKENS_PER_DELTA
+        for part in (event,) if fits else _parts_of(event):
             delta = self._open.get(part.index)
             if delta is None or len(delta.token_ids) + len(part.token_ids) > MAX_TOKENS_PER_DELTA:
                 delta = self._open[part.index] = _OpenDelta(part.index)
@@ -233,8 +234,6 @@ class EventStream:
 
 def _parts_of(delta: Delta) -> Iterable[Delta]:
     """Returns a delta as deltas that fit messages; many tokens come at once if they have waited for their places."""
-    if len(delta.token_ids) <= MAX_TOKENS_PER_DELTA:
-        return (delta,)
     starts = range(0, len(delta.token_ids), MAX_TOKENS_PER_DELTA)
     ranges = [slice(start, start + MAX_TOKENS_PER_DELTA) for start in starts]
     return [

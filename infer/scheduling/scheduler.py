@@ -283,7 +283,9 @@ class Scheduler:
 
         Blocks of proposals that do not come true stay with the sequence, for the tokens that come instead.
         """
-        most = min(len(proposals), self._tables.room(chunk.sequence, len(self.running))) if proposals else 0
+        if not proposals:
+            return chunk
+        most = min(len(proposals), self._tables.room(chunk.sequence, len(self.running)))
         count = budget.rest(chunk.stop, most)
         if count <= 0:
             return chunk

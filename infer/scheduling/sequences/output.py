@@ -37,13 +37,15 @@ class StopStrings:
         Returns:
             The text that is certain, and the string found, if any; after a string no call may follow.
         """
+        if not self._strings:
+            return text, None
         text, begin = self._held + text, len(self._held)
         found = self._find(text, begin) if armed else None
         if found is not None:
             end, string = found
             self._held = ""
             return text[: end if self._include else end - len(string)], string
-        keep = max((_overlap(text, string) for string in self._strings), default=0)
+        keep = max(_overlap(text, string) for string in self._strings)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
@@ -126,15 +128,11 @@ class SampleOutput:
             text += rest + ("" if stop else self._stop.flush())
         if stop is not None:
             ending = Ending(FinishReason.STOP_STRING, stop)
-        return self._delta(text, token, logprob, ending is not None), ending
-
-    def _delta(self, text: str, token: int, logprob: TokenLogprob | None, is_end: bool) -> Delta:
         offsets = self._stream.take_offsets()
         if logprob is None:
-            return Delta(self.index, text, (token,))
-        self._placed.add(logprob, offsets)
-        settled = self._placed.settled(text, is_end)
-        return Delta(self.index, text, tuple(each.token_id for each in settled), settled)
+            return Delta(self.index, text, (token,)), ending
+        settled = self._placed.add(logprob, offsets, text, is_end=ending is not None)
+        return Delta(self.index, text, tuple([each.token_id for each in settled]), settled), ending
 
     def _ending(self, token: int) -> Ending | None:
         if token in self._eos_token_ids:

@@ -5,8 +5,6 @@ sent. A token whose place either could still change waits, so that a stream says
 """
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import replace
 
 from ...requests.events import TokenLogprob
 
@@ -19,21 +17,20 @@ class PlacedTokens:
         self._offsets: deque[int] = deque()  # of the first ones that wait, in the text before it is cut
         self._num_sent = 0  # characters
 
-    def add(self, token: TokenLogprob, offsets: Iterable[int]) -> None:
-        """Adds the next token, and the places, in the uncut text, that have become known: of tokens in their order."""
-        self._waiting.append(token)
-        self._offsets.extend(offsets)
-
-    def settled(self, text: str, is_end: bool) -> tuple[TokenLogprob, ...]:
-        """Returns the tokens whose places have become certain, with them.
+    def add(self, token: TokenLogprob, offsets: list[int], text: str, is_end: bool) -> tuple[TokenLogprob, ...]:
+        """Adds the next token; returns the tokens whose places have become certain, with them.
 
         Args:
-            text: the text that is sent with them.
+            token: the token.
+            offsets: the places, in the uncut text, that have become known: of tokens in their order.
+            text: the text that is sent with the tokens.
             is_end: whether no other text follows: tokens behind it begin at its end.
         """
+        self._waiting.append(token)
+        self._offsets += offsets
         self._num_sent += len(text)
         settled = list[TokenLogprob]()
         while self._offsets and (is_end or self._offsets[0] <= self._num_sent):
             offset = min(self._offsets.popleft(), self._num_sent)
-            settled.append(replace(self._waiting.popleft(), text_offset=offset))
+            settled.append(self._waiting.popleft().at(offset))
         return tuple(settled)
