@@ -43,6 +43,7 @@ class StepWatch:
         state_of: Callable[[int], ProcessState] = ProcessState.of,
     ) -> None:
         self._timeout, self._report, self._clock, self._state_of = timeout, report, clock, state_of
+        self._soonest = SECONDS_LATE if timeout is None else min(SECONDS_LATE, timeout)  # before, no step is late
         self._seen: tuple[ProcessState, ...] = ()
         self._reported_at: float | None = None  # None: they do not hang, as far as is known
         self._is_step, self._looked_at = False, 0.0
@@ -95,6 +96,8 @@ class StepWatch:
         if not self._is_step:
             return
         self._count()
+        if self._seconds < self._soonest:
+            return
         if self._expected < 0:
             self._expected = self._predict()
         limit = max(SECONDS_DEAD, TIMES_DEAD * self._expected) if self._timeout is None else self._timeout

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 
 import pytest
 
@@ -141,6 +142,23 @@ def test_a_look_soon_after_another_compares_nothing() -> None:
         watched.now += LOOK_SECONDS / 1000
         watched.watch.look((7, 8))
     assert watched.reported == []
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(None, SECONDS_LATE), (0.5, 0.5), (5.0, SECONDS_LATE)])
+def test_nothing_is_predicted_of_a_step_that_cannot_be_late_yet(timeout: float | None, seconds: float) -> None:
+    predicted: list[float] = []
+
+    def predict() -> float:
+        predicted.append(watched.now)
+        return 100.0
+
+    watched = Watched(timeout)
+    watched.watch.begin(predict)
+    watched.compute(seconds - LOOK_SECONDS)
+    assert predicted == []
+    with suppress(WorkerDied):
+        watched.compute(3 * LOOK_SECONDS)
+    assert len(predicted) == 1, "once"
 
 
 def test_a_time_in_which_nothing_looked_is_not_the_workers() -> None:
