@@ -15,7 +15,7 @@ from typing import Final
 from ...core.errors import WorkerDied, WorkerStalled
 from .process_state import ProcessState, describe_ranks
 
-LOOK_SECONDS: Final = 0.25  # between two looks at a step
+LOOK_SECONDS: Final = 0.25  # between two looks at a step, if it may be late soon
 LONGEST_GAP: Final = 1.0  # seconds between two looks; in a longer one this process was stopped, too, or had other work
 IDLE_SECONDS: Final = 0.75  # between two looks at workers that have nothing to do
 TIMES_LATE: Final = 2.0  # a step is late after so many times its predicted duration,
@@ -46,7 +46,7 @@ class StepWatch:
         self._soonest = SECONDS_LATE if timeout is None else min(SECONDS_LATE, timeout)  # before, no step is late
         self._seen: tuple[ProcessState, ...] = ()
         self._reported_at: float | None = None  # None: they do not hang, as far as is known
-        self._is_step, self._looked_at = False, 0.0
+        self._is_step, self._looked_at, self._seconds = False, 0.0, 0.0
 
     def begin(self, predict: Callable[[], float]) -> None:
         """Begins to watch a step, which the workers compute from now on.
@@ -57,6 +57,11 @@ class StepWatch:
         self._is_step, self._predict, self._expected = True, predict, -1.0
         self._seconds, self._counted_at = 0.0, self._clock()  # how long it has taken, until when
         self._looked_at, self._seen = 0.0, ()
+
+    @property
+    def seconds_to_look(self) -> float:
+        """The time until the next look: most steps are answered before the first, and cost nothing here."""
+        return max(LOOK_SECONDS, self._soonest - LOOK_SECONDS - self._seconds)
 
     def rest(self) -> None:
         """Records that the workers compute nothing."""

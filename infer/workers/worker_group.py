@@ -157,7 +157,7 @@ class WorkerGroup:
             Cancelled: `wake` was called to close the group, here and wherever the thread waits.
         """
         while True:
-            for rank in self._wait_for_ranks(LOOK_SECONDS):
+            for rank in self._wait_for_ranks(self.watch.seconds_to_look):
                 answer = self._receive(rank)
                 if answer.op == "error":
                     raise WorkerDied(str(error_from(answer)))

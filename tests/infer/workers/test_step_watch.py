@@ -144,6 +144,17 @@ def test_a_look_soon_after_another_compares_nothing() -> None:
     assert watched.reported == []
 
 
+@pytest.mark.parametrize(("timeout", "first"), [(None, 0.75), (0.5, 0.25), (0.1, 0.25), (60.0, 0.75)])
+def test_nothing_looks_at_a_step_long_before_it_can_be_late(timeout: float | None, first: float) -> None:
+    watched = Watched(timeout)
+    for _ in range(2):
+        watched.watch.begin(lambda: 100.0)
+        assert watched.watch.seconds_to_look == first
+        with suppress(WorkerDied):
+            watched.compute(first)
+        assert watched.watch.seconds_to_look == LOOK_SECONDS
+
+
 @pytest.mark.parametrize(("timeout", "seconds"), [(None, SECONDS_LATE), (0.5, 0.5), (5.0, SECONDS_LATE)])
 def test_nothing_is_predicted_of_a_step_that_cannot_be_late_yet(timeout: float | None, seconds: float) -> None:
     predicted: list[float] = []
