@@ -28,16 +28,26 @@ _SECTIONS = ("machine", "limits", "software", "tk uses")
     type=PathType(file_okay=False, path_type=Path),
     help="Only compile native code, into a folder that TK_KERNELS names where there is no compiler, as in an image.",
 )
+@click.option(
+    "--disk",
+    metavar="DIR",
+    type=PathType(exists=True, file_okay=False, path_type=Path),
+    help="Only measure the disk of a folder, as [offload] reads and writes there, for some 4 seconds.",
+)
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool, folder: Path | None) -> None:
+def doctor(ctx: click.Context, as_json: bool, folder: Path | None, disk: Path | None) -> None:
     """Show this machine's hardware, limits and software, the parts that tk will use, and how to get missing ones.
 
-    Exits with 1 if a part that tk needs is missing or broken, for example if torch is too old.
+    Exits with 1 if a part that tk needs is missing or broken, for example if torch is too old. With --disk or --build
+    it does only that.
     """
     from .machine import examine
     from .native_facts import native_facts
     from .native_sources import native_sources
 
+    if disk is not None:
+        _measure(disk, as_json)
+        return
     if folder is not None:
         _build(native_sources(), folder, as_json)
         return
@@ -62,6 +72,19 @@ def _build(sources: "Sequence[NativeSource]", folder: Path, as_json: bool) -> No
         print_json({"libraries": built})
     else:
         click.echo(f"export TK_KERNELS={folder.absolute()}")
+
+
+def _measure(folder: Path, as_json: bool) -> None:
+    from .disk_speed import measure_disk
+
+    speed = measure_disk(folder)
+    if as_json:
+        print_json({"folder": str(folder), **asdict(speed)})
+        return
+    read, written = (max(1, round(rate / 1e6)) for rate in (speed.read, speed.written))
+    way = "past the page cache" if speed.direct else "through the page cache, perhaps at the speed of memory"
+    click.echo(f"{folder}: reads {read:,} MB/s, writes {written:,} MB/s, {way}")
+    click.echo(f"tk plan CONFIG.toml --disk-rate {read}:{written}")
 
 
 def _table(facts: "list[Fact]") -> list[str]:

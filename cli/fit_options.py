@@ -72,7 +72,12 @@ def fit_options(command: _Command) -> _Command:
             click.option("--host-memory", type=ByteSize(), help="Of a host, beside GPUs; default: this machine's."),
             click.option("--hosts", type=click.IntRange(1), default=1, help="Machines of the run; default: 1."),
             click.option("--link-rate", type=_Rates(), metavar="MB/S", help="Between a GPU and the host."),
-            click.option("--disk-rate", type=_Rates(), metavar="READ:WRITE", help="Of the disk of a host, in MB/s."),
+            click.option(
+                "--disk-rate",
+                type=_Rates(),
+                metavar="READ:WRITE",
+                help="Of a host's disk, in MB/s; tk doctor --disk measures it.",
+            ),
         )
     ):
         command = add(command)
