@@ -68,8 +68,9 @@ class StateUpdate:
         with self.store.changing(self.order) as ranges:
             for each in ranges:
                 count = each.end - each.begin
-                states = (each.slots[slot] for slot in SLOTS)
-                self._rule(AdamWStreams(*states, self._grads[:count], self._rounded[:count]), FACTORS)
+                master, exp_avg, exp_avg_sq = (each.slots[slot] for slot in SLOTS)
+                streams = AdamWStreams(master, exp_avg, exp_avg_sq, self._grads[:count], self._rounded[:count])
+                self._rule(streams, FACTORS)
         for begin in range(0, BUCKET, PIECE):  # a read waits for the write of its piece
             self.store.read(SLOTS[0], self.order[-1], begin, begin + 1)
 

@@ -29,12 +29,10 @@ class DiskSpeed:
 
     Attributes:
         read, written: bytes per second of all threads together, reads and writes alone.
-        direct: whether they went past the page cache; else these may be the speeds of memory.
     """
 
     read: float
     written: float
-    direct: bool
 
 
 def measure_disk(folder: Path, seconds: float = 2.0) -> DiskSpeed:
@@ -60,7 +58,7 @@ def measure_disk(folder: Path, seconds: float = 2.0) -> DiskSpeed:
         written, reached = _rate(file.write_pages, buffers, count, seconds)
         # Reads of what was never written would not come from the disk.
         read, _ = _rate(file.read_pages, buffers, min(count, reached), seconds)
-        return DiskSpeed(read, written, file.is_direct)
+        return DiskSpeed(read, written)
 
 
 def _rate(start: _Start, buffers: "list[PageBuffer]", count: int, seconds: float) -> tuple[float, int]:

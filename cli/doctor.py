@@ -82,8 +82,7 @@ def _measure(folder: Path, as_json: bool) -> None:
         print_json({"folder": str(folder), **asdict(speed)})
         return
     read, written = (max(1, round(rate / 1e6)) for rate in (speed.read, speed.written))
-    way = "past the page cache" if speed.direct else "through the page cache, perhaps at the speed of memory"
-    click.echo(f"{folder}: reads {read:,} MB/s, writes {written:,} MB/s, {way}")
+    click.echo(f"{folder}: reads {read:,} MB/s, writes {written:,} MB/s")
     click.echo(f"tk plan CONFIG.toml --disk-rate {read}:{written}")
 
 

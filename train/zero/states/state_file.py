@@ -58,11 +58,6 @@ class StateFile:
             return self._fd
         return direct
 
-    @property
-    def is_direct(self) -> bool:
-        """Whether whole pages go past the page cache."""
-        return self._direct != self._fd
-
     def read_pages(self, buffer: memoryview, offset: int) -> "list[Future[None]]":
         """Starts to read whole pages; returns what ends with them."""
         return self._start(self._read, buffer, offset)
