@@ -14,7 +14,10 @@ from .element_index import RandomBits
 from .native_adamw import AdamWUpdate, NativeAdamW, native_adamw
 from .random_rounding import round_randomly
 
-_CHUNK: Final = 2**17  # elements of bf16 states of which torch's rule has fp32 copies and random bits at once
+# Elements of bf16 states of which torch's rule has fp32 copies and random bits at once: as many as a CPU's cache holds,
+# or as make the kernels of a GPU worth their start.
+_CHUNK: Final = 2**17
+_CHUNK_ON_GPU: Final = 2**22
 
 _log = logging.getLogger(__name__)
 
@@ -95,8 +98,9 @@ def torch_rule(streams: AdamWStreams, factors: AdamWFactors) -> None:
     if streams.bits is None:
         _update_fused(streams, factors)
     else:
-        for begin in range(0, streams.master.numel(), _CHUNK):
-            part = slice(begin, begin + _CHUNK)
+        size = _CHUNK if streams.master.device.type == "cpu" else _CHUNK_ON_GPU
+        for begin in range(0, streams.master.numel(), size):
+            part = slice(begin, begin + size)
             exp_avg, exp_avg_sq = streams.exp_avg[part], streams.exp_avg_sq[part]
             wide = AdamWStreams(streams.master[part], exp_avg.float(), exp_avg_sq.float(), streams.grad[part])
             _update_fused(wide, factors)
