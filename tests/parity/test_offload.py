@@ -65,7 +65,7 @@ class Digest:
         """Returns the checksum of what was added, of the states that this rank updates, and of whole parameters."""
         for slot in ("master", "exp_avg", "exp_avg_sq"):
             for _, values in engine.optimizer.runs(slot):
-                self._hash.update(values.contiguous().numpy().tobytes())
+                self._hash.update(values.contiguous().view(torch.uint8).numpy().tobytes())
         with engine.whole_parameters():
             for bucket in engine.buffers.buckets:
                 for parameter in bucket.parameters:
@@ -124,13 +124,18 @@ def checksums(configs: Iterable[dict[str, Any]], foreign: bool, num_ranks: int) 
 
 
 def check_bits(rank_pool: RankPool, folder: Path, layouts: Iterable[ParityLayout], precision: str) -> None:
-    """Every step is clipped, the last micro-batch is short, and one step is skipped, or gradients are discarded."""
+    """Every step is clipped, the last micro-batch is short, and one step is skipped, or gradients are discarded.
+
+    With parameters in bf16 moments are in bf16, too.
+    """
     subject = Subject.built_in(folder, STEPS, precision)
     subject.prepare(folder)
     for layout in layouts:
         both = (layout.model_copy(update=dict.fromkeys(OFFLOAD_AXES, "none")), layout)
         configs = [subject.config(each).model_dump(mode="json") for each in both]
         configs[1]["offload"]["folder"] = str(folder)
+        for config in configs:
+            config["optimizer"]["states"] = "bf16" if precision == "bf16" else "fp32"
         for kept, moved in rank_pool.run(
             checksums, layout.num_ranks, configs=configs, foreign=layout.foreign, num_ranks=layout.num_ranks
         ):
