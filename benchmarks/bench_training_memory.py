@@ -114,7 +114,7 @@ def _rises(config: dict[str, Any], world_size: int) -> list[int]:
             json.dumps(each | {"checkpoint": {"dir": f"{folder}/{number}"}})
             for number, each in enumerate((tiny, config))
         ]
-        common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "tk.benchmarks.training_memory_rank", *texts],
@@ -132,7 +132,8 @@ def _rises(config: dict[str, Any], world_size: int) -> list[int]:
     return [int(printed.splitlines()[-1]) for printed, _ in outputs]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port of this host that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

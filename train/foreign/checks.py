@@ -129,6 +129,7 @@ def _of_module(name: str, module: nn.Module, dtype: torch.dtype) -> Iterator[str
             f"{name} ({type(module).__name__}) has get_extra_state, and a checkpoint stores tensors only. Keep that "
             "state in buffers (register_buffer)."
         )
+    yield from _of_attributes(name, module)
     for key, buffer in module._buffers.items() if isinstance(module, _OF_ONE_DTYPE) else ():
         if buffer is not None and buffer.is_floating_point() and buffer.dtype != dtype:
             yield (
@@ -138,6 +139,19 @@ def _of_module(name: str, module: nn.Module, dtype: torch.dtype) -> Iterator[str
             )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
         yield f"{name} gives sparse gradients, which AdamW does not take. Make it with sparse=False."
+
+
+def _of_attributes(name: str, module: nn.Module) -> Iterator[str]:
+    """Yields a problem if a list, tuple or mapping of the module's own holds what was computed under `on_meta`."""
+    for key, value in vars(module).items():
+        if isinstance(value, list | tuple | dict) and key not in ("_parameters", "_buffers", "_modules"):
+            for held in value.values() if isinstance(value, dict) else value:
+                if isinstance(held, torch.Tensor) and held.is_meta and not isinstance(held, nn.Parameter):
+                    yield (
+                        f"{name} ({type(module).__name__}) holds in {key} a tensor that it computed from a parameter "
+                        "without memory. Make it a buffer (register_buffer) or an attribute of its own, or build that "
+                        "module outside of tk.train.on_meta."
+                    )
 
 
 def _of_memory(name: str, tensor: torch.Tensor, loads: bool) -> Iterator[str]:

@@ -5,10 +5,12 @@ value depends on them, the generator is left with a seed of ours, which marks th
 sets meanwhile is thereby noticed.
 """
 
+import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -16,7 +18,6 @@ from ...core.errors import ConfigError
 from .construction_log import ConstructionLog, Operation
 from .replay import state_after, value_of
 
-_MARK: Final = 0x746B_6D65_7461_0000  # + a number: the seed that stands for numbers not drawn yet
 _MOVED: Final = frozenset({"aten::set_", "aten::set_data"})  # they change a tensor, not memory
 _READ: Final = frozenset(  # their result's shape, or a number in Python, depends on values
     {
@@ -38,11 +39,17 @@ class Construction(TorchDispatchMode):
 
     Attributes:
         log: the operations.
+        newest: the parameter that was registered last, for messages.
+        asked_for_meta: whether the code that runs asked for the meta device itself; what it makes there stays there.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = ConstructionLog()
+        self.newest = "no parameter"
+        self.asked_for_meta = False
+        self._owners: dict[int, str] = {}  # the parameter that was registered last in a slot
+        self._marks = secrets.randbits(40) << 20  # + a number: a seed that nobody else sets
         self._drawn_last: dict[int, Operation] = {}  # by the mark in the generator
         self._generators: list[torch.Generator] = []
         self._stale: set[int] = set()  # slots with values that memory of theirs lacks
@@ -54,8 +61,9 @@ class Construction(TorchDispatchMode):
         kwargs = kwargs or {}
         tensors = _tensors((args, kwargs))
         foreign = [t for t in tensors if t.layout != torch.strided or (t.is_meta and not self.log.knows(t))]
-        if foreign or func._schema.name in _MOVED:
-            if any(tensor.is_meta and self.log.knows(tensor) for tensor in tensors) and foreign:
+        ours = any(tensor.is_meta and self.log.knows(tensor) for tensor in tensors)
+        if foreign or func._schema.name in _MOVED or (self.asked_for_meta and not ours):
+            if foreign and ours:
                 raise ConfigError(
                     f"Inside of tk.train.on_meta {func} joins a parameter with a tensor that was on the meta device "
                     "before, or with a sparse one. Build the module that does it outside of on_meta."
@@ -68,22 +76,60 @@ class Construction(TorchDispatchMode):
         )  # torch itself asks for numbers beside others
         recorded = kwargs | {"device": torch.device("cpu")} if to_meta else kwargs
         operation = self.log.operation(func, args, recorded, written)
-        absent = to_meta or any(tensor.is_meta for tensor in tensors)
+        absent = to_meta or ours
         real = not absent or _needs_values(func, kwargs) or any(not tensor.is_meta for tensor in written)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._begin_draw(operation, real)
-        if real:
-            args, kwargs = tree_map_only(torch.Tensor, self._present, (args, kwargs))
+        results = NotImplemented if real else _shapes_of(func, args, kwargs, written)
+        if results is NotImplemented:
+            args, kwargs = tree_map_only(torch.Tensor, self._present, (args, recorded))
             results = func(*args, **kwargs)
             if operation.generator is not None:
                 operation.end = operation.generator.get_state()
         else:
-            results = _shapes_of(func, args, kwargs, written)
             self._stale |= operation.writes
         self.log.append(operation, results)
         return results
 
-    def make_absent(self, parameter: torch.nn.Parameter) -> None:
+    def register_parameter(self, name: str, parameter: nn.Parameter) -> None:
+        """Called when a module registers a parameter: takes its memory away.
+
+        Raises:
+            ConfigError: it has no shape yet.
+        """
+        self.newest = name
+        if nn.parameter.is_lazy(parameter):
+            raise ConfigError(
+                f"{name} has no shape before a first batch, so it cannot be built under tk.train.on_meta. Give the "
+                "layer its sizes, or build the module outside of on_meta and run a batch through it."
+            )
+        if parameter.layout != torch.strided or (parameter.is_meta and not self.log.knows(parameter)):
+            return
+        if not parameter.is_meta:
+            self._make_absent(parameter)
+        self._owners[self.log.place(parameter).slot] = name
+
+    def register_buffer(self, name: str, buffer: torch.Tensor) -> torch.Tensor | None:
+        """Called when a module registers a buffer: returns it with values if it has none, else None.
+
+        Raises:
+            ConfigError: it lies in a parameter's memory.
+        """
+        if buffer.layout != torch.strided or not self.log.knows(buffer):
+            return None
+        slot = self.log.place(buffer).slot
+        if slot in self._owners:
+            raise ConfigError(
+                f"The buffer {name} lies in the memory of the parameter {self._owners[slot]}: training would part "
+                "them. Clone one of them."
+            )
+        if not buffer.is_meta:
+            return None
+        made = value_of(self.log, buffer)
+        self.log.share_slot(made.untyped_storage(), slot)
+        return made
+
+    def _make_absent(self, parameter: nn.Parameter) -> None:
         """Takes a parameter's memory away; the object stays the same, for all who hold it."""
         place = self.log.settle(parameter)
         storage = torch.UntypedStorage(self.log.sizes[place.slot], device="meta")
@@ -91,12 +137,6 @@ class Construction(TorchDispatchMode):
         twin = torch.Tensor._make_subclass(type(parameter), place.on(storage), parameter.requires_grad)
         vars(twin).update(vars(parameter))
         torch.utils.swap_tensors(parameter, twin)
-
-    def value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor without memory with its values, as other memory of the same slot."""
-        made = value_of(self.log, tensor)
-        self.log.share_slot(made.untyped_storage(), self.log.place(tensor).slot)
-        return made
 
     def end(self) -> None:
         """Ends the record; puts generators that hold a mark back to their state before the numbers not drawn."""
@@ -125,7 +165,7 @@ class Construction(TorchDispatchMode):
             self._generators.append(generator)
         operation.generator, operation.start = generator, self._position(generator)
         if not real:
-            mark = _MARK + len(self._drawn_last)
+            mark = self._marks + len(self._drawn_last)
             self._drawn_last[mark] = operation
             generator.manual_seed(mark)
         elif isinstance(operation.start, Operation):
@@ -156,14 +196,19 @@ def _needs_values(func: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _shapes_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], written: Sequence[torch.Tensor]) -> Any:
-    """Runs an operator on the meta device."""
+    """Runs an operator on the meta device; NotImplemented if it cannot be run there."""
     args, kwargs = tree_map_only(torch.Tensor, _without_memory, (args, kwargs))
     try:
         return func(*args, **kwargs)
     except NotImplementedError:
-        if len(written) != 1 or written[0] is not args[0]:
-            raise
-        return written[0]  # changed in place, its shape stays
+        if len(written) == 1 and written[0] is args[0]:
+            return written[0]  # changed in place, its shape stays
+        if written or torch.Tag.nondeterministic_seeded in func.tags:
+            raise ConfigError(
+                f"Inside of tk.train.on_meta {func} was called for a parameter without memory, where it cannot run. "
+                "Build the module that calls it outside of on_meta."
+            ) from None
+        return NotImplemented
 
 
 def _without_memory(tensor: torch.Tensor) -> torch.Tensor:

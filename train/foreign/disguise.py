@@ -3,7 +3,7 @@
 Code asks a parameter for its device to make a buffer beside it, and torch's initialisers leave out what is on meta.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...core.errors import ConfigError
-from .construction_log import ConstructionLog
+from .construction import Construction
 
 _ANSWERS: Final[dict[Any, object]] = {
     torch.Tensor.device.__get__: torch.device("cpu"),
@@ -19,22 +19,20 @@ _ANSWERS: Final[dict[Any, object]] = {
     torch.Tensor.is_cpu.__get__: True,  # type: ignore[attr-defined]
     torch.Tensor.get_device: -1,
 }
-_FROM_PYTHON: Final = (torch.tensor, torch.as_tensor, torch.asarray)
 _SHARING: Final = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 class Disguise(TorchFunctionMode):
-    """Answers for tensors of one log.
+    """Answers for tensors of one construction.
 
     Args:
-        log: the log.
-        newest: returns the name of the parameter that was registered last, for messages.
+        construction: the construction.
     """
 
-    def __init__(self, log: ConstructionLog, newest: Callable[[], str]) -> None:
+    def __init__(self, construction: Construction) -> None:
         super().__init__()
-        self._log = log
-        self._newest = newest
+        self._construction = construction
+        self._log = construction.log
 
     def __torch_function__(
         self,
@@ -50,14 +48,21 @@ class Disguise(TorchFunctionMode):
             if args[0].is_meta and self._log.knows(args[0]):
                 raise ConfigError(
                     "Inside of tk.train.on_meta parameters have no memory that numpy could share, and a module takes "
-                    f"it of one or of what it computed from one ({self._newest()} was registered last). Build that "
-                    "module outside of on_meta."
+                    "it of one or of what it computed from one. Build that module outside of on_meta "
+                    f"({self._construction.newest} was registered last)."
                 )
             self._log.share_with_numpy(args[0])
         if function is torch.Tensor.__setitem__ and not isinstance(args[2], torch.Tensor):
             # Torch would put the number into a tensor on the meta device, which forgets it.
             args = (*args[:2], torch.full((1,), args[2], dtype=args[0].dtype))
         keywords = dict(kwargs or {})
-        if function in _FROM_PYTHON and torch.device(keywords.get("device") or "cpu").type == "meta":
-            return function(*args, **keywords | {"device": "cpu"}).to("meta")
-        return function(*args, **keywords)
+        self._construction.asked_for_meta = _asks_for_meta(function, args, keywords)
+        try:
+            return function(*args, **keywords)
+        finally:
+            self._construction.asked_for_meta = False
+
+
+def _asks_for_meta(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    asked = [keywords.get("device"), *(args[1:] if function is torch.Tensor.to else ())]
+    return any(isinstance(value, str | torch.device) and torch.device(value).type == "meta" for value in asked)

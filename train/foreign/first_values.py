@@ -4,10 +4,11 @@ import torch
 from torch import nn
 
 from ...core.errors import ConfigError
+from ...core.process import return_freed_memory
 from ...parallel.collectives import broadcast
 from ...parallel.mesh import Group
 from .construction_log import ConstructionLog
-from .replay import value_of
+from .replay import LARGE, value_of
 from .stored_weights import StoredWeights
 
 
@@ -56,6 +57,8 @@ class FirstValues:
         Raises:
             ConfigError: fp16 cannot hold them.
         """
+        if place.nbytes >= LARGE:
+            return_freed_memory()  # of the bucket before, and of the parameter before
         if self.stored:
             return
         if name in self._given:

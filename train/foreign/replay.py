@@ -3,13 +3,15 @@
 Random numbers are those of an ordinary construction: each operation draws from the state that its generator had.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from ...core.process import return_freed_memory
 from .construction_log import ConstructionLog, Operation, Place
 
+LARGE: Final = 2**20  # bytes; freed memory of this size is returned to the system
 Memory = dict[int, torch.UntypedStorage]
 
 
@@ -41,6 +43,8 @@ def _draw(log: ConstructionLog, operation: Operation) -> None:
     """Draws an operation's numbers and forgets them: only the generator's state after it is of use."""
     values = operation.reads - operation.writes  # where those say how much is drawn
     _call(log, operation, _run(log, values, operation.index))
+    if any(log.sizes[slot] >= LARGE for slot in operation.touched):
+        return_freed_memory()
 
 
 def _run(log: ConstructionLog, slots: frozenset[int], before: int) -> Memory:

@@ -9,6 +9,7 @@ from torch import nn
 from ...core.given_paths import as_path
 from ...core.layout import Layout
 from ...core.local_params import LocalParam
+from ...core.process import return_freed_memory
 from ...parallel.mesh import Group, Mesh, cpu_shard_group
 from ...parallel.torch_dtypes import torch_dtype
 from ..config.sections import OptimizerSection, PrecisionSection
@@ -70,6 +71,7 @@ def _build_engine(
             foreign.log_sizes(units)
     if values.stored:
         values.stored.load(engine, foreign.table)
+    return_freed_memory()
     return engine
 
 

@@ -2,23 +2,38 @@
 
 import resource
 
+import pytest
 import torch
 from torch import nn
 
+from tk.core.errors import ConfigError
 from tk.train import initialize, on_meta
 
 
-def test_what_is_made_on_the_meta_device_has_values_too() -> None:
-    """As in transformers' from_pretrained, whose tables of rotary frequencies have none until they are made again."""
-    with on_meta(), torch.device("meta"):
-        module = nn.BatchNorm1d(3)
-        module.register_buffer("table", torch.arange(4) ** 0.5)
-        module.half_done = nn.Linear(2, 2, device="meta")
-    assert torch.equal(module.get_buffer("table"), torch.arange(4) ** 0.5)
-    initialize(module)
-    assert module.weight.tolist() == [1, 1, 1]
-    assert module.running_var is not None
-    assert module.running_var.tolist() == [1, 1, 1]
+def test_what_code_itself_puts_on_the_meta_device_stays_there() -> None:
+    """As in transformers' from_pretrained, which gives values to what it put there."""
+    with on_meta():
+        with torch.device("meta"):
+            module = nn.BatchNorm1d(3)
+        linear = nn.Linear(2, 2, device="meta")
+        moved = torch.ones(3).to("meta")
+        assert module.get_buffer("running_mean").is_meta
+        assert linear.weight.device.type == moved.device.type == "meta"
+        assert nn.Linear(2, 2).weight.device.type == "cpu"
+    with pytest.raises(ConfigError, match="weight is on the meta device and has no values"):
+        initialize(module)
+
+
+def test_operators_that_cannot_run_without_memory_get_values() -> None:
+    """Householder reflections; torch takes the error of such an operator for a missing method, and goes on."""
+    torch.manual_seed(0)
+    ordinary = nn.utils.parametrizations.orthogonal(nn.Linear(3, 3))
+    torch.manual_seed(0)
+    with on_meta():
+        module = nn.utils.parametrizations.orthogonal(nn.Linear(3, 3))
+    assert {name for name, _ in module.named_buffers()} == {"parametrizations.weight.0.base"}
+    for one, other in zip(ordinary.buffers(), module.buffers(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_the_generator_is_given_back() -> None:
