@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from ...core.errors import ConfigError
+from ...core.local_params import LocalParam
 from ...core.process import return_freed_memory
 from ...parallel.collectives import broadcast
 from ...parallel.mesh import Group
@@ -47,6 +48,10 @@ class FirstValues:
             self._absent[name] = new
             if not parameter.requires_grad:
                 self.write(name, parameter.data)
+
+    def fill(self, local: LocalParam, place: torch.Tensor) -> None:
+        """Writes the values of a parameter into its place; see `write`."""
+        self.write(local.name, place)
 
     @torch.no_grad()
     def write(self, name: str, place: torch.Tensor) -> None:

@@ -8,7 +8,6 @@ from torch import nn
 
 from ...core.given_paths import as_path
 from ...core.layout import Layout
-from ...core.local_params import LocalParam
 from ...core.process import return_freed_memory
 from ...parallel.mesh import Group, Mesh, cpu_shard_group
 from ...parallel.torch_dtypes import torch_dtype
@@ -55,14 +54,10 @@ def _build_engine(
     device: torch.device,
 ) -> TrainingEngine:
     """Makes the engine that trains the module; each of `values` is forgotten once it is copied."""
-
-    def fill(local: LocalParam, parameter: torch.Tensor) -> None:
-        values.write(local.name, parameter)
-
     training = TrainingOptions(
         options, PrecisionSection(params=settings.precision), overlap=settings.overlap, offload=settings.offload
     )
-    engine = TrainingEngine([foreign.module], foreign.table, mesh, training, device=device, fill=fill)
+    engine = TrainingEngine([foreign.module], foreign.table, mesh, training, device=device, fill=values.fill)
     if settings.zero == 3:
         units = foreign.units(engine.buffers)
         engine.gather_by_agreement(units, cpu_shard_group(mesh, settings.timeout_seconds), prefetch=settings.overlap)
