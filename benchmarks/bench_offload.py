@@ -134,8 +134,7 @@ def configuration(folder: Path, name: str, offload: dict[str, str]) -> dict[str,
     return {
         "model": MODEL,
         "data": {"cache": ".build/bench/stdlib"},
-        "train": {"global_batch_size": 2, "micro_batch_size": 1, "seq_len": 256},
-        "precision": {"params": "bf16"},
+        "train": {"global_batch_size": 2, "micro_batch_size": 1, "seq_len": 128},
         "zero": {"stage": 3},
         "offload": offload,
         "checkpoint": {"dir": str(folder / name)},
@@ -190,7 +189,7 @@ def compare_training(folder: Path, rate: float, rounds: int, steps: int) -> None
 @click.option("--folder", default=".build/bench", show_default=True, type=click.Path(path_type=Path))
 @click.option("--gib", default=1.0, show_default=True, help="States of the first comparison, in GiB.")
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--steps", default=3, show_default=True, help="Steps of training at a time.")
+@click.option("--steps", default=2, show_default=True, help="Steps of training at a time.")
 @click.option("--threads", default=2, show_default=True)
 def main(folder: Path, gib: float, rounds: int, steps: int, threads: int) -> None:
     """Print both comparisons."""

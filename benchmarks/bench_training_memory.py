@@ -58,6 +58,14 @@ CONFIGURATIONS: Final[Mapping[str, Sections]] = MappingProxyType(
             "precision": BF16,
             "recompute": {"mode": "full"},
         },
+        "bf16, states on disk": {"precision": BF16, "offload": {"optimizer": "disk"}},
+        "dp 2, ZeRO-3, bf16, full, all on disk": {
+            "parallel": {"dp": 2},
+            "zero": {"stage": 3},
+            "precision": BF16,
+            "recompute": {"mode": "full"},
+            "offload": dict.fromkeys(("optimizer", "gradients", "parameters"), "disk"),
+        },
         "experts": {"model": {"architecture": "mixtral", "num_local_experts": 4, "intermediate_size": 512}},
         "experts, full": {
             "model": {"architecture": "mixtral", "num_local_experts": 4, "intermediate_size": 512},
