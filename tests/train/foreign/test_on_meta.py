@@ -4,12 +4,14 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from safetensors.torch import save_file
 from torch import nn
 
 from tk.core.errors import ConfigError
@@ -73,6 +75,22 @@ def test_a_parameter_stays_one_object_for_all_who_hold_it() -> None:
         assert module.pair[0] is module.one
         assert module.pair[0].tolist() == [1, 1]
         assert module.one.tag == "mine"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_first_values_are_the_same_wherever_states_are(tmp_path: Path, stored: bool) -> None:
+    torch.manual_seed(0)
+    ordinary = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
+    save_file(ordinary.state_dict(), tmp_path / "model.safetensors")
+    for place in ("none", "cpu", "disk"):
+        torch.manual_seed(int(stored))
+        with on_meta():
+            module = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
+        offload = {"optimizer": place, "gradients": place, "parameters": place, "folder": str(tmp_path)}
+        weights = tmp_path if stored else None
+        engine = initialize(module, zero=3, precision="bf16", offload=offload, weights=weights)
+        for name, value in engine.state_dict().items():
+            assert torch.equal(value, ordinary.state_dict()[name].bfloat16()), (place, name)
 
 
 class Lazy(nn.Module):
